@@ -1,0 +1,161 @@
+"""BERT read from the middle: from word embeddings to hidden states, dropout on request.
+
+The modules and weights are transformers'; the one forward here is differentiable in the
+word embeddings and takes its dropout from the caller's random streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import BertConfig, BertModel
+
+from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
+from ogkd.backbones._weights import KeyTable, needed_shape
+from ogkd.backbones.base import TextDropout
+from ogkd.errors import BackboneError
+
+__all__ = ["TextTower", "bert_hidden", "derive_bert_config", "text_table"]
+
+_BERT = "text.transformer."
+_STANDARD_WIDTHS = (128, 256, 512, 768, 1024)  # of the BERT family with heads of 64
+
+
+def derive_bert_config(state: Mapping[str, Tensor], *, file: Path, name: str) -> BertConfigFile:
+    """BERT's configuration from the weights' shapes, where the folder has no config.json."""
+
+    def shape(key: str) -> tuple[int, ...]:
+        return needed_shape(state, _BERT + key, file=file, name=name)
+
+    rows, width = shape("embeddings.word_embeddings.weight")
+    if width not in _STANDARD_WIDTHS:
+        raise BackboneError(
+            f"{file.parent} has no config.json, and a text tower of width {width} does not say how "
+            "many attention heads it has. Put the config.json of its BERT into the folder."
+        )
+    prefix = _BERT + "encoder.layer."
+    layers = {int(key[len(prefix) :].split(".")[0]) for key in state if key.startswith(prefix)}
+    return BertConfigFile(
+        hidden_size=width,
+        num_hidden_layers=max(layers, default=0) + 1,
+        num_attention_heads=width // 64,
+        intermediate_size=shape("encoder.layer.0.intermediate.dense.weight")[0],
+        vocab_size=rows,
+        max_position_embeddings=shape("embeddings.position_embeddings.weight")[0],
+        type_vocab_size=shape("embeddings.token_type_embeddings.weight")[0],
+    )
+
+
+class TextTower(nn.Module):
+    """Word embeddings [B, L, w] to one projected feature per text."""
+
+    def __init__(self, config: OpenClipConfig, bert: BertConfigFile) -> None:
+        super().__init__()
+        if bert.hidden_size % bert.num_attention_heads:
+            raise BackboneError(
+                f"config.json has hidden_size {bert.hidden_size}, which is not a multiple of its "
+                f"{bert.num_attention_heads} attention heads. Correct the file."
+            )
+        self.pooling = config.text_cfg.hf_pooler_type
+        fields = bert.model_dump(exclude={"model_type", "position_embedding_type", "is_decoder"})
+        self.bert = BertModel(BertConfig(**fields), add_pooling_layer=self.pooling == "cls_pooler")
+        self.proj = _projection(config, bert.hidden_size)
+
+    def forward(self, embeddings: Tensor, mask: Tensor, dropout: TextDropout | None) -> Tensor:
+        """Features [B, d], not normalised."""
+        hidden = bert_hidden(self.bert, embeddings, mask, dropout)
+        return self.proj(self._pool(hidden, mask))  # type: ignore[no-any-return]
+
+    def _pool(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        if self.pooling == "mean_pooler":
+            weight = mask.unsqueeze(-1).to(hidden.dtype)
+            return (hidden * weight).sum(dim=1) / weight.sum(dim=1)
+        if self.pooling == "max_pooler":
+            return hidden.masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(dim=1)
+        if self.pooling == "cls_pooler":
+            return self.bert.pooler(hidden)  # type: ignore[no-any-return]
+        return hidden[:, 0]
+
+
+def _projection(config: OpenClipConfig, width: int) -> nn.Module:
+    out, kind = config.embed_dim, config.text_cfg.hf_proj_type
+    if kind == "linear":
+        return nn.Linear(width, out, bias=False)
+    if kind == "mlp":
+        middle = (width + out) // 2
+        return nn.Sequential(
+            nn.Linear(width, middle, bias=False), nn.GELU(), nn.Linear(middle, out, bias=False)
+        )
+    if width != out:
+        raise BackboneError(
+            f"open_clip_config.json has no text projection, but the text tower is {width} wide "
+            f"and embed_dim is {out}. Correct the file."
+        )
+    return nn.Identity()
+
+
+def bert_hidden(
+    model: Any, embeddings: Tensor, mask: Tensor, dropout: TextDropout | None = None
+) -> Tensor:
+    """Last hidden states [B, L, w] of a BertModel for word embeddings [B, L, w].
+
+    `mask` [B, L] is True where there is a token. With `dropout`, BERT's own rates apply in
+    BERT's own places: after the embeddings' norm, on the attention probabilities, and after
+    both output layers of a block.
+    """
+    config = model.config
+    rate: float = config.hidden_dropout_prob
+
+    def drop(values: Tensor) -> Tensor:
+        return values if dropout is None else dropout(values, rate)
+
+    table = model.embeddings
+    length = embeddings.shape[1]
+    hidden = embeddings + table.token_type_embeddings.weight[0]
+    hidden = hidden + table.position_embeddings.weight[:length]
+    hidden = drop(table.LayerNorm(hidden))
+    # Without padding no mask is needed, and attention is faster for it.
+    keys = None if bool(mask.all()) else mask[:, None, None, :]
+    for layer in model.encoder.layer:
+        attended = _attention(layer.attention.self, hidden, keys, config, dropout)
+        output = layer.attention.output
+        hidden = output.LayerNorm(drop(output.dense(attended)) + hidden)
+        output = layer.output
+        hidden = output.LayerNorm(drop(output.dense(layer.intermediate(hidden))) + hidden)
+    return hidden
+
+
+def _attention(
+    module: Any, hidden: Tensor, keys: Tensor | None, config: Any, dropout: TextDropout | None
+) -> Tensor:
+    """Self-attention [B, L, w]; explicit only where its probabilities are to be dropped."""
+    heads: int = config.num_attention_heads
+    rate: float = config.attention_probs_dropout_prob
+    query, key, value = (
+        part(hidden).unflatten(-1, (heads, -1)).transpose(1, 2)  # [B, heads, L, w / heads]
+        for part in (module.query, module.key, module.value)
+    )
+    if dropout is None or rate == 0.0:
+        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys)
+    else:
+        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        if keys is not None:
+            scores = scores.masked_fill(~keys, torch.finfo(scores.dtype).min)
+        mixed = dropout(scores.softmax(dim=-1), rate) @ value
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def text_table(tower: TextTower, prefix: str) -> KeyTable:
+    """Keys of the file -> parameters of `tower`, which is called `prefix` in the whole model.
+
+    Hugging Face wrote both sides, so BERT's keys differ by the prefix alone.
+    """
+    table = {f"{_BERT}{key}": (f"{prefix}bert.{key}",) for key, _ in tower.bert.named_parameters()}
+    for key, _ in tower.proj.named_parameters():
+        table[f"text.proj.{key}"] = (f"{prefix}proj.{key}",)
+    return table

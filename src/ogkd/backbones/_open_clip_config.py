@@ -1,0 +1,193 @@
+"""The JSON files of an open_clip folder as typed records; every name in them stays local."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
+
+from ogkd.backbones._weights import try_again
+from ogkd.errors import BackboneError
+from ogkd.images.transforms import CLIP_MEAN, CLIP_STD
+
+__all__ = [
+    "BertConfigFile",
+    "OpenClipConfig",
+    "PreprocessConfig",
+    "TextConfig",
+    "TimmConfigFile",
+    "VisionConfig",
+    "read_bert_config",
+    "read_json",
+    "read_open_clip_config",
+    "read_timm_config",
+]
+
+Record = TypeVar("Record", bound=BaseModel)
+Triple = tuple[float, float, float]
+
+
+def _none_is(word: str) -> BeforeValidator:
+    # open_clip writes null, "" and "none" for the same thing in places.
+    return BeforeValidator(lambda value: word if value in (None, "") else value)
+
+
+def _one_side(value: Any) -> Any:
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        return value[0]
+    return value
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class VisionConfig(_Record):
+    timm_model_name: str
+    timm_pool: Annotated[Literal["default", "avg", "token"], _none_is("default")] = "avg"
+    # "trunk": open_clip leaves the projection to timm's own classifier layer.
+    timm_proj: Annotated[Literal["linear", "mlp", "none", "trunk"], _none_is("trunk")] = "linear"
+    timm_proj_bias: bool = False
+    image_size: Annotated[PositiveInt, BeforeValidator(_one_side)] = 224
+
+
+class TextConfig(_Record):
+    hf_model_name: str
+    hf_proj_type: Annotated[Literal["linear", "mlp", "none"], _none_is("none")] = "mlp"
+    hf_pooler_type: Annotated[
+        Literal["cls_last_hidden_state_pooler", "cls_pooler", "mean_pooler", "max_pooler"],
+        _none_is("cls_pooler"),
+    ] = "mean_pooler"
+    context_length: PositiveInt = 77
+    tokenizer_mode: Annotated[Literal["plain"], _none_is("plain")] = "plain"
+    tokenizer_kwargs: dict[str, Any] | None = None
+
+
+class OpenClipConfig(_Record):
+    embed_dim: PositiveInt
+    vision_cfg: VisionConfig
+    text_cfg: TextConfig
+
+
+class PreprocessConfig(_Record):
+    mode: Literal["RGB"] = "RGB"
+    mean: Triple = CLIP_MEAN
+    std: Triple = CLIP_STD
+    interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
+    resize_mode: Literal["shortest", "squash"] = "shortest"
+
+
+class _TimmArgs(BaseModel):
+    # An argument that is not here changes the network in a way this loader does not build.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    img_size: Any = None
+    patch_size: Any = None
+    embed_dim: PositiveInt | None = None
+    depth: PositiveInt | None = None
+    num_heads: PositiveInt | None = None
+    mlp_ratio: PositiveInt | None = None  # transformers builds whole ratios only
+    init_values: float | None = None
+    qkv_bias: bool | None = None
+    class_token: Literal[True] = True
+    global_pool: Literal["token", "avg"] = "token"
+    num_classes: int | None = None
+    fc_norm: bool | None = None
+    dynamic_img_size: bool | None = None
+
+
+class TimmConfigFile(_Record):
+    architecture: str
+    model_args: _TimmArgs = _TimmArgs()
+
+
+class BertConfigFile(_Record):
+    model_type: Literal["bert"] = "bert"
+    hidden_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    intermediate_size: PositiveInt
+    vocab_size: PositiveInt
+    max_position_embeddings: PositiveInt = 512
+    type_vocab_size: PositiveInt = 2
+    hidden_act: str = "gelu"
+    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+    position_embedding_type: Literal["absolute"] = "absolute"
+    is_decoder: Literal[False] = False
+
+
+def read_json(path: Path, *, name: str) -> dict[str, Any]:
+    """One JSON object from a file, or a message that says which file is wrong and where."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BackboneError(f"There is no file {path}. {try_again(name)}") from error
+    except OSError as error:
+        raise BackboneError(f"Cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise BackboneError(f"{path} is not valid JSON: {error}. {try_again(name)}") from error
+    if not isinstance(value, dict):
+        raise BackboneError(f"{path} does not hold a JSON object. {try_again(name)}")
+    return value
+
+
+def read_open_clip_config(folder: Path, *, name: str) -> tuple[OpenClipConfig, PreprocessConfig]:
+    """`open_clip_config.json` of a folder: the model and how it wants its images."""
+    path = folder / "open_clip_config.json"
+    raw = read_json(path, name=name)
+    model = raw.get("model_cfg", raw)
+    for section, key, tower in (
+        ("vision_cfg", "timm_model_name", "a timm vision transformer"),
+        ("text_cfg", "hf_model_name", "a Hugging Face BERT"),
+    ):
+        part = model.get(section) if isinstance(model, dict) else None
+        if isinstance(part, dict) and not part.get(key):
+            raise BackboneError(
+                f"{path}: {section} has no {key}, so this tower is one of open_clip's own. Only "
+                f"{tower} can be loaded from this format; look for the same model in "
+                "transformers' format (CLIPModel)."
+            )
+    preprocess = raw.get("preprocess_cfg") or {}
+    if isinstance(preprocess, dict):
+        preprocess = {key: value for key, value in preprocess.items() if value is not None}
+    return _record(OpenClipConfig, model, path), _record(PreprocessConfig, preprocess, path)
+
+
+def read_bert_config(folder: Path, *, name: str) -> BertConfigFile | None:
+    """`config.json` of a folder, or None where there is none."""
+    path = folder / "config.json"
+    return _record(BertConfigFile, read_json(path, name=name), path) if path.exists() else None
+
+
+def read_timm_config(folder: Path, vision: VisionConfig, *, name: str) -> TimmConfigFile:
+    """Timm's own configuration: a `timm/config.json` beside the weights, else the bare name."""
+    places = [folder / "timm"]
+    if vision.timm_model_name.startswith("local-dir:"):
+        places.append(Path(vision.timm_model_name.removeprefix("local-dir:")))
+    for place in places:
+        path = place / "config.json"
+        if path.is_file():
+            return _record(TimmConfigFile, read_json(path, name=name), path)
+    # "hf-hub:timm/vit_base_patch16_224.augreg" names the same network as "vit_base_patch16_224".
+    architecture = re.split(r"[:/]", vision.timm_model_name)[-1].split(".")[0]
+    return TimmConfigFile(architecture=architecture)
+
+
+def _record(kind: type[Record], raw: Any, path: Path) -> Record:
+    try:
+        return kind.model_validate(raw)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc']) or 'the file'}: {item['msg']}"
+            + (f" (it is {item['input']!r:.60})" if item["type"] != "missing" else "")
+            for item in error.errors()[:4]
+        )
+        raise BackboneError(
+            f"{path} asks for something that this loader does not know: {problems}. "
+            "Correct the file, or choose another backbone."
+        ) from error

@@ -1,0 +1,221 @@
+"""timm's plain vision transformer as transformers' Dinov2Model, with open_clip's head on top.
+
+Dinov2's blocks are timm's blocks: norm, attention, LayerScale, norm, MLP, LayerScale. Where
+a checkpoint has no LayerScale, the module steps out of the way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+from transformers import Dinov2Config, Dinov2Model
+
+from ogkd.backbones._open_clip_config import OpenClipConfig, TimmConfigFile
+from ogkd.backbones._weights import KeyTable, needed_shape, try_again
+from ogkd.errors import BackboneError
+
+__all__ = ["ImageTower", "VisionSpec", "vision_spec", "vision_table"]
+
+_TRUNK = "visual.trunk."
+_OLD_QKV = ("query", "key", "value")
+_EPS = 1e-6  # timm's LayerNorm in every network that _NAME admits
+_NAME = re.compile(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch\d+_(?:\d+|dinov2)(?:_in21k)?")
+# width, depth, heads
+_SIZES = {
+    "tiny": (192, 12, 3),
+    "small": (384, 12, 6),
+    "base": (768, 12, 12),
+    "large": (1024, 24, 16),
+    "huge": (1280, 32, 16),
+}
+
+
+@dataclass(frozen=True)
+class VisionSpec:
+    """Everything that decides what the image tower computes, beside its weights."""
+
+    width: int
+    depth: int
+    heads: int
+    mlp_ratio: int
+    patch: int
+    image_size: int
+    grid: int
+    layer_scale: bool
+    qkv_bias: bool
+    late_norm: bool  # timm's fc_norm: the final norm comes after pooling, not before
+    pool: str  # "token" or "avg"
+    proj: str  # "linear", "mlp", "none" or "trunk"
+    proj_bias: bool
+    embed_dim: int
+
+
+def vision_spec(
+    config: OpenClipConfig,
+    timm: TimmConfigFile,
+    state: Mapping[str, Tensor],
+    *,
+    file: Path,
+    name: str,
+) -> VisionSpec:
+    """Read the architecture from the weights' shapes, and from names what shapes cannot tell."""
+    vision, args = config.vision_cfg, timm.model_args
+    if match := _NAME.fullmatch(timm.architecture):
+        width, depth, heads = _SIZES[match[1]]
+    else:
+        raise BackboneError(
+            f"The image tower {timm.architecture} is not one that this loader can build. It knows "
+            "timm's plain vision transformers: vit_ or deit_, then tiny, small, base, large or "
+            "huge, such as vit_base_patch16_224 and vit_small_patch14_dinov2."
+        )
+    if _TRUNK + "norm_pre.weight" in state:
+        raise BackboneError(
+            f"{file} has a norm before its blocks (visual.trunk.norm_pre), as CLIP's own vision "
+            "transformers do. This loader reads the plain kind; look for the same model in "
+            "transformers' format (CLIPModel)."
+        )
+
+    def shape(key: str) -> tuple[int, ...]:
+        return needed_shape(state, _TRUNK + key, file=file, name=name)
+
+    patch = shape("patch_embed.proj.weight")[-1]
+    grid = vision.image_size // patch
+    positions = shape("pos_embed")[1]
+    if grid * grid + 1 != positions:
+        side = round((positions - 1) ** 0.5)
+        raise BackboneError(
+            f"{file} has {positions} position embeddings (images of about {side * patch} px), but "
+            f"image_size is {vision.image_size}, which needs {grid * grid + 1} (patches of {patch} "
+            f"px and one class token). Correct image_size in open_clip_config.json. "
+            f"{try_again(name)}"
+        )
+    pool: str = vision.timm_pool
+    if pool == "default":
+        pool = args.global_pool
+        if vision.timm_proj in ("none", "trunk"):
+            raise BackboneError(
+                "open_clip_config.json has no timm_pool and no projection after it, so this image "
+                'tower gives no global feature. Set timm_pool to "token" or "avg".'
+            )
+    return VisionSpec(
+        width=args.embed_dim or width,
+        depth=args.depth or depth,
+        heads=args.num_heads or heads,
+        mlp_ratio=args.mlp_ratio or 4,
+        patch=patch,
+        image_size=vision.image_size,
+        grid=grid,
+        layer_scale=any(key.endswith(".ls1.gamma") for key in state),
+        qkv_bias=any(key.endswith(".attn.qkv.bias") for key in state),
+        late_norm=_TRUNK + "fc_norm.weight" in state,
+        pool=pool,
+        proj=vision.timm_proj,
+        proj_bias=vision.timm_proj_bias,
+        embed_dim=config.embed_dim,
+    )
+
+
+class ImageTower(nn.Module):
+    """Pixels [B, 3, H, W] to projected tokens."""
+
+    def __init__(self, spec: VisionSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.trunk = Dinov2Model(
+            Dinov2Config(
+                hidden_size=spec.width,
+                num_hidden_layers=spec.depth,
+                num_attention_heads=spec.heads,
+                mlp_ratio=spec.mlp_ratio,
+                image_size=spec.image_size,
+                patch_size=spec.patch,
+                qkv_bias=spec.qkv_bias,
+                layer_norm_eps=_EPS,
+                hidden_act="gelu",
+                use_mask_token=False,
+                attn_implementation="sdpa",
+            )
+        )
+        if not spec.layer_scale:
+            for layer in self.trunk.encoder.layer:
+                layer.layer_scale1, layer.layer_scale2 = nn.Identity(), nn.Identity()
+        self.late_norm: nn.Module = nn.Identity()
+        if spec.late_norm:
+            self.trunk.layernorm, self.late_norm = nn.Identity(), self.trunk.layernorm
+        self.head = _head(spec)
+
+    def forward(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor | None]:
+        """Global features [B, d] and, asked for, patch features [B, P, d]; not normalised."""
+        tokens = self.trunk(pixels).last_hidden_state  # [B, 1 + P, w]
+        pooled = tokens[:, 0] if self.spec.pool == "token" else tokens[:, 1:].mean(dim=1)
+        image = self.head(self.late_norm(pooled))
+        # A patch takes the same way to the shared space as the pooled token.
+        return image, self.head(self.late_norm(tokens[:, 1:])) if patches else None
+
+
+def _head(spec: VisionSpec) -> nn.Module:
+    if spec.proj == "mlp":
+        hidden = 2 * spec.embed_dim
+        return nn.Sequential(
+            OrderedDict(
+                fc1=nn.Linear(spec.width, hidden),
+                act=nn.GELU(),
+                fc2=nn.Linear(hidden, spec.embed_dim, bias=spec.proj_bias),
+            )
+        )
+    if spec.proj == "none":
+        if spec.width != spec.embed_dim:
+            raise BackboneError(
+                f"open_clip_config.json has no image projection, but the image tower is "
+                f"{spec.width} wide and embed_dim is {spec.embed_dim}. Correct the file."
+            )
+        return nn.Identity()
+    return nn.Linear(spec.width, spec.embed_dim, bias=spec.proj_bias or spec.proj == "trunk")
+
+
+def vision_table(tower: ImageTower, prefix: str) -> KeyTable:
+    """Keys of the file -> parameters of `tower`, which is called `prefix` in the whole model."""
+    spec = tower.spec
+    trunk = f"{prefix}trunk."
+    table: dict[str, tuple[str, ...]] = {
+        f"{_TRUNK}cls_token": (f"{trunk}embeddings.cls_token",),
+        f"{_TRUNK}pos_embed": (f"{trunk}embeddings.position_embeddings",),
+    }
+
+    def both(key: str, *targets: str, bias: bool = True) -> None:
+        for part in ("weight", "bias") if bias else ("weight",):
+            table[f"{key}.{part}"] = tuple(f"{target}.{part}" for target in targets)
+
+    both(f"{_TRUNK}patch_embed.proj", f"{trunk}embeddings.patch_embeddings.projection")
+    # transformers 5.18 renamed the attention's layers; the installed one shows which it has.
+    new = hasattr(tower.trunk.encoder.layer[0].attention, "q_proj")
+    qkv = ("q_proj", "k_proj", "v_proj") if new else tuple(f"attention.{x}" for x in _OLD_QKV)
+    out = "o_proj" if new else "output.dense"
+    for index in range(spec.depth):
+        key, layer = f"{_TRUNK}blocks.{index}.", f"{trunk}encoder.layer.{index}."
+        both(f"{key}norm1", f"{layer}norm1")
+        both(f"{key}attn.qkv", *(f"{layer}attention.{x}" for x in qkv), bias=spec.qkv_bias)
+        both(f"{key}attn.proj", f"{layer}attention.{out}")
+        both(f"{key}norm2", f"{layer}norm2")
+        both(f"{key}mlp.fc1", f"{layer}mlp.fc1")
+        both(f"{key}mlp.fc2", f"{layer}mlp.fc2")
+        if spec.layer_scale:
+            table[f"{key}ls1.gamma"] = (f"{layer}layer_scale1.lambda1",)
+            table[f"{key}ls2.gamma"] = (f"{layer}layer_scale2.lambda1",)
+    if spec.late_norm:
+        both(f"{_TRUNK}fc_norm", f"{prefix}late_norm")
+    else:
+        both(f"{_TRUNK}norm", f"{trunk}layernorm")
+    if spec.proj == "linear":
+        both("visual.head.proj", f"{prefix}head", bias=spec.proj_bias)
+    elif spec.proj == "trunk":
+        both(f"{_TRUNK}head", f"{prefix}head")
+    elif spec.proj == "mlp":
+        both("visual.head.mlp.fc1", f"{prefix}head.fc1")
+        both("visual.head.mlp.fc2", f"{prefix}head.fc2", bias=spec.proj_bias)
+    return table

@@ -1,0 +1,130 @@
+"""What every frozen encoder offers, whatever its family: the Backbone contract.
+
+Nothing here knows a file format. All features are projected to the shared space and
+L2-normalised; no parameter ever asks for a gradient.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ogkd.images.transforms import Preprocessing
+
+__all__ = ["Backbone", "ImageFeatures", "TextDropout", "Tokens"]
+
+
+@dataclass(frozen=True)
+class ImageFeatures:
+    """What the image tower says of B images; `patches` is None where it was not asked for."""
+
+    globals: Tensor  # [B, d], L2-normalised
+    patches: Tensor | None = None  # [B, P, d], L2-normalised, row-major over the patch grid
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """B texts as ids, padded on the right to the longest of them and no further."""
+
+    ids: Tensor  # [B, L] int64
+    mask: Tensor  # [B, L] bool, True where there is a token
+
+
+class TextDropout:
+    """Dropout for the text tower: one independent random stream per equal slice of the batch.
+
+    Training S seeds in one batch of S*C texts gives each seed's slice exactly the masks
+    that it would have drawn alone.
+    """
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self.generators = list(generators)
+
+    def __call__(self, values: Tensor, rate: float) -> Tensor:
+        """Zero each value with probability `rate` and rescale the rest; `values` is [B, ...]."""
+        if rate == 0.0:
+            return values
+        slices = len(self.generators)
+        if values.shape[0] % slices:
+            raise ValueError(f"A batch of {values.shape[0]} does not divide into {slices} streams.")
+        shape = (values.shape[0] // slices, *values.shape[1:])
+        keep = [
+            torch.empty(shape, dtype=values.dtype).bernoulli_(1.0 - rate, generator=generator)
+            for generator in self.generators
+        ]
+        return values * torch.cat(keep).to(values.device) / (1.0 - rate)
+
+
+class Backbone(ABC):
+    """A frozen vision-language model in evaluation mode.
+
+    Attributes:
+        name: how the user asked for it.
+        digest: SHA-256 that identifies the computed function (weights and configuration).
+        preprocessing: how an image becomes pixels for this model.
+        embed_dim: d, the size of the shared space.
+        text_width: the size of a word embedding (a learnable context vector has this size).
+        context_length: most tokens the text tower accepts, special tokens included.
+        leading_tokens, trailing_tokens: how many special tokens stand before and after a text.
+        patch_grid: (rows, columns) of patches; P is their product.
+        logit_scale: tau, already exponentiated (about 85 for BiomedCLIP).
+        device: where it runs.
+    """
+
+    name: str
+    digest: str
+    preprocessing: Preprocessing
+    embed_dim: int
+    text_width: int
+    context_length: int
+    leading_tokens: int
+    trailing_tokens: int
+    patch_grid: tuple[int, int]
+    logit_scale: float
+    device: torch.device
+
+    @abstractmethod
+    def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
+        """Encode preprocessed pixels [B, 3, H, W] without gradient."""
+
+    @abstractmethod
+    def pieces(self, text: str) -> list[int]:
+        """Ids of a text, uncut and without special tokens."""
+
+    @abstractmethod
+    def pack(self, pieces: Sequence[Sequence[int]]) -> Tokens:
+        """Put special tokens around each list of ids and pad to the longest of them."""
+
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
+        """Turn texts into ids, cut at `context_length`, trimmed to the longest of them."""
+        room = self.context_length - self.leading_tokens - self.trailing_tokens
+        return self.pack([self.pieces(text)[:room] for text in texts])
+
+    @abstractmethod
+    def embed(self, tokens: Tokens) -> Tensor:
+        """Look up word embeddings [B, L, w]; positions are added by `encode_text`."""
+
+    @abstractmethod
+    def encode_text(
+        self, embeddings: Tensor, tokens: Tokens, *, dropout: TextDropout | None = None
+    ) -> Tensor:
+        """Encode word embeddings [B, L, w] to features [B, d], differentiable in `embeddings`.
+
+        `dropout` applies the tower's own dropout rates, as released prompt learners do in
+        training; without it the tower is deterministic.
+        """
+
+    @torch.inference_mode()
+    def encode_texts(self, texts: Sequence[str], *, batch_size: int = 64) -> Tensor:
+        """Encode texts to features [N, d] without gradient, short ones beside short ones."""
+        features = torch.empty(len(texts), self.embed_dim)
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            tokens = self.tokenize([texts[row] for row in rows])
+            features[rows] = self.encode_text(self.embed(tokens), tokens).cpu()
+        return features

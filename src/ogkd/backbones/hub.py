@@ -1,0 +1,276 @@
+"""Backbones from the hub to the cache: fetched, checked, converted once, kept whole or not at all.
+
+What is kept is a folder `<cache>/backbones/NAME` in the model's own format, its weights as
+safetensors, with a source.json that says where each file came from and what it hashes to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from ogkd.backbones._download import Repository
+from ogkd.backbones._weights import read_state
+from ogkd.backbones.catalog import Record, catalog
+from ogkd.errors import BackboneError, StorageError
+from ogkd.files import cache_dir, folder_atomically, sha256_file, storage_errors, write_json
+
+__all__ = [
+    "examples_folder",
+    "fetch",
+    "fetch_examples",
+    "present",
+    "present_backbones",
+    "read_source",
+]
+
+_SOURCE = "source.json"
+_WEIGHTS = {
+    "open_clip": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
+    "transformers": ("model.safetensors", "pytorch_model.bin"),
+}
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+_SMALL = {
+    "open_clip": ("config.json", *_TOKENIZER),
+    "transformers": ("preprocessor_config.json", "processor_config.json", *_TOKENIZER),
+}
+_MARKER = {"open_clip": "open_clip_config.json", "transformers": "config.json"}
+
+
+def examples_folder(record: Record) -> Path:
+    """Where its example images are kept."""
+    return record.folder.with_name(record.folder.name + "-examples")
+
+
+def read_source(folder: Path) -> dict[str, Any] | None:
+    """What source.json says of a fetched folder; None where there is none to trust."""
+    try:
+        source = json.loads((folder / _SOURCE).read_text(encoding="utf-8"))
+        return source if source["files"] and source["weights"]["file"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def present(record: Record) -> Path | None:
+    """The folder of a fetched backbone; None if it is absent, an error if it is damaged."""
+    folder = record.folder
+    source = read_source(folder)
+    if source is None:
+        return None
+    for name, facts in source["files"].items():
+        path = folder / name
+        if not path.is_file() or path.stat().st_size != facts["size"]:
+            raise BackboneError(
+                f"{path} is missing or cut short ({facts['size']:,} bytes expected). "
+                f"Run `ogkd backbones fetch {record.name} --force` to fetch it again."
+            )
+    return folder
+
+
+def present_backbones() -> list[str]:
+    """Names of the catalogue whose weights are on this machine, the built-in one left out."""
+    return [name for name, record in catalog().items() if read_source(record.folder)]
+
+
+def fetch(record: Record, *, force: bool = False, revision: str | None = None) -> Path:
+    """Fetch a backbone, check it, convert it to safetensors, and return its folder."""
+    if record.hub_id is None:
+        raise BackboneError(f"{record.name} is part of the package: there is nothing to fetch.")
+    with _alone(record):
+        if not force and (folder := present(record)):
+            return folder
+        hub = Repository(record, revision or record.revision)
+        kind, marker = _recognise(record, hub)
+        files = [marker, *(found for name in _SMALL[kind] if (found := hub.optional(name)))]
+        if kind == "open_clip":
+            files += _from_other_repositories(record, marker, {file.name for file in files})
+        return _keep(record, hub, kind, files, _fetch_weights(record, hub, kind))
+
+
+def fetch_examples(record: Record, names: Sequence[str]) -> Path:
+    """Fetch the example images that the model's published outputs are of."""
+    target = examples_folder(record)
+    if all((target / name).is_file() for name in names):
+        return target
+    hub = Repository(record, record.revision)
+    files = [hub.required(f"{record.examples}/{name}") for name in names]
+    with folder_atomically(target) as aside:
+        for file in files:
+            shutil.copyfile(file, aside / file.name)
+    return target
+
+
+@contextlib.contextmanager
+def _alone(record: Record) -> Iterator[None]:
+    """One process at a time fetches a backbone, so what a killed one has left can be removed."""
+    folder = record.folder
+    with storage_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            for left in folder.parent.glob(f".{folder.name}.*.part"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+
+@dataclass(frozen=True)
+class _Weights:
+    path: Path
+    sha256: str
+
+
+def _recognise(record: Record, hub: Repository) -> tuple[str, Path]:
+    """The format of the repository and the file that tells it."""
+    kinds = [record.format] if record.format else ["transformers", "open_clip"]
+    for kind in kinds:
+        marker = hub.optional(_MARKER[str(kind)])
+        if marker and (kind == "open_clip" or record.format or _is_known(marker)):
+            return str(kind), marker
+    raise hub.lacking(
+        "a model that ogkd can load (open_clip_config.json, or config.json of a CLIPModel, "
+        "SiglipModel or VisionTextDualEncoderModel)"
+    )
+
+
+def _is_known(config: Path) -> bool:
+    from ogkd.backbones.transformers_clip import FAMILIES
+
+    try:
+        return json.loads(config.read_text(encoding="utf-8")).get("model_type") in FAMILIES
+    except (ValueError, AttributeError):
+        return False
+
+
+def _from_other_repositories(record: Record, marker: Path, have: set[str]) -> list[Path]:
+    """open_clip's configuration may leave BERT's configuration and tokenizer to another place."""
+    try:
+        text = json.loads(marker.read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]
+    except (ValueError, KeyError, TypeError):
+        return []  # the loader will say what is wrong with it
+    wanted: list[tuple[str, tuple[str, ...]]] = []
+    if "config.json" not in have:
+        wanted.append(("hf_model_name", ("config.json",)))
+    if not {"tokenizer.json", "vocab.txt"} & have:
+        wanted.append(("hf_tokenizer_name", _TOKENIZER))
+    found = []
+    for key, names in wanted:
+        other = str(text.get(key) or "")
+        if other.count("/") == 1:
+            hub = Repository(record.model_copy(update={"hub_id": other}))
+            # The loader may do without, and says what it lacks if it cannot.
+            with contextlib.suppress(BackboneError):
+                found += [path for name in names if (path := hub.optional(name))]
+    return found
+
+
+def _fetch_weights(record: Record, hub: Repository, kind: str) -> _Weights:
+    candidates = (record.weights,) if record.weights else _WEIGHTS[kind]
+    for name in candidates:
+        facts = hub.facts(name)
+        if facts is None:
+            continue
+        # Once in the hub's cache, and once more, converted, in ours.
+        needs = {hub.cache: 0 if facts.cached else facts.size, cache_dir(): facts.size}
+        _check_space(needs, record)
+        path = hub.download(name)
+        found = sha256_file(path)
+        expected = (record.sha256 if name == record.weights else None) or facts.sha256
+        if expected and found != expected:
+            hub.forget(path)
+            raise BackboneError(
+                f"{name} of {record.hub_id} is not the file that is expected and was deleted.\n"
+                f"  expected sha256 {expected}\n  found    sha256 {found}\n"
+                "Run the command again. If it stays so, the publisher has changed the file: "
+                "compare the hashes on its page before you trust it."
+            )
+        return _Weights(path, found)
+    raise hub.lacking(f"a weight file that ogkd reads ({', '.join(candidates)})")
+
+
+def _keep(
+    record: Record, hub: Repository, kind: str, files: Sequence[Path], weights: _Weights
+) -> Path:
+    target = record.folder
+    with folder_atomically(target) as aside:
+        for file in files:
+            shutil.copyfile(file, aside / file.name)
+        stored = aside / _WEIGHTS[kind][0]
+        if weights.path.suffix == ".safetensors":
+            _link_or_copy(weights.path, stored)
+        else:
+            _convert(weights.path, stored, name=record.name)
+        facts = {
+            path.name: {"size": path.stat().st_size, "sha256": sha256_file(path)}
+            for path in sorted(aside.iterdir())
+        }
+        source = {
+            "schema": 1,
+            "name": record.name,
+            "format": kind,
+            "hub_id": record.hub_id,
+            "revision": hub.commit,
+            "licence": record.licence,
+            "original": {"file": weights.path.name, "sha256": weights.sha256},
+            "weights": {"file": stored.name, **facts[stored.name]},
+            "files": facts,
+        }
+        write_json(aside / _SOURCE, source)
+    return target
+
+
+def _convert(path: Path, target: Path, *, name: str) -> None:
+    """Write the tensors of a .bin file, read without running code, as safetensors."""
+    # Tensors of a .bin may share memory, which safetensors does not write: each gets its own.
+    tensors = {
+        key: value.detach().clone().contiguous()
+        for key, value in read_state(path, name=name).items()
+    }
+    try:
+        save_file(tensors, target, {"format": "pt"})
+    except SafetensorError as error:
+        raise StorageError(
+            f"Cannot write {target}: {error}. Free some space, or set OGKD_CACHE to a folder on a "
+            "larger disk."
+        ) from error
+
+
+def _link_or_copy(path: Path, target: Path) -> None:
+    """A second name for the same bytes where the file system allows it, else a copy."""
+    try:
+        os.link(path.resolve(), target)
+    except OSError:
+        shutil.copyfile(path, target)
+
+
+def _check_space(needs: Mapping[Path, int], record: Record) -> None:
+    """Refuse before the work rather than in the middle of it."""
+    disks: dict[int, tuple[Path, int]] = {}
+    for place, size in needs.items():
+        while not place.exists():
+            place = place.parent
+        device = place.stat().st_dev
+        disks[device] = (place, size + disks.get(device, (place, 0))[1])
+    for place, needed in disks.values():
+        free = shutil.disk_usage(place).free
+        if free < needed:
+            raise StorageError(
+                f"{record.name} needs {needed / 1e9:.2f} GB in {place}, where {free / 1e9:.2f} GB "
+                "are free. Free some space, or set OGKD_CACHE (and HF_HOME, for the hub's own "
+                "cache) to a folder on a larger disk."
+            )

@@ -1,0 +1,139 @@
+"""Is a backbone what it should be? Hashes, loading, unit features, published outputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ogkd.backbones._load import load_backbone, resolve
+from ogkd.backbones.base import Backbone
+from ogkd.backbones.catalog import Record
+from ogkd.backbones.hub import examples_folder, present, read_source
+from ogkd.errors import OgkdError
+from ogkd.files import sha256_file
+from ogkd.images.decode import read_image
+from ogkd.images.transforms import to_pixels
+
+__all__ = ["Check", "compare_outputs", "published_outputs", "verify"]
+
+TOLERANCE = 0.01  # of a probability: image libraries round differently, a wrong loader is far off
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report; `fix` says what to do where something failed or was left out."""
+
+    status: Literal["PASS", "FAIL", "SKIP"]
+    what: str
+    found: str
+    fix: str = ""
+
+
+def published_outputs() -> dict[str, Any]:
+    """Nine images by nine labels, as Microsoft published them for BiomedCLIP."""
+    path = Path(__file__).with_name("reference_outputs.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def verify(
+    wanted: str | Path, *, images: Path | None = None, device: str = "auto"
+) -> Iterator[Check]:
+    """Check a backbone that is on this machine; nothing is fetched."""
+    found = resolve(wanted)
+    if isinstance(found, Record) and found.format != "builtin":
+        try:
+            folder = present(found)
+        except OgkdError as error:
+            yield Check("FAIL", "Files", str(error))
+            return
+        if folder is None:
+            fix = f"run `ogkd backbones fetch {found.name}`"
+            yield Check("FAIL", "Files", f"{found.name} is not on this machine", fix)
+            return
+        checks = list(_check_files(found, folder))
+        yield from checks
+        if any(check.status == "FAIL" for check in checks):
+            return
+    try:
+        backbone = load_backbone(wanted, device=device)
+    except OgkdError as error:
+        yield Check("FAIL", "Loading", str(error))
+        return
+    yield Check("PASS", "Loading", f"digest {backbone.digest}")
+    yield _check_features(backbone)
+    if isinstance(found, Record) and found.examples:
+        yield _check_published(backbone, images or examples_folder(found), found)
+
+
+def _check_files(record: Record, folder: Path) -> Iterator[Check]:
+    source = read_source(folder) or {}
+    again = f"run `ogkd backbones fetch {record.name} --force`"
+    for name, facts in source["files"].items():
+        found = sha256_file(folder / name)
+        if found == facts["sha256"]:
+            yield Check("PASS", name, f"sha256 {found}")
+        else:
+            words = f"sha256 {found}, but {facts['sha256']} when it was fetched"
+            yield Check("FAIL", name, words, again)
+    original = source["original"]
+    if record.sha256 is None or original["file"] != record.weights:
+        yield Check("SKIP", original["file"], "the catalogue knows no sha256 for it")
+    elif original["sha256"] == record.sha256:
+        yield Check("PASS", original["file"], "fetched with the sha256 of the catalogue")
+    else:
+        words = f"fetched with sha256 {original['sha256']}, the catalogue says {record.sha256}"
+        yield Check("FAIL", original["file"], words, again)
+
+
+def _check_features(backbone: Backbone) -> Check:
+    """A fixed image and two texts: features must be finite and of length one."""
+    size = backbone.preprocessing.size
+    pixels = torch.linspace(-2.0, 2.0, 3 * size * size).view(1, 3, size, size)
+    features = backbone.encode_images(pixels)
+    texts = backbone.encode_texts(["a photo of a scan.", "normal"])
+    parts = [features.globals, texts] + ([] if features.patches is None else [features.patches])
+    off = max(float((part.norm(dim=-1) - 1).abs().max()) for part in parts)
+    rows, columns = backbone.patch_grid
+    words = (
+        f"{backbone.embed_dim} numbers, {rows} x {columns} patches, largest error of length "
+        f"{off:.1e}"
+    )
+    if off <= 1e-4:  # also false for NaN
+        return Check("PASS", "Unit features", words)
+    return Check("FAIL", "Unit features", words, "the weights are not those of a working model")
+
+
+def _check_published(backbone: Backbone, folder: Path, record: Record) -> Check:
+    reference = published_outputs()
+    missing = [name for name in reference["probabilities"] if not (folder / name).is_file()]
+    if missing:
+        return Check(
+            "SKIP",
+            "Published outputs",
+            f"the images are not in {folder} ({len(missing)} missing, such as {missing[0]})",
+            f"run `ogkd backbones fetch {record.name} --examples`, or give --images DIR",
+        )
+    difference = compare_outputs(backbone, folder, reference)
+    words = f"largest difference {difference:.2e} over nine images and nine labels"
+    if difference <= TOLERANCE:
+        return Check("PASS", "Published outputs", words)
+    fix = f"they were made with {reference['source']} Another revision of the weights may differ"
+    return Check("FAIL", "Published outputs", f"{words}, allowed {TOLERANCE}", fix)
+
+
+def compare_outputs(backbone: Backbone, folder: Path, reference: dict[str, Any]) -> float:
+    """The largest difference between published and own zero-shot probabilities."""
+    labels = [reference["template"] + label for label in reference["labels"]]
+    names = list(reference["probabilities"])
+    expected = torch.tensor([reference["probabilities"][name] for name in names])  # [N, C]
+    pictures = [read_image(folder / name) for name in names]
+    pixels = to_pixels(pictures, backbone.preprocessing)
+    images = backbone.encode_images(pixels, patches=False).globals.cpu()
+    logits = backbone.logit_scale * images @ backbone.encode_texts(labels).T
+    return float((logits.softmax(dim=-1) - expected).abs().max())

@@ -1,0 +1,60 @@
+"""Half-finished training on disk: written whole, and only continued by the same training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ogkd.errors import ConfigError
+from ogkd.files import write_atomically
+
+__all__ = ["Checkpoint", "TrainingState"]
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """All that the loop needs to go on; randomness is a function of seed and epoch."""
+
+    contexts: Tensor
+    momentum: Tensor  # empty before the first step
+    epoch: int  # epochs done
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One file; `fingerprint` names the training (settings, data, model) it belongs to."""
+
+    path: Path
+    fingerprint: str
+
+    def save(self, state: TrainingState) -> None:
+        """Replace the file by this state in one step."""
+        tensors = {"contexts": state.contexts.contiguous(), "momentum": state.momentum}
+        metadata = {"fingerprint": self.fingerprint, "epoch": str(state.epoch)}
+        with write_atomically(self.path) as aside:
+            save_file(tensors, aside, metadata)
+
+    def load(self) -> TrainingState | None:
+        """The kept state, or None where there is none yet."""
+        if not self.path.is_file():
+            return None
+        try:
+            with safe_open(self.path, "pt") as file:
+                metadata = file.metadata() or {}
+                contexts, momentum = file.get_tensor("contexts"), file.get_tensor("momentum")
+        except (SafetensorError, OSError) as error:
+            raise ConfigError(
+                f"The checkpoint {self.path} is damaged ({error}). Remove it (or pass --restart) "
+                "to train from the start."
+            ) from error
+        if metadata.get("fingerprint") != self.fingerprint:
+            raise ConfigError(
+                f"The checkpoint {self.path} belongs to a training with other settings, images or "
+                "backbone. Choose another --out, or pass --restart to discard it."
+            )
+        return TrainingState(contexts, momentum.to(torch.float32), int(metadata["epoch"]))

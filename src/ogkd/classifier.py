@@ -1,0 +1,140 @@
+"""The user's object: fitted from labelled images, asked for predictions, kept in a folder."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ogkd.backbones import Backbone, load_backbone
+from ogkd.errors import BackboneError, ConfigError
+from ogkd.features.extract import BadFile, encode_files, unreadable_error
+from ogkd.files import folder_atomically, write_json
+from ogkd.methods import Head, TextSide, make_method
+from ogkd.modelcard import ModelCard
+
+__all__ = ["Classifier", "Prediction", "load"]
+
+WEIGHTS = "weights.safetensors"
+CARD = "model.json"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the classifier says of one file; probabilities are None where it could not be read."""
+
+    path: Path
+    probabilities: NDArray[np.float32] | None  # [C]
+    error: str = ""
+
+
+class Classifier:
+    """A frozen backbone and a fitted head."""
+
+    def __init__(self, backbone: Backbone, head: Head, card: ModelCard) -> None:
+        self.backbone = backbone
+        self.head = head
+        self.card = card
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names in label order."""
+        return self.card.class_names
+
+    def probabilities(self, features: Tensor) -> NDArray[np.float32]:
+        """Class probabilities [N, C] of global features [N, d]."""
+        return self.head.logits(features).softmax(dim=-1).numpy()
+
+    def stream(self, paths: Sequence[Path], *, batch_size: int = 32) -> Iterator[Prediction]:
+        """Predict files one after the other, in order, with bounded memory."""
+        for batch in encode_files(self.backbone, paths, batch_size=batch_size):
+            answers: dict[Path, Prediction] = {
+                bad.path: Prediction(bad.path, None, bad.reason) for bad in batch.bad
+            }
+            if batch.features is not None:
+                rows = self.probabilities(batch.features.globals.cpu())
+                pairs = zip(batch.paths, rows, strict=True)
+                answers |= {path: Prediction(path, row) for path, row in pairs}
+            yield from (answers[path] for path in batch.all_paths)
+
+    def predict_proba(self, paths: Sequence[str | Path]) -> NDArray[np.float32]:
+        """Class probabilities [N, C] of image files."""
+        found = list(self.stream([Path(path) for path in paths]))
+        bad = [BadFile(answer.path, answer.error) for answer in found if answer.error]
+        if bad:
+            raise unreadable_error(bad, "Mend or remove them, or use `stream`, which goes on.")
+        return np.stack([row for p in found if (row := p.probabilities) is not None])
+
+    def predict(self, paths: Sequence[str | Path]) -> list[str]:
+        """The most probable class name of each image file."""
+        return [self.class_names[row] for row in self.predict_proba(paths).argmax(axis=1)]
+
+    def for_classes(
+        self, class_names: Sequence[str], prompts: Sequence[Sequence[str]] | None = None
+    ) -> Classifier:
+        """The same learned context for other classes, as base-to-novel asks."""
+        method = make_method(self.card.method, settings=self.card.config)
+        texts = prompts if prompts is not None else [[name] for name in class_names]
+        names = tuple(class_names)
+        text = TextSide(self.backbone, names, tuple(tuple(row) for row in texts))
+        card = self.card.model_copy(update={"class_names": names})
+        return Classifier(self.backbone, method.head_for(self.head, text), card)
+
+    def save(self, folder: str | Path) -> None:
+        """Write the model folder, whole or not at all."""
+        with folder_atomically(Path(folder)) as aside:
+            self.write_into(aside)
+
+    def write_into(self, folder: Path) -> None:
+        """Write the model's two files into an existing folder."""
+        write_json(folder / CARD, self.card.model_dump(mode="json"))
+        save_file(self.head.tensors(), folder / WEIGHTS, {"scale": repr(self.head.scale)})
+
+
+def load(
+    folder: str | Path, *, backbone: str | Path | Backbone | None = None, device: str = "auto"
+) -> Classifier:
+    """Load a model folder; `backbone` says where its backbone is now, if it moved."""
+    folder = Path(folder)
+    card = ModelCard.read(folder / CARD)
+    head = _read_head(folder / WEIGHTS, card)
+    if not isinstance(backbone, Backbone):
+        backbone = load_backbone(backbone or card.backbone.name, device=device)
+    if backbone.digest != card.backbone.digest:
+        raise BackboneError(
+            f"{folder} was fitted with another backbone: digest {card.backbone.digest[:12]}, but "
+            f"'{backbone.name}' has {backbone.digest[:12]}. Pass the one it was fitted with "
+            f"('{card.backbone.name}') with --backbone, or fit again."
+        )
+    return Classifier(backbone, head, card)
+
+
+def _read_head(path: Path, card: ModelCard) -> Head:
+    try:
+        tensors = load_file(path)
+        T = tensors.pop("T")
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ConfigError(
+            f"{path} is missing or damaged ({error}). Copy the model folder again, or fit again."
+        ) from error
+    if T.shape != (len(card.class_names), card.backbone.embed_dim):
+        raise ConfigError(
+            f"{path} holds class features of shape {tuple(T.shape)}, but {CARD} describes "
+            f"{len(card.class_names)} classes of {card.backbone.embed_dim} numbers. The folder "
+            "was changed by hand: copy it again, or fit again."
+        )
+    return Head(T, card.logit_scale, tensors)
+
+
+def versions() -> Mapping[str, str]:
+    """Versions that a result depends on."""
+    names = ("ogkd", "torch", "transformers", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}

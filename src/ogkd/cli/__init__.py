@@ -1,0 +1,76 @@
+"""The `ogkd` command. Each command is a thin skin over the library, one module each.
+
+Commands import torch and the rest when they run, so that `ogkd --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from ogkd.cli import (
+    backbones,
+    demo,
+    doctor,
+    embed,
+    evaluate,
+    fit,
+    import_checkpoint,
+    phantoms,
+    predict,
+)
+from ogkd.errors import OgkdError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="ogkd",
+    help="Few-shot adaptation of frozen biomedical vision-language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("fit")(fit.fit)
+app.command("predict")(predict.predict)
+app.command("evaluate")(evaluate.evaluate)
+app.command("embed")(embed.embed)
+app.command("phantoms")(phantoms.phantoms)
+app.command("demo")(demo.demo)
+app.command("import-checkpoint")(import_checkpoint.import_checkpoint)
+app.add_typer(backbones.app, name="backbones")
+app.command("doctor")(doctor.doctor)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        from importlib.metadata import version
+
+        typer.echo(f"ogkd {version('ogkd')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Few-shot adaptation of frozen biomedical vision-language models."""
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one message and exit code 2."""
+    try:
+        app()
+    except OgkdError as error:
+        typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
+        typer.echo(str(error), err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output went away (`ogkd ... | head`): nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

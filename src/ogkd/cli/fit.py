@@ -1,0 +1,64 @@
+"""`ogkd fit`: from a folder of labelled images to a model folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ogkd.cli.options import BackboneOption, DataArgument, DeviceOption, read_settings
+
+
+def fit(
+    data: DataArgument,
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The model folder to make.")],
+    backbone: BackboneOption = "builtin",
+    method: Annotated[str, typer.Option("--method", "-m", help="How to adapt.")] = "ogkd",
+    shots: Annotated[
+        int | None, typer.Option(help="Images per class to learn from (default: all).")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the images and all randomness.")] = 1,
+    preset: Annotated[
+        str | None, typer.Option(help="auto, paper/few-shot/btmri, ... (default: auto).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one setting: key=value.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON of class name -> texts (default: templates).")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget an interrupted fit into the same folder.")
+    ] = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Learn a classifier from labelled images. Run the same command again to resume."""
+    from ogkd.fitting import fit as fit_model
+
+    began = time.perf_counter()
+    model = fit_model(
+        data,
+        backbone=backbone,
+        method=method,
+        shots=shots,
+        seed=seed,
+        preset=preset,
+        settings=read_settings(settings or []),
+        prompts=prompts,
+        out=out,
+        restart=restart,
+        device=device,
+    )
+    seconds = time.perf_counter() - began
+    card = model.card
+    images = ", ".join(
+        f"{name} {count}" for name, count in zip(card.class_names, card.support_counts, strict=True)
+    )
+    typer.echo(
+        f"Fitted {method} on {sum(card.support_counts)} images ({images}) in {seconds:.1f} s."
+    )
+    typer.echo(f"Model: {out}")
+    typer.echo(f"Next:  ogkd predict {out} IMAGES...")

@@ -1,0 +1,37 @@
+"""Options that several commands share, and how `--set key=value` is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ogkd.errors import ConfigError
+
+__all__ = ["BackboneOption", "DataArgument", "DeviceOption", "ModelArgument", "read_settings"]
+
+BackboneOption = Annotated[
+    str, typer.Option("--backbone", "-b", help="A known name, a folder or a hub id.")
+]
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+DataArgument = Annotated[
+    Path, typer.Argument(help="Class folders, {train,val,test}/class folders, or a CSV.")
+]
+ModelArgument = Annotated[Path, typer.Argument(help="A folder that `ogkd fit --out` made.")]
+
+
+def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """Turn `key=value` texts into settings; a value is JSON where it can be, else text."""
+    settings = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set takes key=value, such as train.epochs=50, but got '{pair}'.")
+        try:
+            settings[key.strip()] = json.loads(value)
+        except ValueError:
+            settings[key.strip()] = value
+    return settings

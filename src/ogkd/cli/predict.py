@@ -1,0 +1,48 @@
+"""`ogkd predict`: one CSV row for each image."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ogkd.cli.options import DeviceOption, ModelArgument
+
+
+def predict(
+    model: ModelArgument,
+    images: Annotated[list[Path], typer.Argument(help="Image files or folders.")],
+    *,
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 32,
+    device: DeviceOption = "auto",
+) -> None:
+    """Print path, prediction, probability, error and one column per class as CSV.
+
+    A file that cannot be read gets a row with the reason, and the exit code is 1 at the end.
+    """
+    from ogkd.classifier import load
+    from ogkd.images import find_images
+
+    paths = find_images(images)
+    classifier = load(model, backbone=backbone, device=device)
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    names = classifier.class_names
+    table.writerow(["path", "prediction", "probability", "error", *names])
+    failed = 0
+    for answer in classifier.stream(paths, batch_size=batch_size):
+        if answer.probabilities is None:
+            failed += 1
+            table.writerow([answer.path, "", "", answer.error, *[""] * len(names)])
+            continue
+        best = int(answer.probabilities.argmax())
+        shares = [f"{value:.6f}" for value in answer.probabilities]
+        table.writerow([answer.path, names[best], shares[best], "", *shares])
+    if failed:
+        typer.echo(f"{failed} of {len(paths)} file(s) could not be read.", err=True)
+        sys.exit(1)

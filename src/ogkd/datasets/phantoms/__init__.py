@@ -1,0 +1,182 @@
+"""Procedural images that imitate how medical modalities look; no patient is behind them.
+
+`PHANTOMS` lists the datasets, `render` draws one image, `write_folder` a whole dataset.
+An image depends only on (name, label, seed, index): not on the process, nor on the order.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ogkd.datasets.phantoms import _eye, _histology, _slices, _surface, _ultrasound, _xray
+from ogkd.datasets.phantoms._draw import Drawing, Rng, new_rng
+from ogkd.errors import ConfigError, DataError
+from ogkd.files import folder_atomically
+from ogkd.progress import progress_bar
+
+__all__ = ["PHANTOMS", "SPLITS", "Phantom", "PhantomDataset", "phantom", "render", "write_folder"]
+
+SPLITS = ("train", "val", "test")
+MIN_SIZE, MAX_SIZE = 64, 1024
+
+
+@dataclass(frozen=True)
+class PhantomDataset:
+    """One family of phantoms.
+
+    `normal` is the index of the healthy class, or None; `ordinal` says that the classes are
+    grades in order; `descriptions` has, per class, sentences on what is seen.
+    """
+
+    name: str
+    title: str
+    modality: str
+    organ: str
+    class_names: tuple[str, ...]
+    normal: int | None
+    ordinal: bool
+    descriptions: tuple[tuple[str, ...], ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Phantom:
+    """One drawn image, what was drawn, and where the finding is."""
+
+    image: NDArray[np.uint8]  # [size, size, 3]
+    attributes: Mapping[str, str | float]
+    mask: NDArray[np.uint8]  # [size, size], 255 where the finding is; all 0 where there is none
+
+
+_DRAW: Mapping[str, Callable[[int, Rng, Rng, int], Drawing]] = {
+    "us-breast": _ultrasound.us_breast,
+    "ct-kidney": _slices.ct_kidney,
+    "mri-brain": _slices.mri_brain,
+    "fundus": _eye.fundus,
+    "oct": _eye.oct_retina,
+    "histology": _histology.histology,
+    "xray-knee": _xray.knee,
+    "derm": _surface.derm,
+    "cxr": _xray.chest,
+    "endoscopy": _surface.endoscopy,
+}
+
+
+def _load(name: str) -> PhantomDataset:
+    text = (resources.files(__name__) / "records" / f"{name}.json").read_text(encoding="utf-8")
+    record = json.loads(text)
+    classes: dict[str, list[str]] = record["classes"]
+    return PhantomDataset(
+        name=name,
+        title=record["title"],
+        modality=record["modality"],
+        organ=record["organ"],
+        class_names=tuple(classes),
+        normal=record["normal"],
+        ordinal=record["ordinal"],
+        descriptions=tuple(tuple(texts) for texts in classes.values()),
+    )
+
+
+PHANTOMS: Mapping[str, PhantomDataset] = MappingProxyType({name: _load(name) for name in _DRAW})
+
+
+def phantom(name: str) -> PhantomDataset:
+    """Look a phantom dataset up by name."""
+    if name in PHANTOMS:
+        return PHANTOMS[name]
+    close = difflib.get_close_matches(name, PHANTOMS, n=1, cutoff=0.4)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"There is no phantom dataset {name!r}.{hint} Known: {', '.join(PHANTOMS)}.")
+
+
+def render(
+    name: str, label: int, *, seed: int, index: int, size: int = 160, stream: int = 0
+) -> Phantom:
+    """Draw image number `index` of class `label`; `stream` separates splits of one seed."""
+    dataset = phantom(name)
+    _check(dataset, label, seed, index, size)
+    entropy = [zlib.crc32(name.encode()), label, seed, index, stream]
+    # Two generators: what is drawn does not depend on how many pixels of noise are needed.
+    scene, texture = np.random.SeedSequence(entropy).spawn(2)
+    picture, attributes, mask = _DRAW[name](label, new_rng(scene), new_rng(texture), size)
+    levels = np.rint(np.clip(picture, 0.0, 1.0) * 255).astype(np.uint8)
+    if levels.ndim == 2:
+        levels = np.repeat(levels[..., None], 3, axis=2)
+    where = np.rint(np.clip(mask, 0.0, 1.0) * 255).astype(np.uint8)
+    return Phantom(levels, MappingProxyType(attributes), where)
+
+
+def write_folder(
+    name: str,
+    out: Path,
+    *,
+    per_class: int | None = None,
+    splits: Mapping[str, int] | None = None,
+    seed: int = 0,
+    size: int = 160,
+) -> Path:
+    """Write image folders `out/{train,val,test}/class_name/0000.png`.
+
+    `per_class` is the number of images per class in each split; `splits` gives it per split.
+    """
+    dataset = phantom(name)
+    counts = _counts(per_class, splits)
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(
+            f"{out} exists and is not an empty folder; nothing was written. "
+            "Choose another folder with --out, or remove this one first."
+        )
+    total = sum(counts.values()) * len(dataset.class_names)
+    with folder_atomically(out) as aside, progress_bar(f"phantoms {name}", total) as bar:
+        for split, count in counts.items():
+            for label, class_name in enumerate(dataset.class_names):
+                folder = aside / split / class_name.replace(" ", "_")
+                folder.mkdir(parents=True)
+                for index in range(count):
+                    drawn = render(
+                        name, label, seed=seed, index=index, size=size, stream=SPLITS.index(split)
+                    )
+                    Image.fromarray(drawn.image).save(folder / f"{index:04d}.png")
+                    bar.advance()
+    return out
+
+
+def _counts(per_class: int | None, splits: Mapping[str, int] | None) -> dict[str, int]:
+    if (per_class is None) == (splits is None):
+        raise ConfigError("Give either per_class (one number) or splits (a number per split).")
+    counts = dict.fromkeys(SPLITS, per_class) if splits is None else dict(splits)
+    checked: dict[str, int] = {}
+    for split, count in counts.items():
+        if split not in SPLITS:
+            raise ConfigError(f"Unknown split {split!r}. Use {', '.join(SPLITS)}.")
+        if count is None or count < 0:
+            raise ConfigError(f"The number of images for {split!r} is {count}; give 0 or more.")
+        if count:
+            checked[split] = count
+    if not checked:
+        raise ConfigError("No images were asked for. Give at least one image per class.")
+    return checked
+
+
+def _check(dataset: PhantomDataset, label: int, seed: int, index: int, size: int) -> None:
+    if not 0 <= label < len(dataset.class_names):
+        raise ConfigError(
+            f"{dataset.name} has labels 0 to {len(dataset.class_names) - 1}, but label {label} "
+            "was asked for."
+        )
+    if seed < 0 or index < 0:
+        raise ConfigError(f"seed and index are 0 or more, but got seed {seed} and index {index}.")
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise ConfigError(f"size is {MIN_SIZE} to {MAX_SIZE} pixels, but {size} was asked for.")

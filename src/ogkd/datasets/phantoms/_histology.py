@@ -1,0 +1,184 @@
+"""Haematoxylin and eosin tissue: nuclei, fibres, fat, glands, mucus and debris."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.datasets.phantoms._draw import (
+    Array,
+    Drawing,
+    Rng,
+    clouds,
+    finish,
+    mix,
+    polygons,
+    resize,
+    ridges,
+    soft,
+)
+
+__all__ = ["histology"]
+
+Points = NDArray[np.float64]
+_KINDS = ("glands", "tumor", "lymphocytes", "stroma", "muscle", "adipose", "mucin", "debris")
+_PINK = np.array([0.92, 0.70, 0.82], np.float32)
+_PURPLE = np.array([0.36, 0.22, 0.56], np.float32)
+_WHITE = np.array([0.96, 0.95, 0.96], np.float32)
+
+
+def histology(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+    """0 glands, 1 tumor, 2 lymphocytes, 3 stroma, 4 muscle, 5 fat, 6 mucin, 7 debris."""
+    kind = _KINDS[label]
+    zoom = float(np.exp(rng.normal(0.0, 0.15)))
+    angle = rng.uniform(0, 3.14)
+    ground, pale = _ground(kind, rng, texture, size, angle)
+    nuclei: list[tuple[Points, float]] = []
+    attributes: dict[str, str | float] = {}
+    glands = _glands(kind, rng, size, zoom, nuclei)
+    number, spread = _number(kind, rng)
+    nuclear = 0.028 * zoom * {"tumor": rng.uniform(1.1, 1.7), "lymphocytes": 0.85}.get(kind, 1.0)
+    long = {"stroma": 2.4, "muscle": 2.8, "adipose": 1.8}.get(kind, rng.uniform(1.0, 1.5))
+    places = rng.uniform(0, 1, (number, 2))
+    if kind in ("tumor", "lymphocytes", "debris") and rng.random() < 0.7:
+        # Crowds rather than an even spread.
+        hubs = rng.uniform(0, 1, (4, 2))
+        places = hubs[rng.integers(0, 4, number)] + rng.normal(
+            0, rng.uniform(0.1, 0.22), (number, 2)
+        )
+    along = {"stroma": 0.25, "muscle": 0.12}.get(kind, 1.6)
+    for x, y in places:
+        radius = nuclear * float(np.exp(rng.normal(0, spread)))
+        dark = float(np.clip(rng.normal(0.8, 0.12), 0.35, 1.0))
+        nuclei.append((_oval(x, y, radius, long, angle + rng.normal(0, along), size), dark))
+        if kind == "debris" and rng.random() < 0.5:  # broken into crumbs
+            for shift in rng.normal(0, radius * 1.2, (3, 2)):
+                crumb = _oval(x + shift[0], y + shift[1], radius * 0.4, 1.0, 0.0, size)
+                nuclei.append((crumb, dark * 0.9))
+    ink = polygons(size, nuclei, blur=0.7)
+    ink = ink * (0.85 + 0.22 * clouds(texture, size, 50))
+    picture = mix(ground, _WHITE, pale[..., None])
+    if glands is not None:
+        picture = mix(picture, _PINK * 0.97, 0.6 * glands[0][..., None])
+        picture = mix(picture, _WHITE, glands[1][..., None])
+    picture = mix(picture, _PURPLE, np.clip(ink, 0, 1)[..., None])
+    stain = np.exp(rng.normal(0.0, (0.03, 0.06, 0.04))).astype(np.float32)
+    blur = rng.random() < 0.15
+    if blur:
+        small = size * 2 // 5
+        picture = np.stack([resize(resize(picture[..., c], small), size) for c in range(3)], -1)
+    mask = np.clip(ink * 1.2, 0, 1).astype(np.float32)
+    total = len(nuclei)
+    attributes |= {
+        "cellularity": "sparse" if total < 30 else ("moderate" if total < 85 else "dense"),
+        "nuclei": {"tumor": "large", "lymphocytes": "small", "debris": "broken"}.get(
+            kind, "elongated" if long > 1.7 else "oval"
+        ),
+        "fibres": {"stroma": "wavy", "muscle": "parallel"}.get(kind, "none"),
+        "spaces": {"adipose": "round vacuoles", "mucin": "pale pools"}.get(kind, "none"),
+        "lumens": "present" if glands is not None else "absent",
+        "focus": "blurred" if blur else "sharp",
+        "nuclei drawn": float(total),
+    }
+    return finish(picture * stain, rng, texture, gain=0.08, noise=(0.005, 0.03)), attributes, mask
+
+
+def _number(kind: str, rng: Rng) -> tuple[int, float]:
+    """How many loose nuclei, and how unequal their sizes are."""
+    if kind == "tumor":
+        return int(rng.integers(60, 130)), 0.28
+    if kind == "lymphocytes":
+        return int(rng.integers(90, 190)), 0.1
+    ranges = {
+        "glands": (8, 35),
+        "stroma": (14, 50),
+        "muscle": (8, 34),
+        "adipose": (4, 22),
+        "mucin": (2, 26),
+        "debris": (15, 60),
+    }
+    return int(rng.integers(*ranges[kind])), 0.2
+
+
+def _ground(kind: str, rng: Rng, texture: Rng, size: int, angle: float) -> tuple[Array, Array]:
+    """The stained background [S, S, 3] and where it is empty [S, S]."""
+    pale = np.zeros((size, size), dtype=np.float32)
+    tone = 0.04 * clouds(texture, size, 6)
+    if kind in ("stroma", "muscle"):
+        axis = np.linspace(0, 1, size, dtype=np.float32)
+        x, y = np.meshgrid(axis, axis)
+        across = x * np.float32(np.sin(angle)) - y * np.float32(np.cos(angle))
+        bend = (0.06 if kind == "stroma" else 0.02) * clouds(texture, size, 4)
+        waves = np.sin((across + bend) * np.float32(rng.uniform(60, 110)))
+        tone = tone + (0.05 if kind == "stroma" else 0.035) * waves
+        gap = soft(ridges(texture, size, 6) - 0.8, 0.5) * (0.6 if kind == "stroma" else 0.2)
+        pale = gap * rng.uniform(0.2, 0.9)
+    elif kind == "adipose":
+        pale = _cells(rng, size, int(rng.integers(10, 26)))
+    elif kind == "mucin":
+        pools = soft(clouds(texture, size, 4) + 0.4, 1.0)
+        pale = pools * (0.75 + 0.12 * clouds(texture, size, 24, rows=8))
+        tone = tone - 0.03
+    elif kind == "debris":
+        tone = tone + 0.07 * clouds(texture, size, 40) - 0.03
+        pale = 0.4 * soft(clouds(texture, size, 10) - 0.9, 0.8)
+    elif kind in ("tumor", "lymphocytes"):
+        tone = tone - 0.07
+        pale = soft(ridges(texture, size, 5) - 0.85, 0.3) * rng.uniform(0.0, 0.5)
+    eosin = {
+        "muscle": (0.0, -0.06, -0.04),
+        "tumor": (-0.1, -0.08, 0.0),
+        "debris": (-0.02, -0.1, -0.1),
+    }
+    shade = np.array(eosin.get(kind, (0.0, 0.0, 0.0)), np.float32) * np.float32(
+        rng.uniform(0.2, 1.3)
+    )
+    return (_PINK + shade + tone[..., None]).astype(np.float32), np.clip(pale, 0, 1)
+
+
+def _cells(rng: Rng, size: int, count: int) -> Array:
+    """Rounded empty cells with thin walls (difference of the two nearest distances)."""
+    half = size // 2
+    axis = np.linspace(0, 1, half, dtype=np.float32)
+    points = rng.uniform(-0.1, 1.1, (count, 2)).astype(np.float32)
+    dx = axis[None, :, None] - points[:, 0]
+    dy = axis[:, None, None] - points[:, 1]
+    near = np.partition(np.sqrt(dx * dx + dy * dy), 1, axis=-1)
+    return resize(soft(near[..., 1] - near[..., 0] - 0.03, 0.04), size) * np.float32(0.95)
+
+
+def _glands(
+    kind: str, rng: Rng, size: int, zoom: float, nuclei: list[tuple[Points, float]]
+) -> tuple[Array, Array] | None:
+    """Rings of nuclei round a lumen; a tumor forms a few, crooked and back to back."""
+    chance = {"glands": 1.0, "tumor": 0.35, "mucin": 0.2}.get(kind, 0.0)
+    if rng.random() >= chance:
+        return None
+    bodies, lumens = [], []
+    for _ in range(int(rng.integers(2, 6) if kind == "glands" else rng.integers(1, 4))):
+        cx, cy = rng.uniform(0.05, 0.95, 2)
+        radius = rng.uniform(0.1, 0.19) * zoom
+        t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+        crook = 0.06 if kind == "glands" else 0.22
+        edge = radius * (1 + crook * np.sin(3 * t + rng.uniform(0, 6)) * rng.uniform(0.5, 1.3))
+        ring = np.stack([cx + edge * np.cos(t), cy + edge * np.sin(t)], 1)
+        centre = np.array([cx, cy])
+        bodies.append((ring * size, 1.0))
+        lumens.append(((centre + (ring - centre) * rng.uniform(0.25, 0.5)) * size, 1.0))
+        number = int(2 * np.pi * radius / (0.03 * zoom))
+        for place in rng.permutation(40)[: min(number, 40)]:
+            x, y = centre + (ring[place] - centre) * rng.normal(0.9, 0.04)
+            dark = float(rng.uniform(0.65, 0.95))
+            nuclei.append((_oval(x, y, 0.022 * zoom, 1.5, t[place], size), dark))
+    return polygons(size, bodies), polygons(size, lumens)
+
+
+_TURN = np.linspace(0, 2 * np.pi, 9)[:-1]
+_RING = np.stack([np.cos(_TURN), np.sin(_TURN)], axis=1)
+
+
+def _oval(x: float, y: float, radius: float, long: float, angle: float, size: int) -> Points:
+    """Eight corners are enough for a nucleus."""
+    cos, sin = np.cos(angle), np.sin(angle)
+    u, v = _RING[:, 0] * radius * long**0.5, _RING[:, 1] * radius / long**0.5
+    return np.stack([(x + u * cos - v * sin) * size, (y + u * sin + v * cos) * size], axis=1)

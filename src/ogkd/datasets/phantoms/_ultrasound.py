@@ -1,0 +1,131 @@
+"""Breast ultrasound: layered tissue under speckle, a lesion, what lies behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ogkd.datasets.phantoms._draw import (
+    Array,
+    Drawing,
+    Rng,
+    clouds,
+    finish,
+    frame,
+    lesion,
+    mix,
+    pick,
+    ridges,
+    soft,
+    spots,
+)
+
+__all__ = ["us_breast"]
+
+# Neighbouring classes share values on purpose: no single attribute decides.
+_SHAPE = (
+    {"round": 0.42, "oval": 0.46, "lobulated": 0.12},
+    {"round": 0.18, "oval": 0.47, "lobulated": 0.27, "irregular": 0.08},
+    {"round": 0.08, "oval": 0.14, "lobulated": 0.25, "irregular": 0.53},
+)
+_MARGIN = (
+    {"smooth": 0.82, "indistinct": 0.18},
+    {"smooth": 0.62, "indistinct": 0.31, "spiculated": 0.07},
+    {"smooth": 0.14, "indistinct": 0.40, "spiculated": 0.46},
+)
+_ECHO = (
+    {"anechoic": 0.78, "hypoechoic": 0.22},
+    {"anechoic": 0.08, "hypoechoic": 0.64, "isoechoic": 0.28},
+    {"anechoic": 0.12, "hypoechoic": 0.80, "isoechoic": 0.08},
+)
+_POSTERIOR = (
+    {"enhancement": 0.72, "none": 0.28},
+    {"enhancement": 0.24, "none": 0.60, "shadow": 0.16},
+    {"enhancement": 0.10, "none": 0.33, "shadow": 0.57},
+)
+_TALL = (0.12, 0.15, 0.50)
+_FOCI = (0.03, 0.10, 0.42)
+_LEVEL = {"anechoic": 0.03, "hypoechoic": 0.17, "isoechoic": 0.34}
+
+
+def us_breast(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+    """0 normal tissue, 1 simple cyst, 2 benign solid mass, 3 malignant mass."""
+    view = frame(rng, size, turn=0.07, zoom=(0.9, 1.2), shift=0.08, bend=0.05)
+    tissue = _tissue(rng, texture, view.y, size)
+    attributes: dict[str, str | float] = {}
+    mask = np.zeros((size, size), dtype=np.float32)
+    behind = np.zeros((size, size), dtype=np.float32)
+    if label == 0:
+        # A fat lobule or a shadowing ligament is normal, and looks a little like a lesion.
+        attributes["finding"] = pick(rng, {"none": 0.55, "fat lobule": 0.3, "shadow": 0.15})
+        if attributes["finding"] == "fat lobule":
+            place = (rng.uniform(-0.5, 0.5), rng.uniform(-0.3, 0.3))
+            _, lobule = lesion(
+                rng, view, place, rng.uniform(0.2, 0.35), shape="oval", margin="indistinct", angle=0
+            )
+            tissue = mix(tissue, 0.3, lobule * 0.7)
+        elif attributes["finding"] == "shadow":
+            behind -= 0.6 * _column(view.x, view.y, rng.uniform(-0.6, 0.6), -0.2, 0.12)
+    else:
+        kind = label - 1
+        shape, margin = pick(rng, _SHAPE[kind]), pick(rng, _MARGIN[kind])
+        echo, posterior = pick(rng, _ECHO[kind]), pick(rng, _POSTERIOR[kind])
+        tall = rng.random() < _TALL[kind]
+        radius = float(np.clip(rng.lognormal((-1.35, -1.3, -1.2)[kind], 0.28), 0.14, 0.5))
+        place = (rng.uniform(-0.4, 0.4), rng.uniform(-0.25, 0.25))
+        angle = rng.normal(1.57 if tall else 0.0, 0.25)
+        field, mask = lesion(rng, view, place, radius, shape=shape, margin=margin, angle=angle)
+        inner = _LEVEL[echo] * (1.0 + (0.2 + 0.2 * kind) * 0.5 * clouds(texture, size, 9))
+        tissue = mix(tissue, inner, mask)
+        if margin == "smooth" and rng.random() < 0.6:
+            tissue = tissue + 0.16 * soft(0.035 - np.abs(field), 0.04)  # a thin bright capsule
+        strength = {"enhancement": 0.55, "none": 0.0, "shadow": -0.72}[posterior]
+        behind += strength * _column(
+            view.x, view.y, place[0], place[1] + 0.4 * radius, radius * 0.75
+        )
+        foci = rng.random() < _FOCI[kind]
+        if foci:
+            count = int(rng.integers(3, 9))
+            points = np.array(place) + rng.normal(0.0, radius * 0.4, (count, 2))
+            tissue += spots(view, points, np.full(count, 0.018), np.full(count, 0.9, np.float32))
+        attributes |= {
+            "shape": shape,
+            "margin": margin,
+            "echo": echo,
+            "posterior": posterior,
+            "orientation": "taller" if tall else "wider",
+            "calcification": "present" if foci else "absent",
+            "radius": radius,
+        }
+    # Speckle: the length of a random phasor, finer along the beam than across it.
+    real = clouds(texture, size, int(size * 0.36), rows=int(size * 0.62))
+    imaginary = clouds(texture, size, int(size * 0.36), rows=int(size * 0.62))
+    speckle = np.sqrt(real * real + imaginary * imaginary)
+    depth = (view.y + 1.0) * 0.5
+    light = 1.0 + behind + rng.normal(0.0, 0.18) * (depth - 0.4) - 0.35 * depth * depth
+    picture = np.clip(tissue, 0, 1) * (0.25 + 0.8 * speckle) * np.clip(light, 0.05, 2.0)
+    picture = 1.25 * picture / (picture + np.float32(0.5))
+    if rng.random() < 0.3:  # the dark sides of a curved probe's field
+        picture *= soft(1.02 - np.abs(view.x) + 0.25 * depth - 0.2, 0.05)
+    return finish(picture, rng, texture, gain=0.16, gamma=0.18, marker=0.3), attributes, mask
+
+
+def _tissue(rng: Rng, texture: Rng, y: Array, size: int) -> Array:
+    """Skin, fat with septa, gland and muscle from the top down."""
+    wave = 0.08 * clouds(texture, size, 4)
+    fat, muscle = rng.uniform(-0.75, -0.35), rng.uniform(0.35, 0.8)
+    picture = 0.2 + 0.3 * ridges(texture, size, 7, rows=9)
+    gland = (
+        0.42 + 0.13 * clouds(texture, size, 6, rows=16) + 0.1 * ridges(texture, size, 5, rows=12)
+    )
+    picture = mix(picture, gland * rng.uniform(0.7, 1.1), soft(y + wave - fat, 0.15))
+    striped = 0.22 + 0.3 * ridges(texture, size, 3, rows=22)
+    picture = mix(picture, striped, soft(y + wave - muscle, 0.08))
+    return np.asarray(picture + 0.5 * soft(-0.9 - y, 0.06), dtype=np.float32)
+
+
+def _column(x: Array, y: Array, centre: float, top: float, half: float) -> Array:
+    """The strip below a structure that shadows or brightens what is behind it."""
+    spread = half * (1.0 + 0.25 * np.clip(y - top, 0, None))
+    return soft(spread - np.abs(x - np.float32(centre)), 0.14) * soft(
+        y - np.float32(top) - 0.25, 0.6
+    )

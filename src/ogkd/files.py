@@ -1,0 +1,144 @@
+"""Where things are kept and how they are written: whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ogkd.errors import StorageError
+
+__all__ = [
+    "cache_dir",
+    "folder_atomically",
+    "sha256_file",
+    "storage_errors",
+    "write_atomically",
+    "write_json",
+    "write_text",
+]
+
+
+def cache_dir() -> Path:
+    """The folder for converted weights and cached features (`OGKD_CACHE` moves it)."""
+    if own := os.environ.get("OGKD_CACHE"):
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "ogkd"
+
+
+def sha256_file(path: Path) -> str:
+    """The hexadecimal SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals around `path` into one clear message."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(
+                f"No space left while writing {path}. Free some space, or choose another place "
+                "with --out (for the cache: set OGKD_CACHE to a folder on a larger disk)."
+            ) from error
+        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            raise StorageError(
+                f"No permission to write {path}. Choose a folder that you own with --out "
+                "(for the cache: set OGKD_CACHE)."
+            ) from error
+        if isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError):
+            raise StorageError(
+                f"Cannot write {path}: a file stands where a folder is needed, or the reverse. "
+                "Choose another place with --out."
+            ) from error
+        raise
+
+
+@contextlib.contextmanager
+def write_atomically(path: Path) -> Iterator[Path]:
+    """Yield a path aside to write to; it takes `path`'s place, synced, only if all went well."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        os.close(handle)
+        aside = Path(name)
+        try:
+            yield aside
+            _sync(aside)
+            # mkstemp makes private files; a result is as readable as any other new file.
+            aside.chmod(0o666 & ~_umask())
+            aside.replace(path)
+            _sync(path.parent)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def folder_atomically(path: Path) -> Iterator[Path]:
+    """Yield a folder aside to fill; it appears as `path` by one rename if all went well."""
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        try:
+            yield aside
+            for file in aside.rglob("*"):
+                _sync(file)
+            _sync(aside)
+            aside.chmod(0o777 & ~_umask())
+            _replace_folder(aside, path)
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+def _replace_folder(aside: Path, path: Path) -> None:
+    if not path.is_dir():
+        aside.rename(path)
+        return
+    # A rename cannot replace a folder with content: the old one steps aside first.
+    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+    path.rename(old / path.name)
+    try:
+        aside.rename(path)
+    except OSError:
+        (old / path.name).rename(path)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text in one step."""
+    with write_atomically(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON in one step."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _sync(path: Path) -> None:
+    """Ask the disk to keep it now; some file systems cannot, and that is no error."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,6 @@
+"""Any medical image file to RGB pixels, and RGB pixels to a model's input."""
+
+from ogkd.images.decode import find_images, read_image
+from ogkd.images.transforms import Preprocessing, to_pixels
+
+__all__ = ["Preprocessing", "find_images", "read_image", "to_pixels"]

@@ -1,0 +1,118 @@
+"""RGB pixels of any size to what an image tower takes. No file is opened here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+__all__ = [
+    "CLIP_MEAN",
+    "CLIP_STD",
+    "Preprocessing",
+    "center_crop",
+    "normalise",
+    "random_resized_crop",
+    "to_pixels",
+]
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+RGB = NDArray[np.uint8]  # [H, W, 3]
+Triple = tuple[float, float, float]
+
+_RESAMPLE = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "nearest": Image.Resampling.NEAREST,
+}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How one backbone wants its images.
+
+    `resize` is "shortest" (short side to `size`, then centre crop) or "squash" (both sides
+    to `size`, the aspect lost, as SigLIP does).
+    """
+
+    size: int = 224
+    mean: Triple = CLIP_MEAN
+    std: Triple = CLIP_STD
+    interpolation: Literal["bicubic", "bilinear", "nearest"] = "bicubic"
+    resize: Literal["shortest", "squash"] = "shortest"
+
+
+def center_crop(image: RGB, prep: Preprocessing) -> RGB:
+    """The whole image at the model's size, as at test time. [H, W, 3] -> [size, size, 3]."""
+    picture = Image.fromarray(image)
+    size = prep.size
+    resample = _RESAMPLE[prep.interpolation]
+    if prep.resize == "squash":
+        return np.asarray(picture.resize((size, size), resample))
+    width, height = picture.size
+    short, long = sorted((width, height))
+    scaled = int(size * long / short)
+    new = (size, scaled) if width <= height else (scaled, size)
+    if new != picture.size:
+        picture = picture.resize(new, resample)
+    left = round((new[0] - size) / 2.0)
+    top = round((new[1] - size) / 2.0)
+    return np.asarray(picture.crop((left, top, left + size, top + size)))
+
+
+def random_resized_crop(
+    image: RGB,
+    prep: Preprocessing,
+    rng: np.random.Generator,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> RGB:
+    """A random part of the image at the model's size, as in training (AUDIT #27)."""
+    height, width = image.shape[:2]
+    top, left, rows, columns = _draw_crop(height, width, rng, scale, ratio)
+    picture = Image.fromarray(image[top : top + rows, left : left + columns])
+    return np.asarray(picture.resize((prep.size, prep.size), _RESAMPLE[prep.interpolation]))
+
+
+def _draw_crop(
+    height: int,
+    width: int,
+    rng: np.random.Generator,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[int, int, int, int]:
+    """Ten tries at an area and an aspect, then the largest central part that fits."""
+    for _ in range(10):
+        area = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        columns, rows = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < columns <= width and 0 < rows <= height:
+            top = int(rng.integers(0, height - rows + 1))
+            left = int(rng.integers(0, width - columns + 1))
+            return top, left, rows, columns
+    columns = min(width, round(height * ratio[1]))
+    rows = min(height, round(width / ratio[0]))
+    return (height - rows) // 2, (width - columns) // 2, rows, columns
+
+
+def normalise(images: Sequence[RGB], prep: Preprocessing) -> Tensor:
+    """Stack crops of one size into [B, 3, H, W] float32, with mean and std removed."""
+    stacked = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float().div_(255.0)
+    mean = torch.tensor(prep.mean).view(1, 3, 1, 1)
+    std = torch.tensor(prep.std).view(1, 3, 1, 1)
+    return stacked.sub_(mean).div_(std).contiguous()
+
+
+def to_pixels(images: Sequence[RGB], prep: Preprocessing) -> Tensor:
+    """Whole images of any size to pixels [B, 3, size, size]."""
+    return normalise([center_crop(image, prep) for image in images], prep)

@@ -1,0 +1,223 @@
+"""OGKD: cross-entropy, SCCM, GAD and LGD on a learned context (paper §3, eq. 16)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ogkd.checkpoint import Checkpoint
+from ogkd.errors import ConfigError
+from ogkd.fidelity import Fidelity, fidelity
+from ogkd.geometry import class_graph, prototypes, stack_bank
+from ogkd.losses import (
+    LgdVariant,
+    cross_entropy,
+    gad,
+    gather_patches,
+    lgd,
+    logits,
+    patches_kept,
+    sccm,
+    select_patches,
+)
+from ogkd.methods.base import Head, Method, MethodConfig, Support, TextSide, Workplace
+from ogkd.methods.registry import register
+from ogkd.prompting import ContextConfig, PromptLearner
+from ogkd.teacher import select_prompts, teacher_prototypes
+from ogkd.training import Batch, Run, TrainConfig, train_contexts
+
+__all__ = ["OGKD", "OGKDConfig", "fit_together"]
+
+
+class OGKDConfig(MethodConfig):
+    """The paper's symbols; weights and strengths may differ between runs trained together."""
+
+    lambda_sccm: float = Field(1.0, ge=0)
+    lambda_gad: float = Field(1.0, ge=0)
+    lambda_lgd: float = Field(0.5, ge=0)
+    gamma: float | tuple[float, ...] = 0.3  # one for all classes, or one for each
+    alpha: float = Field(4.0, gt=0)
+    tau: float = Field(1.5, gt=0)  # of the prompt selector, not the logit scale
+    top_ratio: float = Field(0.3, gt=0, le=1)  # K/P
+    n_prompts: int = Field(50, ge=1)  # teacher budget: most prompts per class
+    lgd_variant: LgdVariant = "label_guided"
+    fidelity: Literal["released", "paper"] = "released"
+    options: dict[str, Any] = Field(default_factory=dict)  # single fidelity options by name
+    context: ContextConfig = ContextConfig()
+    train: TrainConfig = TrainConfig()
+
+
+class OGKDObjective:
+    """Eq. 16 for S runs: batches of images and T_hat in, one value per run and term out."""
+
+    def __init__(
+        self, configs: Sequence[OGKDConfig], bank: Sequence[Tensor], scale: float, device: Any
+    ) -> None:
+        self.config = configs[0]
+        self.choice = fidelity_of(self.config)
+        self.scale = scale
+        budget = self.config.n_prompts
+        self.bank = stack_bank([rows[:budget] for rows in bank]).to(device)  # [C, N, d]
+        self.T = prototypes(self.bank)  # [C, d]
+        self.W = torch.stack([class_graph(self.T, config.alpha) for config in configs])  # [S, C, C]
+        classes = self.T.shape[0]
+        self.gamma = torch.stack([_per_class(config.gamma, classes) for config in configs]).to(
+            device
+        )  # [S, C]
+
+        def weights(name: str) -> Tensor:
+            return torch.tensor([getattr(config, name) for config in configs], device=device)
+
+        self.lambda_sccm = weights("lambda_sccm")  # [S]
+        self.lambda_gad = weights("lambda_gad")
+        self.lambda_lgd = weights("lambda_lgd")
+
+    def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+        """Each term [S] and their weighted total (Alg. 2)."""
+        choice, config = self.choice, self.config
+        keep = select_prompts(batch.globals, self.bank, tau=config.tau, selector=choice.selector)
+        T_tilde = teacher_prototypes(self.bank, keep)  # [S, C, d]
+        z_stu = logits(batch.globals, T_hat, self.scale)  # [S, B, C]
+        z_tea = logits(batch.globals, T_tilde, self.scale)
+        terms = {
+            "ce": cross_entropy(z_stu, batch.labels),
+            "sccm": sccm(T_hat, self.T, normalisation=choice.sccm_normalisation),
+            "gad": gad(
+                z_stu,
+                z_tea,
+                self.W,
+                self.gamma.unsqueeze(1),
+                temperature=choice.temperature,
+                normalisation=choice.gad_normalisation,
+                normalise_target=choice.normalise_target,
+            ),
+        }
+        total = terms["ce"] + self.lambda_sccm * terms["sccm"] + self.lambda_gad * terms["gad"]
+        if batch.patches is not None:
+            terms["lgd"] = self._lgd(T_hat, T_tilde, batch, batch.patches)
+            total = total + self.lambda_lgd * terms["lgd"]
+        return {"total": total, **terms}
+
+    def _lgd(self, T_hat: Tensor, T_tilde: Tensor, batch: Batch, patches: Tensor) -> Tensor:
+        choice, config = self.choice, self.config
+        if config.lgd_variant == "label_guided":
+            K = patches_kept(patches.shape[-2], config.top_ratio, rounding=choice.patch_rounding)
+            absolute = choice.patch_score == "absolute"
+            best = select_patches(patches, T_tilde, batch.labels, K, absolute=absolute)
+            patches = gather_patches(patches, best)  # [S, B, K, d]
+        return lgd(
+            logits(patches, T_hat, self.scale),
+            logits(patches, T_tilde, self.scale),
+            batch.labels,
+            self.W.unsqueeze(1),
+            self.gamma[:, None, None],
+            variant=config.lgd_variant,
+            temperature=choice.temperature,
+            normalisation=choice.lgd_normalisation,
+            normalise_target=choice.normalise_target,
+        )
+
+
+@register
+class OGKD(Method):
+    """Omni-Geometry Knowledge Distillation."""
+
+    name = "ogkd"
+    summary = "learned context, teacher diffused along the class graph, globally and at patches"
+    citation = "Tran and Shen, OGKD"
+    needs_patches = True
+    needs_training = True
+    Config = OGKDConfig
+
+    @property
+    def uses_patches(self) -> bool:
+        """Patches are for LGD alone."""
+        return cast(OGKDConfig, self.config).lambda_lgd > 0
+
+    def fit(
+        self,
+        supports: Sequence[Support],
+        text: TextSide,
+        *,
+        seeds: Sequence[int],
+        workplace: Workplace,
+    ) -> list[Head]:
+        """Train all seeds in one batched text pass."""
+        configs = [cast(OGKDConfig, self.config)] * len(seeds)
+        return fit_together(configs, supports, text, seeds=seeds, workplace=workplace)
+
+    def head_for(self, head: Head, text: TextSide) -> Head:
+        """The learned context in front of other class names."""
+        config = cast(OGKDConfig, self.config)
+        if config.context.class_specific:
+            raise ConfigError("A class-specific context cannot be used for other classes.")
+        learner = PromptLearner(text.backbone, text.class_names, config.context)
+        return _head(learner, head.extra["context"])
+
+
+def fit_together(
+    configs: Sequence[OGKDConfig],
+    supports: Sequence[Support],
+    text: TextSide,
+    *,
+    seeds: Sequence[int],
+    workplace: Workplace,
+) -> list[Head]:
+    """Train runs that differ in seed, images, loss weights, gamma or alpha in one pass."""
+    _refuse_other_shapes(configs)
+    config, backbone = configs[0], text.backbone
+    learner = PromptLearner(backbone, text.class_names, config.context)
+    objective = OGKDObjective(configs, text.bank, backbone.logit_scale, backbone.device)
+    checkpoint = None
+    if workplace.folder is not None:
+        path = workplace.folder / "checkpoint.safetensors"
+        checkpoint = Checkpoint(path, workplace.fingerprint)
+    contexts = train_contexts(
+        learner,
+        [Run(s.views, s.labels, seed) for s, seed in zip(supports, seeds, strict=True)],
+        objective,
+        config.train,
+        text_dropout=fidelity_of(config).text_dropout,
+        checkpoint=checkpoint,
+        log=workplace.log,
+    )
+    return [_head(learner, context) for context in contexts]
+
+
+def fidelity_of(config: OGKDConfig) -> Fidelity:
+    """The named options that a configuration binds."""
+    return fidelity(config.fidelity, **config.options)
+
+
+def _head(learner: PromptLearner, context: Tensor) -> Head:
+    with torch.no_grad():
+        device = learner.embeddings.device
+        T_hat = learner.text_features(context.to(device).unsqueeze(0))[0].cpu()
+    return Head(normalize(T_hat, dim=-1), learner.backbone.logit_scale, {"context": context})
+
+
+def _per_class(gamma: float | tuple[float, ...], classes: int) -> Tensor:
+    values = torch.tensor(gamma, dtype=torch.float32)
+    if values.dim() and len(values) != classes:
+        raise ConfigError(f"gamma has {len(values)} values, but there are {classes} classes.")
+    if bool(((values < 0) | (values > 1)).any()):
+        raise ConfigError(f"gamma must lie between 0 and 1, but is {gamma}.")
+    return values.expand(classes)
+
+
+def _refuse_other_shapes(configs: Sequence[OGKDConfig]) -> None:
+    free = {"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "alpha"}
+    first = configs[0].model_dump(exclude=free)
+    for config in configs[1:]:
+        other = config.model_dump(exclude=free)
+        differ = [name for name in first if first[name] != other[name]]
+        if differ:
+            raise ConfigError(
+                f"Runs that differ in {', '.join(differ)} cannot be trained together. "
+                f"They may differ in: {', '.join(sorted(free))}, seed and images."
+            )

@@ -1,0 +1,74 @@
+"""`model.json`: everything about a fitted model that is not a tensor, checked when read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ogkd.errors import ConfigError
+
+__all__ = ["SCHEMA", "BackboneCard", "ModelCard"]
+
+SCHEMA = 1
+
+
+class BackboneCard(BaseModel):
+    """Which backbone the head belongs to."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    digest: str
+    embed_dim: int
+    preprocessing: dict[str, Any]
+
+
+class ModelCard(BaseModel):
+    """What was fitted, on what, how. No file name and no image is in it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: int = SCHEMA
+    method: str
+    preset: str | None = None
+    config: dict[str, Any]
+    class_names: tuple[str, ...]
+    backbone: BackboneCard
+    logit_scale: float
+    prompts_sha256: str
+    data_sha256: str
+    support_counts: tuple[int, ...]
+    shots: int | None = None
+    seed: int
+    versions: dict[str, str]
+    metrics: dict[str, Any] = {}
+
+    @classmethod
+    def read(cls, path: Path) -> ModelCard:
+        """Read and check; a folder of a newer version is refused with what to do."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(
+                f"{path.parent} is not a model folder: there is no readable {path.name}. "
+                "Give a folder that `ogkd fit --out` made."
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is damaged ({error}). Copy the model again.") from error
+        found = content.get("schema_version") if isinstance(content, dict) else None
+        if isinstance(found, int) and found > SCHEMA:
+            raise ConfigError(
+                f"{path.parent} was written by a newer ogkd (schema {found}, this one reads up to "
+                f"{SCHEMA}). Upgrade with: pip install --upgrade ogkd."
+            )
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(str(part) for part in problem["loc"])
+            raise ConfigError(
+                f"{path}: field '{place}' is wrong ({problem['msg']}). Copy the model again."
+            ) from None

@@ -1,0 +1,117 @@
+"""Learnable context vectors in front of (or around) class names, through a frozen text tower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from ogkd.backbones.base import Backbone, TextDropout, Tokens
+from ogkd.errors import ConfigError
+
+__all__ = ["ContextConfig", "PromptLearner"]
+
+
+class ContextConfig(BaseModel):
+    """What is learned: the context C of the paper (AUDIT #20, #21).
+
+    `init` gives the first values where it has exactly `n_ctx` tokens ("a photo of a" has
+    four); otherwise they are drawn from N(0, 0.02).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n_ctx: int = Field(4, ge=1)
+    init: str = "a photo of a"
+    class_specific: bool = False
+    position: Literal["end", "middle", "front"] = "end"
+
+
+class PromptLearner:
+    """C prompts with room for a context: `text_features(context)` gives T_hat.
+
+    A prompt is "[context] class name." with the class name at the end, in the middle or at
+    the front of the context. The learner itself holds no parameter: contexts go in, text
+    features come out, for one run or for S runs side by side.
+    """
+
+    def __init__(
+        self, backbone: Backbone, class_names: Sequence[str], config: ContextConfig
+    ) -> None:
+        self.backbone = backbone
+        self.class_names = tuple(class_names)
+        self.config = config
+        names = [backbone.pieces(name.replace("_", " ")) for name in class_names]
+        self._refuse_long_prompts(names)
+        end = backbone.pieces(".")
+        layouts = [_layout(len(name), config) for name in names]
+        # Any id holds the context's places: its embedding is replaced before it is used.
+        self.tokens: Tokens = backbone.pack(
+            [_spell(name, layout, end) for name, layout in zip(names, layouts, strict=True)]
+        )
+        first = backbone.leading_tokens
+        slots = [
+            [first + place for place, piece in enumerate(row) if piece is None] for row in layouts
+        ]
+        self.slots = torch.tensor(slots, device=backbone.device)  # [C, n_ctx]
+        with torch.no_grad():
+            self.embeddings = backbone.embed(self.tokens).detach()  # [C, L, w]
+
+    def initial_context(self, generator: torch.Generator) -> Tensor:
+        """First values of the context: [n_ctx, w], or [C, n_ctx, w] where class-specific."""
+        backbone, config = self.backbone, self.config
+        words = backbone.pieces(config.init) if config.init else []
+        if len(words) == config.n_ctx:
+            tokens = backbone.pack([words])
+            first = backbone.leading_tokens
+            with torch.no_grad():
+                context = backbone.embed(tokens)[0, first : first + config.n_ctx].detach().cpu()
+        else:
+            shape = (config.n_ctx, backbone.text_width)
+            context = torch.empty(shape).normal_(0.0, 0.02, generator=generator)
+        if config.class_specific:
+            context = context.expand(len(self.class_names), *context.shape)
+        return context.clone()
+
+    def text_features(self, contexts: Tensor, *, dropout: TextDropout | None = None) -> Tensor:
+        """T_hat of S runs in one pass of the text tower.
+
+        contexts: [S, n_ctx, w] or, class-specific, [S, C, n_ctx, w]; returns [S, C, d].
+        """
+        runs, classes = contexts.shape[0], len(self.class_names)
+        shared = contexts if self.config.class_specific else contexts.unsqueeze(1)
+        values = shared.expand(runs, classes, *contexts.shape[-2:])  # [S, C, n_ctx, w]
+        slots = self.slots.expand(runs, -1, -1).unsqueeze(-1).expand_as(values)
+        filled = self.embeddings.expand(runs, -1, -1, -1).scatter(2, slots, values)
+        tokens = Tokens(self.tokens.ids.repeat(runs, 1), self.tokens.mask.repeat(runs, 1))
+        features = self.backbone.encode_text(filled.flatten(0, 1), tokens, dropout=dropout)
+        return features.unflatten(0, (runs, classes))
+
+    def _refuse_long_prompts(self, names: Sequence[Sequence[int]]) -> None:
+        longest = max(range(len(names)), key=lambda index: len(names[index]))
+        special = self.backbone.leading_tokens + self.backbone.trailing_tokens
+        needed = special + self.config.n_ctx + len(names[longest]) + 1
+        if needed > self.backbone.context_length:
+            raise ConfigError(
+                f"The prompt of class '{self.class_names[longest]}' needs {needed} tokens with "
+                f"n_ctx={self.config.n_ctx}, but this text tower takes at most "
+                f"{self.backbone.context_length}. Lower n_ctx or shorten the class name."
+            )
+
+
+def _layout(name_length: int, config: ContextConfig) -> list[int | None]:
+    """Places of one prompt: a number is a piece of the name, None is a place of the context."""
+    name: list[int | None] = list(range(name_length))
+    n_ctx = config.n_ctx
+    if config.position == "front":
+        return [*name, *[None] * n_ctx]
+    before = n_ctx if config.position == "end" else n_ctx // 2
+    return [*[None] * before, *name, *[None] * (n_ctx - before)]
+
+
+def _spell(name: Sequence[int], layout: Sequence[int | None], end: Sequence[int]) -> list[int]:
+    holder = end[0]
+    return [*[holder if place is None else name[place] for place in layout], *end]

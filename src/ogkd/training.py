@@ -1,0 +1,235 @@
+"""The one loop that trains contexts: S runs side by side in one pass of the text tower.
+
+A method gives an objective; this gives it batches, steps and checkpoints. All randomness of
+an epoch is drawn from (seed, epoch) alone, so an interrupted run continues exactly as it
+would have gone on, and a run beside others sees the draws that it would have had alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from ogkd.backbones.base import ImageFeatures, TextDropout
+from ogkd.checkpoint import Checkpoint, TrainingState
+from ogkd.errors import ConfigError, Interrupted, TrainingError
+from ogkd.progress import progress_bar
+from ogkd.prompting import PromptLearner
+
+__all__ = ["Batch", "Objective", "Run", "TrainConfig", "Views", "learning_rate", "train_contexts"]
+
+# Streams of one epoch's randomness, kept apart so that using one never shifts another.
+_ORDER, _DROPOUT, _INIT = range(3)
+
+
+class TrainConfig(BaseModel):
+    """Optimiser and schedule (AUDIT #23-26); every number is the released code's."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: int = Field(100, ge=1)
+    batch_size: int = Field(4, ge=1)
+    lr: float = Field(2.5e-3, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(5e-4, ge=0)
+    warmup_epochs: int = Field(1, ge=0)
+    warmup_lr: float = Field(1e-5, ge=0)
+    drop_last: bool = True
+    checkpoint_every: int = Field(5, ge=1)
+
+
+class Views(Protocol):
+    """The support images as the learner meets them: cached crops, or a fresh one each time."""
+
+    def __len__(self) -> int: ...
+
+    def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
+        """Features of one view of each of the images."""
+        ...
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: its images, its labels [N] and the seed of all its randomness."""
+
+    views: Views
+    labels: Tensor
+    seed: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of each of S runs."""
+
+    globals: Tensor  # [S, B, d]
+    labels: Tensor  # [S, B]
+    patches: Tensor | None  # [S, B, P, d]
+
+
+class Objective(Protocol):
+    """What a method minimises: each term once per run, "total" among them."""
+
+    def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]: ...
+
+
+def learning_rate(epoch: int, config: TrainConfig) -> float:
+    """A constant warm-up, then a cosine over all epochs, stepped per epoch (AUDIT #24)."""
+    if epoch < config.warmup_epochs:
+        return config.warmup_lr
+    turn = math.pi * (epoch - config.warmup_epochs) / config.epochs
+    return config.lr * (1 + math.cos(turn)) / 2
+
+
+def train_contexts(
+    learner: PromptLearner,
+    runs: Sequence[Run],
+    objective: Objective,
+    config: TrainConfig,
+    *,
+    text_dropout: bool = False,
+    checkpoint: Checkpoint | None = None,
+    log: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Tensor:
+    """Train one context per run and return them stacked: [S, n_ctx, w] (or [S, C, n_ctx, w]).
+
+    With a `checkpoint`, progress is kept every few epochs and a finished or interrupted
+    training is continued from there.
+    """
+    _refuse_unequal(runs)
+    device = learner.embeddings.device
+    start = [learner.initial_context(_torch_rng(run.seed, 0, _INIT)) for run in runs]
+    state = TrainingState(torch.stack(start), torch.zeros(0), epoch=0)
+    if checkpoint is not None and (found := checkpoint.load()) is not None:
+        state = found
+    contexts = state.contexts.to(device).requires_grad_()
+    optimiser = torch.optim.SGD(
+        [contexts], lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    if state.momentum.numel():
+        optimiser.state[contexts]["momentum_buffer"] = state.momentum.to(device)
+    with progress_bar("Training", config.epochs) as bar:
+        bar.advance(state.epoch)
+        try:
+            for epoch in range(state.epoch, config.epochs):
+                began = time.perf_counter()
+                for group in optimiser.param_groups:
+                    group["lr"] = learning_rate(epoch, config)
+                terms = _one_epoch(
+                    learner, runs, objective, config, contexts, optimiser, epoch, text_dropout
+                )
+                state = _snapshot(contexts, optimiser, epoch + 1)
+                last = epoch + 1 == config.epochs
+                if checkpoint is not None and (last or (epoch + 1) % config.checkpoint_every == 0):
+                    checkpoint.save(state)
+                if log is not None:
+                    rate = learning_rate(epoch, config)
+                    seconds = time.perf_counter() - began
+                    log({"epoch": epoch, "lr": rate, "seconds": seconds, "terms": terms})
+                bar.advance()
+                bar.describe("  ".join(f"{n} {np.mean(v):.3f}" for n, v in terms.items()))
+        except KeyboardInterrupt:
+            if checkpoint is None:
+                raise
+            checkpoint.save(state)
+            raise Interrupted(
+                f"Stopped after epoch {state.epoch} of {config.epochs}; kept in {checkpoint.path}. "
+                "Run the same command again to go on from there."
+            ) from None
+    return contexts.detach().cpu()
+
+
+def _one_epoch(
+    learner: PromptLearner,
+    runs: Sequence[Run],
+    objective: Objective,
+    config: TrainConfig,
+    contexts: Tensor,
+    optimiser: torch.optim.Optimizer,
+    epoch: int,
+    text_dropout: bool,
+) -> dict[str, list[float]]:
+    """Step through every batch; return each term's mean over the steps, one number per run."""
+    device = contexts.device
+    rngs = [np.random.default_rng([run.seed, epoch, _ORDER]) for run in runs]
+    orders = [rng.permutation(len(run.views)) for rng, run in zip(rngs, runs, strict=True)]
+    dropout = None
+    if text_dropout:
+        dropout = TextDropout([_torch_rng(run.seed, epoch, _DROPOUT) for run in runs])
+    history: dict[str, list[Tensor]] = {}
+    for step, places in enumerate(_batches(len(orders[0]), config)):
+        batch = _gather(runs, [order[places] for order in orders], rngs, device)
+        T_hat = learner.text_features(contexts, dropout=dropout)
+        terms = objective(T_hat, batch)
+        _refuse_nonfinite(terms, epoch, step)
+        optimiser.zero_grad()
+        # Runs share no parameter, so the sum's gradient is each run's own.
+        terms["total"].sum().backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        for name, value in terms.items():
+            history.setdefault(name, []).append(value.detach())
+    return {name: torch.stack(values).mean(0).tolist() for name, values in history.items()}
+
+
+def _batches(count: int, config: TrainConfig) -> list[slice]:
+    """Places of each batch; the last incomplete one goes if others are left (AUDIT #26)."""
+    size = config.batch_size
+    whole = count // size * size if config.drop_last and count >= size else count
+    return [slice(begin, min(begin + size, whole)) for begin in range(0, whole, size)]
+
+
+def _gather(
+    runs: Sequence[Run],
+    images: Sequence[NDArray[np.int64]],
+    rngs: Sequence[np.random.Generator],
+    device: torch.device,
+) -> Batch:
+    seen = [run.views.look(rows, rng) for run, rows, rng in zip(runs, images, rngs, strict=True)]
+    patches = [view.patches for view in seen if view.patches is not None]
+    labels = [run.labels[torch.from_numpy(rows)] for run, rows in zip(runs, images, strict=True)]
+    return Batch(
+        globals=torch.stack([view.globals for view in seen]).to(device, torch.float32),
+        labels=torch.stack(labels).to(device),
+        patches=torch.stack(patches).to(device, torch.float32) if patches else None,
+    )
+
+
+def _snapshot(contexts: Tensor, optimiser: torch.optim.Optimizer, epoch: int) -> TrainingState:
+    momentum = optimiser.state[contexts].get("momentum_buffer")
+    kept = torch.zeros(0) if momentum is None else momentum.detach().cpu().clone()
+    return TrainingState(contexts.detach().cpu().clone(), kept, epoch)
+
+
+def _torch_rng(seed: int, epoch: int, stream: int) -> torch.Generator:
+    mixed = np.random.SeedSequence([seed, epoch, stream]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
+
+
+def _refuse_unequal(runs: Sequence[Run]) -> None:
+    counts = sorted({len(run.views) for run in runs})
+    if len(counts) != 1:
+        raise ConfigError(
+            f"Runs trained together need the same number of images, but they have {counts}. "
+            "Train them one by one."
+        )
+    if counts[0] == 0:
+        raise ConfigError("There is no image to train on.")
+
+
+def _refuse_nonfinite(terms: Mapping[str, Tensor], epoch: int, step: int) -> None:
+    if bool(torch.isfinite(terms["total"]).all()):
+        return
+    culprits = [n for n, v in terms.items() if n != "total" and not torch.isfinite(v).all()]
+    raise TrainingError(
+        f"The loss is no longer a number at epoch {epoch}, step {step + 1} "
+        f"(term: {', '.join(culprits) or 'total'}). Lower train.lr or the weight of that term; "
+        "earlier results are untouched."
+    )

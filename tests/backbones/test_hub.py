@@ -1,0 +1,365 @@
+"""Fetching, against a hub of our own on the loopback interface."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from tiny_backbones import TEXTS, make_clip
+
+from ogkd.backbones import hub, load_backbone
+from ogkd.backbones.catalog import Record
+from ogkd.backbones.hub import fetch, fetch_examples, present
+from ogkd.errors import BackboneError, StorageError
+
+COMMIT = "a" * 40
+HUB_ID = "some-one/some-model"
+
+
+class FakeHub(http.server.ThreadingHTTPServer):
+    """Serves the files of `folder` as the repository HUB_ID."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), FakeHandler)
+        self.folder = folder
+        self.asked: list[str] = []
+        self.refusal: tuple[int, str] | None = None
+        self.damage = False
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class FakeHandler(http.server.BaseHTTPRequestHandler):
+    server: FakeHub
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        self.server.asked.append(f"{self.command} {self.path}")
+        start = f"/{HUB_ID}/resolve/"
+        if self.server.refusal is not None:
+            return self._refuse(*self.server.refusal)
+        if not self.path.startswith(start):
+            return self._refuse(404, "RepoNotFound")
+        path = self.server.folder / self.path[len(start) :].split("/", 1)[1]
+        if not path.is_file():
+            return self._refuse(404, "EntryNotFound")
+        content = path.read_bytes()
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(bytes(len(content)) if self.server.damage else content)
+        return None
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    folder = tmp_path / "published"
+    make_clip(folder)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
+    with FakeHub(folder) as fake:
+        monkeypatch.setenv("HF_ENDPOINT", fake.address)
+        thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield fake
+        fake.shutdown()
+        thread.join()
+
+
+def record(**changes: Any) -> Record:
+    facts = {"name": "tiny", "hub_id": HUB_ID, "licence": "MIT", "modality": "none"} | changes
+    return Record(**facts)
+
+
+def publish_as_bin(folder: Path) -> str:
+    """Replace the safetensors file by a .bin with shared memory; returns its sha256."""
+    state = load_file(folder / "model.safetensors")
+    state["text_model.embeddings.position_ids"] = torch.arange(100)[None][:, 3:15]
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    return hashlib.sha256((folder / "pytorch_model.bin").read_bytes()).hexdigest()
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_bin_is_converted_once_and_then_needs_no_network(
+    server: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load_backbone(server.folder).encode_texts(TEXTS)
+    original = publish_as_bin(server.folder)
+    folder = fetch(record(weights="pytorch_model.bin", sha256=original))
+    assert not list(folder.glob("*.bin"))
+    source = json.loads((folder / "source.json").read_text())
+    assert source["hub_id"] == HUB_ID
+    assert source["revision"] == COMMIT
+    assert source["original"] == {"file": "pytorch_model.bin", "sha256": original}
+    assert source["weights"]["sha256"] == sha256(folder / "model.safetensors")
+    assert {name: facts["sha256"] for name, facts in source["files"].items()} == {
+        path.name: sha256(path) for path in folder.iterdir() if path.name != "source.json"
+    }
+    shutil.rmtree(tmp_path / "hub-cache")
+    server.asked.clear()
+    assert fetch(record()) == folder == present(record())
+    assert server.asked == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert torch.equal(load_backbone(folder).encode_texts(TEXTS), expected)
+
+
+def test_a_hub_id_loads_by_its_name_alone(server: FakeHub) -> None:
+    expected = load_backbone(server.folder).encode_texts(TEXTS)
+    backbone = load_backbone(HUB_ID)
+    assert backbone.name == HUB_ID
+    assert torch.equal(backbone.encode_texts(TEXTS), expected)
+    server.asked.clear()
+    assert load_backbone(HUB_ID).digest == backbone.digest
+    assert server.asked == []
+
+
+def test_safetensors_are_preferred_and_only_needed_files_fetched(server: FakeHub) -> None:
+    for name in ("pytorch_model.bin", "tf_model.h5", "README.md"):
+        (server.folder / name).write_bytes(b"not needed")
+    folder = fetch(record())
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "source.json",
+        "tokenizer.json",
+    }
+    assert not any(
+        asked.startswith("GET") and asked.endswith((".bin", ".h5", ".md")) for asked in server.asked
+    )
+
+
+def test_files_in_the_hubs_own_cache_serve_offline(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(fetch(record()))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    server.asked.clear()
+    folder = fetch(record())
+    assert json.loads((folder / "source.json").read_text())["revision"] == COMMIT
+    assert server.asked == []
+
+
+def test_offline_the_message_says_what_to_do_where(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(BackboneError) as caught:
+        load_backbone("biomedclip")
+    message = str(caught.value)
+    assert "HF_HUB_OFFLINE is set" in message
+    assert "ogkd backbones fetch biomedclip" in message
+    assert str(Path(os.environ["OGKD_CACHE"]) / "backbones" / "biomedclip") in message
+    assert "--backbone FOLDER" in message
+    assert server.asked == []
+
+
+def test_an_unreachable_hub_is_noticed_at_once(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    with pytest.raises(BackboneError, match="the hub cannot be reached") as caught:
+        load_backbone("plip")
+    assert "ogkd backbones fetch plip" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words"),
+    [
+        (403, "GatedRepo", "is gated.*Accept them on .*hf auth login"),
+        (404, "RepoNotFound", "no repository some-one/some-model"),
+        (404, "RevisionNotFound", "no revision main"),
+        (403, "", "refuses some-one/some-model to you"),
+        (503, "", "answered 503"),
+    ],
+)
+def test_refusals_of_the_hub_say_the_next_step(
+    server: FakeHub, status: int, code: str, words: str
+) -> None:
+    server.refusal = (status, code)
+    with pytest.raises(BackboneError, match=words):
+        fetch(record())
+    assert not record().folder.exists()
+
+
+def test_a_repository_without_a_model_is_refused(server: FakeHub) -> None:
+    (server.folder / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(BackboneError, match="does not have a model that ogkd can load"):
+        fetch(record())
+    with pytest.raises(BackboneError, match=r"the file example/x\.jpg"):
+        fetch_examples(record(examples="example"), ["x.jpg"])
+
+
+def test_a_repository_without_weights_is_refused(server: FakeHub) -> None:
+    (server.folder / "model.safetensors").unlink()
+    with pytest.raises(BackboneError, match=r"a weight file that ogkd reads \(model\.safetensors"):
+        fetch(record())
+
+
+def test_a_wrong_hash_is_refused_with_both_and_the_file_deleted(
+    server: FakeHub, tmp_path: Path
+) -> None:
+    found = sha256(server.folder / "model.safetensors")
+    with pytest.raises(BackboneError) as caught:
+        fetch(record(weights="model.safetensors", sha256="0" * 64))
+    assert found in str(caught.value)
+    assert "0" * 64 in str(caught.value)
+    assert not record().folder.exists()
+    assert not list((tmp_path / "hub-cache").rglob("model.safetensors"))
+    assert not list((tmp_path / "hub-cache").rglob(found))
+
+
+def test_damage_on_the_way_is_noticed_without_a_known_hash(server: FakeHub) -> None:
+    server.damage = True
+    with pytest.raises(BackboneError):
+        fetch(record(format="transformers"))
+    assert not record().folder.exists()
+    server.damage = False
+
+
+def test_force_fetches_again_and_damage_in_the_cache_asks_for_it(server: FakeHub) -> None:
+    folder = fetch(record())
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(content[:100])
+    with pytest.raises(BackboneError, match="fetch tiny --force"):
+        present(record())
+    assert fetch(record(), force=True) == folder
+    assert weights.read_bytes() == content
+
+
+def test_too_little_space_is_said_before_the_download(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 8, 2))
+    with pytest.raises(StorageError, match=r"needs 0\.00 GB in .* where 0\.00 GB are free"):
+        fetch(record())
+    assert not any(asked.startswith("GET") and "safetensors" in asked for asked in server.asked)
+
+
+def test_nothing_stays_when_the_conversion_fails(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish_as_bin(server.folder)
+
+    def full(*_: Any) -> None:
+        raise hub.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(hub, "save_file", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        fetch(record())
+    assert [path.name for path in record().folder.parent.iterdir()] == [".tiny.lock"]
+
+
+def test_a_kill_during_the_conversion_leaves_no_broken_folder(
+    server: FakeHub, tmp_path: Path
+) -> None:
+    publish_as_bin(server.folder)
+    program = (
+        "import time\n"
+        "from ogkd.backbones import hub\n"
+        "from ogkd.backbones.catalog import Record\n"
+        "def slow(tensors, target, metadata):\n"
+        "    target.write_bytes(b'half')\n"
+        "    print('writing', flush=True)\n"
+        "    time.sleep(60)\n"
+        "hub.save_file = slow\n"
+        f"hub.fetch(Record(name='tiny', hub_id={HUB_ID!r}, licence='MIT', modality='none'))\n"
+    )
+    environment = {
+        **os.environ,
+        "HF_HUB_CACHE": str(tmp_path / "hub-cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "writing\n"
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert present(record()) is None
+    folder = fetch(record())
+    assert load_backbone(folder).encode_texts(TEXTS).shape[0] == len(TEXTS)
+    left = {path.name for path in folder.parent.iterdir()}
+    assert left == {".tiny.lock", "tiny"}
+
+
+def test_open_clip_takes_what_it_lacks_from_the_repositories_it_names(server: FakeHub) -> None:
+    shutil.rmtree(server.folder)
+    server.folder.mkdir()
+    text = {"hf_model_name": HUB_ID, "hf_tokenizer_name": HUB_ID}
+    config = {"model_cfg": {"vision_cfg": {"timm_model_name": "vit"}, "text_cfg": text}}
+    (server.folder / "open_clip_config.json").write_text(json.dumps(config))
+    (server.folder / "config.json").write_text('{"model_type": "bert"}')
+    (server.folder / "vocab.txt").write_text("[PAD]\n")
+    save_file({"visual.x": torch.ones(2)}, server.folder / "open_clip_model.safetensors")
+    other = record(name="other", hub_id="other/other")
+    marker = server.folder / "open_clip_config.json"
+    found = hub._from_other_repositories(other, marker, {"open_clip_config.json"})
+    assert sorted(path.name for path in found) == ["config.json", "vocab.txt"]
+    assert hub._from_other_repositories(other, marker, {"config.json", "vocab.txt"}) == []
+    source = json.loads((fetch(record()) / "source.json").read_text())
+    assert source["format"] == "open_clip"
+    assert set(source["files"]) == {
+        "config.json",
+        "open_clip_config.json",
+        "open_clip_model.safetensors",
+        "vocab.txt",
+    }
+
+
+def test_examples_are_fetched_once(server: FakeHub) -> None:
+    (server.folder / "shown").mkdir()
+    (server.folder / "shown" / "a.png").write_bytes(b"picture")
+    asked = record(examples="shown")
+    folder = fetch_examples(asked, ["a.png"])
+    assert (folder / "a.png").read_bytes() == b"picture"
+    server.asked.clear()
+    assert fetch_examples(asked, ["a.png"]) == folder
+    assert server.asked == []
+
+
+def test_the_built_in_model_is_not_fetched() -> None:
+    builtin = record(name="builtin", hub_id=None, format="builtin")
+    with pytest.raises(BackboneError, match="part of the package"):
+        fetch(builtin)

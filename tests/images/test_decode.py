@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image
+
+from ogkd.errors import DataError
+from ogkd.images import decode
+from ogkd.images.decode import find_images, read_image
+
+GRADIENT = np.tile(np.arange(64, dtype=np.uint8) * 4, (48, 1))  # [48, 64]
+
+
+def save(path, array, **options):
+    Image.fromarray(array).save(path, **options)
+    return path
+
+
+@pytest.mark.parametrize("ending", ["png", "bmp", "tif", "webp"])
+def test_lossless_rgb_is_read_as_it_is(tmp_path, ending):
+    image = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    options = {"lossless": True} if ending == "webp" else {}
+    assert np.array_equal(read_image(save(tmp_path / f"a.{ending}", image, **options)), image)
+
+
+def test_gray_palette_rgba_and_cmyk_become_rgb(tmp_path):
+    base = Image.fromarray(GRADIENT)
+    for mode, ending in (("L", "png"), ("P", "png"), ("RGBA", "png"), ("LA", "png"), ("1", "png")):
+        path = tmp_path / f"{mode}.{ending}"
+        base.convert(mode).save(path)
+        assert read_image(path).shape == (48, 64, 3)
+    base.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=95)
+    assert np.abs(read_image(tmp_path / "cmyk.jpg")[..., 0].astype(int) - GRADIENT).mean() < 6
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_sixteen_bits_are_scaled_by_their_range_not_clipped_to_white(tmp_path, ending):
+    deep = (GRADIENT.astype(np.uint16) * 16) + 500  # 12 bits used of 16
+    rgb = read_image(save(tmp_path / f"deep.{ending}", deep))
+    counts = np.bincount(rgb[..., 0].ravel(), minlength=256)
+    assert rgb.min() == 0
+    assert rgb.max() == 255
+    assert counts[255] <= GRADIENT.size // 32  # the naive conversion makes nearly all white
+    assert (np.diff(rgb[0, :, 0].astype(int)) >= 0).all()
+
+
+def test_float_tiff_with_nan_is_scaled_by_its_finite_range(tmp_path):
+    values = GRADIENT.astype(np.float32) / 10 - 3
+    values[0, 0] = np.nan
+    rgb = read_image(save(tmp_path / "f.tif", values))
+    assert (rgb[1, 0, 0], rgb[1, -1, 0]) == (0, 255)
+
+
+@given(hnp.arrays(np.float64, (3, 4), elements=st.floats(-1e6, 1e6)))
+def test_scaling_keeps_order_and_spans_the_bytes(values):
+    scaled = decode._scale_to_bytes(values)
+    flat, out = values.ravel(), scaled.ravel().astype(int)
+    order = np.argsort(flat, kind="stable")
+    assert (np.diff(out[order]) >= 0).all()
+    if flat.max() > flat.min():
+        assert (out.min(), out.max()) == (0, 255)
+
+
+def test_exif_orientation_is_applied(tmp_path):
+    image = Image.fromarray(np.dstack([GRADIENT] * 3))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: rotate by 270 degrees to view
+    image.save(tmp_path / "turned.jpg", exif=exif, quality=95)
+    assert read_image(tmp_path / "turned.jpg").shape == (64, 48, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("zero.png", b"", "not a readable image"),
+        ("text.png", b"this is not an image at all", "not a readable image"),
+        ("page.gif", b"GIF89a" + b"\0" * 20, "not a readable image"),
+    ],
+)
+def test_files_that_are_no_images_are_refused_by_name(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words) as caught:
+        read_image(tmp_path / name)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["png", "jpg", "tif", "webp"])
+def test_a_truncated_file_is_called_damaged(tmp_path, ending):
+    noise = np.random.default_rng(0).integers(0, 256, (80, 80, 3), dtype=np.uint8)
+    path = save(tmp_path / f"cut.{ending}", noise)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=r"damaged|not a readable image"):
+        read_image(path)
+
+
+def test_a_decompression_bomb_is_refused_before_decoding(tmp_path):
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99))
+    (tmp_path / "bomb.png").write_bytes(bomb + chunk(b"IEND", b""))
+    with pytest.raises(DataError, match=r"pixels"):
+        read_image(tmp_path / "bomb.png")
+
+
+def test_missing_folder_and_pipe_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"no file .*gone\.png"):
+        read_image(tmp_path / "gone.png")
+    with pytest.raises(DataError, match="not a regular file"):
+        read_image(tmp_path)
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(DataError, match="not a regular file"):
+        read_image(tmp_path / "pipe.png")
+
+
+def test_images_are_found_at_any_depth_sorted_and_without_following_loops(tmp_path):
+    for name in ("b/2.PNG", "b/1.jpg", "a/x/y/3.tiff", "a/notes.txt", ".hidden/4.png", "b/.5.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "a" / "loop").symlink_to(tmp_path)
+    found = [path.relative_to(tmp_path).as_posix() for path in find_images([tmp_path])]
+    assert found == ["a/x/y/3.tiff", "b/1.jpg", "b/2.PNG"]
+
+
+def test_the_same_file_named_twice_is_found_once(tmp_path):
+    (tmp_path / "1.png").touch()
+    assert find_images([tmp_path, tmp_path / "1.png"]) == [tmp_path / "1.png"]
+
+
+def test_nothing_found_says_what_to_give(tmp_path):
+    with pytest.raises(DataError, match="No images found"):
+        find_images([tmp_path])
+    with pytest.raises(DataError, match="no file or folder"):
+        find_images([tmp_path / "gone"])

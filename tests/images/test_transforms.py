@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ogkd.images.transforms import (
+    Preprocessing,
+    center_crop,
+    normalise,
+    random_resized_crop,
+    to_pixels,
+)
+from ogkd.images.transforms import _draw_crop as draw_crop
+
+PREP = Preprocessing(size=32)
+CROPS = ((0, 0, 20, 25), (3, 5, 11, 17), (8, 2, 12, 9))
+
+
+@pytest.fixture(scope="module")
+def torchvision() -> dict[str, np.ndarray]:
+    """Outputs of the real torchvision, made by tools/make_torchvision_fixtures.py."""
+    path = Path(__file__).parent / "fixtures" / "torchvision.npz"
+    with np.load(path, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_whole_image_equals_torchvision_resize_and_center_crop(torchvision, index):
+    ours = center_crop(torchvision[f"image{index}"], PREP).astype(int)
+    assert np.abs(ours - torchvision[f"whole{index}"]).max() <= 1
+
+
+@pytest.mark.parametrize("index", range(5))
+def test_pixels_equal_torchvision_to_tensor_and_normalize(torchvision, index):
+    ours = to_pixels([torchvision[f"image{index}"]], PREP)[0].numpy()
+    one_grey_level = 1 / 255 / min(PREP.std)
+    assert np.abs(ours - torchvision[f"pixels{index}"]).max() <= one_grey_level + 1e-6
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("index", range(5))
+def test_a_given_crop_equals_torchvision_resized_crop(torchvision, index, number, monkeypatch):
+    crop = CROPS[number]
+    monkeypatch.setattr("ogkd.images.transforms._draw_crop", lambda *_: crop)
+    ours = random_resized_crop(torchvision[f"image{index}"], PREP, np.random.default_rng(0))
+    assert np.abs(ours.astype(int) - torchvision[f"crop{index}_{number}"]).max() <= 1
+
+
+def test_random_crops_are_distributed_as_torchvision_draws_them(torchvision):
+    rng = np.random.default_rng(1)
+    ours = np.array([draw_crop(90, 120, rng, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(20000)])
+    theirs = torchvision["draws"]
+    for column in range(4):
+        assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
+
+
+def test_crops_are_the_same_for_the_same_generator_seed():
+    image = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    first, second, other = (
+        random_resized_crop(image, PREP, np.random.default_rng(seed)) for seed in (7, 7, 8)
+    )
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, other)
+
+
+def test_squash_keeps_the_whole_width():
+    image = np.zeros((10, 40, 3), np.uint8)
+    image[:, :2] = 255  # a bright left edge that a centre crop would lose
+    squashed = center_crop(image, Preprocessing(size=32, resize="squash"))
+    cropped = center_crop(image, PREP)
+    assert squashed.shape == cropped.shape == (32, 32, 3)
+    assert squashed[:, 0].min() > 200
+    assert cropped.max() == 0
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 500), (500, 1), (224, 224)])
+def test_any_size_becomes_the_models_size(height, width):
+    image = np.full((height, width, 3), 77, np.uint8)
+    assert (center_crop(image, PREP) == 77).all()
+    assert random_resized_crop(image, PREP, np.random.default_rng(0)).shape == (32, 32, 3)
+
+
+def test_normalise_removes_mean_and_std():
+    gray = np.full((32, 32, 3), 255, np.uint8)
+    pixels = normalise([gray], PREP)
+    for channel in range(3):
+        expected = (1 - PREP.mean[channel]) / PREP.std[channel]
+        assert pixels[0, channel].mean().item() == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,237 @@
+"""Both presets, end to end, against the literal formulas of the released code and of the paper."""
+
+import doctest
+import json
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch.nn.functional import kl_div, normalize
+
+import ogkd.fidelity
+from ogkd.errors import ConfigError
+from ogkd.fidelity import PAPER, RELEASED, Fidelity, fidelity
+from ogkd.geometry import class_graph, prototypes
+from ogkd.losses import (
+    LossTerms,
+    cross_entropy,
+    gad,
+    gather_patches,
+    lgd,
+    logits,
+    patches_kept,
+    sccm,
+    select_patches,
+)
+from ogkd.teacher import select_prompts, teacher_prototypes
+
+B, C, N, P, d = 4, 3, 20, 25, 8
+SCALE, ALPHA, GAMMA, TAU, RATIO = 10.0, 4.0, 0.5, 1.25, 0.3  # 0.3 * 25 = 7.5: K is 8 or 7
+
+
+def inputs(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def unit(*shape):
+        values = torch.randn(*shape, dtype=torch.float64, generator=generator)
+        return normalize(values, dim=-1)
+
+    labels = torch.randint(C, (B,), generator=generator)
+    return unit(B, d), unit(B, P, d), unit(C, N, d), unit(C, d), labels
+
+
+def by_the_package(options, v, Z, bank, T_hat, y):
+    T = prototypes(bank)
+    W = class_graph(T, ALPHA)
+    mask = select_prompts(v, bank, tau=TAU, selector=options.selector)
+    T_tilde = teacher_prototypes(bank, mask)
+    K = patches_kept(P, RATIO, rounding=options.patch_rounding)
+    absolute = options.patch_score == "absolute"
+    kept = gather_patches(Z, select_patches(Z, T_tilde, y, K, absolute=absolute))
+    student = logits(v, T_hat, SCALE)
+    shared = {"temperature": options.temperature, "normalise_target": options.normalise_target}
+    return LossTerms(
+        ce=cross_entropy(student, y),
+        sccm=sccm(T_hat, T, normalisation=options.sccm_normalisation),
+        gad=gad(
+            student,
+            logits(v, T_tilde, SCALE),
+            W,
+            GAMMA,
+            normalisation=options.gad_normalisation,
+            **shared,
+        ),
+        lgd=lgd(
+            logits(kept, T_hat, SCALE),
+            logits(kept, T_tilde, SCALE),
+            y,
+            W,
+            GAMMA,
+            normalisation=options.lgd_normalisation,
+            **shared,
+        ),
+    )
+
+
+def by_the_released_formulas(v, Z, bank, T_hat, y):
+    T = normalize(bank.mean(dim=1), dim=-1)
+    W = (ALPHA * T @ T.T).softmax(dim=-1)
+
+    s = (SCALE * torch.einsum("bd,cnd->bcn", v, bank)).max(dim=1).values.mean(dim=0)  # AUDIT 12
+    z = (s - s.median()) / (s - s.median()).abs().median()
+    keep = ((z - z.mean()) / z.std()).abs() <= TAU
+    T_tilde = normalize(bank[:, keep].mean(dim=1), dim=-1)  # AUDIT 15
+
+    log_p = (SCALE * v @ T_hat.T).log_softmax(dim=-1)
+    log_q = (SCALE * v @ T_tilde.T).log_softmax(dim=-1)
+    q_star = (1 - GAMMA) * log_q + GAMMA * log_q @ W
+    gad_value = kl_div(log_p, q_star, reduction="sum", log_target=True) / log_p.numel()  # AUDIT 1
+
+    K = max(1, int(round(P * RATIO)))  # noqa: RUF046  AUDIT 9, as it is written there
+    student, teacher = SCALE * Z @ T_hat.T, SCALE * Z @ T_tilde.T  # [B, P, C]
+    rows = torch.arange(B)
+    chosen = teacher[rows, :, y].abs().topk(K, dim=-1).indices  # AUDIT 8
+    patch_log_q = teacher.log_softmax(dim=-1)
+    u_star = ((1 - GAMMA) * patch_log_q + GAMMA * patch_log_q @ W)[
+        rows[:, None], chosen, y[:, None]
+    ]
+    u = student.log_softmax(dim=-1)[rows[:, None], chosen, y[:, None]]
+    lgd_value = (u_star.exp() * (u_star - u)).sum() / (B * K)  # AUDIT 2 and 6
+
+    return {
+        "ce": torch.nn.CrossEntropyLoss()(SCALE * v @ T_hat.T, y),
+        "sccm": torch.nn.MSELoss()(T_hat, T),  # AUDIT 3
+        "gad": gad_value,
+        "lgd": lgd_value,
+    }
+
+
+def by_the_papers_equations(v, Z, bank, T_hat, y, temperature=1.0):
+    v, Z, bank, T_hat = (x.numpy() for x in (v, Z, bank, T_hat))
+
+    def unit(x):
+        return x / np.sqrt((x**2).sum())
+
+    def log_softmax(x):
+        x = x / temperature
+        return x - np.log(np.exp(x).sum())
+
+    T = np.array([unit(np.mean(bank[c], axis=0)) for c in range(C)])
+    W = np.exp(ALPHA * T @ T.T)  # eq. 1-2
+    W = W / W.sum(axis=1, keepdims=True)
+
+    T_tilde = np.zeros((C, d))
+    for c in range(C):  # "per class", §3.2
+        s = np.array([np.mean([v[b] @ bank[c, i] for b in range(B)]) for i in range(N)])
+        kept = np.abs(s - s.mean()) / s.std(ddof=1) <= TAU
+        T_tilde[c] = unit(bank[c][kept].mean(axis=0))
+
+    K = int(np.floor(P * RATIO))
+    gad_value = lgd_value = ce = 0.0
+    for b in range(B):
+        l_stu = log_softmax(SCALE * T_hat @ v[b])  # eq. 3-4
+        l_tea = log_softmax(SCALE * T_tilde @ v[b])
+        l_star = (1 - GAMMA) * l_tea + GAMMA * l_tea @ W  # eq. 5
+        gad_value += (np.exp(l_star) * (l_star - l_stu)).sum() / B  # eq. 6
+        z = SCALE * T_hat @ v[b]
+        ce += (np.log(np.exp(z).sum()) - z[y[b]]) / B  # eq. 14
+
+        scores = Z[b] @ T_tilde[y[b]]  # eq. 8
+        for n in np.argsort(-scores)[:K]:  # eq. 9
+            L_stu = log_softmax(SCALE * T_hat @ Z[b, n])  # eq. 7 and 10
+            L_tea = log_softmax(SCALE * T_tilde @ Z[b, n])
+            u_star = ((1 - GAMMA) * L_tea + GAMMA * L_tea @ W)[y[b]]  # eq. 11-12
+            lgd_value += np.exp(u_star) * (u_star - L_stu[y[b]]) / B  # eq. 13
+    distance = ((T_hat - T) ** 2).sum() / C  # eq. 15
+    return {"ce": ce, "sccm": distance, "gad": gad_value, "lgd": lgd_value}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_released_equals_the_released_formulas(seed):
+    data = inputs(seed)
+    expected = by_the_released_formulas(*data)
+    for name, value in vars(by_the_package(RELEASED, *data)).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_paper_equals_the_papers_equations(seed, temperature):
+    data = inputs(seed)
+    expected = by_the_papers_equations(*data, temperature=temperature)
+    options = fidelity("paper", temperature=temperature)
+    for name, value in vars(by_the_package(options, *data)).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-10, err_msg=name)
+
+
+CHANGES_A_LOSS = {
+    "gad_normalisation": "gad",
+    "lgd_normalisation": "lgd",
+    "sccm_normalisation": "sccm",
+    "patch_score": "lgd",
+    "patch_rounding": "lgd",
+    "selector": "gad",
+}
+
+
+@pytest.mark.parametrize(("option", "term"), CHANGES_A_LOSS.items())
+def test_each_option_changes_the_loss_it_is_about(option, term):
+    data = inputs(0)
+    changed = RELEASED.model_copy(update={option: getattr(PAPER, option)})
+    before, after = (vars(by_the_package(options, *data))[term] for options in (RELEASED, changed))
+    assert abs(before - after) > 1e-6
+
+
+def test_the_presets_differ_in_every_option_but_two():
+    same = {
+        name for name in Fidelity.model_fields if getattr(RELEASED, name) == getattr(PAPER, name)
+    }
+    assert same == {"temperature", "normalise_target"}
+    assert not RELEASED.normalise_target
+    assert RELEASED.temperature == 1.0
+    assert RELEASED.text_dropout
+    assert not PAPER.text_dropout
+
+
+def test_presets_are_found_by_name_and_released_is_the_default():
+    assert fidelity("paper") == PAPER
+    assert fidelity("released") == fidelity() == Fidelity() == RELEASED
+
+
+def test_an_override_changes_that_option_alone():
+    options = fidelity("paper", text_dropout=True)
+    assert options.text_dropout
+    assert options.model_copy(update={"text_dropout": False}) == PAPER
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'exact'.*released, paper"):
+        fidelity("exact")
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"'gad_norm'.*gad_normalisation, .*text_dropout"):
+        fidelity("paper", gad_norm="batch")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("selector", "median"), ("temperature", 0.0), ("temperature", float("inf"))],
+)
+def test_a_value_that_cannot_be_used_is_refused_by_its_option(option, value):
+    with pytest.raises(ConfigError, match=f"`{option}` is {value!r}"):
+        fidelity("released", **{option: value})
+
+
+def test_options_cannot_be_changed_in_place():
+    with pytest.raises(ValidationError, match="frozen"):
+        RELEASED.selector = "class"
+
+
+def test_options_survive_json():
+    assert Fidelity(**json.loads(PAPER.model_dump_json())) == PAPER
+
+
+def test_the_examples_in_the_docstrings_run():
+    assert doctest.testmod(ogkd.fidelity).failed == 0

@@ -1,0 +1,113 @@
+"""Prototypes and the class graph, against plain loops in numpy."""
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+
+import ogkd.geometry
+from ogkd.errors import ConfigError, DataError
+from ogkd.geometry import class_graph, prototypes, stack_bank
+
+
+def oracle_prototypes(bank):
+    rows = []
+    for prompts in bank:
+        total = 0.0
+        for feature in prompts:
+            total = total + feature / np.sqrt((feature**2).sum())
+        mean = total / len(prompts)
+        rows.append(mean / np.sqrt((mean**2).sum()))
+    return np.array(rows)
+
+
+def oracle_class_graph(T, alpha):
+    C = len(T)
+    W = np.zeros((C, C))
+    for i in range(C):
+        for j in range(C):
+            norms = np.sqrt((T[i] ** 2).sum()) * np.sqrt((T[j] ** 2).sum())
+            W[i, j] = np.exp(alpha * (T[i] * T[j]).sum() / norms)
+        W[i] = W[i] / W[i].sum()
+    return W
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_prototypes_equal_the_loop_over_prompts():
+    bank = random(5, 7, 16) * 3 + 1
+    np.testing.assert_allclose(prototypes(bank), oracle_prototypes(bank.numpy()), rtol=1e-12)
+
+
+def test_prototypes_have_length_one():
+    lengths = prototypes(random(5, 7, 16)).norm(dim=-1)
+    torch.testing.assert_close(lengths, torch.ones(5, dtype=torch.float64))
+
+
+def test_each_prompt_counts_the_same_however_long_its_feature_is():
+    bank, lengths = random(3, 4, 8), torch.tensor([0.01, 1.0, 5.0, 300.0]).view(1, 4, 1)
+    torch.testing.assert_close(prototypes(bank * lengths), prototypes(bank))
+
+
+def test_classes_may_have_different_numbers_of_prompts():
+    bank = [random(n, 8, seed=n) for n in (3, 1, 6)]
+    expected = oracle_prototypes([rows.numpy() for rows in bank])
+    np.testing.assert_allclose(prototypes(bank), expected, rtol=1e-12)
+
+
+def test_a_list_of_equal_counts_equals_the_tensor():
+    bank = random(3, 4, 8)
+    torch.testing.assert_close(prototypes(list(bank)), prototypes(bank))
+
+
+def test_prototypes_of_stacked_banks_equal_each_alone():
+    banks = random(2, 3, 4, 8)
+    for s in range(2):
+        torch.testing.assert_close(prototypes(banks)[s], prototypes(banks[s]))
+
+
+@pytest.mark.parametrize("bank", [[torch.ones(2, 3), torch.ones(0, 3)], torch.ones(2, 0, 3)])
+def test_a_class_without_prompts_is_refused_and_named(bank):
+    with pytest.raises(DataError, match=r"Class \d has no prompts"):
+        stack_bank(bank)
+
+
+def test_a_bank_without_classes_is_refused():
+    with pytest.raises(DataError, match="no class"):
+        prototypes([])
+
+
+@pytest.mark.parametrize("alpha", [1.0, 4.0, 20.0])
+def test_class_graph_equals_the_loop(alpha):
+    T = prototypes(random(6, 5, 16))
+    expected = oracle_class_graph(T.numpy(), alpha)
+    np.testing.assert_allclose(class_graph(T, alpha), expected, rtol=1e-12)
+
+
+def test_class_graph_uses_the_cosine_even_of_rows_that_are_not_normalised():
+    T = random(4, 8)
+    expected = oracle_class_graph(T.numpy(), 4.0)
+    np.testing.assert_allclose(class_graph(T, 4.0), expected, rtol=1e-12)
+
+
+def test_a_larger_alpha_gives_sharper_neighbourhoods():
+    T = prototypes(random(4, 5, 16))
+    assert (class_graph(T, 4.0).diagonal() > class_graph(T, 1.0).diagonal()).all()
+
+
+def test_columns_of_the_class_graph_do_not_sum_to_one():
+    T = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]])
+    assert (class_graph(T, 4.0).sum(dim=0) - 1).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan")])
+def test_alpha_must_be_above_zero(alpha):
+    with pytest.raises(ConfigError, match="alpha"):
+        class_graph(torch.eye(2), alpha)
+
+
+def test_the_examples_in_the_docstrings_run():
+    assert doctest.testmod(ogkd.geometry).failed == 0

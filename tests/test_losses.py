@@ -1,0 +1,417 @@
+"""Each loss against a plain float64 numpy loop, and its behaviour where the paper is silent."""
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import ogkd.losses
+from ogkd.errors import ConfigError
+from ogkd.geometry import class_graph
+from ogkd.losses import (
+    LossTerms,
+    cross_entropy,
+    diffuse,
+    gad,
+    gather_patches,
+    lgd,
+    logits,
+    patches_kept,
+    sccm,
+    select_patches,
+)
+
+B, C, P, d = 4, 5, 9, 16
+GAMMAS = [0.0, 0.3, 1.0, [0.0, 0.2, 0.5, 0.9, 1.0]]
+
+
+def random(*shape, seed=0, scale=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def graph(seed=9):
+    return class_graph(random(C, d, seed=seed), 4.0)
+
+
+def random_labels(*shape, seed=5):
+    return torch.randint(C, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def log_softmax_loop(z):
+    return z - z.max() - np.log(np.exp(z - z.max()).sum())
+
+
+def diffuse_loop(log_q, W, gamma):
+    result = np.zeros_like(log_q)
+    for j in range(len(log_q)):
+        g = gamma[j] if isinstance(gamma, list) else gamma
+        mixed = sum(log_q[i] * W[i, j] for i in range(len(log_q)))
+        result[j] = (1 - g) * log_q[j] + g * mixed
+    return result
+
+
+def kl_loop(student, teacher, W, gamma, temperature=1.0, channels=None, normalise=False):
+    """Σ over `channels` (all classes by default) of exp(q*) (q* - log p) at one token."""
+    log_p = log_softmax_loop(student / temperature)
+    target = diffuse_loop(log_softmax_loop(teacher / temperature), W, gamma)
+    if normalise:
+        target = target - np.log(np.exp(target).sum())
+    chosen = range(len(target)) if channels is None else channels
+    return sum(np.exp(target[c]) * (target[c] - log_p[c]) for c in chosen)
+
+
+# Logits and cross-entropy
+
+
+def test_logits_of_images_and_patches_are_scaled_products():
+    v, Z, T = random(B, d), random(B, P, d, seed=1), random(C, d, seed=2)
+    z, S = logits(v, T, 85.0), logits(Z, T, 85.0)
+    for b in range(B):
+        for c in range(C):
+            np.testing.assert_allclose(z[b, c], 85 * np.dot(v[b], T[c]), rtol=1e-12)
+            for n in range(P):
+                np.testing.assert_allclose(S[b, n, c], 85 * np.dot(Z[b, n], T[c]), rtol=1e-12)
+
+
+def test_seeds_may_share_one_set_of_class_features():
+    Z, T = random(3, B, P, d), random(C, d, seed=1)
+    together = logits(Z, T, 2.0)
+    for s in range(3):
+        torch.testing.assert_close(together[s], logits(Z[s], T, 2.0))
+
+
+def test_cross_entropy_equals_the_loop_and_torch():
+    z, y = random(B, C, scale=10), random_labels(B)
+    expected = np.mean([-log_softmax_loop(z[b].numpy())[y[b]] for b in range(B)])
+    np.testing.assert_allclose(cross_entropy(z, y), expected, rtol=1e-12)
+    torch.testing.assert_close(cross_entropy(z, y), torch.nn.functional.cross_entropy(z, y))
+
+
+# SCCM
+
+
+@pytest.mark.parametrize(("normalisation", "count"), [("mean", C * d), ("class", C)])
+def test_sccm_equals_the_loop(normalisation, count):
+    T_hat, T = random(C, d), random(C, d, seed=1)
+    expected = sum((T_hat[c, i] - T[c, i]) ** 2 for c in range(C) for i in range(d)) / count
+    torch.testing.assert_close(sccm(T_hat, T, normalisation=normalisation), expected)
+
+
+# Diffusion
+
+
+@pytest.mark.parametrize("gamma", GAMMAS)
+def test_diffuse_equals_the_loop(gamma):
+    log_q, W = random(B, C).log_softmax(dim=-1), graph()
+    expected = [diffuse_loop(row, W.numpy(), gamma) for row in log_q.numpy()]
+    np.testing.assert_allclose(diffuse(log_q, W, gamma), expected, rtol=1e-12)
+
+
+def test_gamma_may_be_a_tensor():
+    log_q, W = random(B, C).log_softmax(dim=-1), graph()
+    expected = diffuse(log_q, W, GAMMAS[-1])
+    torch.testing.assert_close(diffuse(log_q, W, torch.tensor(GAMMAS[-1])), expected)
+
+
+def test_a_class_with_gamma_zero_keeps_what_the_teacher_said_of_it():
+    log_q, W = random(B, C).log_softmax(dim=-1), graph()
+    gamma = [0.7] * C
+    gamma[2] = 0.0
+    result = diffuse(log_q, W, gamma)
+    assert torch.equal(result[:, 2], log_q[:, 2])
+    others = [0, 1, 3, 4]
+    assert torch.equal(result[:, others], diffuse(log_q, W, 0.7)[:, others])
+
+
+def test_gamma_on_the_source_instead_would_raise_the_other_classes():
+    """Why a per-class gamma acts on the coordinate: see the docstring of `diffuse`."""
+    log_q, W, gamma = random(B, C).log_softmax(dim=-1), graph(), torch.full((C,), 0.7)
+    gamma[0] = 0.0
+    on_source = (1 - gamma) * log_q + (gamma * log_q) @ W
+    assert (on_source[:, 1:] > diffuse(log_q, W, gamma)[:, 1:]).all()
+
+
+# GAD
+
+
+@pytest.mark.parametrize("normalise_target", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.parametrize(("normalisation", "count"), [("batch_class", B * C), ("batch", B)])
+def test_gad_equals_the_loop(normalisation, count, gamma, temperature, normalise_target):
+    student, teacher, W = random(B, C, scale=4), random(B, C, seed=1, scale=4), graph()
+    total = sum(
+        kl_loop(*pair, W.numpy(), gamma, temperature, normalise=normalise_target)
+        for pair in zip(student.numpy(), teacher.numpy(), strict=True)
+    )
+    value = gad(
+        student,
+        teacher,
+        W,
+        gamma,
+        temperature=temperature,
+        normalisation=normalisation,
+        normalise_target=normalise_target,
+    )
+    np.testing.assert_allclose(value, total / count, rtol=1e-10)
+
+
+def test_gad_may_be_negative_and_is_not_clamped():
+    W = torch.tensor([[0.6, 0.4], [0.4, 0.6]], dtype=torch.float64)
+    teacher = torch.tensor([[6.0, 0.0]], dtype=torch.float64)
+    target = diffuse(teacher.log_softmax(dim=-1), W, 0.5)
+    m = target.exp().sum()
+    value = gad(target, teacher, W, 0.5, normalisation="batch")  # softmax(target) = exp(q*)/m
+    torch.testing.assert_close(value, m * m.log())
+    assert value < -0.2
+
+
+def test_gad_with_a_normalised_target_is_zero_at_its_minimum():
+    teacher, W = random(B, C), graph()
+    target = diffuse(teacher.log_softmax(dim=-1), W, 0.5)
+    value = gad(target, teacher, W, 0.5, normalise_target=True)
+    torch.testing.assert_close(value, torch.zeros((), dtype=torch.float64), rtol=0, atol=1e-14)
+
+
+# Patches
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("k", [1, 4, P])
+def test_select_patches_equals_sorting_the_scores(k, absolute):
+    Z, T, y = normalize(random(B, P, d), dim=-1), normalize(random(C, d), dim=-1), random_labels(B)
+    indices = select_patches(Z, T, y, k, absolute=absolute)
+    assert indices.shape == (B, k)
+    for b in range(B):
+        scores = [float(np.dot(Z[b, n], T[y[b]])) for n in range(P)]
+        scores = [abs(s) for s in scores] if absolute else scores
+        expected = sorted(range(P), key=lambda n: -scores[n])[:k]
+        assert set(indices[b].tolist()) == set(expected)
+
+
+def test_absolute_scores_can_keep_a_patch_that_speaks_against_the_label():
+    Z = torch.tensor([[[0.6, 0.8], [-1.0, 0.0], [0.0, 1.0]]])
+    for absolute, expected in ((True, 1), (False, 0)):
+        chosen = select_patches(Z, torch.eye(2), torch.tensor([0]), 1, absolute=absolute)
+        assert chosen.tolist() == [[expected]]
+
+
+def test_gather_patches_takes_the_rows_of_each_image():
+    Z = random(2, B, P, d)
+    indices = torch.randint(P, (2, B, 3), generator=torch.Generator().manual_seed(0))
+    kept = gather_patches(Z, indices)
+    for s in range(2):
+        for b in range(B):
+            for k in range(3):
+                assert torch.equal(kept[s, b, k], Z[s, b, indices[s, b, k]])
+
+
+RATIOS = [0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.9]
+
+
+def test_patches_kept_of_196_are_those_of_the_released_code_and_of_the_paper():
+    released = [patches_kept(196, ratio) for ratio in RATIOS]
+    assert released == [2, 6, 10, 20, 39, 59, 78, 98, 118, 157, 176]
+    paper = [patches_kept(196, ratio, rounding="floor") for ratio in RATIOS]
+    assert paper == [1, 5, 9, 19, 39, 58, 78, 98, 117, 156, 176]
+
+
+def test_patches_kept_rounds_half_to_even_and_keeps_at_least_one():
+    assert [patches_kept(5, 0.1), patches_kept(5, 0.5), patches_kept(7, 0.5)] == [1, 2, 4]
+    assert patches_kept(10, 0.01, rounding="floor") == 1
+    assert patches_kept(7, 1.0) == patches_kept(7, 1.0, rounding="floor") == 7
+
+
+def test_floor_is_not_misled_by_binary_fractions():
+    assert 100 * 0.29 < 29
+    assert patches_kept(100, 0.29, rounding="floor") == 29
+
+
+@pytest.mark.parametrize("ratio", [0.0, -0.1, 1.01, float("nan")])
+def test_a_ratio_outside_its_range_is_refused(ratio):
+    with pytest.raises(ConfigError, match="ratio"):
+        patches_kept(196, ratio)
+
+
+# LGD
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.5])
+@pytest.mark.parametrize("gamma", GAMMAS)
+@pytest.mark.parametrize("variant", ["label_guided", "full", "full_no_geometry"])
+@pytest.mark.parametrize(("normalisation", "count"), [("batch_patch", B * P), ("batch", B)])
+def test_lgd_equals_the_loop(normalisation, count, variant, gamma, temperature):
+    student, teacher = random(B, P, C, scale=4), random(B, P, C, seed=1, scale=4)
+    y, W = random_labels(B), graph()
+    total = 0.0
+    for b in range(B):
+        for n in range(P):
+            total += kl_loop(
+                student[b, n].numpy(),
+                teacher[b, n].numpy(),
+                W.numpy(),
+                0.0 if variant == "full_no_geometry" else gamma,
+                temperature,
+                [y[b]] if variant == "label_guided" else None,
+            )
+    options = {"variant": variant, "temperature": temperature, "normalisation": normalisation}
+    value = lgd(student, teacher, y, W, gamma, **options)
+    np.testing.assert_allclose(value, total / count, rtol=1e-10)
+
+
+def test_lgd_reads_the_label_after_the_target_is_normalised():
+    student, teacher = random(B, P, C), random(B, P, C, seed=1)
+    y, W = random_labels(B), graph()
+    total = 0.0
+    for b in range(B):
+        for n in range(P):
+            pair = student[b, n].numpy(), teacher[b, n].numpy()
+            total += kl_loop(*pair, W.numpy(), 0.6, channels=[y[b]], normalise=True)
+    value = lgd(student, teacher, y, W, 0.6, normalise_target=True)
+    np.testing.assert_allclose(value, total / (B * P), rtol=1e-10)
+
+
+def test_full_lgd_is_gad_with_every_patch_as_an_image():
+    student, teacher = random(B, P, C), random(B, P, C, seed=1)
+    value = lgd(student, teacher, random_labels(B), graph(), 0.4, variant="full")
+    flat = student.flatten(0, 1), teacher.flatten(0, 1)
+    torch.testing.assert_close(value, gad(*flat, graph(), 0.4, normalisation="batch"))
+
+
+def test_lgd_is_least_and_negative_where_the_label_has_all_the_probability():
+    teacher, y, W = random(B, P, C), random_labels(B), graph()
+    sure = 100 * torch.nn.functional.one_hot(y, C).double()[:, None].expand(B, P, C)
+    least = lgd(sure, teacher, y, W, 0.5)
+    u = diffuse(teacher.log_softmax(dim=-1), W, 0.5)
+    u = torch.stack([u[b, :, y[b]] for b in range(B)])
+    torch.testing.assert_close(least, (u.exp() * u).mean())
+    assert least < 0
+    assert least < lgd(teacher, teacher, y, W, 0.5)  # agreeing with the teacher is not the best
+
+
+# Options, gradients and seeds
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda z, y, W: sccm(z, z, normalisation="sum"), "mean, class, but is 'sum'"),
+        (lambda z, y, W: gad(z, z, W, 0.5, normalisation="batch_patch"), "batch_class, batch"),
+        (lambda z, y, W: lgd(z[:, None], z[:, None], y, W, 0.5, variant="x"), "label_guided, full"),
+        (lambda z, y, W: lgd(z[:, None], z[:, None], y, W, 0, normalisation="x"), "batch_patch"),
+        (lambda z, y, W: patches_kept(9, 0.5, rounding="ceil"), "half_even, floor"),
+    ],
+)
+def test_an_unknown_option_is_refused_with_the_known_ones(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call(random(B, C), random_labels(B), graph())
+
+
+def objective(v, Z, T_hat, T_tilde, T, y, W, gamma, k=4):
+    """Run the whole objective on one or several seeds, as the training loop does."""
+    Z = gather_patches(Z, select_patches(Z, T_tilde, y, k))
+    student, teacher = logits(v, T_hat, 10.0), logits(v, T_tilde, 10.0)
+    patches = logits(Z, T_hat, 10.0), logits(Z, T_tilde, 10.0)
+    return LossTerms(
+        ce=cross_entropy(student, y),
+        sccm=sccm(T_hat, T),
+        gad=gad(student, teacher, W, gamma),
+        lgd=lgd(*patches, y, W, gamma),
+    )
+
+
+def inputs(*seeds):
+    return {
+        "v": normalize(random(*seeds, B, d, seed=1), dim=-1),
+        "Z": normalize(random(*seeds, B, P, d, seed=2), dim=-1),
+        "T_hat": normalize(random(*seeds, C, d, seed=3), dim=-1),
+        "T_tilde": normalize(random(*seeds, C, d, seed=4), dim=-1),
+        "T": normalize(random(C, d, seed=5), dim=-1),
+        "y": random_labels(*seeds, B),
+        "W": graph(),
+        "gamma": torch.tensor(GAMMAS[-1], dtype=torch.float64),
+    }
+
+
+WEIGHTS = {"lambda_sccm": 0.5, "lambda_gad": 1.75, "lambda_lgd": 0.05}
+
+
+def test_the_total_weighs_the_terms():
+    terms = objective(**inputs())
+    expected = terms.ce + 0.5 * terms.sccm + 1.75 * terms.gad + 0.05 * terms.lgd
+    assert torch.equal(terms.total(**WEIGHTS), expected)
+
+
+def test_gradients_reach_the_student_alone():
+    data = inputs()
+    teacher = [data[name].requires_grad_() for name in ("T_tilde", "T", "W", "gamma")]
+    T_hat = data["T_hat"].requires_grad_()
+    for name, term in vars(objective(**data)).items():
+        found = torch.autograd.grad(term, [T_hat, *teacher], allow_unused=True, retain_graph=True)
+        assert found[0].abs().sum() > 0, name
+        assert all(gradient is None for gradient in found[1:]), name
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "sccm", "gad", "lgd"])
+def test_gradients_equal_finite_differences(name):
+    y, W = random_labels(B), graph()
+    teacher, patches = random(B, C, seed=1), random(B, 3, C, seed=2)
+    function, start = {
+        "cross_entropy": (lambda z: cross_entropy(z, y), random(B, C)),
+        "sccm": (lambda z: sccm(z, teacher), random(B, C)),
+        "gad": (lambda z: gad(z, teacher, W, 0.5, temperature=2.0), random(B, C)),
+        "lgd": (lambda z: lgd(z, patches, y, W, 0.5, temperature=2.0), random(B, 3, C)),
+    }[name]
+    assert torch.autograd.gradcheck(function, (start.requires_grad_(),))
+
+
+def test_seeds_together_equal_each_seed_alone_in_values_and_gradients():
+    shared = {"T", "W", "gamma"}
+    data = inputs(3)
+    data["T_hat"].requires_grad_()
+    together = objective(**data)
+    (gradient,) = torch.autograd.grad(together.total(**WEIGHTS).sum(), data["T_hat"])
+    for s in range(3):
+        one = {name: value if name in shared else value[s] for name, value in data.items()}
+        one["T_hat"] = one["T_hat"].detach().requires_grad_()
+        alone = objective(**one)
+        for name, value in vars(alone).items():
+            assert value.shape == ()
+            torch.testing.assert_close(vars(together)[name][s], value, rtol=1e-13, atol=1e-15)
+        (expected,) = torch.autograd.grad(alone.total(**WEIGHTS), one["T_hat"])
+        torch.testing.assert_close(gradient[s], expected, rtol=1e-12, atol=1e-14)
+
+
+def test_one_seed_never_changes_another():
+    data = inputs(3)
+    before = objective(**data)
+    for name in ("v", "Z", "T_hat", "T_tilde"):
+        data[name][1] = normalize(data[name][1] + 1, dim=-1)
+    after = objective(**data)
+    for name, value in vars(before).items():
+        assert torch.equal(value[[0, 2]], vars(after)[name][[0, 2]]), name
+        assert value[1] != vars(after)[name][1], name
+
+
+def test_a_student_trains_against_a_teacher_made_in_inference_mode():
+    data = inputs()
+    with torch.inference_mode():  # as `Backbone.encode_texts` does
+        frozen = {name: inputs()[name].clone() for name in ("Z", "T_tilde", "T", "W", "gamma")}
+    T_hat = data["T_hat"].requires_grad_()
+    objective(**data | frozen).total(**WEIGHTS).backward()
+    assert T_hat.grad is not None
+
+
+def test_float32_stays_float32_and_close_to_float64():
+    data = inputs()
+    small = {n: x.float() if x.is_floating_point() else x for n, x in data.items()}
+    for name, value in vars(objective(**small)).items():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value.double(), vars(objective(**data))[name], rtol=1e-5, atol=0)
+
+
+def test_the_examples_in_the_docstrings_run():
+    assert doctest.testmod(ogkd.losses).failed == 0

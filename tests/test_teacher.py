@@ -1,0 +1,209 @@
+"""The prompt selector and the teacher's prototypes, against plain numpy.
+
+`released` repeats the released computation step by step: median, MAD, then a second
+standardisation. The package uses the plain z-score that it amounts to.
+"""
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+import ogkd.teacher
+from ogkd.errors import ConfigError
+from ogkd.geometry import prototypes
+from ogkd.teacher import select_prompts, teacher_prototypes
+
+
+def unit(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return normalize(torch.randn(*shape, dtype=torch.float64, generator=generator), dim=-1)
+
+
+def lower_median(values):
+    return np.sort(values)[(len(values) - 1) // 2]  # what torch.median gives
+
+
+def outliers_as_released(s, tau, median=lower_median):
+    with np.errstate(all="ignore"):
+        centre = median(s)
+        z = (s - centre) / median(np.abs(s - centre))
+        return np.abs((z - z.mean()) / z.std(ddof=1)) <= tau
+
+
+def released(features, bank, tau, scale=85.2323, median=lower_median):
+    B, (C, N, _) = len(features), bank.shape
+    s = np.zeros(N)
+    for i in range(N):
+        for b in range(B):
+            s[i] += max(scale * features[b] @ bank[c, i] for c in range(C)) / B
+    return outliers_as_released(s, tau, median)
+
+
+def per_class(features, bank, tau):
+    rows = []
+    for prompts in bank:
+        s = np.array([np.mean([v @ prompt for v in features]) for prompt in prompts])
+        rows.append(np.abs(s - s.mean()) / s.std(ddof=1) <= tau)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("median", [lower_median, np.median], ids=["lower", "middle"])
+@pytest.mark.parametrize("tau", [0.5, 1.25, 1.5, 1.75, 2.0])
+def test_batch_selector_equals_the_released_median_and_mad_computation(tau, median):
+    dropped = 0
+    for seed in range(8):
+        features, bank = unit(4, 16, seed=seed), unit(3, 50, 16, seed=seed + 100)
+        expected = released(features.numpy(), bank.numpy(), tau, median=median)
+        mask = select_prompts(features, bank, tau=tau)
+        assert mask.shape == (3, 50)
+        for c in range(3):
+            np.testing.assert_array_equal(mask[c], expected)
+        dropped += (~expected).sum()
+    assert dropped > 0
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.25, 2.0])
+def test_class_selector_equals_the_z_score_of_each_class(tau):
+    features, bank = unit(4, 16, seed=1), unit(5, 50, 16, seed=2)
+    mask = select_prompts(features, bank, tau=tau, selector="class")
+    np.testing.assert_array_equal(mask, per_class(features.numpy(), bank.numpy(), tau))
+    assert len({tuple(row) for row in mask.tolist()}) > 1
+
+
+def test_selector_none_keeps_every_prompt():
+    mask = select_prompts(unit(4, 8), unit(3, 5, 8), tau=0.1, selector="none")
+    assert mask.all()
+    assert mask.shape == (3, 5)
+
+
+def test_the_choice_follows_the_images_of_the_batch():
+    bank = unit(3, 50, 16)
+    masks = [select_prompts(unit(4, 16, seed=seed), bank, tau=1.25) for seed in (1, 2)]
+    assert not torch.equal(*masks)
+
+
+def test_lengths_of_the_prompt_features_do_not_matter():
+    features, bank = unit(4, 16), unit(3, 50, 16, seed=1)
+    lengths = torch.linspace(0.1, 9, 50, dtype=torch.float64).view(1, 50, 1)
+    for selector in ("batch", "class"):
+        mask = select_prompts(features, bank, tau=1.5, selector=selector)
+        longer = select_prompts(features, bank * lengths, tau=1.5, selector=selector)
+        assert torch.equal(mask, longer)
+
+
+@pytest.mark.parametrize("selector", ["batch", "class"])
+def test_mad_of_zero_keeps_all_prompts_where_the_released_code_gives_nan(selector):
+    # Four equal prompts and one far from them: MAD 0, standard deviation above 0.
+    bank = torch.tensor([[[1.0, 0.0]] * 4 + [[0.0, 1.0]]])
+    features = torch.tensor([[1.0, 0.0]])
+    assert not released(features.numpy(), bank.numpy(), 1.5).any()
+    assert select_prompts(features, bank, tau=1.5, selector=selector).all()
+
+
+def test_mad_above_zero_does_drop_the_far_prompt():
+    bank = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [1.0, 0.2], [1.0, 0.3], [0.0, 1.0]]])
+    mask = select_prompts(torch.tensor([[1.0, 0.0]]), bank, tau=1.5)
+    assert mask.tolist() == [[True, True, True, True, False]]
+
+
+@pytest.mark.parametrize("selector", ["batch", "class"])
+@pytest.mark.parametrize("N", [1, 2, 50])
+def test_equal_prompts_are_all_kept(selector, N):
+    bank = unit(2, 1, 8).float().expand(2, N, 8)
+    mask = select_prompts(unit(3, 8).float(), bank, tau=0.5, selector=selector)
+    assert mask.all()
+
+
+@pytest.mark.parametrize("selector", ["batch", "class"])
+def test_a_choice_that_would_be_empty_keeps_all_prompts(selector):
+    # Two prompts are both 0.71 standard deviations from their mean.
+    mask = select_prompts(unit(3, 8), unit(2, 2, 8, seed=1), tau=0.5, selector=selector)
+    assert mask.all()
+
+
+@pytest.mark.parametrize("selector", ["batch", "class", "none"])
+def test_seeds_together_equal_each_seed_alone(selector):
+    features, bank = unit(6, 4, 16), unit(3, 50, 16, seed=1)
+    masks = select_prompts(features, bank, tau=1.25, selector=selector)
+    together = teacher_prototypes(bank, masks)
+    assert masks.shape == (6, 3, 50)
+    assert together.shape == (6, 3, 16)
+    for s in range(6):
+        alone = select_prompts(features[s], bank, tau=1.25, selector=selector)
+        assert torch.equal(masks[s], alone)
+        expected = teacher_prototypes(bank, alone)
+        torch.testing.assert_close(together[s], expected, rtol=1e-13, atol=1e-15)
+
+
+def test_more_than_one_leading_axis_works():
+    features, bank = unit(2, 3, 4, 16), unit(3, 50, 16, seed=1)
+    masks = select_prompts(features, bank, tau=1.25)
+    assert torch.equal(masks[1, 2], select_prompts(features[1, 2], bank, tau=1.25))
+
+
+def test_class_selector_with_unequal_counts_equals_each_class_alone():
+    features, bank = unit(4, 16), [unit(n, 16, seed=n) for n in (20, 47, 50)]
+    mask = select_prompts(features, bank, tau=1.25, selector="class")
+    for c, prompts in enumerate(bank):
+        expected = per_class(features.numpy(), [prompts.numpy()], 1.25)[0]
+        np.testing.assert_array_equal(mask[c, : len(prompts)], expected)
+        assert not mask[c, len(prompts) :].any()
+
+
+def test_batch_selector_with_unequal_counts_takes_the_best_of_the_classes_that_have_the_prompt():
+    features = -unit(4, 16).abs()  # similarities below zero: an absent prompt must not count as 0
+    bank = [unit(n, 16, seed=n).abs() for n in (30, 40)]
+    best = np.zeros(40)
+    for i in range(40):
+        for v in features.numpy():
+            best[i] += max(v @ rows[i].numpy() for rows in bank if i < len(rows)) / 4
+    expected = outliers_as_released(best, 1.25)
+    mask = select_prompts(features, bank, tau=1.25)
+    np.testing.assert_array_equal(mask[1], expected)
+    np.testing.assert_array_equal(mask[0, :30], expected[:30])
+    assert not mask[0, 30:].any()
+
+
+def test_a_class_that_would_lose_all_its_prompts_keeps_them():
+    # The first index scores far from the others, and class 0 has only that one.
+    rows = torch.tensor([[0.0, 1.0], [1.0, 0.1], [1.0, 0.2], [1.0, 0.3], [1.0, 0.4]])
+    bank = [torch.tensor([[0.0, 1.0]]), rows]
+    mask = select_prompts(torch.tensor([[1.0, 0.0]]), bank, tau=1.0)
+    assert mask.tolist() == [[True, False, False, False, False], [False, True, True, True, True]]
+    prototype = teacher_prototypes(bank, mask)[0]
+    torch.testing.assert_close(prototype, torch.tensor([0.0, 1.0]))
+
+
+def test_teacher_prototypes_equal_the_loop_over_kept_prompts():
+    bank = unit(3, 6, 8) * 4
+    mask = torch.rand(3, 6, generator=torch.Generator().manual_seed(3)) < 0.5
+    expected = []
+    for c in range(3):
+        kept = [bank[c, i].numpy() for i in range(6) if mask[c, i]]
+        mean = np.mean([feature / np.linalg.norm(feature) for feature in kept], axis=0)
+        expected.append(mean / np.linalg.norm(mean))
+    np.testing.assert_allclose(teacher_prototypes(bank, mask), expected, rtol=1e-12)
+
+
+def test_keeping_all_prompts_gives_the_prototypes_of_the_bank():
+    for bank in (unit(3, 6, 8), [unit(n, 8, seed=n) for n in (2, 5)]):
+        mask = select_prompts(unit(4, 8), bank, tau=1.0, selector="none")
+        torch.testing.assert_close(teacher_prototypes(bank, mask), prototypes(bank))
+
+
+def test_the_teacher_records_no_gradient():
+    bank = unit(3, 6, 8).requires_grad_()
+    mask = select_prompts(unit(4, 8).requires_grad_(), bank, tau=1.0)
+    assert not teacher_prototypes(bank, mask).requires_grad
+
+
+def test_an_unknown_selector_is_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"batch, class, none.*'median'"):
+        select_prompts(unit(4, 8), unit(3, 6, 8), tau=1.0, selector="median")
+
+
+def test_the_examples_in_the_docstrings_run():
+    assert doctest.testmod(ogkd.teacher).failed == 0
