@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+
+from ogkd.backbones.base import Backbone
+from ogkd.backbones.open_clip_format import load_open_clip
 
 torch.set_num_threads(1)  # tests run in parallel processes, one core each
 
@@ -25,3 +30,25 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     """No test reads or writes the user's cache, nor reaches for the network."""
     monkeypatch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def bert_backbone() -> Backbone:
+    """A tiny open_clip-format model whose BERT has dropout; random weights."""
+    folder = Path(__file__).parent / "parity" / "fixtures" / "class_token_mlp"
+    return load_open_clip(folder, name="tiny", device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of three classes of small noise pictures: {train,test}/class/*.png."""
+    root = tmp_path_factory.mktemp("pictures")
+    for label, name in enumerate(("bright_spot", "dark_field", "striped_tissue")):
+        for split, count in (("train", 6), ("test", 4)):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                rng = np.random.default_rng([label, index, split == "test"])
+                image = rng.integers(0, 120, (40, 48, 3)) + 60 * label
+                Image.fromarray(image.astype(np.uint8)).save(folder / f"{index}.png")
+    return root

@@ -119,9 +119,21 @@ def test_equal_prompts_are_all_kept(selector, N):
 
 @pytest.mark.parametrize("selector", ["batch", "class"])
 def test_a_choice_that_would_be_empty_keeps_all_prompts(selector):
-    # Two prompts are both 0.71 standard deviations from their mean.
-    mask = select_prompts(unit(3, 8), unit(2, 2, 8, seed=1), tau=0.5, selector=selector)
-    assert mask.all()
+    bank = torch.tensor([[[1.0, 0.0], [1.0, 0.1], [-1.0, 0.1], [-1.0, 0.0]]])
+    features = torch.tensor([[1.0, 0.0]])
+    assert not released(features.numpy(), normalize(bank, dim=-1).numpy(), 0.5).any()
+    assert select_prompts(features, bank, tau=0.5, selector=selector).all()
+
+
+@pytest.mark.parametrize("selector", ["batch", "class"])
+def test_a_prompt_at_exactly_tau_is_kept(selector):
+    bank = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]])  # scores 1, 0, -1: std 1
+    features = torch.tensor([[1.0, 0.0]])
+    kept = [
+        select_prompts(features, bank, tau=tau, selector=selector)[0].tolist()
+        for tau in (1.0, 0.999)
+    ]
+    assert kept == [[True, True, True], [False, True, False]]
 
 
 @pytest.mark.parametrize("selector", ["batch", "class", "none"])
@@ -178,7 +190,7 @@ def test_a_class_that_would_lose_all_its_prompts_keeps_them():
 
 
 def test_teacher_prototypes_equal_the_loop_over_kept_prompts():
-    bank = unit(3, 6, 8) * 4
+    bank = unit(3, 6, 8) * torch.arange(1, 7).view(1, 6, 1)
     mask = torch.rand(3, 6, generator=torch.Generator().manual_seed(3)) < 0.5
     expected = []
     for c in range(3):

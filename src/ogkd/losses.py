@@ -93,6 +93,9 @@ def diffuse(log_probs: Tensor, W: Tensor, gamma: Gamma) -> Tensor:
     γ_i = 0, and so would raise them; a γ_y by the image's label agrees with this one in
     `lgd`, which reads coordinate y alone, but not in `gad`.
 
+    Runs that differ in α or γ give each its own by broadcasting: W [S, 1, .., C, C] and
+    γ [S, 1, .., C] against ℓ [S, .., C].
+
     >>> W = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
     >>> diffuse(torch.tensor([-1.0, -3.0]), W, 1.0)
     tensor([-1.5000, -2.5000])

@@ -49,7 +49,7 @@ def select_prompts(
         known = ", ".join(get_args(Selector))
         raise ConfigError(f"Option `selector` must be one of {known}, but is {selector!r}.")
     bank = stack_bank(bank)
-    present = torch.linalg.vector_norm(bank, dim=-1) > 0  # [C, N]
+    present: Tensor = torch.linalg.vector_norm(bank, dim=-1) > 0  # [C, N]
     if selector == "none":
         return present.expand(*features.shape[:-2], *present.shape)
     E = normalize(bank, dim=-1)

@@ -19,12 +19,12 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
-from tiny_backbones import TEXTS, make_clip
 
 from ogkd.backbones import hub, load_backbone
 from ogkd.backbones.catalog import Record
 from ogkd.backbones.hub import fetch, fetch_examples, present
 from ogkd.errors import BackboneError, StorageError
+from tiny_backbones import TEXTS, make_clip
 
 COMMIT = "a" * 40
 HUB_ID = "some-one/some-model"
@@ -269,8 +269,9 @@ def test_force_fetches_again_and_damage_in_the_cache_asks_for_it(server: FakeHub
 def test_too_little_space_is_said_before_the_download(
     server: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 8, 2))
-    with pytest.raises(StorageError, match=r"needs 0\.00 GB in .* where 0\.00 GB are free"):
+    enough_for_small_files = shutil._ntuple_diskusage(50_000, 30_000, 20_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: enough_for_small_files)
+    with pytest.raises(StorageError, match=r"needs 0\.2 MB in .*, where 0\.0 MB are free"):
         fetch(record())
     assert not any(asked.startswith("GET") and "safetensors" in asked for asked in server.asked)
 

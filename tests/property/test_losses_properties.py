@@ -246,3 +246,20 @@ def test_patches_kept_is_between_one_and_all_and_near_the_ratio(P, ratio, roundi
     K = patches_kept(P, ratio, rounding=rounding)
     assert 1 <= K <= P
     assert K == 1 or abs(K - P * ratio) <= (0.5 if rounding == "half_even" else 1)
+
+
+@holds_for(cases, st.integers(1, 4))
+def test_each_seed_may_have_its_own_graph_and_gamma(case, S):
+    W = torch.stack([class_graph(case.T, 1.0 + s) for s in range(S)])
+    gamma = torch.rand(S, case.C, dtype=torch.float64, generator=case.generator)
+    student, teacher = case.normal(S, case.B, case.C), case.normal(S, case.B, case.C)
+    patches = [case.normal(S, case.B, case.P, case.C) for _ in range(2)]
+    labels = torch.randint(case.C, (S, case.B), generator=case.generator)
+    together = [
+        gad(student, teacher, W, gamma[:, None]),
+        lgd(*patches, labels, W[:, None], gamma[:, None, None]),
+    ]
+    for s in range(S):
+        close(together[0][s], gad(student[s], teacher[s], W[s], gamma[s]))
+        pair = patches[0][s], patches[1][s]
+        close(together[1][s], lgd(*pair, labels[s], W[s], gamma[s]))

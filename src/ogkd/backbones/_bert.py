@@ -30,7 +30,7 @@ def derive_bert_config(state: Mapping[str, Tensor], *, file: Path, name: str) ->
     """BERT's configuration from the weights' shapes, where the folder has no config.json."""
 
     def shape(key: str) -> tuple[int, ...]:
-        return needed_shape(state, _BERT + key, file=file, name=name)
+        return needed_shape(state, _BERT + key, axes=2, file=file, name=name)
 
     rows, width = shape("embeddings.word_embeddings.weight")
     if width not in _STANDARD_WIDTHS:

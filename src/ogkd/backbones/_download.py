@@ -28,7 +28,7 @@ from huggingface_hub.errors import (
 )
 
 from ogkd.backbones.catalog import Record
-from ogkd.errors import BackboneError
+from ogkd.errors import BackboneError, OgkdError
 from ogkd.files import storage_errors
 
 __all__ = ["FileFacts", "Repository", "absent"]
@@ -65,7 +65,7 @@ class Repository:
         self.hub_id = str(record.hub_id)
         self.commit: str | None = None
         self.cache = Path(constants.HF_HUB_CACHE)
-        self._revision = revision or "main"
+        self._revision = self._next = revision or "main"
         # Read now, not at import: a program may set them after it has started.
         self._endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
         setting = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
@@ -86,7 +86,8 @@ class Repository:
                 self.offline = f"the hub cannot be reached ({error})"
             except HFValidationError as error:
                 raise self._translate(error) from error
-        path = self._cached(name)
+        with self._errors():
+            path = self._cached(name)
         return None if path is None else FileFacts(path.stat().st_size, None, cached=True)
 
     def optional(self, name: str) -> Path | None:
@@ -132,11 +133,14 @@ class Repository:
 
     def download(self, name: str) -> Path:
         """Fetch a file that `facts` has found."""
+        # The first file is asked for by the branch, so that the hub's cache notes the branch's
+        # commit and serves it offline later; the others come from that very commit.
+        revision, self._next = self._next, self.commit or self._revision
         with self._errors(), storage_errors(self.cache):
             path = hf_hub_download(
                 self.hub_id,
                 name,
-                revision=self.commit or self._revision,
+                revision=revision,
                 cache_dir=self.cache,
                 endpoint=self._endpoint,
                 local_files_only=self.offline is not None,
@@ -147,7 +151,9 @@ class Repository:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except (HTTPError, EntryNotFoundError, HFValidationError, ConnectionError) as error:
+        except OgkdError:
+            raise
+        except Exception as error:  # of HTTP, of the file transfer, of the operating system
             raise self._translate(error) from error
 
     def _translate(self, error: BaseException) -> BackboneError:

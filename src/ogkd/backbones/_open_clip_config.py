@@ -7,7 +7,15 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 
 from ogkd.backbones._weights import try_again
 from ogkd.errors import BackboneError
@@ -19,11 +27,13 @@ __all__ = [
     "PreprocessConfig",
     "TextConfig",
     "TimmConfigFile",
+    "TokenizerSettings",
     "VisionConfig",
     "read_bert_config",
     "read_json",
     "read_open_clip_config",
     "read_timm_config",
+    "read_tokenizer_settings",
 ]
 
 Record = TypeVar("Record", bound=BaseModel)
@@ -75,7 +85,7 @@ class OpenClipConfig(_Record):
 class PreprocessConfig(_Record):
     mode: Literal["RGB"] = "RGB"
     mean: Triple = CLIP_MEAN
-    std: Triple = CLIP_STD
+    std: tuple[PositiveFloat, PositiveFloat, PositiveFloat] = CLIP_STD
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     resize_mode: Literal["shortest", "squash"] = "shortest"
 
@@ -112,13 +122,31 @@ class BertConfigFile(_Record):
     vocab_size: PositiveInt
     max_position_embeddings: PositiveInt = 512
     type_vocab_size: PositiveInt = 2
-    hidden_act: str = "gelu"
+    hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
     hidden_dropout_prob: float = Field(0.1, ge=0, lt=1)
     attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
     position_embedding_type: Literal["absolute"] = "absolute"
     is_decoder: Literal[False] = False
+
+
+def _token_text(value: Any) -> Any:
+    # A token is written as its text, or as an object that describes it.
+    return value.get("content") if isinstance(value, dict) else value
+
+
+Token = Annotated[str, BeforeValidator(_token_text)]
+
+
+class TokenizerSettings(_Record):
+    do_lower_case: bool = True
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool = True
+    cls_token: Token = "[CLS]"
+    sep_token: Token = "[SEP]"
+    pad_token: Token = "[PAD]"
+    unk_token: Token = "[UNK]"
 
 
 def read_json(path: Path, *, name: str) -> dict[str, Any]:
@@ -176,6 +204,17 @@ def read_timm_config(folder: Path, vision: VisionConfig, *, name: str) -> TimmCo
     # "hf-hub:timm/vit_base_patch16_224.augreg" names the same network as "vit_base_patch16_224".
     architecture = re.split(r"[:/]", vision.timm_model_name)[-1].split(".")[0]
     return TimmConfigFile(architecture=architecture)
+
+
+def read_tokenizer_settings(folder: Path, *, name: str) -> TokenizerSettings:
+    """`tokenizer_config.json` over `special_tokens_map.json`, each where it exists."""
+    raw: dict[str, Any] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        if (folder / file).is_file():
+            raw |= read_json(folder / file, name=name)
+    # An absent token is written as null; strip_accents alone means something by it.
+    raw = {key: value for key, value in raw.items() if value is not None}
+    return _record(TokenizerSettings, raw, folder / "tokenizer_config.json")
 
 
 def _record(kind: type[Record], raw: Any, path: Path) -> Record:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Dinov2Config, Dinov2Model
 
 from ogkd.backbones._open_clip_config import OpenClipConfig, TimmConfigFile
-from ogkd.backbones._weights import KeyTable, needed_shape, try_again
+from ogkd.backbones._weights import KeyTable, needed_shape
 from ogkd.errors import BackboneError
 
 __all__ = ["ImageTower", "VisionSpec", "vision_spec", "vision_table"]
@@ -80,19 +80,18 @@ def vision_spec(
             "transformers' format (CLIPModel)."
         )
 
-    def shape(key: str) -> tuple[int, ...]:
-        return needed_shape(state, _TRUNK + key, file=file, name=name)
+    def shape(key: str, axes: int) -> tuple[int, ...]:
+        return needed_shape(state, _TRUNK + key, axes=axes, file=file, name=name)
 
-    patch = shape("patch_embed.proj.weight")[-1]
+    patch = shape("patch_embed.proj.weight", 4)[-1]
     grid = vision.image_size // patch
-    positions = shape("pos_embed")[1]
+    positions = shape("pos_embed", 3)[1]
     if grid * grid + 1 != positions:
         side = round((positions - 1) ** 0.5)
         raise BackboneError(
             f"{file} has {positions} position embeddings (images of about {side * patch} px), but "
             f"image_size is {vision.image_size}, which needs {grid * grid + 1} (patches of {patch} "
-            f"px and one class token). Correct image_size in open_clip_config.json. "
-            f"{try_again(name)}"
+            "px and one class token). Correct image_size in open_clip_config.json."
         )
     pool: str = vision.timm_pool
     if pool == "default":
@@ -102,10 +101,16 @@ def vision_spec(
                 "open_clip_config.json has no timm_pool and no projection after it, so this image "
                 'tower gives no global feature. Set timm_pool to "token" or "avg".'
             )
+    width, heads = args.embed_dim or width, args.num_heads or heads
+    if width % heads:
+        raise BackboneError(
+            f"timm/config.json has embed_dim {width}, which is not a multiple of its {heads} "
+            "attention heads. Correct the file."
+        )
     return VisionSpec(
-        width=args.embed_dim or width,
+        width=width,
         depth=args.depth or depth,
-        heads=args.num_heads or heads,
+        heads=heads,
         mlp_ratio=args.mlp_ratio or 4,
         patch=patch,
         image_size=vision.image_size,

@@ -60,14 +60,21 @@ def read_state(path: Path, *, name: str) -> dict[str, Tensor]:
 
 
 def needed_shape(
-    state: Mapping[str, Tensor], key: str, *, file: Path, name: str
+    state: Mapping[str, Tensor], key: str, *, axes: int, file: Path, name: str
 ) -> tuple[int, ...]:
-    """The shape of a tensor that the architecture is read from."""
+    """The shape, of `axes` axes, of a tensor that the architecture is read from."""
     if key not in state:
         raise BackboneError(
-            f"{file} lacks the key {key}. Is it the weight file of another model? {try_again(name)}"
+            f"{file} does not fit its configuration; missing keys: {key}. Is it the weight file of "
+            f"another model? {try_again(name)}"
         )
-    return tuple(state[key].shape)
+    shape = tuple(state[key].shape)
+    if len(shape) != axes or 0 in shape:
+        raise BackboneError(
+            f"{file} does not fit its configuration; wrong shapes: {key} is {list(shape)}, "
+            f"expected {axes} axes. {try_again(name)}"
+        )
+    return shape
 
 
 def assign_weights(

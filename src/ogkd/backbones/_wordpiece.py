@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,12 @@ import torch
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
-from ogkd.backbones._open_clip_config import BertConfigFile, TextConfig, read_json
+from ogkd.backbones._open_clip_config import (
+    BertConfigFile,
+    TextConfig,
+    TokenizerSettings,
+    read_tokenizer_settings,
+)
 from ogkd.backbones._weights import try_again
 from ogkd.backbones.base import Tokens
 from ogkd.errors import BackboneError
@@ -76,12 +80,11 @@ def load_tokenizer(
             f"{folder}: context_length {text.context_length} is more than the text tower's "
             f"{bert.max_position_embeddings} positions. Correct open_clip_config.json."
         )
-    settings = _settings(folder, name=name)
+    settings = read_tokenizer_settings(folder, name=name)
     source, engine = _engine(folder, settings, name=name)
     special = {}
-    for role, default in (("cls", "[CLS]"), ("sep", "[SEP]"), ("pad", "[PAD]"), ("unk", "[UNK]")):
-        token = settings.get(f"{role}_token") or default
-        token = token.get("content", default) if isinstance(token, dict) else token
+    for role in ("cls", "sep", "pad", "unk"):
+        token = getattr(settings, f"{role}_token")
         special[role] = engine.token_to_id(token)
         if special[role] is None:
             raise BackboneError(
@@ -101,8 +104,8 @@ def load_tokenizer(
         )
     engine.no_padding()
     engine.no_truncation()
-    used = json.dumps({key: settings.get(key) for key in _NORMALISER}, sort_keys=True)
-    digest = hashlib.sha256(source.read_bytes() + used.encode()).hexdigest()
+    used = settings.model_dump_json().encode()
+    digest = hashlib.sha256(source.read_bytes() + used).hexdigest()
     return WordPieceTokenizer(
         engine=engine,
         cls_id=special["cls"],
@@ -112,23 +115,7 @@ def load_tokenizer(
     )
 
 
-# tokenizer_config.json's word for each option of the normaliser, and BERT's default
-_NORMALISER = {
-    "do_lower_case": ("lowercase", True),
-    "strip_accents": ("strip_accents", None),
-    "tokenize_chinese_chars": ("handle_chinese_chars", True),
-}
-
-
-def _settings(folder: Path, *, name: str) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / file).is_file():
-            settings |= read_json(folder / file, name=name)
-    return settings
-
-
-def _engine(folder: Path, settings: dict[str, Any], *, name: str) -> tuple[Path, Any]:
+def _engine(folder: Path, settings: TokenizerSettings, *, name: str) -> tuple[Path, Any]:
     fast, plain = folder / "tokenizer.json", folder / "vocab.txt"
     try:
         if fast.is_file():
@@ -138,7 +125,7 @@ def _engine(folder: Path, settings: dict[str, Any], *, name: str) -> tuple[Path,
                     f"Tokenizer mismatch: {fast} is not BERT's kind (WordPiece). {try_again(name)}"
                 )
             # What tokenizer_config.json says of letter case wins, as it does in transformers.
-            if any(key in settings for key in _NORMALISER):
+            if settings.model_fields_set & {"do_lower_case", "strip_accents"}:
                 engine.normalizer = _normaliser(settings)
             return fast, engine
         if plain.is_file():
@@ -154,7 +141,7 @@ def _engine(folder: Path, settings: dict[str, Any], *, name: str) -> tuple[Path,
     )
 
 
-def _from_vocabulary(path: Path, settings: dict[str, Any]) -> Any:
+def _from_vocabulary(path: Path, settings: TokenizerSettings) -> Any:
     lines = path.read_text(encoding="utf-8").split("\n")
     vocabulary = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.strip()}
     engine = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
@@ -165,6 +152,10 @@ def _from_vocabulary(path: Path, settings: dict[str, Any]) -> Any:
     return engine
 
 
-def _normaliser(settings: dict[str, Any]) -> Any:
-    options = {option: settings.get(key, default) for key, (option, default) in _NORMALISER.items()}
-    return normalizers.BertNormalizer(clean_text=True, **options)
+def _normaliser(settings: TokenizerSettings) -> Any:
+    return normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.tokenize_chinese_chars,
+        strip_accents=settings.strip_accents,
+        lowercase=settings.do_lower_case,
+    )

@@ -70,7 +70,7 @@ def find_record(name: str) -> Record | None:
     """The record with this name or this hub id, in any letter case."""
     wanted = name.lower()
     for record in catalog().values():
-        if wanted in (record.name, (record.hub_id or "").lower()):
+        if wanted == record.name or (record.hub_id and wanted == record.hub_id.lower()):
             return record
     return None
 

@@ -270,7 +270,7 @@ def _check_space(needs: Mapping[Path, int], record: Record) -> None:
         free = shutil.disk_usage(place).free
         if free < needed:
             raise StorageError(
-                f"{record.name} needs {needed / 1e9:.2f} GB in {place}, where {free / 1e9:.2f} GB "
-                "are free. Free some space, or set OGKD_CACHE (and HF_HOME, for the hub's own "
-                "cache) to a folder on a larger disk."
+                f"{record.name} needs {needed / 1e6:,.1f} MB in {place}, where "
+                f"{free / 1e6:,.1f} MB are free. Free some space, or set OGKD_CACHE (and HF_HOME, "
+                "for the hub's own cache) to a folder on a larger disk."
             )

@@ -38,13 +38,16 @@ def list_backbones(
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "here", "modality", "licence", "hub id"):
+    for heading in ("name", "here", "licence", "modality"):
         table.add_column(heading, overflow="fold")
     for row in rows:
         here = "yes" if row["present"] else "no"
-        table.add_row(row["name"], here, row["modality"], row["licence"], row["hub_id"] or "-")
+        table.add_row(row["name"], here, row["licence"], row["modality"])
     Console().print(table)
-    typer.echo("Fetch one with `ogkd backbones fetch NAME`. A folder or a hub id works as well.")
+    typer.echo(
+        "More: `ogkd backbones info NAME`. Download: `ogkd backbones fetch NAME`. "
+        "A folder or a hub id may stand for NAME."
+    )
 
 
 @app.command("info")
@@ -62,7 +65,7 @@ def info(
         return
     for key, value in facts.items():
         if key != "files" and value not in (None, "", False):
-            typer.echo(f"{key:10} {value}")
+            typer.echo(f"{key:10} {value:,} bytes" if key == "size" else f"{key:10} {value}")
     for file, size in facts.get("files", {}).items():
         typer.echo(f"{'file':10} {file}  {size:,} bytes")
 

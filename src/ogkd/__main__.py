@@ -1,0 +1,5 @@
+"""`python -m ogkd` is `ogkd`."""
+
+from ogkd.cli import main
+
+main()

@@ -1,0 +1,162 @@
+"""`verify` must pass what is right and fail what is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ogkd.backbones import load_backbone, verify
+from ogkd.backbones.catalog import Record, catalog
+from ogkd.backbones.hub import examples_folder
+from ogkd.files import sha256_file
+from tiny_backbones import make_clip
+
+LABELS = ["benign tumor", "normal lung", "brain scan"]
+IMAGES = ["one.png", "two.png"]
+
+
+def keep(record: Record, *, original: str = "0" * 64) -> Path:
+    """A tiny model in the cache as if it had been fetched."""
+    folder = record.folder
+    make_clip(folder)
+    files = {
+        path.name: {"size": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in folder.iterdir()
+    }
+    source = {
+        "format": "transformers",
+        "revision": "a" * 40,
+        "original": {"file": record.weights or "pytorch_model.bin", "sha256": original},
+        "weights": {"file": "model.safetensors", **files["model.safetensors"]},
+        "files": files,
+    }
+    (folder / "source.json").write_text(json.dumps(source))
+    return folder
+
+
+def statuses(name: str | Path, **options: Any) -> dict[str, str]:
+    return {check.what: check.status for check in verify.verify(name, **options)}
+
+
+def test_a_fetched_backbone_passes() -> None:
+    keep(catalog()["plip"], original=str(catalog()["plip"].sha256))
+    found = statuses("plip")
+    assert set(found.values()) == {"PASS"}
+    assert {"model.safetensors", "pytorch_model.bin", "Loading", "Unit features"} <= set(found)
+
+
+def test_one_changed_byte_fails() -> None:
+    folder = keep(catalog()["plip"], original=str(catalog()["plip"].sha256))
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+    found = statuses("plip")
+    assert found["model.safetensors"] == "FAIL"
+    assert "Loading" not in found  # nothing is said of a model that is not the one fetched
+
+
+def test_another_original_than_the_catalogues_fails() -> None:
+    keep(catalog()["plip"])
+    assert statuses("plip")["pytorch_model.bin"] == "FAIL"
+    keep(catalog()["quiltnet"])
+    assert statuses("quiltnet")["pytorch_model.bin"] == "SKIP"  # no hash is known
+
+
+def test_an_absent_or_cut_backbone_fails_with_the_command_to_run() -> None:
+    (absent,) = verify.verify("medsiglip")
+    assert absent.status == "FAIL"
+    assert "ogkd backbones fetch medsiglip" in absent.fix
+    folder = keep(catalog()["plip"])
+    (folder / "tokenizer.json").write_text("{")
+    (cut,) = verify.verify("plip")
+    assert cut.status == "FAIL"
+    assert "tokenizer.json" in cut.found
+
+
+def test_a_folder_is_verified_by_loading_it(tmp_path: Path) -> None:
+    make_clip(tmp_path)
+    assert statuses(tmp_path) == {"Loading": "PASS", "Unit features": "PASS"}
+    (tmp_path / "tokenizer.json").unlink()
+    assert statuses(tmp_path) == {"Loading": "FAIL"}
+
+
+def test_features_that_are_not_numbers_fail(tmp_path: Path) -> None:
+    make_clip(tmp_path)
+    backbone = load_backbone(tmp_path)
+    backbone.model.visual_projection.weight.fill_(float("nan"))  # type: ignore[attr-defined]
+    assert verify._check_features(backbone).status == "FAIL"
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> tuple[Any, Path, dict[str, Any]]:
+    """A backbone, two images, and its own probabilities as transformers computes them."""
+    model = make_clip(tmp_path / "model")
+    backbone = load_backbone(tmp_path / "model")
+    images = tmp_path / "images"
+    images.mkdir()
+    rng = np.random.default_rng(0)
+    for name in IMAGES:
+        Image.fromarray(rng.integers(0, 255, (40, 32, 3), dtype=np.uint8)).save(images / name)
+    rows = []
+    for name in IMAGES:
+        picture = np.asarray(Image.open(images / name), dtype=np.float32)[4:36] / 255  # the centre
+        prep = backbone.preprocessing
+        pixels = torch.tensor((picture - prep.mean) / prep.std).permute(2, 0, 1)[None].float()
+        ids = backbone.tokenize([f"a photo of {label}" for label in LABELS]).ids
+        with torch.no_grad():
+            output = model(input_ids=ids, pixel_values=pixels)
+        rows.append(output.logits_per_image.softmax(-1)[0].tolist())
+    reference = {
+        "source": "here.",
+        "template": "a photo of ",
+        "labels": LABELS,
+        "probabilities": dict(zip(IMAGES, rows, strict=True)),
+    }
+    return backbone, images, reference
+
+
+def test_published_outputs_are_reproduced(published: tuple[Any, Path, dict[str, Any]]) -> None:
+    backbone, images, reference = published
+    assert verify.compare_outputs(backbone, images, reference) < 1e-5
+    reference["probabilities"]["one.png"] = [1.0, 0.0, 0.0]
+    assert verify.compare_outputs(backbone, images, reference) > 0.01
+
+
+def test_published_outputs_pass_fail_or_say_what_is_missing(
+    published: tuple[Any, Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, images, reference = published
+    record = catalog()["biomedclip"]
+    monkeypatch.setattr(verify, "published_outputs", lambda: reference)
+    assert verify._check_published(backbone, images, record).status == "PASS"
+    reference["labels"] = LABELS[::-1]
+    failed = verify._check_published(backbone, images, record)
+    assert failed.status == "FAIL"
+    assert "largest difference" in failed.found
+    skipped = verify._check_published(backbone, examples_folder(record), record)
+    assert skipped.status == "SKIP"
+    assert "fetch biomedclip --examples" in skipped.fix
+    assert "--images" in skipped.fix
+
+
+def test_the_packaged_figures_are_the_published_ones(shared: Path) -> None:
+    ours = verify.published_outputs()
+    theirs = json.loads((shared / "biomedclip" / "reference_outputs.json").read_text())
+    assert ours["template"] == theirs["template"]
+    assert sorted(ours["probabilities"]) == sorted(theirs["probs"])
+    for image, row in ours["probabilities"].items():
+        assert row == [round(theirs["probs"][image][label], 6) for label in ours["labels"]]
+        assert sum(row) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_nine_images_by_nine_labels_each_best_where_it_should_be() -> None:
+    reference = verify.published_outputs()
+    assert len(reference["labels"]) == len(reference["probabilities"]) == 9
+    best = {row.index(max(row)) for row in reference["probabilities"].values()}
+    assert best == set(range(9))

@@ -1,0 +1,85 @@
+"""Kill -9 for real: the same command again ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
+
+
+def command(pictures, out, epochs=60):
+    return [
+        *(sys.executable, "-m", "ogkd", "fit", str(pictures), "--backbone", str(FIXTURE)),
+        *("--out", str(out), "--seed", "3", "--set", "views=2"),
+        *("--set", f"train.epochs={epochs}", "--set", "train.checkpoint_every=1"),
+    ]
+
+
+def start(arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_epoch(work, epoch, process, seconds=120):
+    log = work / "training.jsonl"
+    for _ in range(seconds * 50):
+        if log.is_file() and len(log.read_text().splitlines()) >= epoch:
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    raise AssertionError("the training did not get that far")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_fit_resumes_to_the_same_bits(pictures, tmp_path, how):
+    whole = start(command(pictures, tmp_path / "whole"))
+    assert whole.wait(timeout=240) == 0, whole.communicate()
+    whole.communicate()
+    killed = start(command(pictures, tmp_path / "killed"))
+    work = tmp_path / ".killed.training"
+    wait_for_epoch(work, 5, killed)
+    killed.send_signal(how)
+    _, said = killed.communicate(timeout=60)
+    assert not (tmp_path / "killed").exists()
+    if how == signal.SIGINT:
+        assert killed.returncode == 130
+        assert "Run the same command again" in said
+        assert "Traceback" not in said
+    again = start(command(pictures, tmp_path / "killed"))
+    out, said = again.communicate(timeout=240)
+    assert again.returncode == 0, said
+    expected = load_file(tmp_path / "whole" / "weights.safetensors")
+    found = load_file(tmp_path / "killed" / "weights.safetensors")
+    assert all((expected[key] == found[key]).all() for key in expected)
+    assert not work.exists()
+    epochs = [
+        json.loads(line)["epoch"]
+        for line in (tmp_path / "killed" / "training.jsonl").read_text().splitlines()
+    ]
+    assert sorted(set(epochs)) == list(range(60))
+
+
+def test_other_settings_do_not_continue_a_killed_fit(pictures, tmp_path):
+    killed = start(command(pictures, tmp_path / "model", epochs=500))
+    wait_for_epoch(tmp_path / ".model.training", 2, killed)
+    killed.kill()
+    killed.communicate()
+    other = command(pictures, tmp_path / "model", epochs=4)
+    refused = subprocess.run(other, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "other settings" in refused.stderr
+    assert "--restart" in refused.stderr
+    restarted = subprocess.run([*other, "--restart"], capture_output=True, text=True, check=False)
+    assert restarted.returncode == 0, restarted.stderr
+    assert (tmp_path / "model" / "model.json").is_file()

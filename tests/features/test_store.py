@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ogkd.errors import DataError
+from ogkd.features.store import WHOLE, FeatureStore, View
+from ogkd.features.views import FixedViews, OnlineViews, cached_views
+from ogkd.images import read_image, to_pixels
+
+CROPS = [View(0, 7), View(1, 7)]
+
+
+@pytest.fixture
+def files(pictures):
+    return sorted((pictures / "train" / "dark_field").glob("*.png"))
+
+
+def test_whole_views_are_the_backbones_features(bert_backbone, files):
+    store = FeatureStore(bert_backbone)
+    found = store.get(files, patches=True)
+    pixels = to_pixels([read_image(file) for file in files], bert_backbone.preprocessing)
+    expected = bert_backbone.encode_images(pixels)
+    torch.testing.assert_close(found.globals[:, 0], expected.globals, atol=1e-6, rtol=0)
+    assert found.patches.dtype == torch.float16
+    torch.testing.assert_close(found.patches[:, 0].float(), expected.patches, atol=1e-3, rtol=0)
+
+
+def test_a_second_request_encodes_nothing_and_gives_the_same_bits(bert_backbone, files):
+    first = FeatureStore(bert_backbone)
+    once = first.get(files, CROPS, patches=True)
+    second = FeatureStore(bert_backbone)
+    again = second.get(files, CROPS, patches=True)
+    assert (first.encoded, second.encoded) == (2 * len(files), 0)
+    assert torch.equal(once.globals, again.globals)
+    assert torch.equal(once.patches, again.patches)
+
+
+def test_the_address_is_the_content_not_the_name(bert_backbone, files, tmp_path):
+    store = FeatureStore(bert_backbone)
+    store.get(files)
+    moved = [shutil.copy(file, tmp_path / f"other{i}.png") for i, file in enumerate(files)]
+    store.get(moved)
+    assert store.encoded == len(files)
+    Image.fromarray(np.full((40, 48, 3), 9, np.uint8)).save(files_copy := tmp_path / "other0.png")
+    store.get([files_copy])
+    assert store.encoded == len(files) + 1
+
+
+def test_patches_are_encoded_when_first_asked_for(bert_backbone, files):
+    store = FeatureStore(bert_backbone)
+    plain = store.get(files).globals
+    with_patches = store.get(files, patches=True)
+    assert store.encoded == 2 * len(files)
+    torch.testing.assert_close(plain, with_patches.globals, atol=1e-6, rtol=0)
+
+
+def test_crops_depend_on_image_and_view_not_on_neighbours(bert_backbone, files):
+    together = FeatureStore(bert_backbone).get(files, CROPS)
+    store = FeatureStore(bert_backbone, root=files[0].parent.parent / "elsewhere")
+    alone = store.get(files[2:3], CROPS[1:])
+    torch.testing.assert_close(together.globals[2, 1], alone.globals[0, 0], atol=1e-6, rtol=0)
+    assert not torch.allclose(together.globals[2, 0], together.globals[2, 1], atol=1e-3)
+    shutil.rmtree(store.folder.parent)
+
+
+def test_a_shard_cut_short_is_passed_over_and_made_again(bert_backbone, files):
+    store = FeatureStore(bert_backbone)
+    whole = store.get(files).globals
+    (shard,) = store.folder.glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:100])
+    again = FeatureStore(bert_backbone)
+    torch.testing.assert_close(again.get(files).globals, whole, atol=1e-6, rtol=0)
+    assert again.encoded == len(files)
+
+
+def test_another_backbone_has_another_place(bert_backbone, monkeypatch):
+    place = FeatureStore(bert_backbone).folder
+    monkeypatch.setattr(bert_backbone, "digest", "0" * 64)
+    assert FeatureStore(bert_backbone).folder != place
+
+
+def test_all_bad_files_are_named_at_once(bert_backbone, files, tmp_path):
+    bad = [tmp_path / "one.png", tmp_path / "two.png"]
+    for file in bad:
+        file.write_text("no image")
+    with pytest.raises(DataError, match=r"(?s)2 file.*one\.png.*two\.png"):
+        FeatureStore(bert_backbone).get([*files, *bad])
+    with pytest.raises(DataError, match="gone"):
+        FeatureStore(bert_backbone).get([tmp_path / "gone.png"])
+
+
+def test_fixed_views_choose_among_the_crops(bert_backbone, files):
+    views = cached_views(FeatureStore(bert_backbone), files, count=2, seed=7, patches=True)
+    rows = np.array([0, 3, 3])
+    seen = views.look(rows, np.random.default_rng(0))
+    chosen = np.random.default_rng(0).integers(2, size=3)
+    assert torch.equal(seen.globals, views.features.globals[rows, chosen])
+    assert seen.patches.dtype == torch.float32
+    assert len(views) == len(files)
+
+
+def test_no_crops_means_the_whole_image(bert_backbone, files):
+    store = FeatureStore(bert_backbone)
+    views = cached_views(store, files, count=0, seed=7, patches=False)
+    assert isinstance(views, FixedViews)
+    assert torch.equal(views.features.globals, store.get(files, [WHOLE]).globals)
+
+
+def test_online_views_are_fresh_each_time(bert_backbone, files):
+    views = OnlineViews(bert_backbone, files, patches=True)
+    rng = np.random.default_rng(0)
+    first, second = views.look(np.array([1]), rng), views.look(np.array([1]), rng)
+    again = views.look(np.array([1]), np.random.default_rng(0))
+    assert not torch.allclose(first.globals, second.globals, atol=1e-4)
+    assert torch.equal(first.globals, again.globals)
+    assert first.patches.shape[1] == np.prod(bert_backbone.patch_grid)
