@@ -106,7 +106,7 @@ def _named(image: Described, rng: np.random.Generator) -> tuple[str, frozenset[F
 def _attributes(
     image: Described, rng: np.random.Generator, *, mention_name: bool
 ) -> tuple[str, frozenset[Fact]]:
-    count = min(len(image.facts), int(rng.choice([1, 2, 3, 4, 5], p=[0.3, 0.27, 0.22, 0.13, 0.08])))
+    count = min(len(image.facts), int(rng.choice([1, 2, 3, 4], p=[0.32, 0.3, 0.24, 0.14])))
     chosen = [image.facts[i] for i in rng.permutation(len(image.facts))[:count]]
     # A finding says more than its absence: prefer what is there.
     chosen.sort(key=lambda fact: fact[1] in ("none", "absent"))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ogkd.errors import BackboneError
 
-__all__ = ["find_weights", "load_strictly"]
+__all__ = ["find_weights", "load_strictly", "quiet_transformers"]
 
 _MOST_NAMED = 8
 
@@ -41,7 +41,7 @@ def load_strictly(
     transformers renames the keys that its own releases have renamed, and skips the stored
     position ids of old checkpoints; every other difference is named in the error.
     """
-    with _quiet_transformers():
+    with quiet_transformers():
         try:
             model, info = model_class.from_pretrained(
                 None,
@@ -79,8 +79,8 @@ def load_strictly(
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No progress bar and no load report: we say ourselves what is wrong."""
+def quiet_transformers() -> Iterator[None]:
+    """No progress bar, no advice, no load report: we say ourselves what is wrong."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ogkd.backbones._checkpoint import find_weights, load_strictly
+from ogkd.backbones._checkpoint import find_weights, load_strictly, quiet_transformers
 from ogkd.backbones._digest import backbone_digest
 from ogkd.backbones._hf_tokenizer import FolderTokenizer
 from ogkd.backbones._open_clip_config import read_json
@@ -46,7 +46,8 @@ class ModelFolder:
     def model(self, config_class: Any, model_class: Any) -> Any:
         """The model in float32, with exactly the stored weights."""
         try:
-            config = config_class.from_dict(self.config)
+            with quiet_transformers():
+                config = config_class.from_dict(self.config)
         except Exception as error:  # transformers raises many kinds for a bad configuration
             raise BackboneError(
                 f"{self.path / 'config.json'} is not a valid {config_class.__name__} ({error}). "
