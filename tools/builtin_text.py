@@ -16,8 +16,6 @@ from tokenizers.models import WordPiece
 
 import captions
 import lexicon
-from ogkd.datasets.phantoms import PHANTOMS
-
 PAD, UNK, BOS, EOS = "[PAD]", "[UNK]", "[BOS]", "[EOS]"
 MAX_TOKENS = 64
 WORDS = Path(__file__).with_name("words.txt")
@@ -55,10 +53,6 @@ def _texts() -> Iterable[str]:
     ):
         for phrases in table.values():
             yield from phrases
-    for dataset in PHANTOMS.values():
-        yield from dataset.class_names
-        for texts in dataset.descriptions:
-            yield from texts
 
 
 def _words(texts: Iterable[str]) -> Iterable[str]:

@@ -348,8 +348,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=2400)
-    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=96)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--whole", type=float, default=0.8, help="part with half the patches")
     parser.add_argument("--images", type=int, default=3000, help="per dataset")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,20 +12,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load as read_tensors
+from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.errors import BackboneError, ConfigError
+from ogkd.errors import BackboneError, ConfigError, DataError
 from ogkd.features.extract import BadFile, encode_files, unreadable_error
 from ogkd.files import folder_atomically, write_json
 from ogkd.methods import Head, TextSide, make_method
 from ogkd.modelcard import ModelCard
 
-__all__ = ["Classifier", "Prediction", "load"]
+__all__ = ["Classifier", "Prediction", "load", "place_for_model"]
 
 WEIGHTS = "weights.safetensors"
 CARD = "model.json"
+LOG = "training.jsonl"
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,10 @@ class Classifier:
 
     def predict_proba(self, paths: Sequence[str | Path]) -> NDArray[np.float32]:
         """Class probabilities [N, C] of image files."""
+        if isinstance(paths, str | Path):
+            paths = [paths]  # else a string would be taken for a list of letters
+        if not paths:
+            raise DataError("No image was given to predict.")
         found = list(self.stream([Path(path) for path in paths]))
         bad = [BadFile(answer.path, answer.error) for answer in found if answer.error]
         if bad:
@@ -85,18 +92,42 @@ class Classifier:
         texts = prompts if prompts is not None else [[name] for name in class_names]
         names = tuple(class_names)
         text = TextSide(self.backbone, names, tuple(tuple(row) for row in texts))
-        card = self.card.model_copy(update={"class_names": names})
+        none = (0,) * len(names)
+        card = self.card.model_copy(update={"class_names": names, "support_counts": none})
         return Classifier(self.backbone, method.head_for(self.head, text), card)
 
     def save(self, folder: str | Path) -> None:
-        """Write the model folder, whole or not at all."""
-        with folder_atomically(Path(folder)) as aside:
+        """Write the model folder, whole or not at all; only a model is ever replaced."""
+        with folder_atomically(place_for_model(folder)) as aside:
             self.write_into(aside)
 
     def write_into(self, folder: Path) -> None:
         """Write the model's two files into an existing folder."""
-        write_json(folder / CARD, self.card.model_dump(mode="json"))
-        save_file(self.head.tensors(), folder / WEIGHTS, {"scale": repr(self.head.scale)})
+        # Python writes the bytes, so that a full disk is told from other trouble.
+        weights = tensor_bytes(self.head.tensors())
+        (folder / WEIGHTS).write_bytes(weights)
+        digest = hashlib.sha256(weights).hexdigest()
+        card = self.card.model_copy(update={"weights_sha256": digest})
+        write_json(folder / CARD, card.model_dump(mode="json"))
+
+
+def place_for_model(folder: str | Path) -> Path:
+    """Where a model may be written: a new folder, an empty one, or a model to replace."""
+    path = Path(folder).resolve()
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{folder} is a file, not a model folder. Choose another --out.")
+    if not path.is_dir():
+        return path
+    found = {file.name for file in path.iterdir() if not file.name.startswith(".")}
+    others = sorted(found - {CARD, WEIGHTS, LOG})
+    if others or (found and CARD not in found):
+        raise ConfigError(
+            f"{folder} exists and is not a model folder: it holds {', '.join(others[:5])}"
+            f"{', ...' if len(others) > 5 else ''}. Nothing was written. Choose another --out."
+        )
+    if Path.cwd().is_relative_to(path):
+        raise ConfigError(f"{folder} is the folder you are in. Name a folder inside it with --out.")
+    return path
 
 
 def load(
@@ -106,8 +137,10 @@ def load(
     folder = Path(folder)
     card = ModelCard.read(folder / CARD)
     head = _read_head(folder / WEIGHTS, card)
-    if not isinstance(backbone, Backbone):
-        backbone = load_backbone(backbone or card.backbone.name, device=device)
+    if backbone is None:
+        backbone = _recorded_backbone(folder, card, device)
+    elif not isinstance(backbone, Backbone):
+        backbone = load_backbone(backbone, device=device)
     if backbone.digest != card.backbone.digest:
         raise BackboneError(
             f"{folder} was fitted with another backbone: digest {card.backbone.digest[:12]}, but "
@@ -117,14 +150,31 @@ def load(
     return Classifier(backbone, head, card)
 
 
+def _recorded_backbone(folder: Path, card: ModelCard, device: str) -> Backbone:
+    try:
+        return load_backbone(card.backbone.name, device=device)
+    except BackboneError as error:
+        raise BackboneError(
+            f"{error}\n{folder} was fitted with the backbone '{card.backbone.name}'. If that is "
+            "somewhere else now, pass its folder with --backbone."
+        ) from error
+
+
 def _read_head(path: Path, card: ModelCard) -> Head:
     try:
-        tensors = load_file(path)
-        T = tensors.pop("T")
+        content = path.read_bytes()
+        tensors = read_tensors(content)
+        T = tensors.pop("T").float()
     except (OSError, SafetensorError, KeyError) as error:
         raise ConfigError(
             f"{path} is missing or damaged ({error}). Copy the model folder again, or fit again."
         ) from error
+    found = hashlib.sha256(content).hexdigest()
+    if card.weights_sha256 not in (None, found):
+        raise ConfigError(
+            f"{path} is not the file that {CARD} describes (sha256 {found[:12]}, expected "
+            f"{card.weights_sha256[:12]}). Copy the model folder again, or fit again."
+        )
     if T.shape != (len(card.class_names), card.backbone.embed_dim):
         raise ConfigError(
             f"{path} holds class features of shape {tuple(T.shape)}, but {CARD} describes "

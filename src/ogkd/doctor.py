@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 import psutil
 
+from ogkd.errors import BackboneError
 from ogkd.files import cache_dir
 
 __all__ = ["Finding", "examine"]
@@ -32,7 +36,13 @@ _EXTRAS = {
     "ray": ("ray", "clusters"),
     "audit": ("cleanlab", "label-error search"),
 }
-_BF16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print((a @ a).sum())"
+# Large enough, and with a convolution, to reach the kernels that a model would.
+_BF16_PROBE = """
+import torch
+a = torch.ones(256, 768, dtype=torch.bfloat16)
+torch.nn.Linear(768, 768, dtype=torch.bfloat16)(a)
+torch.nn.Conv2d(3, 64, 16, 16, dtype=torch.bfloat16)(a.new_ones(2, 3, 64, 64))
+"""
 
 
 @dataclass(frozen=True)
@@ -75,20 +85,24 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    found, missing = [], []
-    for requirement in requires("ogkd") or []:
-        if "extra ==" in requirement:
+    from packaging.requirements import Requirement
+
+    found, wrong = [f"ogkd {version('ogkd')}"], []
+    for requirement in map(Requirement, requires("ogkd") or []):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        name = requirement.split(">")[0].split("<")[0].split("=")[0].strip()
         try:
-            found.append(f"{name} {version(name)}")
+            here = version(requirement.name)
         except PackageNotFoundError:
-            missing.append(name)
-    if missing:
-        yield Finding(
-            "FAIL", "Packages", f"missing: {', '.join(missing)}", "pip install --upgrade ogkd"
-        )
-    yield Finding("PASS", "Packages", ", ".join([f"ogkd {version('ogkd')}", *found]))
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        found.append(f"{requirement.name} {here}")
+        if not requirement.specifier.contains(here, prereleases=True):
+            wrong.append(f"{requirement.name} {here} is not {requirement.specifier}")
+    if wrong:
+        yield Finding("FAIL", "Packages", ", ".join(wrong), "pip install --upgrade ogkd")
+    else:
+        yield Finding("PASS", "Packages", ", ".join(found))
 
 
 def _device() -> Iterator[Finding]:
@@ -116,7 +130,7 @@ def _bf16() -> Iterator[Finding]:
         child = subprocess.run(
             [sys.executable, "-c", _BF16_PROBE], capture_output=True, timeout=120, check=False
         )
-        safe, reason = child.returncode == 0, f"exit code {child.returncode}"
+        safe, reason = child.returncode == 0, _ending(child.returncode)
     except subprocess.TimeoutExpired:
         safe, reason = False, "no answer in 120 s"
     if safe:
@@ -125,9 +139,13 @@ def _bf16() -> Iterator[Finding]:
         yield Finding(
             "WARN",
             "bf16",
-            f"a bf16 product kills the process here ({reason})",
+            f"a bf16 product does not survive here ({reason})",
             "nothing to do for ogkd, which uses float32; keep bf16 off in other tools",
         )
+
+
+def _ending(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _memory() -> Iterator[Finding]:
@@ -140,21 +158,20 @@ def _memory() -> Iterator[Finding]:
 
 
 def _cache() -> Iterator[Finding]:
-    folder = cache_dir()
+    folder = cache_dir().absolute()
     place = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(place, os.W_OK):
-        yield Finding(
-            "FAIL", "Cache", f"{folder} cannot be written", "set OGKD_CACHE to a folder you own"
-        )
-        return
     try:
-        with tempfile.TemporaryFile(dir=place if place.is_dir() else None):
+        with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        yield Finding("FAIL", "Cache", f"{folder}: {error}", "set OGKD_CACHE to another folder")
+        yield Finding(
+            "FAIL",
+            "Cache",
+            f"{folder} cannot be written ({error.strerror})",
+            "set OGKD_CACHE to a folder you own",
+        )
         return
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    yield Finding("PASS", "Cache", f"{folder} holds {size / _GIB:.2f} GiB")
+    yield Finding("PASS", "Cache", f"{folder} holds {_size(folder) / _GIB:.2f} GiB")
     free = shutil.disk_usage(place).free
     if free < 3 * _GIB:
         yield Finding(
@@ -167,6 +184,14 @@ def _cache() -> Iterator[Finding]:
         yield Finding("PASS", "Disk", f"{free / _GIB:.0f} GiB free")
 
 
+def _size(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another process may be tidying up
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
 def _hub() -> Iterator[Finding]:
     from huggingface_hub import constants
 
@@ -174,21 +199,27 @@ def _hub() -> Iterator[Finding]:
     if constants.HF_HUB_OFFLINE:
         yield Finding("WARN", "Model hub", "HF_HUB_OFFLINE is set: nothing is fetched", fix)
         return
-    address = urlsplit(constants.ENDPOINT)
+    host = urlsplit(constants.ENDPOINT).netloc
     try:
-        port = address.port or (443 if address.scheme == "https" else 80)
-        with socket.create_connection((address.hostname or "", port), timeout=4):
-            yield Finding("PASS", "Model hub", f"{address.hostname} answers")
+        # Through the proxy, if the user's environment names one.
+        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=4):
+            yield Finding("PASS", "Model hub", f"{host} answers")
+    except HTTPError as error:
+        yield Finding("PASS", "Model hub", f"{host} answers (with status {error.code})")
     except OSError as error:
-        yield Finding("WARN", "Model hub", f"{address.hostname} does not answer ({error})", fix)
+        yield Finding("WARN", "Model hub", f"{host} does not answer ({error})", fix)
 
 
 def _backbones() -> Iterator[Finding]:
+    from ogkd.backbones import load_backbone
     from ogkd.backbones.hub import present_backbones
 
-    from ogkd.backbones import load_backbone
-
-    load_backbone("builtin")
+    try:
+        load_backbone("builtin")
+    except BackboneError as error:
+        fix = "install ogkd again: its own files are damaged"
+        yield Finding("FAIL", "Backbones", str(error), fix)
+        return
     present = ["builtin", *present_backbones()]
     if "biomedclip" in present:
         yield Finding("PASS", "Backbones", ", ".join(present))

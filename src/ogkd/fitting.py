@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ import psutil
 import torch
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.classifier import Classifier, versions
-from ogkd.datasets.manifest import Item, Manifest, read_manifest
+from ogkd.classifier import LOG, Classifier, place_for_model, versions
+from ogkd.datasets.manifest import Item, Manifest, read_manifest, require_files
 from ogkd.datasets.splits import few_shot
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, DataError
+from ogkd.features.extract import unreadable, unreadable_error
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import OnlineViews, cached_views
-from ogkd.files import folder_atomically, sha256_file, storage_errors
+from ogkd.files import folder_atomically, sha256_file, storage_errors, write_text
 from ogkd.methods import Method, Support, TextSide, Workplace, make_method, presets
 from ogkd.modelcard import BackboneCard, ModelCard
 from ogkd.prompts.bank import bank_for, read_bank
@@ -48,26 +49,32 @@ def fit(
 
     With `out` the model is saved there, and an interrupted fit continues when called again.
     """
-    fitted = fit_seeds(
-        data,
-        backbone=backbone,
-        method=method,
-        shots=shots,
-        seeds=[seed],
-        preset=preset,
-        settings=settings,
-        prompts=prompts,
-        work=None if out is None else _work_folder(Path(out), restart=restart),
-        device=device,
-    )[0]
-    if out is not None:
-        out = Path(out)
-        work = _work_folder(out)
-        with folder_atomically(out) as aside:
+    options: dict[str, Any] = {
+        "backbone": backbone,
+        "method": method,
+        "shots": shots,
+        "seeds": [seed],
+        "preset": preset,
+        "settings": settings,
+        "prompts": prompts,
+        "device": device,
+    }
+    if out is None:
+        return fit_seeds(data, **options)[0]
+    place = place_for_model(out)
+    work = place.with_name(f".{place.name}.training")
+    with storage_errors(place):
+        work.mkdir(parents=True, exist_ok=True)  # now, not after an hour of encoding
+    try:
+        fitted = fit_seeds(data, **options, work=work, restart=restart)[0]
+        with folder_atomically(place) as aside:
             fitted.write_into(aside)
-            if (work / "training.jsonl").is_file():
-                shutil.copy(work / "training.jsonl", aside / "training.jsonl")
+            if lines := _log_lines(work / LOG):
+                write_text(aside / LOG, lines)
         shutil.rmtree(work, ignore_errors=True)
+    finally:
+        with contextlib.suppress(OSError):
+            work.rmdir()  # goes only where there is no progress in it
     return fitted
 
 
@@ -82,9 +89,16 @@ def fit_seeds(
     settings: Mapping[str, Any] | None = None,
     prompts: str | Path | Mapping[str, Sequence[str]] | None = None,
     work: Path | None = None,
+    restart: bool = False,
     device: str = "auto",
 ) -> list[Classifier]:
-    """Fit one classifier per seed, all trained together in one batched text pass."""
+    """Fit one classifier per seed, all trained together in one batched text pass.
+
+    `work` is a folder for progress: an interrupted training there is continued, unless
+    `restart` discards it.
+    """
+    if not seeds or min(seeds) < 0:
+        raise ConfigError(f"Seeds are whole numbers from 0 on, at least one, but got {seeds}.")
     known = presets(method)
     preset = preset or ("auto" if "auto" in known else None)
     chosen = make_method(method, preset=preset, settings=settings)
@@ -92,6 +106,9 @@ def fit_seeds(
     bank = read_bank(Path(prompts)) if isinstance(prompts, str | Path) else prompts
     texts = tuple(tuple(row) for row in bank_for(manifest.class_names, bank))
     drawn = [few_shot(manifest.part("train"), shots, seed) for seed in seeds]
+    if chosen.needs_training:
+        _refuse_classes_without_images(manifest, drawn[0])
+    require_files([item for items in drawn for item in items])
     if not isinstance(backbone, Backbone):
         backbone = load_backbone(backbone, device=device)
     text = TextSide(backbone, manifest.class_names, texts)
@@ -104,7 +121,8 @@ def fit_seeds(
         _card(chosen, preset, text, items, shots, seed)
         for items, seed in zip(drawn, seeds, strict=True)
     ]
-    heads = chosen.fit(supports, text, seeds=seeds, workplace=_workplace(work, cards))
+    workplace = _workplace(work, cards, restart=restart)
+    heads = chosen.fit(supports, text, seeds=seeds, workplace=workplace)
     return [Classifier(backbone, head, card) for head, card in zip(heads, cards, strict=True)]
 
 
@@ -116,6 +134,8 @@ def _support(method: Method, store: FeatureStore, items: Sequence[Item], seed: i
     if not method.needs_training:
         views = 0
     if views == "online":
+        if bad := unreadable(paths):
+            raise unreadable_error(bad, "Mend them or take them out of the data.")
         return Support(OnlineViews(store.backbone, paths, patches=patches), labels)
     found = cached_views(store, paths, count=views, seed=seed, patches=patches)
     return Support(found, labels)
@@ -129,7 +149,6 @@ def _card(
     shots: int | None,
     seed: int,
 ) -> ModelCard:
-    backbone = text.backbone
     counts = [sum(item.label == label for item in items) for label in range(len(text.class_names))]
     images = sorted((sha256_file(item.path), item.label) for item in items)
     return ModelCard(
@@ -137,13 +156,8 @@ def _card(
         preset=preset,
         config=method.config.model_dump(mode="json"),
         class_names=text.class_names,
-        backbone=BackboneCard(
-            name=backbone.name,
-            digest=backbone.digest,
-            embed_dim=backbone.embed_dim,
-            preprocessing=asdict(backbone.preprocessing),
-        ),
-        logit_scale=backbone.logit_scale,
+        backbone=BackboneCard.of(text.backbone),
+        logit_scale=text.backbone.logit_scale,
         prompts_sha256=_digest(text.prompts),
         data_sha256=_digest(images),
         support_counts=tuple(counts),
@@ -157,13 +171,17 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()
 
 
-def _workplace(folder: Path | None, cards: Sequence[ModelCard]) -> Workplace:
+def _workplace(folder: Path | None, cards: Sequence[ModelCard], *, restart: bool) -> Workplace:
     if folder is None:
         return Workplace()
     fingerprint = _digest([card.model_dump(mode="json") for card in cards])
+    if restart:
+        shutil.rmtree(folder, ignore_errors=True)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    log_path = folder / "training.jsonl"
+    log_path = folder / LOG
+    if log_path.is_file():
+        write_text(log_path, _log_lines(log_path))
 
     def log(entry: Mapping[str, Any]) -> None:
         with storage_errors(log_path), log_path.open("a", encoding="utf-8") as file:
@@ -172,18 +190,23 @@ def _workplace(folder: Path | None, cards: Sequence[ModelCard]) -> Workplace:
     return Workplace(folder, fingerprint, log)
 
 
-def _work_folder(out: Path, *, restart: bool = False) -> Path:
-    """Where a fit into `out` keeps its progress; gone when the model is complete."""
-    if (
-        out.exists()
-        and not (out / "model.json").is_file()
-        and (out.is_file() or any(out.iterdir()))
-    ):
-        raise ConfigError(f"{out} exists and is not a model folder. Choose another --out.")
-    work = out.with_name(f".{out.name}.training")
-    if restart:
-        shutil.rmtree(work, ignore_errors=True)
-    return work
+def _log_lines(log: Path) -> str:
+    """The log with one whole line for each epoch: a kill cuts lines, a resume repeats epochs."""
+    kept: dict[int, str] = {}
+    for line in log.read_text(encoding="utf-8").splitlines() if log.is_file() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            kept[json.loads(line)["epoch"]] = line
+    return "".join(f"{kept[epoch]}\n" for epoch in sorted(kept))
+
+
+def _refuse_classes_without_images(manifest: Manifest, items: Sequence[Item]) -> None:
+    present = {item.label for item in items}
+    names = [name for label, name in enumerate(manifest.class_names) if label not in present]
+    if names:
+        raise DataError(
+            f"There is no image to learn from for: {', '.join(names)}. Put at least one image of "
+            "each class in the training part, or remove the class."
+        )
 
 
 def _refuse_beyond_memory(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,8 +28,12 @@ def import_context(
 ) -> Classifier:
     """A classifier from `prompt_learner.ctx` of a released checkpoint."""
     path = Path(path)
-    if len(class_names) < 2:
-        raise ConfigError("Give at least two class names, in the order of the labels.")
+    names = tuple(name.replace("_", " ").strip() for name in class_names)
+    if len(names) < 2 or "" in names or len({name.casefold() for name in names}) < len(names):
+        raise ConfigError(
+            "Give at least two different class names, in the order of the labels, but got: "
+            f"{', '.join(class_names) or 'none'}."
+        )
     context = _read_context(path)
     if not isinstance(backbone, Backbone):
         backbone = load_backbone(backbone, device=device)
@@ -40,43 +43,69 @@ def import_context(
             f"[n, {backbone.text_width}]. Pass the backbone it was trained with."
         )
     method = make_method("ogkd", settings={"context.n_ctx": context.shape[0]})
-    text = TextSide(backbone, tuple(class_names), tuple((name,) for name in class_names))
+    text = TextSide(backbone, names, tuple((name,) for name in names))
     head = method.head_for(Head(context, backbone.logit_scale, {"context": context}), text)
     card = ModelCard(
         method=method.name,
         config=method.config.model_dump(mode="json"),
-        class_names=tuple(class_names),
-        backbone=BackboneCard(
-            name=backbone.name,
-            digest=backbone.digest,
-            embed_dim=backbone.embed_dim,
-            preprocessing=asdict(backbone.preprocessing),
-        ),
+        class_names=names,
+        backbone=BackboneCard.of(backbone),
         logit_scale=backbone.logit_scale,
         prompts_sha256="",
         data_sha256="",
-        support_counts=(0,) * len(class_names),
+        support_counts=(0,) * len(names),
         seed=0,
         versions=dict(versions()),
-        metrics={"imported_from_sha256": sha256_file(path)},
+        imported_sha256=sha256_file(path),
     )
     return Classifier(backbone, head, card)
 
 
+class _Inert:
+    """Stands for an object of the checkpoint that we have no use for; it can do nothing."""
+
+
+def _plain_dict(*_: Any) -> dict[Any, Any]:
+    return {}
+
+
+# Released checkpoints keep the scheduler, and in it the optimiser, as objects. These names, and
+# no others, are let through, and not as what they name: nothing of the file is ever built or run.
+_STAND_INS: list[tuple[Any, str]] = [
+    (_Inert, "torch.optim.sgd.SGD"),
+    (_Inert, "torch.optim.lr_scheduler.CosineAnnealingLR"),
+    (_plain_dict, "collections.defaultdict"),
+    (dict, "builtins.dict"),
+]
+
+
 def _read_context(path: Path) -> Tensor:
     """Find the context; only tensors and plain containers are ever unpickled."""
+    if not path.is_file():
+        raise ConfigError(f"There is no file {path}. Check the path.")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise ConfigError(f"There is no file {path}. Check the path.") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} is not a checkpoint of tensors, or holds code, which is not loaded "
-            f"({type(error).__name__})."
-        ) from error
-    state = content.get("state_dict", content) if isinstance(content, dict) else {}
-    for key in ("prompt_learner.ctx", "ctx"):
-        if isinstance(state, dict) and isinstance(state.get(key), Tensor):
-            return state[key].detach().float()
-    known = ", ".join(sorted(map(str, state))[:8]) if isinstance(state, dict) else "nothing"
-    raise ConfigError(f"{path} holds no 'prompt_learner.ctx'. It holds: {known}.")
+        with torch.serialization.safe_globals(_STAND_INS):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise _refusal(path, error) from error
+    state = content.get("state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(state, dict):
+        raise ConfigError(f"{path} holds no table of tensors. Give a file like model.pth.tar-100.")
+    found = [state[key] for key in ("prompt_learner.ctx", "ctx") if key in state]
+    if not found or not isinstance(found[0], Tensor):
+        known = ", ".join(sorted(map(str, state))[:8]) or "nothing"
+        raise ConfigError(f"{path} holds no 'prompt_learner.ctx'. It holds: {known}.")
+    context = found[0].detach().float()
+    if not bool(torch.isfinite(context).all()):
+        raise ConfigError(f"The context in {path} is not finite: its training had failed.")
+    return context
+
+
+def _refusal(path: Path, error: Exception) -> ConfigError:
+    # torch's own message advises to load the file unsafely; its last facts are enough.
+    facts = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line]
+    reason = facts[0].split(" was not an allowed")[0] if facts else type(error).__name__
+    return ConfigError(
+        f"{path} is not a checkpoint of tensors, or holds code, which is not loaded ({reason}). "
+        "Give a file like model.pth.tar-100 as the released code saved it."
+    )

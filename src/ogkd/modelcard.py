@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ogkd.backbones.base import Backbone
+from ogkd.backbones.catalog import find_record
 from ogkd.errors import ConfigError
 
 __all__ = ["SCHEMA", "BackboneCard", "ModelCard"]
@@ -25,9 +28,23 @@ class BackboneCard(BaseModel):
     embed_dim: int
     preprocessing: dict[str, Any]
 
+    @classmethod
+    def of(cls, backbone: Backbone) -> BackboneCard:
+        """Describe a loaded backbone."""
+        name, folder = backbone.name, Path(backbone.name).expanduser()
+        # A folder is found again from wherever the model is used.
+        if find_record(name) is None and folder.is_dir():
+            name = str(folder.resolve())
+        return cls(
+            name=name,
+            digest=backbone.digest,
+            embed_dim=backbone.embed_dim,
+            preprocessing=asdict(backbone.preprocessing),
+        )
+
 
 class ModelCard(BaseModel):
-    """What was fitted, on what, how. No file name and no image is in it."""
+    """What was fitted, on what, how. No image and no image's name is in it."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -35,9 +52,9 @@ class ModelCard(BaseModel):
     method: str
     preset: str | None = None
     config: dict[str, Any]
-    class_names: tuple[str, ...]
+    class_names: tuple[str, ...] = Field(min_length=2)
     backbone: BackboneCard
-    logit_scale: float
+    logit_scale: float = Field(gt=0, allow_inf_nan=False)
     prompts_sha256: str
     data_sha256: str
     support_counts: tuple[int, ...]
@@ -45,6 +62,8 @@ class ModelCard(BaseModel):
     seed: int
     versions: dict[str, str]
     metrics: dict[str, Any] = {}
+    imported_sha256: str | None = None  # of the checkpoint that it was imported from
+    weights_sha256: str | None = None  # of the file beside this one; known once it is written
 
     @classmethod
     def read(cls, path: Path) -> ModelCard:
@@ -56,8 +75,8 @@ class ModelCard(BaseModel):
                 f"{path.parent} is not a model folder: there is no readable {path.name}. "
                 "Give a folder that `ogkd fit --out` made."
             ) from error
-        except ValueError as error:
-            raise ConfigError(f"{path} is damaged ({error}). Copy the model again.") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path} is damaged ({error}). Copy the model folder again.") from error
         found = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(found, int) and found > SCHEMA:
             raise ConfigError(
@@ -68,7 +87,8 @@ class ModelCard(BaseModel):
             return cls.model_validate(content)
         except ValidationError as error:
             problem = error.errors()[0]
-            place = ".".join(str(part) for part in problem["loc"])
+            place = ".".join(str(part) for part in problem["loc"]) or "(all)"
             raise ConfigError(
-                f"{path}: field '{place}' is wrong ({problem['msg']}). Copy the model again."
+                f"{path} is damaged: field '{place}' is wrong ({problem['msg']}). Copy the model "
+                "folder again, or fit again."
             ) from None

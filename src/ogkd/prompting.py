@@ -24,7 +24,7 @@ class ContextConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    n_ctx: int = Field(4, ge=1)
+    n_ctx: int = Field(default=4, ge=1)
     init: str = "a photo of a"
     class_specific: bool = False
     position: Literal["end", "middle", "front"] = "end"
@@ -88,7 +88,7 @@ class PromptLearner:
         filled = self.embeddings.expand(runs, -1, -1, -1).scatter(2, slots, values)
         tokens = Tokens(self.tokens.ids.repeat(runs, 1), self.tokens.mask.repeat(runs, 1))
         features = self.backbone.encode_text(filled.flatten(0, 1), tokens, dropout=dropout)
-        return features.unflatten(0, (runs, classes))
+        return features.view(runs, classes, -1)
 
     def _refuse_long_prompts(self, names: Sequence[Sequence[int]]) -> None:
         longest = max(range(len(names)), key=lambda index: len(names[index]))
@@ -113,5 +113,5 @@ def _layout(name_length: int, config: ContextConfig) -> list[int | None]:
 
 
 def _spell(name: Sequence[int], layout: Sequence[int | None], end: Sequence[int]) -> list[int]:
-    holder = end[0]
+    holder = [*end, *name][0]  # SigLIP has no token for a full stop
     return [*[holder if place is None else name[place] for place in layout], *end]

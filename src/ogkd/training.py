@@ -25,7 +25,16 @@ from ogkd.errors import ConfigError, Interrupted, TrainingError
 from ogkd.progress import progress_bar
 from ogkd.prompting import PromptLearner
 
-__all__ = ["Batch", "Objective", "Run", "TrainConfig", "Views", "learning_rate", "train_contexts"]
+__all__ = [
+    "Batch",
+    "Objective",
+    "Run",
+    "TrainConfig",
+    "Views",
+    "learning_rate",
+    "train_contexts",
+    "train_step",
+]
 
 # Streams of one epoch's randomness, kept apart so that using one never shifts another.
 _ORDER, _DROPOUT, _INIT = range(3)
@@ -36,15 +45,15 @@ class TrainConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    epochs: int = Field(100, ge=1)
-    batch_size: int = Field(4, ge=1)
-    lr: float = Field(2.5e-3, gt=0)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(5e-4, ge=0)
-    warmup_epochs: int = Field(1, ge=0)
-    warmup_lr: float = Field(1e-5, ge=0)
+    epochs: int = Field(default=100, ge=1)
+    batch_size: int = Field(default=4, ge=1)
+    lr: float = Field(default=2.5e-3, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=5e-4, ge=0)
+    warmup_epochs: int = Field(default=1, ge=0)
+    warmup_lr: float = Field(default=1e-5, ge=0)
     drop_last: bool = True
-    checkpoint_every: int = Field(5, ge=1)
+    checkpoint_every: int = Field(default=5, ge=1)
 
 
 class Views(Protocol):
@@ -167,16 +176,28 @@ def _one_epoch(
     history: dict[str, list[Tensor]] = {}
     for step, places in enumerate(_batches(len(orders[0]), config)):
         batch = _gather(runs, [order[places] for order in orders], rngs, device)
-        T_hat = learner.text_features(contexts, dropout=dropout)
-        terms = objective(T_hat, batch)
+        terms = train_step(learner, objective, contexts, optimiser, batch, dropout)
         _refuse_nonfinite(terms, epoch, step)
-        optimiser.zero_grad()
-        # Runs share no parameter, so the sum's gradient is each run's own.
-        terms["total"].sum().backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
         for name, value in terms.items():
             history.setdefault(name, []).append(value.detach())
     return {name: torch.stack(values).mean(0).tolist() for name, values in history.items()}
+
+
+def train_step(
+    learner: PromptLearner,
+    objective: Objective,
+    contexts: Tensor,
+    optimiser: torch.optim.Optimizer,
+    batch: Batch,
+    dropout: TextDropout | None,
+) -> Mapping[str, Tensor]:
+    """One step of all runs: text pass, objective, gradient, update."""
+    terms = objective(learner.text_features(contexts, dropout=dropout), batch)
+    optimiser.zero_grad()
+    # Runs share no parameter, so the sum's gradient is each run's own.
+    terms["total"].sum().backward()
+    optimiser.step()
+    return terms
 
 
 def _batches(count: int, config: TrainConfig) -> list[slice]:

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ogkd.backbones._bert import bert_hidden
+from ogkd.backbones._bert import bert_hidden, derive_bert_config
 from ogkd.backbones._digest import backbone_digest
 from ogkd.backbones._wordpiece import clean_text
 from ogkd.backbones.base import TextDropout, Tokens
@@ -98,6 +98,23 @@ def test_a_whole_missing_block_is_noticed(folder: Path) -> None:
 def test_an_unexpected_key_is_named(folder: Path, key: str) -> None:
     edit_weights(folder, lambda state: state.update({key: torch.zeros(24)}))
     assert f"unexpected keys: {key}" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "visual.trunk.pos_embed",
+        "visual.trunk.patch_embed.proj.weight",
+        "visual.trunk.blocks.0.attn.qkv.weight",
+        "text.transformer.embeddings.word_embeddings.weight",
+    ],
+)
+@pytest.mark.parametrize("shape", [(), (5,), (2, 0, 2, 2)])
+def test_a_tensor_with_the_wrong_number_of_axes_is_named(
+    folder: Path, key: str, shape: tuple[int, ...]
+) -> None:
+    edit_weights(folder, lambda state: state.update({key: torch.zeros(shape)}))
+    assert key in refusal(folder)
 
 
 @pytest.mark.parametrize("key", ["visual.trunk.blocks.0.attn.qkv.weight", "text.proj.weight"])
@@ -201,6 +218,7 @@ def test_a_folder_without_configuration_is_refused(folder: Path) -> None:
         (("model_cfg", "embed_dim"), 0, "embed_dim"),
         (("preprocess_cfg", "resize_mode"), "longest", "resize_mode"),
         (("preprocess_cfg", "mean"), [0.5], "mean"),
+        (("preprocess_cfg", "std"), [0.0, 1.0, 1.0], "std"),
     ],
 )
 def test_an_unknown_setting_is_named(
@@ -236,6 +254,21 @@ def test_a_text_tower_of_another_kind_is_refused(folder: Path) -> None:
 def test_a_width_that_does_not_tell_its_heads_asks_for_the_configuration(folder: Path) -> None:
     (folder / "config.json").unlink()
     assert "how many attention heads" in refusal(folder)
+
+
+def test_a_standard_width_tells_the_text_towers_shape_without_a_configuration() -> None:
+    shapes = {
+        "embeddings.word_embeddings": (50, 128),
+        "embeddings.position_embeddings": (32, 128),
+        "embeddings.token_type_embeddings": (2, 128),
+        "encoder.layer.0.intermediate.dense": (512, 128),
+        "encoder.layer.3.intermediate.dense": (512, 128),
+    }
+    state = {f"text.transformer.{key}.weight": torch.zeros(size) for key, size in shapes.items()}
+    config = derive_bert_config(state, file=Path("weights"), name="some-clip")
+    assert (config.num_attention_heads, config.num_hidden_layers) == (2, 4)
+    assert (config.hidden_size, config.intermediate_size) == (128, 512)
+    assert (config.vocab_size, config.max_position_embeddings) == (50, 32)
 
 
 def test_no_network_is_reached_for_the_hub_names_in_the_configuration(
@@ -306,6 +339,7 @@ def test_another_padding_id_is_a_mismatch(folder: Path) -> None:
         ("p &amp;lt; 0.05", "p < 0.05"),
         ("\ufb01brosis", "fibrosis"),
         ("cafe\u0301", "caf\u00e9"),
+        ("\uff21\uff22 50\uff05", "AB 50%"),
     ],
 )
 def test_texts_are_cleaned_as_open_clip_cleans_them(text: str, plain: str) -> None:

@@ -239,3 +239,16 @@ def test_the_digest_changes_with_weights_config_tokenizer_and_preprocessing(tmp_
     path.write_text(path.read_text() + "\n")
     digests.append(load(tmp_path).digest)
     assert len(set(digests)) == 5
+
+
+def test_loading_leaves_the_settings_of_transformers_as_they_were(tmp_path: Path) -> None:
+    from transformers.utils import logging
+
+    make_clip(tmp_path)
+    logging.set_verbosity_info()
+    try:
+        before = (logging.get_verbosity(), logging.is_progress_bar_enabled())
+        load(tmp_path)
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
+    finally:
+        logging.set_verbosity_warning()

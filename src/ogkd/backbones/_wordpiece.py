@@ -26,11 +26,14 @@ from ogkd.errors import BackboneError
 
 __all__ = ["WordPieceTokenizer", "clean_text", "load_tokenizer"]
 
-# Typographic quotes and ligatures become plain letters, as in the texts the models were
-# trained on (open_clip cleans with ftfy, whose other repairs concern broken encodings).
-_PLAIN = dict.fromkeys((700, 8216, 8217, 8218, 8219), "'")
-_PLAIN |= dict.fromkeys(range(8220, 8224), '"')
-_PLAIN |= {code: unicodedata.normalize("NFKC", chr(code)) for code in range(0xFB00, 0xFB07)}
+# Typographic quotes, ligatures and wide letters become plain ones, as in the texts the models
+# were trained on (open_clip cleans with ftfy, whose other repairs concern broken encodings).
+_PLAIN = dict.fromkeys((0x02BC, 0x2018, 0x2019, 0x201A, 0x201B), "'")
+_PLAIN |= dict.fromkeys(range(0x201C, 0x2020), '"')
+_PLAIN |= {
+    code: unicodedata.normalize("NFKC", chr(code))
+    for code in (*range(0xFB00, 0xFB07), *range(0xFF01, 0xFFEF))
+}
 
 
 def clean_text(text: str) -> str:

@@ -118,7 +118,7 @@ class Backbone(ABC):
         training; without it the tower is deterministic.
         """
 
-    @torch.inference_mode()
+    @torch.no_grad()  # not inference_mode: the features enter losses that are differentiated
     def encode_texts(self, texts: Sequence[str], *, batch_size: int = 64) -> Tensor:
         """Encode texts to features [N, d] without gradient, short ones beside short ones."""
         features = torch.empty(len(texts), self.embed_dim)

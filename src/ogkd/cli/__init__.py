@@ -5,6 +5,8 @@ Commands import torch and the rest when they run, so that `ogkd --help` answers 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from typing import Annotated
@@ -64,13 +66,40 @@ def _root(
 
 def main() -> None:
     """Run the command line; a user's mistake ends in one message and exit code 2."""
+    _accept_any_file_name()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a reader that went away can still be dealt with
     except OgkdError as error:
-        typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
-        typer.echo(str(error), err=True)
+        _complain(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of our output went away (`ogkd ... | head`): nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(0)
+    except OSError as error:
+        # The last resort: what the file system refuses is never the program's mistake.
+        _complain(f"{error.filename or 'Output'}: {error.strerror or error}. Check it and retry.")
+        _drop_output()
+        sys.exit(2)
+
+
+def _complain(message: str) -> None:
+    typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
+    typer.echo(message, err=True)
+
+
+def _accept_any_file_name() -> None:
+    """A name that is not valid text is printed as the bytes it is, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+            stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+
+
+def _drop_output() -> None:
+    """Send what is left to nowhere, so that Python does not complain at its end."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

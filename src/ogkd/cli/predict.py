@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ogkd.cli.options import DeviceOption, ModelArgument
+from ogkd.progress import progress_bar
+
+if TYPE_CHECKING:
+    from ogkd.classifier import Classifier
 
 
 def predict(
@@ -31,18 +35,31 @@ def predict(
 
     paths = find_images(images)
     classifier = load(model, backbone=backbone, device=device)
+    try:
+        failed = _write(classifier, paths, batch_size)
+    except BrokenPipeError:
+        return  # the reader has seen enough (`| head`)
+    if failed:
+        typer.echo(f"{failed} of {len(paths)} file(s) could not be read.", err=True)
+        sys.exit(1)
+
+
+def _write(classifier: Classifier, paths: list[Path], batch_size: int) -> int:
+    """Write the rows as they come; return how many files could not be read."""
     table = csv.writer(sys.stdout, lineterminator="\n")
     names = classifier.class_names
     table.writerow(["path", "prediction", "probability", "error", *names])
     failed = 0
-    for answer in classifier.stream(paths, batch_size=batch_size):
-        if answer.probabilities is None:
-            failed += 1
-            table.writerow([answer.path, "", "", answer.error, *[""] * len(names)])
-            continue
-        best = int(answer.probabilities.argmax())
-        shares = [f"{value:.6f}" for value in answer.probabilities]
-        table.writerow([answer.path, names[best], shares[best], "", *shares])
-    if failed:
-        typer.echo(f"{failed} of {len(paths)} file(s) could not be read.", err=True)
-        sys.exit(1)
+    # Rows on the terminal are progress enough, and a bar would be drawn over them.
+    total = len(paths)
+    with progress_bar("Predicting", total, quiet=sys.stdout.isatty()) as bar:
+        for answer in classifier.stream(paths, batch_size=batch_size):
+            if answer.probabilities is None:
+                failed += 1
+                table.writerow([answer.path, "", "", answer.error, *[""] * len(names)])
+            else:
+                best = int(answer.probabilities.argmax())
+                shares = [f"{value:.6f}" for value in answer.probabilities]
+                table.writerow([answer.path, names[best], shares[best], "", *shares])
+            bar.advance()
+    return failed

@@ -10,9 +10,18 @@ from pathlib import Path
 from ogkd.errors import DataError
 from ogkd.images.decode import EXTENSIONS, find_images
 
-__all__ = ["Item", "Manifest", "read_manifest"]
+__all__ = ["Item", "Manifest", "read_manifest", "require_files"]
 
 SPLITS = ("train", "val", "test")
+# What people call them: without this, Training/ and Testing/ would be taken for two classes.
+_SPLIT_NAMES = {
+    **{name: name for name in SPLITS},
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "testing": "test",
+}
+_SHOWN = 20  # lines of a message before "and N more"
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,17 @@ class Manifest:
     items: tuple[Item, ...]
     class_names: tuple[str, ...]
 
+    @property
+    def has_splits(self) -> bool:
+        """Whether the images are divided into train, val and test."""
+        return any(item.split for item in self.items)
+
     def part(self, split: str) -> list[Item]:
         """The items of a split; all of them where the dataset has no splits."""
-        if not any(item.split for item in self.items):
+        if not self.has_splits:
             return list(self.items)
-        found = [item for item in self.items if item.split == split]
+        wanted = _split_name(split)
+        found = [item for item in self.items if item.split == wanted]
         if not found:
             known = sorted({item.split for item in self.items})
             raise DataError(f"There is no split '{split}'. This dataset has: {', '.join(known)}.")
@@ -50,77 +65,135 @@ def read_manifest(source: str | Path) -> Manifest:
         return _read_table(path)
     if not path.is_dir():
         raise DataError(f"There is no folder or table {path}. Check the path.")
-    splits = [split for split in SPLITS if (path / split).is_dir()]
-    if splits:
-        return _read_folders([(split, path / split) for split in splits])
-    return _read_folders([("", path)])
+    parts = [
+        (_split_name(folder.name), folder)
+        for folder in _folders(path)
+        if _split_name(folder.name) in SPLITS
+    ]
+    return _read_folders(sorted(parts, key=lambda part: SPLITS.index(part[0])) or [("", path)])
+
+
+def require_files(items: Sequence[Item]) -> None:
+    """Refuse items whose files are not there, naming them all at once."""
+    missing = [item.path for item in items if not item.path.is_file()]
+    if missing:
+        listed = "\n".join(f"  {path}" for path in missing[:_SHOWN])
+        more = f"\n  ... and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        raise DataError(
+            f"{len(missing)} file(s) of the data are not there:\n{listed}{more}\n"
+            "Check the paths; in a table they count from the table's own folder."
+        )
+
+
+def _split_name(name: str) -> str:
+    lower = name.strip().lower()
+    return _SPLIT_NAMES.get(lower, lower)
+
+
+def _folders(root: Path) -> list[Path]:
+    inside = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return sorted(inside, key=lambda path: path.name)
 
 
 def _read_folders(parts: Sequence[tuple[str, Path]]) -> Manifest:
-    folders = {
-        folder.name
-        for _, root in parts
-        for folder in root.iterdir()
-        if folder.is_dir() and not folder.name.startswith(".")
-    }
+    place = parts[0][1]
+    folders = sorted({folder.name for _, root in parts for folder in _folders(root)})
     if len(folders) < 2:
-        place = parts[0][1]
         raise DataError(
             f"{place} holds {len(folders)} class folder(s); at least 2 are needed. Put the images "
             f"of each class in a folder with its name: {place}/benign/..., {place}/malignant/..."
         )
-    names = _class_names(sorted(folders))
-    labels = {folder: label for label, folder in enumerate(sorted(folders))}
-    items = []
-    for split, root in parts:
-        for folder in sorted(folders):
-            if (root / folder).is_dir() and _any_image(root / folder):
-                found = find_images([root / folder])
-                items += [Item(file, labels[folder], split) for file in found]
-    if not items:
+    names = _class_names(folders)
+    items = [
+        Item(file, label, split)
+        for split, root in parts
+        for label, folder in enumerate(folders)
+        for file in _images(root / folder)
+    ]
+    filled = {item.label for item in items}
+    empty = [folder for label, folder in enumerate(folders) if label not in filled]
+    if empty:
         raise DataError(
-            f"No images found below {parts[0][1]}. Known endings: {', '.join(sorted(EXTENSIONS))}."
+            f"No images in the class folder(s) {', '.join(empty)} below {place}. Known endings: "
+            f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove what is not a class."
         )
     return Manifest(tuple(items), names)
 
 
-def _any_image(folder: Path) -> bool:
-    return any(file.suffix.lower() in EXTENSIONS for file in folder.rglob("*"))
+def _images(folder: Path) -> list[Path]:
+    try:
+        return find_images([folder])
+    except DataError:  # none in this folder, or no such folder in this split
+        return []
 
 
 def _class_names(raw: Iterable[str]) -> tuple[str, ...]:
     names = tuple(name.replace("_", " ").strip() for name in raw)
+    if "" in names:
+        raise DataError("A class has no name but underscores. Give each class a name.")
     folded = [name.casefold() for name in names]
     twice = sorted({name for name in names if folded.count(name.casefold()) > 1})
     if twice:
-        raise DataError(f"Class names that differ only in case or underscores: {', '.join(twice)}.")
+        raise DataError(
+            f"Class names that differ only in case, spaces or underscores: {', '.join(twice)}. "
+            "Rename them so that each class has one name."
+        )
     return names
 
 
 def _read_table(path: Path) -> Manifest:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = list(csv.DictReader(file, delimiter=delimiter))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} is not a UTF-8 table ({error}). Save it as UTF-8 CSV.") from error
-    if not rows or not {"path", "label"} <= set(rows[0]):
-        columns = ", ".join(map(str, rows[0])) if rows else "none"
-        raise DataError(
-            f"{path} needs the columns path and label (and, if you like, split and patient), "
-            f"but has: {columns}."
-        )
-    raw = sorted({row["label"] for row in rows if row["label"]})
+    rows = _rows(path)
+    raw = sorted({row["label"] for _, row in rows})
     if len(raw) < 2:
         raise DataError(f"{path} names {len(raw)} class(es); at least 2 are needed.")
     names = _class_names(raw)
-    items = []
-    for number, row in enumerate(rows, start=2):
-        if not row["path"] or not row["label"]:
-            raise DataError(f"{path}, line {number}: path or label is empty.")
-        file = Path(row["path"])
-        file = file if file.is_absolute() else path.parent / file
-        items.append(
-            Item(file, raw.index(row["label"]), row.get("split") or "", row.get("patient") or None)
+    without = [line for line, row in rows if not row.get("split")]
+    if 0 < len(without) < len(rows):
+        raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
+    items = [
+        Item(
+            path.parent / row["path"],
+            raw.index(row["label"]),
+            _split_name(row.get("split", "")),
+            row.get("patient") or None,
         )
+        for _, row in rows
+    ]
     return Manifest(tuple(items), names)
+
+
+def _rows(path: Path) -> list[tuple[int, dict[str, str]]]:
+    """Line number and cells of each row that is not blank; path and label are filled."""
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, delimiter=delimiter)
+            header = [cell.strip().lower() for cell in next(reader, [])]
+            lines = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}. Check the file.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} is not a UTF-8 table ({error}). Save it as UTF-8 CSV.") from error
+    if not {"path", "label"} <= set(header):
+        raise DataError(
+            f"{path} needs the columns path and label (and, if you like, split and patient), "
+            f"but has: {', '.join(header) or 'none'}."
+        )
+    rows = []
+    for line, cells in lines:
+        if not any(cells):
+            continue
+        if len(cells) > len(header):
+            raise DataError(
+                f"{path}, line {line}: {len(cells)} cells, but the header has {len(header)}. "
+                "Put quotes around a value that holds a comma."
+            )
+        cells += [""] * (len(header) - len(cells))
+        row = dict(zip(header, cells, strict=True))
+        for column in ("path", "label"):
+            if not row[column]:
+                raise DataError(f"{path}, line {line}: {column} is empty. Fill it in.")
+        rows.append((line, row))
+    if not rows:
+        raise DataError(f"{path} has no rows below its header.")
+    return rows

@@ -27,5 +27,6 @@ def few_shot(items: Sequence[Item], shots: int | None, seed: int) -> list[Item]:
     rng = random.Random(seed)
     drawn: list[Item] = []
     for group in by_label.values():
-        drawn += rng.sample(group, shots) if len(group) > shots else group
+        # A class with exactly `shots` images is shuffled too, as released: it moves the generator.
+        drawn += rng.sample(group, shots) if len(group) >= shots else group
     return drawn

@@ -15,7 +15,10 @@ __all__ = ["classification_metrics"]
 def classification_metrics(
     labels: ArrayLike, probabilities: ArrayLike, class_names: Sequence[str]
 ) -> dict[str, Any]:
-    """Accuracy, macro-F1 and, per class, precision, recall, F1 and number of images."""
+    """Accuracy, macro-F1 and, per class, precision, recall, F1 and number of images.
+
+    macro-F1 is the mean F1 of the classes that occur among the labels or the predictions.
+    """
     truth = np.asarray(labels)
     said = np.asarray(probabilities).argmax(axis=1)
     everything = list(range(len(class_names)))

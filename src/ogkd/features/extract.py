@@ -84,7 +84,14 @@ def unreadable_error(bad: Sequence[BadFile], advice: str, *, most: int = 20) -> 
 
 
 def _crop(path: Path, prep: Preprocessing) -> NDArray[np.uint8]:
-    return center_crop(read_image(path), prep)
+    image = read_image(path)
+    try:
+        return center_crop(image, prep)
+    except (ValueError, MemoryError) as error:
+        height, width = image.shape[:2]
+        raise DataError(
+            f"{path} cannot be scaled: {width} x {height} pixels ({error!r}). Crop it first."
+        ) from error
 
 
 def _encode(

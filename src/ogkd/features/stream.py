@@ -7,6 +7,7 @@ left for it first and it is filled in when the number of rows is known.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from types import TracebackType
 from typing import BinaryIO, Self
@@ -56,7 +57,7 @@ class SafetensorsStream:
 
     @staticmethod
     def _entry(header: dict[str, object], name: str, shape: list[int], start: int) -> int:
-        end = start + 4 * int(torch.tensor(shape).prod())
+        end = start + 4 * math.prod(shape)
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
         return end
 

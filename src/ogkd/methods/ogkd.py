@@ -37,14 +37,14 @@ __all__ = ["OGKD", "OGKDConfig", "fit_together"]
 class OGKDConfig(MethodConfig):
     """The paper's symbols; weights and strengths may differ between runs trained together."""
 
-    lambda_sccm: float = Field(1.0, ge=0)
-    lambda_gad: float = Field(1.0, ge=0)
-    lambda_lgd: float = Field(0.5, ge=0)
+    lambda_sccm: float = Field(default=1.0, ge=0)
+    lambda_gad: float = Field(default=1.0, ge=0)
+    lambda_lgd: float = Field(default=0.5, ge=0)
     gamma: float | tuple[float, ...] = 0.3  # one for all classes, or one for each
-    alpha: float = Field(4.0, gt=0)
-    tau: float = Field(1.5, gt=0)  # of the prompt selector, not the logit scale
-    top_ratio: float = Field(0.3, gt=0, le=1)  # K/P
-    n_prompts: int = Field(50, ge=1)  # teacher budget: most prompts per class
+    alpha: float = Field(default=4.0, gt=0)
+    tau: float = Field(default=1.5, gt=0)  # of the prompt selector, not the logit scale
+    top_ratio: float = Field(default=0.3, gt=0, le=1)  # K/P
+    n_prompts: int = Field(default=50, ge=1)  # teacher budget: most prompts per class
     lgd_variant: LgdVariant = "label_guided"
     fidelity: Literal["released", "paper"] = "released"
     options: dict[str, Any] = Field(default_factory=dict)  # single fidelity options by name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ogkd.errors import ConfigError
 
@@ -40,15 +41,11 @@ def read_bank(path: Path) -> dict[str, list[str]]:
         bank = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}. Check the path.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error}). Mend it and run again.") from error
     if not isinstance(bank, dict):
         raise ConfigError(f'{path} must be an object like {{"class name": ["text", ...]}}.')
-    for name, texts in bank.items():
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"{path}: the texts of '{name}' must be a list of strings.")
-        if not [text for text in texts if text.strip()]:
-            raise ConfigError(f"{path}: class '{name}' has no prompts. Write at least one.")
+    _check(bank, str(path))
     return bank
 
 
@@ -58,11 +55,29 @@ def bank_for(
     """Texts of each class, in label order; without a bank, templates."""
     if bank is None:
         return template_bank(class_names)
-    folded = {name.replace("_", " ").casefold(): texts for name, texts in bank.items()}
-    missing = [name for name in class_names if name.casefold() not in folded]
+    _check(bank, "The prompt bank")
+    folded = {_fold(name): texts for name, texts in bank.items()}
+    missing = [name for name in class_names if _fold(name) not in folded]
     if missing:
         raise ConfigError(
             f"The prompt bank has no prompts for: {', '.join(missing)}. It knows: "
             f"{', '.join(bank)}. Add the missing classes, or leave --prompts out to use templates."
         )
-    return [[text for text in folded[name.casefold()] if text.strip()] for name in class_names]
+    return [[text for text in folded[_fold(name)] if text.strip()] for name in class_names]
+
+
+def _fold(name: str) -> str:
+    return name.replace("_", " ").strip().casefold()
+
+
+def _check(bank: Mapping[str, Any], where: str) -> None:
+    seen: dict[str, str] = {}
+    for name, texts in bank.items():
+        # A string is a sequence too, but of letters.
+        if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"{where}: the texts of '{name}' must be a list of strings.")
+        if not any(text.strip() for text in texts):
+            raise ConfigError(f"{where}: class '{name}' has no prompts. Write at least one.")
+        other = seen.setdefault(_fold(name), name)
+        if other != name:
+            raise ConfigError(f"{where}: '{other}' and '{name}' are one class. Keep one of them.")

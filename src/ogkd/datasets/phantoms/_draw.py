@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 Array = NDArray[np.float32]
+Real = NDArray[np.floating[Any]]  # float32 by intent; numpy's types widen it on the way
 Rng = np.random.Generator
 Attributes = dict[str, str | float]
 Drawing = tuple[Array, Attributes, Array]  # picture [S, S] or [S, S, 3], what is in it, lesion mask
@@ -110,7 +112,7 @@ def clouds(rng: Rng, size: int, cells: int, *, rows: int | None = None) -> Array
 def ridges(rng: Rng, size: int, cells: int, *, rows: int | None = None) -> Array:
     """Thin bright winding lines in 0..1, such as septa, gyri or fibres."""
     folded = 1.0 - np.abs(clouds(rng, size, cells, rows=rows)) * 1.6
-    return np.clip(folded, 0.0, 1.0, dtype=np.float32)
+    return np.asarray(np.clip(folded, 0.0, 1.0), dtype=np.float32)
 
 
 def grain(rng: Rng, size: int) -> Array:
@@ -118,13 +120,13 @@ def grain(rng: Rng, size: int) -> Array:
     return rng.standard_normal((size, size), dtype=np.float32)
 
 
-def soft(field: Array, width: float) -> Array:
+def soft(field: Real, width: float) -> Array:
     """A smooth step from 0 (field below 0) to 1 (above 0) over `width`."""
     ramp = np.clip(field * np.float32(1.0 / width) + np.float32(0.5), 0.0, 1.0)
     return np.asarray(ramp * ramp * (3.0 - 2.0 * ramp), dtype=np.float32)
 
 
-def mix(under: Array, over: Array | float, alpha: Array) -> Array:
+def mix(under: Real, over: Real | float, alpha: Real) -> Array:
     """Lay `over` on `under` where `alpha` is 1."""
     return np.asarray(under + (over - under) * alpha, dtype=np.float32)
 
@@ -154,7 +156,7 @@ def blob(
     cos, sin = np.float32(np.cos(angle)), np.float32(np.sin(angle))
     u, v = (dx * cos + dy * sin) / np.float32(aspect), (dy * cos - dx * sin)
     distance = np.sqrt(u * u + v * v)
-    edge: Array | float = 1.0
+    edge: Real | float = 1.0
     if waves or spikes:
         theta = np.arctan2(v, u)
         for order, amplitude, phase in waves:
@@ -251,7 +253,7 @@ def spots(
 
 
 def finish(
-    picture: Array,
+    picture: Real,
     rng: Rng,
     texture: Rng,
     *,
@@ -269,10 +271,10 @@ def finish(
     picture = picture + (dots if picture.ndim == 2 else dots[..., None])
     if marked:
         _burn_in(picture, rng)
-    return np.clip(picture, 0.0, 1.0, dtype=np.float32)
+    return np.asarray(np.clip(picture, 0.0, 1.0), dtype=np.float32)
 
 
-def _burn_in(picture: Array, rng: Rng) -> None:
+def _burn_in(picture: Real, rng: Rng) -> None:
     """Small bright bars near a corner, as the letters a scanner writes."""
     size = picture.shape[0]
     unit = size / 160

@@ -1,0 +1,143 @@
+"""BiomedCLIP's architecture at full size with random weights, for timing. No download."""
+
+from __future__ import annotations
+
+import string
+import tempfile
+from pathlib import Path
+
+import torch
+
+from ogkd.backbones._bert import TextTower
+from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
+from ogkd.backbones._vit import ImageTower, VisionSpec
+from ogkd.backbones._wordpiece import load_tokenizer
+from ogkd.backbones.open_clip_format import OpenClipBackbone, _Model
+from ogkd.images.transforms import Preprocessing
+
+__all__ = ["WORDS", "make_backbone"]
+
+# Words that stand as single tokens; all others are spelled in pieces of one letter.
+WORDS = tuple(
+    [
+        "a",
+        "photo",
+        "of",
+        "the",
+        "image",
+        "shows",
+        "with",
+        "and",
+        "in",
+        "on",
+        "tissue",
+        "lesion",
+        "margin",
+        "dark",
+        "bright",
+        "irregular",
+        "smooth",
+        "normal",
+        "tumor",
+        "cyst",
+        "stone",
+        "kidney",
+        "brain",
+        "glioma",
+        "meningioma",
+        "pituitary",
+        "round",
+        "large",
+        "small",
+        "diffuse",
+        "focal",
+        "signal",
+        "density",
+        "border",
+        "shadow",
+        "class",
+    ]
+)
+
+
+def make_backbone(seed: int = 0) -> OpenClipBackbone:
+    """195.9 million random parameters behind the usual contract."""
+    torch.manual_seed(seed)
+    config = OpenClipConfig.model_validate(
+        {
+            "embed_dim": 512,
+            "vision_cfg": {
+                "timm_model_name": "vit_base_patch16_224",
+                "timm_pool": "",
+                "timm_proj": "linear",
+                "image_size": 224,
+            },
+            "text_cfg": {
+                "hf_model_name": "bert",
+                "hf_tokenizer_name": "bert",
+                "hf_proj_type": "mlp",
+                "hf_pooler_type": "cls_last_hidden_state_pooler",
+                "context_length": 256,
+            },
+        }
+    )
+    bert = BertConfigFile(
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        vocab_size=30522,
+        max_position_embeddings=512,
+        type_vocab_size=2,
+    )
+    spec = VisionSpec(
+        width=768,
+        depth=12,
+        heads=12,
+        mlp_ratio=4,
+        patch=16,
+        image_size=224,
+        grid=14,
+        layer_scale=False,
+        qkv_bias=True,
+        late_norm=False,
+        pool="token",
+        proj="linear",
+        proj_bias=False,
+        embed_dim=512,
+    )
+    model = _Model(spec, config, bert)
+    _randomise(model.image)
+    _randomise(model.text)
+    torch.nn.init.constant_(model.logit_scale, 4.4454)
+    return OpenClipBackbone(
+        model,
+        _tokenizer(config, bert),
+        Preprocessing(),
+        name="biomedclip-size",
+        digest=f"random-{seed}",
+        context_length=256,
+        device=torch.device("cpu"),
+    )
+
+
+def _randomise(tower: ImageTower | TextTower) -> None:
+    """Weights large enough that different inputs give different outputs."""
+    for key, parameter in tower.named_parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.04)
+        elif "norm" in key.lower() and key.endswith("weight"):
+            torch.nn.init.ones_(parameter)
+        else:
+            torch.nn.init.zeros_(parameter)
+
+
+def _tokenizer(config: OpenClipConfig, bert: BertConfigFile) -> object:
+    characters = string.ascii_lowercase + string.digits + string.punctuation
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    pieces = [*characters, *(f"##{c}" for c in characters)]
+    words = [word for word in WORDS if len(word) > 1]
+    with tempfile.TemporaryDirectory() as folder:
+        lines = "\n".join([*special, *pieces, *words])
+        Path(folder, "vocab.txt").write_text(lines + "\n", encoding="utf-8")
+        return load_tokenizer(Path(folder), config.text_cfg, bert, name="biomedclip-size")
