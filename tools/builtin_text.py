@@ -16,6 +16,7 @@ from tokenizers.models import WordPiece
 
 import captions
 import lexicon
+
 PAD, UNK, BOS, EOS = "[PAD]", "[UNK]", "[BOS]", "[EOS]"
 MAX_TOKENS = 64
 WORDS = Path(__file__).with_name("words.txt")

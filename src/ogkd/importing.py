@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def _plain_dict(*_: Any) -> dict[Any, Any]:
 
 # Released checkpoints keep the scheduler, and in it the optimiser, as objects. These names, and
 # no others, are let through, and not as what they name: nothing of the file is ever built or run.
-_STAND_INS: list[tuple[Any, str]] = [
+_STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (_Inert, "torch.optim.sgd.SGD"),
     (_Inert, "torch.optim.lr_scheduler.CosineAnnealingLR"),
     (_plain_dict, "collections.defaultdict"),

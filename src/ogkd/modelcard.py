@@ -76,7 +76,9 @@ class ModelCard(BaseModel):
                 "Give a folder that `ogkd fit --out` made."
             ) from error
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path} is damaged ({error}). Copy the model folder again.") from error
+            raise ConfigError(
+                f"{path} is damaged ({error}). Copy the model folder again."
+            ) from error
         found = content.get("schema_version") if isinstance(content, dict) else None
         if isinstance(found, int) and found > SCHEMA:
             raise ConfigError(

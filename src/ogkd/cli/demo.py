@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from ogkd.errors import ConfigError
-from ogkd.files import write_atomically, write_json
+from ogkd.files import write_atomically, write_json, write_text
 
 _METHODS = ("zero-shot", "zero-shot-ensemble", "ogkd")
 _SHOTS = 16
+_OURS = ("images", "models", "prompts", "results.csv", "results.json")
+_MARK = ".ogkd-demo"
 
 
 def demo(
@@ -30,15 +32,21 @@ def demo(
     from ogkd.backbones import load_backbone
     from ogkd.datasets.phantoms import phantom
 
-    names = [phantom(name.strip()).name for name in datasets.split(",") if name.strip()]
-    _clear(out)
+    asked = dict.fromkeys(name.strip() for name in datasets.split(",") if name.strip())
+    names = [phantom(name).name for name in asked]
+    if not names:
+        raise ConfigError("Give at least one phantom dataset with --datasets, such as us-breast.")
     began = time.perf_counter()
     backbone = load_backbone("builtin")
+    _clear(out)
     rows: list[dict[str, Any]] = []
     for name in names:
         rows += _one_dataset(name, backbone, out, seed)
     write_json(out / "results.json", rows)
-    with write_atomically(out / "results.csv") as aside, aside.open("w", newline="") as file:
+    with (
+        write_atomically(out / "results.csv") as aside,
+        aside.open("w", encoding="utf-8", newline="") as file,
+    ):
         table = csv.DictWriter(file, list(rows[0]))
         table.writeheader()
         table.writerows(rows)
@@ -111,10 +119,14 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 def _clear(out: Path) -> None:
     """Make room for a new demo, but never remove what is not ours."""
-    if not out.exists():
-        return
-    ours = {"images", "models", "prompts", "results.csv", "results.json"}
-    found = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
-    if not {name for name in found if not name.startswith(".")} <= ours:
-        raise ConfigError(f"{out} exists and is not a demo's output. Choose another --out.")
-    shutil.rmtree(out)
+    if out.exists():
+        found = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
+        if found and (_MARK not in found or not found <= {_MARK, *_OURS}):
+            raise ConfigError(f"{out} exists and is not a demo's output. Choose another --out.")
+        for name in found - {_MARK}:
+            path = out / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    write_text(out / _MARK, "Made by `ogkd demo`, which replaces this folder's content.\n")

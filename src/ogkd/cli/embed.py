@@ -16,6 +16,7 @@ from ogkd.progress import progress_bar
 if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
 
+_MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 _ADVICE = "Mend or remove them, or run again with --skip-bad to leave them out."
 
 
@@ -40,14 +41,19 @@ def embed(
 ) -> None:
     """Write image features (or text features) of a frozen backbone.
 
-    Tensors are float32 and L2-normalised: `globals` [N,d] and, with --patches, `patches`
-    [N,P,d]; the file list stands as JSON in the metadata key `files`. With --texts the tensor
-    is `texts` [N,d], one row for each line.
+    Tensors are float32 and L2-normalised: `globals` [N,d] and, with
+    --patches, `patches` [N,P,d]; the files of the rows, sorted, stand as a
+    JSON list in the metadata key `files`. With --texts the tensor is `texts`
+    [N,d], one row for each line.
     """
     if bool(images) == bool(texts):
         raise ConfigError("Give either images (files or folders) or --texts FILE, not both.")
+    if texts and patches:
+        raise ConfigError("Texts have no patches: leave --patches out.")
     if out.is_dir():
         raise ConfigError(f"--out {out} is a folder. Give the name of a file in it.")
+    if out.exists() and out.suffix != ".safetensors":
+        raise ConfigError(f"--out {out} exists and is not a .safetensors file. It is left alone.")
     from ogkd.backbones import load_backbone
 
     if texts:
@@ -56,7 +62,7 @@ def embed(
         return
     from ogkd.images import find_images
 
-    paths = find_images(images or [])
+    paths = sorted(find_images(images or []), key=lambda path: path.as_posix())
     model = load_backbone(backbone, device=device)
     _embed_images(model, paths, out, patches=patches, skip_bad=skip_bad, batch_size=batch_size)
 
@@ -75,14 +81,15 @@ def _embed_images(
     from ogkd.features.extract import encode_files, unreadable, unreadable_error
     from ogkd.features.stream import SafetensorsStream
 
-    globals_, files, bad = [], [], []
-    names = [path.as_posix() for path in paths]
+    files: list[str] = []
+    globals_, bad = [], []
+    room = len(json.dumps(_metadata(backbone, [path.as_posix() for path in paths])))
+    if room > _MOST_HEADER:
+        raise ConfigError(f"{len(paths)} names are too long for one file. Embed them in parts.")
     began = time.perf_counter()
     with (
         write_atomically(out) as aside,
-        SafetensorsStream(
-            aside.open("wb"), "patches", header_room=len(json.dumps(json.dumps(names)))
-        ) as stream,
+        SafetensorsStream(aside.open("wb"), "patches", header_room=room) as stream,
         progress_bar("Encoding images", len(paths)) as bar,
     ):
         for batch in encode_files(backbone, paths, patches=patches, batch_size=batch_size):
@@ -100,8 +107,7 @@ def _embed_images(
             bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
         if not files:
             raise unreadable_error(bad, "No file could be read.")
-        metadata = {**_origin(backbone), "files": json.dumps(files)}
-        stream.finish({"globals": torch.cat(globals_)}, metadata)
+        stream.finish({"globals": torch.cat(globals_)}, _metadata(backbone, files))
     seconds = time.perf_counter() - began
     if bad:
         typer.echo(f"Left out: {unreadable_error(bad, '')}", err=True)
@@ -110,27 +116,33 @@ def _embed_images(
     )
 
 
+def _metadata(backbone: Backbone, files: list[str]) -> dict[str, str]:
+    return {"backbone": backbone.name, "digest": backbone.digest, "files": json.dumps(files)}
+
+
 def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
+    room = backbone.context_length - backbone.leading_tokens - backbone.trailing_tokens
+    cut = sum(len(backbone.pieces(line)) > room for line in lines)
+    if cut:
+        typer.echo(f"{cut} text(s) longer than {room} tokens are cut to that.", err=True)
+    metadata = {"backbone": backbone.name, "digest": backbone.digest, "lines": json.dumps(lines)}
     with write_atomically(out) as aside:
-        features = backbone.encode_texts(lines)
-        metadata = {**_origin(backbone), "lines": json.dumps(lines, ensure_ascii=False)}
-        save_file({"texts": features}, aside, metadata)
+        # Python writes the bytes, so that a full disk is told from other trouble.
+        aside.write_bytes(save({"texts": backbone.encode_texts(lines)}, metadata))
     typer.echo(f"{len(lines)} texts -> {out}")
-
-
-def _origin(backbone: Backbone) -> dict[str, str]:
-    return {"backbone": backbone.name, "digest": backbone.digest}
 
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}. Give a text file.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text. Save it as UTF-8 and run again.") from error
-    if not lines:
+    if lines[-1] == "":
+        del lines[-1]  # what follows the last line's end is no line
+    if not any(line.strip() for line in lines):
         raise DataError(f"{path} is empty. Write one text on each line.")
     return lines

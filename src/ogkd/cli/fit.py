@@ -16,16 +16,19 @@ def fit(
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="The model folder to make.")],
     backbone: BackboneOption = "builtin",
-    method: Annotated[str, typer.Option("--method", "-m", help="How to adapt.")] = "ogkd",
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="ogkd, zero-shot, zero-shot-ensemble, ...")
+    ] = "ogkd",
     shots: Annotated[
         int | None, typer.Option(help="Images per class to learn from (default: all).")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Draws the images and all randomness.")] = 1,
     preset: Annotated[
-        str | None, typer.Option(help="auto, paper/few-shot/btmri, ... (default: auto).")
+        str | None, typer.Option(help="Settings: auto (the default), paper/few-shot/btmri, ...")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one setting: key=value.")
+        list[str] | None,
+        typer.Option("--set", help="Change one setting: train.epochs=50. May be repeated."),
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="JSON of class name -> texts (default: templates).")

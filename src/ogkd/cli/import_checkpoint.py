@@ -19,8 +19,11 @@ def import_checkpoint(
     device: DeviceOption = "auto",
 ) -> None:
     """Read the learned context of a released checkpoint (never its code) into a model folder."""
+    from ogkd.classifier import place_for_model
     from ogkd.importing import import_context
 
+    place_for_model(out)
     names = [name.strip() for name in classes.split(",") if name.strip()]
     import_context(file, names, backbone=backbone, device=device).save(out)
     typer.echo(f"Model: {out}")
+    typer.echo(f"Next:  ogkd predict {out} IMAGES...")

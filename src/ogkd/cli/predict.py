@@ -13,12 +13,16 @@ from ogkd.cli.options import DeviceOption, ModelArgument
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
-    from ogkd.classifier import Classifier
+    from collections.abc import Iterator
+
+    from ogkd.classifier import Classifier, Prediction
 
 
 def predict(
     model: ModelArgument,
-    images: Annotated[list[Path], typer.Argument(help="Image files or folders.")],
+    images: Annotated[
+        list[Path], typer.Argument(help="Image files or folders, searched at any depth.")
+    ],
     *,
     backbone: Annotated[
         str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
@@ -26,9 +30,10 @@ def predict(
     batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 32,
     device: DeviceOption = "auto",
 ) -> None:
-    """Print path, prediction, probability, error and one column per class as CSV.
+    """Print a CSV: path, prediction, probability, error, one column per class.
 
-    A file that cannot be read gets a row with the reason, and the exit code is 1 at the end.
+    Rows go to standard output: add `> predictions.csv` to keep them. A file
+    that cannot be read gets a row with the reason, and the exit code is 1.
     """
     from ogkd.classifier import load
     from ogkd.images import find_images
@@ -50,16 +55,23 @@ def _write(classifier: Classifier, paths: list[Path], batch_size: int) -> int:
     names = classifier.class_names
     table.writerow(["path", "prediction", "probability", "error", *names])
     failed = 0
-    # Rows on the terminal are progress enough, and a bar would be drawn over them.
-    total = len(paths)
-    with progress_bar("Predicting", total, quiet=sys.stdout.isatty()) as bar:
-        for answer in classifier.stream(paths, batch_size=batch_size):
-            if answer.probabilities is None:
-                failed += 1
-                table.writerow([answer.path, "", "", answer.error, *[""] * len(names)])
-            else:
-                best = int(answer.probabilities.argmax())
-                shares = [f"{value:.6f}" for value in answer.probabilities]
-                table.writerow([answer.path, names[best], shares[best], "", *shares])
-            bar.advance()
+    for answer in _watched(classifier.stream(paths, batch_size=batch_size), len(paths)):
+        if answer.probabilities is None:
+            failed += 1
+            table.writerow([answer.path, "", "", answer.error, *[""] * len(names)])
+            continue
+        best = int(answer.probabilities.argmax())
+        shares = [f"{value:.6f}" for value in answer.probabilities]
+        table.writerow([answer.path, names[best], shares[best], "", *shares])
     return failed
+
+
+def _watched(answers: Iterator[Prediction], total: int) -> Iterator[Prediction]:
+    """A progress bar, but not where the rows themselves appear on the terminal."""
+    if sys.stdout.isatty():
+        yield from answers
+        return
+    with progress_bar("Predicting", total) as bar:
+        for answer in answers:
+            yield answer
+            bar.advance()

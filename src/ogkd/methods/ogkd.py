@@ -16,6 +16,7 @@ from ogkd.fidelity import Fidelity, fidelity
 from ogkd.geometry import class_graph, prototypes, stack_bank
 from ogkd.losses import (
     LgdVariant,
+    LossTerms,
     cross_entropy,
     gad,
     gather_patches,
@@ -84,10 +85,11 @@ class OGKDObjective:
         T_tilde = teacher_prototypes(self.bank, keep)  # [S, C, d]
         z_stu = logits(batch.globals, T_hat, self.scale)  # [S, B, C]
         z_tea = logits(batch.globals, T_tilde, self.scale)
-        terms = {
-            "ce": cross_entropy(z_stu, batch.labels),
-            "sccm": sccm(T_hat, self.T, normalisation=choice.sccm_normalisation),
-            "gad": gad(
+        ce = cross_entropy(z_stu, batch.labels)
+        terms = LossTerms(
+            ce=ce,
+            sccm=sccm(T_hat, self.T, normalisation=choice.sccm_normalisation),
+            gad=gad(
                 z_stu,
                 z_tea,
                 self.W,
@@ -96,12 +98,14 @@ class OGKDObjective:
                 normalisation=choice.gad_normalisation,
                 normalise_target=choice.normalise_target,
             ),
-        }
-        total = terms["ce"] + self.lambda_sccm * terms["sccm"] + self.lambda_gad * terms["gad"]
-        if batch.patches is not None:
-            terms["lgd"] = self._lgd(T_hat, T_tilde, batch, batch.patches)
-            total = total + self.lambda_lgd * terms["lgd"]
-        return {"total": total, **terms}
+            lgd=torch.zeros_like(ce)
+            if batch.patches is None
+            else self._lgd(T_hat, T_tilde, batch, batch.patches),
+        )
+        total = terms.total(
+            lambda_sccm=self.lambda_sccm, lambda_gad=self.lambda_gad, lambda_lgd=self.lambda_lgd
+        )
+        return {"total": total, **vars(terms)}
 
     def _lgd(self, T_hat: Tensor, T_tilde: Tensor, batch: Batch, patches: Tensor) -> Tensor:
         choice, config = self.choice, self.config

@@ -133,9 +133,8 @@ def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     mask = np.zeros((size, size), dtype=np.float32)
 
     # Bumps lift the pigment epithelium: low and many for drusen, one high for a membrane.
-    bumps = int(
-        {0: rng.random() < 0.12, 1: rng.integers(1, 8), 2: rng.integers(0, 3)}.get(label, 0)
-    )
+    chances = (int(rng.random() < 0.12), int(rng.integers(1, 8)), int(rng.integers(0, 3)), 0)
+    bumps = chances[label]
     lift = np.zeros(size, dtype=np.float32)
     for _ in range(bumps):
         high, wide = rng.uniform(0.025, 0.1), rng.uniform(0.04, 0.1)
@@ -207,4 +206,4 @@ def _layers(rng: Rng, depth: Array) -> Array:
     marks = np.array([0.0, 0.04, 0.14, 0.24, 0.38, 0.46, 0.6, 0.68, 0.84, 0.9, 1.0, 3.0])
     levels = np.array([0.05, 0.8, 0.7, 0.45, 0.5, 0.28, 0.48, 0.22, 0.2, 0.6, 0.5, 0.4])
     levels = levels * rng.uniform(0.88, 1.12, len(levels))
-    return np.interp(depth, marks, levels, left=0.05).astype(np.float32)
+    return np.asarray(np.interp(depth, marks, levels, left=0.05), dtype=np.float32)

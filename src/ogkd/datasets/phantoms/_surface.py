@@ -67,7 +67,7 @@ def derm(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     skin = np.array([0.86, 0.66, 0.56], np.float32) * np.float32(rng.uniform(0.8, 1.1))
     skin = skin * np.exp(rng.normal(0, 0.04, 3)).astype(np.float32)
     relief = 0.025 * clouds(texture, size, 36) + 0.03 * clouds(texture, size, 5)
-    picture = skin * (1.0 + relief)[..., None]
+    picture: Array = (skin * (1.0 + relief)[..., None]).astype(np.float32)
     colour, shape = pick(rng, _COLOUR[label]), pick(rng, _SHAPE[label])
     margin = "smooth" if rng.random() < _SMOOTH[label] else "indistinct"
     pattern = pick(rng, _PATTERN[label])
@@ -76,7 +76,8 @@ def derm(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         np.clip(rng.lognormal(np.log((0.4, 0.5, 0.42, 0.45, 0.36, 0.36)[label]), 0.22), 0.2, 0.8)
     )
     field, mask = lesion(rng, view, (0.0, 0.0), radius, shape=shape, margin=margin)
-    tone = np.array(_TONE[colour], np.float32) * (1.0 + 0.06 * clouds(texture, size, 9))[..., None]
+    shade = (1.0 + 0.06 * clouds(texture, size, 9))[..., None]
+    tone: Array = (np.array(_TONE[colour]) * shade).astype(np.float32)
     if several:
         other = np.array(
             _TONE[pick(rng, {"black": 0.35, "dark brown": 0.3, "pink": 0.35})], np.float32
@@ -162,14 +163,13 @@ def endoscopy(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     granular = rng.random() < (0.08, 0.1, 0.3, 0.65, 0.2)[label]
     bumpy = (0.1 if granular else 0.03) * clouds(texture, size, 30)
     picture = wall * (light + bumpy + 0.04 * clouds(texture, size, 6))[..., None]
-    web = ridges(texture, size, 7) ** 4 * (
-        0.35 if rng.random() < (0.8, 0.6, 0.4, 0.15, 0.5)[label] else 0.05
-    )
+    veined = rng.random() < (0.8, 0.6, 0.4, 0.15, 0.5)[label]
+    web = (0.35 if veined else 0.05) * ridges(texture, size, 7) ** 4
     picture = picture * (1.0 - web[..., None] * np.array([0.2, 0.6, 0.5], np.float32))
     attributes: dict[str, str | float] = {
         "redness": "pale" if redness < 0.22 else ("pink" if redness < 0.52 else "red"),
         "surface": "granular" if granular else "smooth",
-        "vessel pattern": "visible" if float(web.max()) > 0.2 else "lost",
+        "vessel pattern": "visible" if veined else "lost",
         "red level": redness,
     }
     picture, mask = _bowel_finding(label, rng, texture, view, picture, wall, attributes)

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ogkd.datasets.manifest import Item, Manifest, read_manifest, require_files
+from ogkd.errors import DataError
+from tiny_data import write_dataset, write_image
+
+
+def table(folder: Path, text: str, *, name: str = "t.csv", encoding: str = "utf-8") -> Path:
+    path = folder / name
+    path.write_text(text, encoding=encoding)
+    return path
+
+
+def refusal(source: Path) -> str:
+    with pytest.raises(DataError) as error:
+        read_manifest(source)
+    return str(error.value)
+
+
+def test_class_folders_become_sorted_names_and_labels(tmp_path):
+    write_dataset(tmp_path, ["normal lung", "benign tumor"], {"": 2})
+    found = read_manifest(tmp_path)
+    assert found.class_names == ("benign tumor", "normal lung")
+    assert [(item.path.parent.name, item.path.name, item.label) for item in found.items] == [
+        ("benign_tumor", "0.png", 0),
+        ("benign_tumor", "1.png", 0),
+        ("normal_lung", "0.png", 1),
+        ("normal_lung", "1.png", 1),
+    ]
+    assert {item.split for item in found.items} == {""}
+    assert not found.has_splits
+    assert found.part("test") == list(found.items)
+
+
+def test_split_folders_give_each_item_its_split(tmp_path):
+    write_dataset(tmp_path, ["a", "b"], {"train": 3, "val": 1, "test": 2})
+    found = read_manifest(str(tmp_path))
+    assert [len(found.part(split)) for split in ("train", "val", "test")] == [6, 2, 4]
+    assert all(item.path.is_relative_to(tmp_path / "val") for item in found.part("val"))
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("Training", "Testing"), ("TRAIN", "Test"), ("train", "testing")]
+)
+def test_other_spellings_of_splits_are_not_taken_for_classes(tmp_path, train, test):
+    write_dataset(tmp_path, ["a", "b"], {train: 2, test: 1, "validation": 1})
+    found = read_manifest(tmp_path)
+    assert found.class_names == ("a", "b")
+    assert [len(found.part(split)) for split in ("train", "val", "test")] == [4, 2, 2]
+    assert found.part("Validation") == found.part("val")
+
+
+def test_images_are_found_at_any_depth_and_hidden_ones_passed_over(tmp_path):
+    deep = write_image(tmp_path / "a" / "patient 1" / "left" / "x.PNG")
+    write_image(tmp_path / "a" / ".thumbnails" / "y.png")
+    write_image(tmp_path / ".cache" / "z.png")
+    write_image(tmp_path / "loose.png")
+    other = write_image(tmp_path / "b" / "x.jpg")
+    assert [item.path for item in read_manifest(tmp_path).items] == [deep, other]
+
+
+def test_a_class_may_be_absent_from_a_split(tmp_path):
+    write_dataset(tmp_path, ["a", "b"], {"train": 1})
+    write_image(tmp_path / "test" / "b" / "0.png")
+    (tmp_path / "test" / "a").mkdir()
+    assert [item.label for item in read_manifest(tmp_path).part("test")] == [1]
+
+
+def test_an_unknown_split_is_refused_with_those_there_are(tmp_path):
+    write_dataset(tmp_path, ["a", "b"], {"train": 1, "test": 1})
+    with pytest.raises(DataError, match=r"no split 'val'.*has: test, train"):
+        read_manifest(tmp_path).part("val")
+
+
+@pytest.mark.parametrize("classes", [[], ["only"]])
+def test_fewer_than_two_classes_are_refused_with_the_layout(tmp_path, classes):
+    write_dataset(tmp_path, classes, {"": 1})
+    message = refusal(tmp_path)
+    assert f"{len(classes)} class folder(s)" in message
+    assert f"{tmp_path}/benign/" in message
+
+
+def test_a_class_folder_without_images_is_named(tmp_path):
+    write_dataset(tmp_path, ["a", "b"], {"": 1})
+    (tmp_path / "no_pictures").mkdir()
+    (tmp_path / "no_pictures" / "notes.txt").write_text("x")
+    write_image(tmp_path / "only_hidden" / ".a.png")
+    message = refusal(tmp_path)
+    assert "no_pictures, only_hidden" in message
+    assert ".png" in message
+
+
+@pytest.mark.parametrize("names", [("Cyst", "cyst"), ("kidney_stone", "Kidney stone")])
+def test_names_that_differ_only_in_case_or_underscores_are_refused(tmp_path, names):
+    write_dataset(tmp_path / "train", [names[0], "x"], {"": 1})
+    folder = tmp_path / "test" / names[1]
+    write_image(folder / "0.png")
+    message = refusal(tmp_path)
+    assert "differ only in case" in message
+    assert names[0].replace("_", " ") in message
+
+
+def test_a_name_of_underscores_is_refused(tmp_path):
+    write_dataset(tmp_path, ["__", "b"], {"": 1})
+    assert "no name" in refusal(tmp_path)
+
+
+def test_what_is_not_there_is_refused(tmp_path):
+    assert str(tmp_path / "gone") in refusal(tmp_path / "gone")
+
+
+def test_a_table_gives_paths_from_its_own_folder(tmp_path):
+    absolute = tmp_path / "elsewhere" / "x.png"
+    text = (
+        " Path ,LABEL,split,patient,note\n"
+        f"sub/a.png,benign_tumor,Training,p1,\n\n,,,,\n{absolute},normal,test,,hello\n"
+    )
+    found = read_manifest(table(tmp_path, "\ufeff" + text))
+    assert found.class_names == ("benign tumor", "normal")
+    assert found.items == (
+        Item(tmp_path / "sub" / "a.png", 0, "train", "p1"),
+        Item(absolute, 1, "test", None),
+    )
+
+
+def test_a_tab_separated_table_and_short_lines_are_read(tmp_path):
+    found = read_manifest(
+        table(tmp_path, "path\tlabel\tpatient\na,b.png\tx\ny.png\tz\tp", name="t.tsv")
+    )
+    assert [(item.path.name, item.group) for item in found.items] == [
+        ("a,b.png", None),
+        ("y.png", "p"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "has: none"),
+        ("file,class\na,b\n", "has: file, class"),
+        ("path;label\na;b\n", "has: path;label"),
+        ("path,label\n", "no rows"),
+        ("path,label\n , \n", "no rows"),
+        ("path,label\na,x\nb,x\n", "1 class"),
+        ("path,label\na,x\n\nb,\n", "line 4: label is empty"),
+        ("path,label\na,x\nb,  \n", "line 3: label is empty"),
+        ("path,label\na,x\n,y\n", "line 3: path is empty"),
+        ("path,label\na,x\nb\n", "line 3: label is empty"),
+        ("path,label\na,x\nb,c.png,y\n", "line 3: 3 cells, but the header has 2"),
+        ("path,label,split\na,x,train\nb,y,\n", "line 3: split is empty"),
+        ("path,label\na,x\nb,X\n", "differ only in case"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_with_the_place(tmp_path, text, words):
+    message = refusal(table(tmp_path, text))
+    assert words in message
+    assert "t.csv" in message or "differ" in message
+
+
+def test_a_table_in_another_encoding_is_refused(tmp_path):
+    path = table(tmp_path, "path,label\na,zyste\nb,gesch\xe4digt\n", encoding="latin-1")
+    assert "UTF-8" in refusal(path)
+
+
+def test_a_picture_given_as_a_table_is_refused(tmp_path):
+    assert "UTF-8" in refusal(write_image(tmp_path / "a.png"))
+
+
+def test_all_missing_files_are_named_at_once(tmp_path):
+    here = Item(write_image(tmp_path / "here.png"), 0)
+    gone = [Item(tmp_path / f"gone{number:02}.png", 0) for number in range(22)]
+    require_files([here])
+    with pytest.raises(DataError) as error:
+        require_files([here, *gone])
+    message = str(error.value)
+    assert message.startswith("22 file(s)")
+    assert all(f"gone{number:02}.png" in message for number in range(20))
+    assert "... and 2 more" in message
+    assert "here.png" not in message
+
+
+words = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=8)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(words, st.integers(0, 3), st.sampled_from(["train", "test"])), min_size=1
+    ),
+    names=st.lists(
+        words.filter(lambda w: w.replace("_", "")),
+        min_size=4,
+        max_size=4,
+        unique_by=lambda w: w.replace("_", " ").strip().casefold(),
+    ),
+)
+def test_whatever_a_table_says_is_read_back(tmp_path_factory, rows, names):
+    folder = tmp_path_factory.mktemp("table")
+    with (folder / "t.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["label", "split", "path"])
+        writer.writerows([names[label], split, path] for path, label, split in rows)
+    if len({label for _, label, _ in rows}) < 2:
+        assert "at least 2" in refusal(folder / "t.csv")
+        return
+    found = read_manifest(folder / "t.csv")
+    assert isinstance(found, Manifest)
+    assert [(item.path, found.class_names[item.label], item.split) for item in found.items] == [
+        (folder / path, names[label].replace("_", " ").strip(), split)
+        for path, label, split in rows
+    ]
+    assert list(found.class_names) == [
+        name.replace("_", " ").strip() for name in sorted({names[label] for _, label, _ in rows})
+    ]

@@ -1,0 +1,39 @@
+"""OGKD on real images with a real backbone, small enough for every run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ogkd.backbones import load_backbone
+from ogkd.classifier import load
+from ogkd.datasets.manifest import read_manifest
+from ogkd.evaluation import evaluate
+from ogkd.features.store import FeatureStore
+from ogkd.fitting import fit
+
+BANK = Path(__file__).parents[2] / "src" / "ogkd" / "prompts" / "banks" / "chmnist.json"
+
+
+@pytest.mark.shared
+def test_a_few_real_images_teach_more_than_the_names_alone(shared, tmp_path):
+    backbone = load_backbone(shared / "backbones" / "dinov2s14-minilm-med")
+    manifest = read_manifest(shared / "data" / "CHMNIST")
+    options = {"backbone": backbone, "prompts": BANK, "shots": 4}
+    names_only = evaluate(fit(manifest, method="zero-shot", **options), manifest)
+    settings = {"train.epochs": 15, "views": 2, "options.text_dropout": False}
+    fitted = fit(manifest, settings=settings, out=tmp_path / "model", **options)
+    learned = evaluate(fitted, manifest)
+    assert learned["images"] == 60
+    assert learned["accuracy"] >= names_only["accuracy"] + 0.1
+    again = load(tmp_path / "model", backbone=backbone)
+    assert evaluate(again, manifest) == learned
+    card = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert card["support_counts"] == [4] * 8
+    size = (tmp_path / "model" / "weights.safetensors").stat().st_size
+    assert size < 1_000_000
+    store = FeatureStore(backbone)
+    store.get([item.path for item in manifest.part("test")])
+    assert store.encoded == 0  # everything was known from the evaluation

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import ogkd
+from ogkd.classifier import place_for_model
+from ogkd.errors import BackboneError, ConfigError, DataError
+from tiny_backbones import make_clip
+from tiny_data import CLASSES, FAST, write_dataset, write_image
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbones") / "clip"
+    make_clip(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def fitted(clip, data, tmp_path_factory):
+    """A classifier; tests that change files work on a copy of its folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        out = tmp_path_factory.mktemp("models") / "m"
+        return ogkd.fit(data, backbone=clip, settings=FAST, out=out), out
+
+
+@pytest.fixture
+def folder(fitted, tmp_path):
+    return shutil.copytree(fitted[1], tmp_path / "copy")
+
+
+@pytest.fixture(scope="module")
+def test_files(data):
+    return sorted((data / "test").rglob("*.png"))
+
+
+def test_a_saved_model_predicts_the_same_bits(fitted, test_files):
+    model, out = fitted
+    again = ogkd.load(out, device="cpu")
+    assert again.class_names == CLASSES
+    found = again.predict_proba(test_files)
+    assert found.dtype == np.float32
+    assert np.array_equal(found, model.predict_proba(test_files))
+    np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-5)
+    assert again.predict(test_files) == [CLASSES[row] for row in found.argmax(axis=1)]
+
+
+def test_a_model_folder_is_small_and_holds_no_pickle(fitted):
+    _, out = fitted
+    names = {path.name for path in out.iterdir()}
+    assert names == {"model.json", "weights.safetensors", "training.jsonl"}
+    assert (out / "weights.safetensors").stat().st_size < 1_000_000
+
+
+def test_a_model_names_no_image(fitted, data):
+    text = (fitted[1] / "model.json").read_text()
+    assert ".png" not in text
+    assert str(data) not in text
+
+
+def test_probabilities_are_the_softmax_of_scaled_cosines(fitted):
+    model, out = fitted
+    T = load_file(out / "weights.safetensors")["T"].double().numpy()
+    v = np.random.default_rng(0).normal(size=(5, T.shape[1]))
+    z = model.card.logit_scale * (v / np.linalg.norm(v, axis=1, keepdims=True)) @ T.T
+    expected = np.exp(z - z.max(axis=1, keepdims=True))
+    expected /= expected.sum(axis=1, keepdims=True)
+    found = model.probabilities(torch.tensor(v, dtype=torch.float32))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 32])
+def test_a_stream_answers_every_path_in_order(fitted, test_files, tmp_path, batch_size):
+    model, _ = fitted
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    paths = [test_files[0], bad, test_files[1], test_files[0]]
+    found = list(model.stream(paths, batch_size=batch_size))
+    assert [answer.path for answer in found] == paths
+    assert [answer.probabilities is None for answer in found] == [False, True, False, False]
+    assert "bad.png" in found[1].error
+    expected = model.predict_proba([paths[0], paths[2], paths[3]])
+    got = np.stack([found[row].probabilities for row in (0, 2, 3)])
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_predict_names_every_bad_file(fitted, test_files, tmp_path):
+    with pytest.raises(DataError, match=r"2 file\(s\)") as error:
+        fitted[0].predict([tmp_path / "gone1", test_files[0], tmp_path / "gone2"])
+    assert "gone1" in str(error.value)
+    assert "gone2" in str(error.value)
+
+
+def test_one_path_is_one_image_not_a_list_of_letters(fitted, test_files):
+    model, _ = fitted
+    expected = model.predict(test_files[:1])
+    assert model.predict(str(test_files[0])) == expected
+    assert model.predict(test_files[0]) == expected
+
+
+def test_nothing_to_predict_is_refused(fitted):
+    with pytest.raises(DataError, match="No image"):
+        fitted[0].predict([])
+
+
+def test_the_same_classes_give_the_same_head(fitted):
+    model, _ = fitted
+    again = model.for_classes(model.class_names)
+    torch.testing.assert_close(again.head.T, model.head.T, atol=1e-6, rtol=0)
+
+
+def test_a_learned_context_serves_other_classes_and_is_kept(fitted, tmp_path, test_files):
+    model, _ = fitted
+    novel = model.for_classes(["kidney cyst", "brain tumor"])
+    novel.save(tmp_path / "novel")
+    again = ogkd.load(tmp_path / "novel")
+    assert again.class_names == ("kidney cyst", "brain tumor")
+    assert np.array_equal(again.predict_proba(test_files), novel.predict_proba(test_files))
+    assert torch.equal(again.head.extra["context"], model.head.extra["context"])
+
+
+def test_a_folder_that_is_not_a_model_is_never_replaced(fitted, tmp_path):
+    photos = tmp_path / "photos"
+    write_image(photos / "holiday.png")
+    for target in (photos, tmp_path, photos / "holiday.png"):
+        with pytest.raises(ConfigError, match="not a model folder"):
+            fitted[0].save(target)
+    assert (photos / "holiday.png").is_file()
+
+
+def test_a_model_folder_with_other_things_in_it_is_never_replaced(fitted, folder):
+    write_image(folder / "images" / "a.png")
+    with pytest.raises(ConfigError, match="it holds images"):
+        fitted[0].save(folder)
+    assert (folder / "images" / "a.png").is_file()
+
+
+def test_the_folder_one_is_in_is_not_replaced(fitted, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match="folder you are in"):
+        fitted[0].save(".")
+
+
+def test_new_and_empty_folders_and_models_may_be_written(fitted, folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for target in (tmp_path / "a" / "new", tmp_path / "empty", folder):
+        assert place_for_model(target) == target.resolve()
+        fitted[0].save(target)
+        assert ogkd.load(target).class_names == CLASSES
+    assert not (folder / "training.jsonl").exists()
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(fitted, folder, monkeypatch):
+    before = (folder / "model.json").read_bytes()
+
+    def full(self, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(ogkd.StorageError, match="No space left"):
+        fitted[0].save(folder)
+    assert (folder / "model.json").read_bytes() == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("name", ["model.json", "weights.safetensors"])
+def test_a_folder_that_lacks_a_file_is_refused(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(ConfigError, match=name):
+        ogkd.load(folder)
+
+
+def test_weights_cut_short_are_refused(folder):
+    path = folder / "weights.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ConfigError, match="damaged"):
+        ogkd.load(folder)
+
+
+def test_weights_of_another_model_are_refused(folder):
+    path = folder / "weights.safetensors"
+    tensors = load_file(path)
+    tensors["T"][0, 0] += 0.5
+    save_file(tensors, path)
+    with pytest.raises(ConfigError, match=r"not the file that model\.json describes"):
+        ogkd.load(folder)
+
+
+@pytest.mark.parametrize("tensors", [{}, {"T": torch.zeros(2, 3)}, {"t": torch.zeros(3, 20)}])
+def test_weights_of_another_shape_are_refused_even_without_a_hash(folder, tensors):
+    save_file(tensors, folder / "weights.safetensors")
+    card = json.loads((folder / "model.json").read_text())
+    del card["weights_sha256"]
+    (folder / "model.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match=r"weights\.safetensors"):
+        ogkd.load(folder)
+
+
+def test_a_backbone_that_moved_can_be_passed(folder, clip, tmp_path, test_files):
+    expected = ogkd.load(folder).predict(test_files)
+    moved = shutil.copytree(clip, tmp_path / "moved")
+    card = json.loads((folder / "model.json").read_text())
+    card["backbone"]["name"] = str(tmp_path / "gone")
+    (folder / "model.json").write_text(json.dumps(card))
+    with pytest.raises(BackboneError, match="pass its folder with --backbone"):
+        ogkd.load(folder)
+    assert ogkd.load(folder, backbone=moved).predict(test_files) == expected
+
+
+def test_another_backbone_is_refused(folder, bert_backbone):
+    with pytest.raises(BackboneError, match="fitted with another backbone"):
+        ogkd.load(folder, backbone=bert_backbone)

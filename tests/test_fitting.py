@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ogkd
+import ogkd.fitting
+from ogkd.classifier import load
+from ogkd.datasets.manifest import Item, Manifest, read_manifest
+from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
+from ogkd.fitting import fit_seeds
+from tiny_data import FAST, write_dataset
+
+
+def fit(data, backbone, **options):
+    return ogkd.fit(data, backbone=backbone, **{"settings": FAST, **options})
+
+
+def left_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+@pytest.fixture
+def images_encoded(bert_backbone, monkeypatch):
+    """How many images the tower has seen."""
+    seen = []
+    encode = bert_backbone.encode_images
+
+    def counting(pixels, **options):
+        seen.append(len(pixels))
+        return encode(pixels, **options)
+
+    monkeypatch.setattr(bert_backbone, "encode_images", counting)
+    return seen
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(bert_backbone, pictures):
+    first, again, other = (fit(pictures, bert_backbone, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.head.T, again.head.T)
+    assert first.card == again.card
+    assert not torch.equal(first.head.T, other.head.T)
+
+
+def test_seeds_together_are_the_seeds_alone(bert_backbone, pictures):
+    together = fit_seeds(pictures, seeds=[1, 2], backbone=bert_backbone, shots=4, settings=FAST)
+    for model, seed in zip(together, (1, 2), strict=True):
+        alone = fit(pictures, bert_backbone, seed=seed, shots=4)
+        torch.testing.assert_close(model.head.T, alone.head.T, atol=1e-5, rtol=0)
+        assert model.card == alone.card
+
+
+def test_a_second_fit_encodes_no_image(bert_backbone, pictures, images_encoded):
+    fit(pictures, bert_backbone)
+    assert sum(images_encoded) == 18
+    fit(pictures, bert_backbone, settings={**FAST, "lambda_gad": 2.0})
+    assert sum(images_encoded) == 18
+
+
+def test_only_the_training_part_and_the_shots_are_learned_from(bert_backbone, pictures):
+    card = fit(pictures, bert_backbone, shots=2).card
+    assert card.support_counts == (2, 2, 2)
+    assert (card.shots, card.seed, card.method, card.preset) == (2, 1, "ogkd", "auto")
+    assert card.config["train"]["epochs"] == 2
+    assert fit(pictures, bert_backbone).card.support_counts == (6, 6, 6)
+
+
+def test_a_manifest_and_its_folder_are_the_same_data(bert_backbone, pictures):
+    assert fit(read_manifest(pictures), bert_backbone).card == fit(pictures, bert_backbone).card
+
+
+def test_prompts_from_a_file_and_from_python_are_the_same(bert_backbone, pictures, tmp_path):
+    bank = {
+        name: [f"{name} seen", name] for name in ("bright spot", "dark field", "striped tissue")
+    }
+    path = tmp_path / "bank.json"
+    path.write_text(json.dumps(bank))
+    by_file = fit(pictures, bert_backbone, prompts=path, method="zero-shot-ensemble", settings=None)
+    by_hand = fit(pictures, bert_backbone, prompts=bank, method="zero-shot-ensemble", settings=None)
+    without = fit(pictures, bert_backbone, method="zero-shot-ensemble", settings=None)
+    assert by_file.card == by_hand.card
+    assert torch.equal(by_file.head.T, by_hand.head.T)
+    assert by_file.card.prompts_sha256 != without.card.prompts_sha256
+
+
+def test_the_saved_model_is_the_returned_one_and_no_work_is_left(bert_backbone, pictures, tmp_path):
+    model = fit(pictures, bert_backbone, out=tmp_path / "new" / "m")
+    assert left_in(tmp_path / "new") == {"m"}
+    assert left_in(tmp_path / "new" / "m") == {
+        "model.json",
+        "weights.safetensors",
+        "training.jsonl",
+    }
+    again = load(tmp_path / "new" / "m", backbone=bert_backbone)
+    files = sorted((pictures / "test").rglob("*.png"))
+    assert np.array_equal(again.predict_proba(files), model.predict_proba(files))
+    log = (tmp_path / "new" / "m" / "training.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in log] == [0, 1]
+
+
+def test_a_model_is_replaced_by_a_new_fit(bert_backbone, pictures, tmp_path):
+    fit(pictures, bert_backbone, out=tmp_path / "m")
+    fit(pictures, bert_backbone, out=tmp_path / "m", method="zero-shot", settings=None)
+    assert load(tmp_path / "m", backbone=bert_backbone).card.method == "zero-shot"
+    assert left_in(tmp_path) == {"m"}
+
+
+def test_a_class_without_training_images_is_named(bert_backbone, pictures):
+    manifest = read_manifest(pictures)
+    lacking = Manifest(
+        tuple(i for i in manifest.items if i.split == "test" or i.label != 1), manifest.class_names
+    )
+    with pytest.raises(DataError, match="learn from for: dark field"):
+        fit(lacking, bert_backbone)
+    fit(lacking, bert_backbone, method="zero-shot", settings=None)  # learns from no image
+
+
+@pytest.mark.parametrize("views", [1, "online"])
+def test_every_bad_file_is_named_at_once(bert_backbone, tmp_path, views):
+    write_dataset(tmp_path / "data", ["a", "b"], {"": 3})
+    for name in ("a/0.png", "b/2.png"):
+        (tmp_path / "data" / name).write_bytes(b"no picture")
+    settings = {**FAST, "views": views}
+    with pytest.raises(DataError, match=r"2 file\(s\) could not be read") as error:
+        fit(tmp_path / "data", bert_backbone, out=tmp_path / "m", settings=settings)
+    assert "a/0.png" in str(error.value)
+    assert "b/2.png" in str(error.value)
+    assert left_in(tmp_path) == {"data"}
+
+
+def test_every_missing_file_is_named_at_once(bert_backbone, tmp_path):
+    items = [Item(tmp_path / f"gone{label}.png", label) for label in (0, 1)]
+    with pytest.raises(DataError, match=r"gone0\.png\n.*gone1\.png"):
+        fit(Manifest(tuple(items), ("a", "b")), bert_backbone)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "ogdk"}, "Did you mean 'ogkd'"),
+        ({"preset": "paper/few-shot/busy"}, "Did you mean 'paper/few-shot/busi'"),
+        ({"settings": {"train.epoch": 2}}, r"train\.epoch"),
+        ({"settings": {"train.epochs": 0}}, r"train\.epochs"),
+        ({"settings": {**FAST, "gamma": 2}}, "gamma"),
+        ({"settings": {**FAST, "context.n_ctx": 1000}}, "n_ctx=1000"),
+        ({"shots": 0}, "shots must be at least 1"),
+        ({"seed": -1}, "Seeds"),
+        ({"prompts": {"bright spot": ["x"]}}, "dark field, striped tissue"),
+        ({"prompts": {"bright spot": []}}, "no prompts"),
+        ({"device": "warp"}, "device"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_and_leaves_nothing(
+    pictures, tmp_path, options, words
+):
+    fixture = Path(__file__).parent / "parity" / "fixtures" / "class_token_mlp"
+    with pytest.raises(ConfigError, match=words):
+        fit(pictures, fixture, out=tmp_path / "m", **options)
+    assert left_in(tmp_path) == set()
+
+
+def test_no_seed_at_all_is_refused(pictures, bert_backbone):
+    with pytest.raises(ConfigError, match="at least one"):
+        fit_seeds(pictures, seeds=[], backbone=bert_backbone)
+
+
+def test_too_little_memory_is_told_before_any_image_is_encoded(
+    bert_backbone, pictures, images_encoded, monkeypatch
+):
+    class Little:
+        available = 1000
+
+    monkeypatch.setattr(ogkd.fitting.psutil, "virtual_memory", lambda: Little)
+    with pytest.raises(ConfigError, match=r"18 images with 3 views.*--set lambda_lgd=0"):
+        fit(pictures, bert_backbone, settings={"views": 3})
+    assert images_encoded == []
+    fit(pictures, bert_backbone, settings={**FAST, "lambda_lgd": 0.0})
+
+
+def test_out_that_is_no_place_for_a_model_is_refused_before_any_work(
+    bert_backbone, pictures, tmp_path, images_encoded
+):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.doc").write_text("x")
+    for out in ("file", "full"):
+        with pytest.raises(ConfigError, match="not a model folder"):
+            fit(pictures, bert_backbone, out=tmp_path / out)
+    with pytest.raises(StorageError):
+        fit(pictures, bert_backbone, out=tmp_path / "file" / "m")
+    assert images_encoded == []
+    assert left_in(tmp_path) == {"file", "full"}
+
+
+def test_a_failed_training_leaves_the_earlier_model(bert_backbone, pictures, tmp_path):
+    fit(pictures, bert_backbone, out=tmp_path / "m")
+    before = (tmp_path / "m" / "model.json").read_bytes()
+    wild = {**FAST, "train.warmup_lr": 1e38, "train.lr": 1e38, "train.epochs": 5}
+    with pytest.raises(TrainingError, match="no longer a number"):
+        fit(pictures, bert_backbone, out=tmp_path / "m", settings=wild)
+    assert (tmp_path / "m" / "model.json").read_bytes() == before
+
+
+@pytest.fixture
+def stopped(bert_backbone, pictures, tmp_path, monkeypatch):
+    """A fit of five epochs that was stopped in its third; returns the options to go on."""
+    options = {
+        "out": tmp_path / "m",
+        "settings": {"train.epochs": 5, "views": 1, "train.checkpoint_every": 1},
+    }
+    keep = ogkd.fitting._workplace
+
+    def short(*arguments, **named):
+        place = keep(*arguments, **named)
+
+        def log(entry):
+            place.log(entry)
+            if entry["epoch"] == 2:
+                raise KeyboardInterrupt
+
+        return type(place)(place.folder, place.fingerprint, log)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ogkd.fitting, "_workplace", short)
+        with pytest.raises(ogkd.OgkdError, match="Run the same command again"):
+            fit(pictures, bert_backbone, **options)
+    assert left_in(tmp_path) == {".m.training"}
+    return options
+
+
+def test_a_stopped_fit_goes_on_to_the_same_result(stopped, bert_backbone, pictures, tmp_path):
+    log = tmp_path / ".m.training" / "training.jsonl"
+    with log.open("a") as file:
+        file.write('{"epoch": 3, "ter')  # what a kill in the middle of a line leaves
+    model = fit(pictures, bert_backbone, **stopped)
+    whole = fit(pictures, bert_backbone, settings=stopped["settings"])
+    assert torch.equal(model.head.T, whole.head.T)
+    lines = (tmp_path / "m" / "training.jsonl").read_text().splitlines()
+    assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3, 4]
+    assert left_in(tmp_path) == {"m"}
+
+
+def test_a_mistake_does_not_cost_the_progress_of_a_stopped_fit(
+    stopped, bert_backbone, pictures, tmp_path
+):
+    before = left_in(tmp_path / ".m.training")
+    with pytest.raises(ConfigError, match="other settings"):
+        fit(pictures, bert_backbone, out=stopped["out"], settings=FAST)
+    with pytest.raises(ConfigError, match="no_such"):
+        fit(pictures, bert_backbone, out=stopped["out"], settings={"no_such": 1}, restart=True)
+    assert left_in(tmp_path / ".m.training") == before
+
+
+def test_restart_forgets_a_stopped_fit(stopped, bert_backbone, pictures, tmp_path):
+    model = fit(pictures, bert_backbone, out=stopped["out"], settings=FAST, restart=True)
+    assert torch.equal(model.head.T, fit(pictures, bert_backbone).head.T)
+    log = (tmp_path / "m" / "training.jsonl").read_text().splitlines()
+    assert len(log) == 2

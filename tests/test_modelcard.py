@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ogkd.backbones import load_backbone
+from ogkd.errors import ConfigError
+from ogkd.modelcard import SCHEMA, BackboneCard, ModelCard
+from tiny_backbones import make_clip
+
+
+def example(**changes):
+    fields = {
+        "method": "ogkd",
+        "config": {"views": 1},
+        "class_names": ("größer", "b"),
+        "backbone": BackboneCard(
+            name="tiny", digest="d" * 64, embed_dim=4, preprocessing={"size": 8}
+        ),
+        "logit_scale": 85.2,
+        "prompts_sha256": "p",
+        "data_sha256": "d",
+        "support_counts": (2, 3),
+        "seed": 1,
+        "versions": {"ogkd": "0"},
+    }
+    return ModelCard(**{**fields, **changes})
+
+
+def written(folder: Path, **changes) -> Path:
+    path = folder / "model.json"
+    content = {**example().model_dump(mode="json"), **changes}
+    path.write_text(json.dumps({key: value for key, value in content.items() if value != "ABSENT"}))
+    return path
+
+
+def test_a_card_is_read_back_as_it_was_written(tmp_path):
+    path = tmp_path / "model.json"
+    card = example(shots=16, preset="auto", imported_sha256="i", weights_sha256="w")
+    path.write_text(json.dumps(card.model_dump(mode="json"), ensure_ascii=False), encoding="utf-8")
+    assert ModelCard.read(path) == card
+    assert json.loads(path.read_text(encoding="utf-8"))["schema_version"] == SCHEMA
+
+
+def test_a_card_without_later_fields_is_still_read(tmp_path):
+    path = written(tmp_path, weights_sha256="ABSENT", imported_sha256="ABSENT", metrics="ABSENT")
+    assert ModelCard.read(path) == example()
+
+
+def test_a_newer_schema_is_refused_with_the_upgrade(tmp_path):
+    with pytest.raises(ConfigError, match=rf"schema {SCHEMA + 1}.*pip install --upgrade ogkd"):
+        ModelCard.read(written(tmp_path, schema_version=SCHEMA + 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"class_names": "ABSENT"}, "class_names"),
+        ({"class_names": ["one"]}, "class_names"),
+        ({"class_names": [1, 2]}, "class_names.0"),
+        ({"logit_scale": float("nan")}, "logit_scale"),
+        ({"logit_scale": -1}, "logit_scale"),
+        ({"backbone": {"name": "x"}}, "backbone.digest"),
+        ({"schema_version": "soon"}, "schema_version"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path, changes, place):
+    with pytest.raises(ConfigError, match=rf"field '{place}'") as error:
+        ModelCard.read(written(tmp_path, **changes))
+    assert str(tmp_path / "model.json") in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b"null"])
+def test_a_file_that_is_no_card_is_called_damaged(tmp_path, content):
+    path = tmp_path / "model.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="is damaged"):
+        ModelCard.read(path)
+
+
+def test_a_folder_without_a_card_is_no_model_folder(tmp_path):
+    with pytest.raises(ConfigError, match="is not a model folder"):
+        ModelCard.read(tmp_path / "model.json")
+
+
+def test_a_folder_backbone_is_found_again_from_anywhere(tmp_path, monkeypatch):
+    make_clip(tmp_path / "models" / "mine")
+    monkeypatch.chdir(tmp_path / "models")
+    backbone = load_backbone("mine", device="cpu")
+    card = BackboneCard.of(backbone)
+    assert card.name == str((tmp_path / "models" / "mine").resolve())
+    monkeypatch.chdir(tmp_path)
+    assert load_backbone(card.name, device="cpu").digest == card.digest
+
+
+def test_a_known_name_stays_a_name(bert_backbone, tmp_path, monkeypatch):
+    (tmp_path / "biomedclip").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bert_backbone, "name", "biomedclip")
+    assert BackboneCard.of(bert_backbone).name == "biomedclip"
