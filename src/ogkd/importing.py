@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,10 +103,13 @@ def _read_context(path: Path) -> Tensor:
 
 
 def _refusal(path: Path, error: Exception) -> ConfigError:
-    # torch's own message advises to load the file unsafely; its last facts are enough.
-    facts = [line.strip() for line in str(error).splitlines() if "GLOBAL" in line]
-    reason = facts[0].split(" was not an allowed")[0] if facts else type(error).__name__
+    # torch's own message advises to load the file unsafely: only the culprit's name is of use.
+    named = re.search(r"GLOBAL (\S+)", str(error))
+    trouble = (
+        f"holds code ({named[1]}), which is not loaded"
+        if named
+        else "is damaged, or not a checkpoint of tensors"
+    )
     return ConfigError(
-        f"{path} is not a checkpoint of tensors, or holds code, which is not loaded ({reason}). "
-        "Give a file like model.pth.tar-100 as the released code saved it."
+        f"{path} {trouble}. Give a file like model.pth.tar-100, as the released code saved it."
     )

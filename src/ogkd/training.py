@@ -139,12 +139,13 @@ def train_contexts(
                 last = epoch + 1 == config.epochs
                 if checkpoint is not None and (last or (epoch + 1) % config.checkpoint_every == 0):
                     checkpoint.save(state)
+                seconds = time.perf_counter() - began
                 if log is not None:
                     rate = learning_rate(epoch, config)
-                    seconds = time.perf_counter() - began
                     log({"epoch": epoch, "lr": rate, "seconds": seconds, "terms": terms})
                 bar.advance()
-                bar.describe("  ".join(f"{n} {np.mean(v):.3f}" for n, v in terms.items()))
+                shown = "  ".join(f"{n} {np.mean(v):.3f}" for n, v in terms.items())
+                bar.describe(f"{shown}  {1 / seconds:.1f} epochs/s")
         except KeyboardInterrupt:
             if checkpoint is None:
                 raise

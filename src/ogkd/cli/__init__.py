@@ -69,9 +69,9 @@ def main() -> None:
     _accept_any_file_name()
     try:
         try:
-            app()
+            app(prog_name="ogkd")
         finally:
-            sys.stdout.flush()  # here, where a reader that went away can still be dealt with
+            pass
     except OgkdError as error:
         _complain(str(error))
         sys.exit(error.exit_code)

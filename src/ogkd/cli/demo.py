@@ -15,6 +15,7 @@ from ogkd.files import write_atomically, write_json, write_text
 
 _METHODS = ("zero-shot", "zero-shot-ensemble", "ogkd")
 _SHOTS = 16
+_TEST = 50  # images per class
 _OURS = ("images", "models", "prompts", "results.csv", "results.json")
 _MARK = ".ogkd-demo"
 
@@ -69,7 +70,7 @@ def _one_dataset(name: str, backbone: Any, out: Path, seed: int) -> list[dict[st
     record = phantom(name)
     folder = out / "images" / name
     typer.echo(f"{record.title}: {', '.join(record.class_names)}")
-    write_folder(name, folder, splits={"train": _SHOTS, "test": 50}, seed=seed)
+    write_folder(name, folder, splits={"train": _SHOTS, "test": _TEST}, seed=seed)
     bank = dict(zip(record.class_names, record.descriptions, strict=True))
     write_json(out / "prompts" / f"{name}.json", {key: list(texts) for key, texts in bank.items()})
     manifest = read_manifest(folder)

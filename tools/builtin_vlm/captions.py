@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lexicon import CLASS_WORDS, MODALITY_WORDS, ORGAN_WORDS, PHRASES
+from builtin_vlm.lexicon import CLASS_WORDS, MODALITY_WORDS, ORGAN_WORDS, PHRASES
 
 Fact = tuple[str, str]
 

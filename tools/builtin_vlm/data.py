@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
-from captions import Described, Fact, describe
+from builtin_vlm.captions import Described, Fact, describe
+from builtin_vlm.shapes import CLASSES, shapes
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.datasets.phantoms._draw import new_rng
 from ogkd.files import write_atomically
-from shapes import CLASSES, shapes
 
 SIZE, COARSE, GRID, INPUT = 160, 40, 8, 128
+MEAN, STD = (0.45, 0.38, 0.37), (0.27, 0.24, 0.24)
 CHUNK = 250
 
 # Never seen in training, neither their images nor their captions.
@@ -174,3 +177,8 @@ def crop(
     gain = np.exp(rng.normal(0.0, 0.12)) * np.exp(rng.normal(0.0, 0.03, 3))
     pixels = np.clip(pixels * gain.astype(np.float32), 0, 255).astype(np.uint8)
     return pixels, where, pool.described[row][flip]
+
+
+def normalise(pixels: Tensor) -> Tensor:
+    mean, std = torch.tensor(MEAN).view(1, 3, 1, 1), torch.tensor(STD).view(1, 3, 1, 1)
+    return (pixels.float() / 255 - mean) / std

@@ -14,8 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import WordPiece
 
-import captions
-import lexicon
+from builtin_vlm import captions, lexicon
 
 PAD, UNK, BOS, EOS = "[PAD]", "[UNK]", "[BOS]", "[EOS]"
 MAX_TOKENS = 64

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+import ogkd.cli.demo as demo
+import ogkd.fitting as fitting
+from ogkd.backbones.builtin import BUILTIN_FOLDER
+from ogkd.classifier import load
+from tiny_data import FAST, write_image
+
+
+@pytest.fixture
+def quick(tiny_builtin, monkeypatch):
+    """The demo with a tiny backbone and few images and epochs."""
+    real = fitting.fit
+
+    def fit(*arguments, **options):
+        short = FAST if options["method"] == "ogkd" else None
+        return real(*arguments, **options, settings=short)
+
+    monkeypatch.setattr(fitting, "fit", fit)
+    monkeypatch.setattr(demo, "_SHOTS", 2)
+    monkeypatch.setattr(demo, "_TEST", 2)
+
+
+def test_the_demo_leaves_a_table_images_prompts_and_models(ogkd, quick, tmp_path):
+    out = tmp_path / "d"
+    outcome = ogkd("demo", "--out", out, "--datasets", "ct-kidney, ct-kidney")
+    assert outcome.code == 0, outcome.err
+    rows = json.loads((out / "results.json").read_text())
+    assert [row["method"] for row in rows] == ["zero-shot", "zero-shot-ensemble", "ogkd"]
+    with (out / "results.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["accuracy"] for row in table] == [str(row["accuracy"]) for row in rows]
+    assert load(out / "models" / "ct-kidney").card.method == "ogkd"
+    assert json.loads((out / "prompts" / "ct-kidney.json").read_text())
+    assert "Everything is in" in outcome.out
+    command = next(line for line in outcome.out.splitlines() if line.startswith("Next: ogkd"))
+    predicted = ogkd(*command.split()[2:])
+    assert predicted.code == 0
+    assert len(predicted.out.splitlines()) == 1 + rows[0]["test_images"]
+
+
+def test_a_demo_replaces_an_earlier_demo_only(ogkd, refused, quick, tmp_path):
+    out = tmp_path / "d"
+    words = ["demo", "--out", out, "--datasets", "us-breast"]
+    (out).mkdir()  # an empty folder will do
+    assert ogkd(*words).code == 0
+    (out / "models" / "stale").mkdir()
+    assert ogkd(*words).code == 0
+    assert not (out / "models" / "stale").exists()
+    (out / "my notes.txt").write_text("x")
+    assert "not a demo's output" in refused(*words)
+
+
+def test_a_folder_that_only_looks_like_a_demo_is_left_alone(refused, quick, tmp_path):
+    write_image(tmp_path / "mine" / "images" / "holiday.png")
+    assert "not a demo's output" in refused("demo", "--out", tmp_path / "mine")
+    (tmp_path / "file").write_text("x")
+    assert "not a demo's output" in refused("demo", "--out", tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("datasets", "message"), [("us-brest", "Did you mean 'us-breast'?"), (" , ", "at least one")]
+)
+def test_unknown_datasets_are_refused_before_the_work(refused, quick, tmp_path, datasets, message):
+    assert message in refused("demo", "--out", tmp_path / "d", "--datasets", datasets)
+
+
+@pytest.mark.skipif(
+    not (BUILTIN_FOLDER / "model.safetensors").is_file(), reason="the built-in model is not there"
+)
+def test_learning_beats_zero_shot_on_phantoms(ogkd, tmp_path):
+    outcome = ogkd("demo", "--out", tmp_path / "d", "--datasets", "us-breast")
+    assert outcome.code == 0, outcome.err
+    rows = json.loads((tmp_path / "d" / "results.json").read_text())
+    accuracy = {row["method"]: row["accuracy"] for row in rows}
+    assert accuracy["ogkd"] > accuracy["zero-shot"] > 100 / rows[0]["classes"]

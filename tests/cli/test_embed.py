@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from ogkd import load_backbone, read_image
+from ogkd.images import to_pixels
+from tiny_backbones import CONTEXT
+from tiny_data import write_image
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    folder = tmp_path / "pictures"
+    names = ["b/2.png", "a-b/1.png", "a/deep/0.JPG", "ä.png", "a/.hidden.png", "notes.txt"]
+    for seed, name in enumerate(names[:5]):
+        write_image(folder / name, seed)
+    (folder / names[5]).write_text("x")
+    return folder
+
+
+def read(path):
+    with safe_open(path, "pt") as file:
+        return load_file(path), file.metadata()
+
+
+def test_images_are_written_in_sorted_order_with_their_files(ogkd, clip, pictures, tmp_path):
+    out = tmp_path / "new" / "f.safetensors"
+    words = ["embed", pictures / "b", pictures, "--backbone", clip, "--out", out]
+    outcome = ogkd(*words, "--patches", "--batch-size", 2)
+    assert outcome.code == 0, outcome.err
+    assert "4 images" in outcome.out
+    assert "images/s" in outcome.out
+    tensors, metadata = read(out)
+    files = json.loads(metadata["files"])
+    assert files == sorted(files)
+    assert files == [
+        f"{pictures}/{name}" for name in ("a-b/1.png", "a/deep/0.JPG", "b/2.png", "ä.png")
+    ]
+    backbone = load_backbone(clip, device="cpu")
+    pixels = to_pixels([read_image(file) for file in files], backbone.preprocessing)
+    expected = backbone.encode_images(pixels)
+    assert set(tensors) == {"globals", "patches"}
+    torch.testing.assert_close(tensors["globals"], expected.globals, atol=1e-6, rtol=0)
+    torch.testing.assert_close(tensors["patches"], expected.patches, atol=1e-6, rtol=0)
+    assert tensors["patches"].dtype == torch.float32
+    assert metadata["digest"] == backbone.digest
+
+
+def test_patches_are_left_out_unless_asked_for(ogkd, clip, pictures, tmp_path):
+    out = tmp_path / "f.safetensors"
+    assert ogkd("embed", pictures, "-b", clip, "-o", out).code == 0
+    tensors, _ = read(out)
+    assert list(tensors) == ["globals"]
+    torch.testing.assert_close(tensors["globals"].norm(dim=1), torch.ones(4), atol=1e-5, rtol=0)
+
+
+def test_texts_give_one_row_for_each_line(ogkd, clip, tmp_path):
+    lines = ["a photo of a benign tumor.", "", "normal\u2028lung", "scan " * CONTEXT, "the brain"]
+    text = tmp_path / "t.txt"
+    text.write_bytes(("\ufeff" + "\r\n".join(lines) + "\r\n").encode())
+    out = tmp_path / "t.safetensors"
+    outcome = ogkd("embed", "--texts", text, "-b", clip, "-o", out)
+    assert outcome.code == 0, outcome.err
+    assert "5 texts" in outcome.out
+    assert f"1 text(s) longer than {CONTEXT - 2} tokens" in outcome.err
+    tensors, metadata = read(out)
+    assert json.loads(metadata["lines"]) == lines
+    backbone = load_backbone(clip, device="cpu")
+    expected = torch.cat([backbone.encode_texts([line]) for line in lines])
+    torch.testing.assert_close(tensors["texts"], expected, atol=1e-5, rtol=0)
+
+
+def test_the_last_line_needs_no_end(ogkd, clip, tmp_path):
+    (tmp_path / "t.txt").write_text("a\nb")
+    assert ogkd("embed", "--texts", tmp_path / "t.txt", "-b", clip, "-o", tmp_path / "o").code == 0
+    assert len(load_file(tmp_path / "o")["texts"]) == 2
+
+
+def test_bad_files_are_listed_all_at_once_and_nothing_is_written(refused, clip, pictures, tmp_path):
+    for name in ("a/bad1.png", "z/bad2.png"):
+        (pictures / name).parent.mkdir(exist_ok=True)
+        (pictures / name).write_bytes(b"no picture")
+    out = tmp_path / "f.safetensors"
+    message = refused("embed", pictures, "-b", clip, "-o", out, "--batch-size", 1, "--patches")
+    assert "2 file(s) could not be read" in message
+    assert "bad1.png" in message
+    assert "bad2.png" in message
+    assert "--skip-bad" in message
+
+
+def test_bad_files_can_be_left_out(ogkd, clip, pictures, tmp_path):
+    (pictures / "a" / "bad.png").write_bytes(b"no picture")
+    out = tmp_path / "f.safetensors"
+    outcome = ogkd("embed", pictures, "-b", clip, "-o", out, "--skip-bad", "--patches")
+    assert outcome.code == 0
+    assert "bad.png" in outcome.err
+    tensors, metadata = read(out)
+    assert (
+        len(tensors["globals"])
+        == len(tensors["patches"])
+        == len(json.loads(metadata["files"]))
+        == 4
+    )
+
+
+def test_only_bad_files_are_an_error_even_so(refused, clip, tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    words = ["embed", tmp_path / "bad.png", "-b", clip, "-o", tmp_path / "f", "--skip-bad"]
+    assert "No file could be read" in refused(*words)
+
+
+def test_an_earlier_result_is_replaced_only_by_a_whole_one(ogkd, clip, pictures, tmp_path):
+    out = tmp_path / "f.safetensors"
+    ogkd("embed", pictures, "-b", clip, "-o", out)
+    before = out.read_bytes()
+    (pictures / "bad.png").write_bytes(b"")
+    assert ogkd("embed", pictures, "-b", clip, "-o", out).code == 2
+    assert out.read_bytes() == before
+    assert ogkd("embed", pictures / "b", "-b", clip, "-o", out).code == 0
+    assert len(load_file(out)["globals"]) == 1
+
+
+def test_images_or_texts_but_not_both_or_neither(refused, clip, pictures, tmp_path):
+    (tmp_path / "t.txt").write_text("a")
+    out = ["-b", clip, "-o", tmp_path / "f"]
+    assert "either images" in refused("embed", *out)
+    assert "either images" in refused("embed", pictures, "--texts", tmp_path / "t.txt", *out)
+    assert "no patches" in refused("embed", "--texts", tmp_path / "t.txt", "--patches", *out)
+
+
+def test_out_must_be_a_file_of_ours(refused, clip, pictures, tmp_path):
+    assert "is a folder" in refused("embed", pictures, "-b", clip, "-o", tmp_path)
+    picture = pictures / "b" / "2.png"
+    before = picture.read_bytes()
+    assert "left alone" in refused("embed", pictures, "-b", clip, "-o", picture)
+    assert picture.read_bytes() == before
+    below = picture / "f.safetensors"
+    assert "Cannot write" in refused("embed", pictures, "-b", clip, "-o", below)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"", "is empty"), (b"\n \n", "is empty"), ("gr\xf6\xdfer".encode("latin-1"), "not UTF-8")],
+)
+def test_a_text_file_that_cannot_be_used_is_refused(refused, clip, tmp_path, content, words):
+    (tmp_path / "t.txt").write_bytes(content)
+    message = refused("embed", "--texts", tmp_path / "t.txt", "-b", clip, "-o", tmp_path / "f")
+    assert words in message
+
+
+def test_places_that_are_not_there_are_refused(refused, clip, pictures, tmp_path):
+    out = ["-o", tmp_path / "f"]
+    assert "gone.txt" in refused("embed", "--texts", tmp_path / "gone.txt", "-b", clip, *out)
+    assert "gone.png" in refused("embed", tmp_path / "gone.png", "-b", clip, *out)
+    assert "No images" in refused("embed", clip, "-b", clip, *out)
+    assert "no backbone called 'nothing'" in refused("embed", pictures, "-b", "nothing", *out)
+    assert "device" in refused("embed", pictures, "-b", clip, "--device", "warp", *out)
+
+
+def test_more_names_than_a_header_holds_are_refused_before_the_work(
+    refused, clip, pictures, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("ogkd.cli.embed._MOST_HEADER", 100)
+    assert "in parts" in refused("embed", pictures, "-b", clip, "-o", tmp_path / "f")

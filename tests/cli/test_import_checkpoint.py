@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import ogkd as library
+from tiny_data import write_image
+
+NAMES = "benign tumor, normal_lung"
+WIDTH = 16  # of tiny_backbones' text tower
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    path = tmp_path / "model.pth.tar-100"
+    torch.save({"state_dict": {"prompt_learner.ctx": torch.ones(4, WIDTH)}, "epoch": 100}, path)
+    return path
+
+
+def test_a_checkpoint_becomes_a_model_that_predicts(ogkd, clip, checkpoint, tmp_path):
+    out = tmp_path / "m"
+    outcome = ogkd("import-checkpoint", checkpoint, "--classes", NAMES, "-b", clip, "-o", out)
+    assert outcome.code == 0, outcome.err
+    assert f"ogkd predict {out}" in outcome.out
+    model = library.load(out)
+    assert model.class_names == ("benign tumor", "normal lung")
+    assert torch.equal(model.head.extra["context"], torch.ones(4, WIDTH))
+    image = write_image(tmp_path / "a.png")
+    assert ogkd("predict", out, image).code == 0
+
+
+def test_what_cannot_be_imported_is_refused(refused, clip, checkpoint, tmp_path):
+    def message(file=checkpoint, names=NAMES, out=tmp_path / "m", backbone=clip):
+        return refused("import-checkpoint", file, "--classes", names, "-b", backbone, "-o", out)
+
+    assert "no file" in message(file=tmp_path / "gone")
+    assert "two different class names" in message(names="one,")
+    assert "no backbone called" in message(backbone="nothing")
+    (tmp_path / "text").write_text("hello")
+    assert "not a checkpoint" in message(file=tmp_path / "text")
+    torch.save({"state_dict": {"w": torch.zeros(1)}}, tmp_path / "other")
+    assert "It holds: w" in message(file=tmp_path / "other")
+    torch.save({"ctx": torch.zeros(4, 5)}, tmp_path / "wide")
+    assert "(4, 5)" in message(file=tmp_path / "wide")
+    write_image(tmp_path / "photos" / "a.png")
+    assert "not a model folder" in message(out=tmp_path / "photos")
+    assert "not a model folder" in message(out=checkpoint)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch pwned",)
+
+
+def test_code_in_a_checkpoint_is_not_run(refused, clip, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"ctx": Evil()}, tmp_path / "evil")
+    words = ["--classes", NAMES, "-b", clip, "-o", tmp_path / "m"]
+    assert "not loaded" in refused("import-checkpoint", tmp_path / "evil", *words)

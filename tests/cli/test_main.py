@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ogkd.cli
+from ogkd.errors import Interrupted
+
+FULL = Path("/dev/full")
+COMMANDS = [
+    *(["fit"], ["predict"], ["evaluate"], ["embed"], ["phantoms"], ["demo"], ["doctor"]),
+    *(["import-checkpoint"], ["backbones"], ["backbones", "list"], ["backbones", "verify"]),
+]
+
+
+def python(*words, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def test_starting_the_command_line_loads_nothing_heavy():
+    heavy = ["torch", "transformers", "sklearn", "scipy", "numpy", "PIL", "huggingface_hub"]
+    code = f"import sys, ogkd.cli; print([name for name in {heavy} if name in sys.modules])"
+    assert python("-c", code).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("command", [[], *COMMANDS])
+def test_every_command_has_help(ogkd, command):
+    for option in ("--help", "-h"):
+        outcome = ogkd(*command, option)
+        assert outcome.code == 0
+        assert f"Usage: ogkd {' '.join(command)}".strip() in outcome.out
+        assert "Traceback" not in outcome.err
+
+
+def test_help_lists_every_command(ogkd):
+    said = ogkd("--help").out
+    assert all(command[0] in said for command in COMMANDS)
+
+
+def test_no_words_show_the_help(ogkd):
+    outcome = ogkd()
+    assert "Usage: ogkd" in outcome.out + outcome.err
+
+
+def test_the_version_is_told(ogkd):
+    outcome = ogkd("--version")
+    assert outcome.code == 0
+    assert outcome.out.startswith("ogkd 0.")
+
+
+@pytest.mark.parametrize(
+    "words", [["fitt"], ["fit"], ["fit", "x", "--shot", "1"], ["backbones", "x"]]
+)
+def test_words_that_are_no_command_are_refused(refused, words):
+    assert refused(*words)
+
+
+def test_python_m_ogkd_is_the_same_command():
+    outcome = python("-m", "ogkd", "--version")
+    assert (outcome.returncode, outcome.stdout[:7]) == (0, "ogkd 0.")
+
+
+def raising(monkeypatch, error):
+    def app(**options):
+        raise error
+
+    monkeypatch.setattr(ogkd.cli, "app", app)
+
+
+def test_what_the_file_system_refuses_ends_in_one_message(refused, monkeypatch):
+    raising(monkeypatch, PermissionError(13, "Permission denied", "/secret"))
+    assert refused("fit") == "Error: /secret: Permission denied. Check it and retry."
+
+
+def test_a_mistake_of_the_program_itself_is_not_hidden(ogkd, monkeypatch):
+    raising(monkeypatch, ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError):
+        ogkd("fit")
+
+
+def test_an_interrupted_training_has_the_shells_exit_code(ogkd, monkeypatch):
+    raising(monkeypatch, Interrupted("Stopped. Run the same command again."))
+    outcome = ogkd("fit")
+    assert (outcome.code, outcome.err) == (130, "Error: Stopped. Run the same command again.\n")
+
+
+@pytest.mark.parametrize("rows", [1, 3000])
+def test_a_reader_that_goes_away_is_no_error(rows):
+    """With few rows the pipe breaks at the last flush, with many in the middle."""
+    code = (
+        "import sys, typer, ogkd.cli\n"
+        "def app(**options):\n"
+        f"    for _ in range({rows}): typer.echo('x' * 100)\n"
+        "    sys.exit(0)\n"
+        "ogkd.cli.app = app\n"
+        "sys.stdin.readline()\n"
+        "ogkd.cli.main()\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.close()
+    process.stdin.write(b"\n")
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait() == 0
+    process.stderr.close()
+
+
+@pytest.mark.skipif(not FULL.exists(), reason=f"needs {FULL}")
+def test_output_to_a_full_disk_ends_in_one_message():
+    with FULL.open("w") as full:
+        outcome = subprocess.run(
+            [sys.executable, "-m", "ogkd", "--version"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert outcome.returncode == 2
+    assert outcome.stderr == "Error: Output: No space left on device. Check it and retry.\n"

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+from PIL import Image
+
+from ogkd.datasets.manifest import read_manifest
+from ogkd.datasets.phantoms import PHANTOMS
+
+
+def test_the_list_names_every_dataset(ogkd):
+    outcome = ogkd("phantoms", "--list")
+    assert outcome.code == 0
+    for line, dataset in zip(outcome.out.splitlines(), PHANTOMS.values(), strict=True):
+        assert line.startswith(dataset.name)
+        assert all(name in line for name in dataset.class_names)
+
+
+def test_a_dataset_is_written_as_folders_that_can_be_read(ogkd, tmp_path):
+    out = tmp_path / "new" / "p"
+    words = ["phantoms", "ct-kidney", "--out", out, "--train", 2, "--val", 0, "--test", 1]
+    outcome = ogkd(*words, "--size", 128)
+    assert outcome.code == 0, outcome.err
+    names = PHANTOMS["ct-kidney"].class_names
+    assert f"{3 * len(names)} images of {len(names)} classes" in outcome.out
+    found = read_manifest(out)
+    assert set(found.class_names) == set(names)
+    assert len(found.part("train")) == 2 * len(names)
+    with Image.open(found.items[0].path) as image:
+        assert image.size == (128, 128)
+    again = ogkd(*words[:3], tmp_path / "again", *words[4:], "--size", 128)
+    assert again.code == 0
+    for item in found.items:
+        twin = tmp_path / "again" / item.path.relative_to(out)
+        assert twin.read_bytes() == item.path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "ogkd phantoms NAME --out DIR"),
+        (["ct-kidney"], "ogkd phantoms NAME --out DIR"),
+        (["ct-kidny", "--out", "OUT"], "Did you mean 'ct-kidney'?"),
+        (["ct-kidney", "--out", "OUT", "--train", 0, "--val", 0, "--test", 0], "Nothing to write"),
+        (["ct-kidney", "--out", "OUT", "--train", -1], "--train"),
+        (["ct-kidney", "--out", "OUT", "--size", 5], "--size"),
+        (["ct-kidney", "--out", "FULL"], "not an empty folder"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(refused, tmp_path, words, message):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("x")
+    places = {"OUT": tmp_path / "out", "FULL": tmp_path / "full"}
+    assert message in refused("phantoms", *[places.get(word, word) for word in words])

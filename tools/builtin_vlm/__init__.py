@@ -1,0 +1,1 @@
+"""What trains the built-in vision-language model; not part of the installed package."""
