@@ -18,46 +18,10 @@ from ogkd.images.transforms import Preprocessing
 __all__ = ["WORDS", "make_backbone"]
 
 # Words that stand as single tokens; all others are spelled in pieces of one letter.
-WORDS = tuple(
-    [
-        "a",
-        "photo",
-        "of",
-        "the",
-        "image",
-        "shows",
-        "with",
-        "and",
-        "in",
-        "on",
-        "tissue",
-        "lesion",
-        "margin",
-        "dark",
-        "bright",
-        "irregular",
-        "smooth",
-        "normal",
-        "tumor",
-        "cyst",
-        "stone",
-        "kidney",
-        "brain",
-        "glioma",
-        "meningioma",
-        "pituitary",
-        "round",
-        "large",
-        "small",
-        "diffuse",
-        "focal",
-        "signal",
-        "density",
-        "border",
-        "shadow",
-        "class",
-    ]
-)
+_WORDS = """a photo of the image shows with and in on tissue lesion margin dark bright irregular
+smooth normal tumor cyst stone kidney brain glioma meningioma pituitary round large small diffuse
+focal signal density border shadow class"""
+WORDS = tuple(_WORDS.split())
 
 
 def make_backbone(seed: int = 0) -> OpenClipBackbone:

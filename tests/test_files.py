@@ -21,6 +21,11 @@ from ogkd.files import (
 )
 
 
+def fail_half_way(path):
+    path.write_text("half")
+    raise RuntimeError
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -35,16 +40,14 @@ def test_a_finished_write_replaces_the_old_content(tmp_path):
 def test_a_failed_write_keeps_the_old_content_and_leaves_nothing_aside(tmp_path):
     write_text(tmp_path / "a.txt", "old")
     with pytest.raises(RuntimeError), write_atomically(tmp_path / "a.txt") as aside:
-        aside.write_text("half")
-        raise RuntimeError
+        fail_half_way(aside)
     assert (tmp_path / "a.txt").read_text() == "old"
     assert names(tmp_path) == ["a.txt"]
 
 
 def test_a_failed_folder_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError), folder_atomically(tmp_path / "model") as aside:
-        (aside / "weights").write_text("half")
-        raise RuntimeError
+        fail_half_way(aside / "weights")
     assert names(tmp_path) == []
 
 

@@ -54,6 +54,9 @@ def compare(folder: Path, expected: Path, *, runs: int) -> dict[str, Any]:
     )
     texts, short = json.loads(notes["texts"]), want["short"]
     images, image_seconds = timed(lambda: encode(backbone, want["pixels"]), runs=runs)
+    alone, alone_seconds = timed(
+        lambda: backbone.encode_images(want["pixels"][:16], patches=False).globals, runs=runs
+    )
     padded = backbone.tokenize(texts)
     ids = want["ids"]
     same_ids = torch.equal(ids[:, : padded.ids.shape[1]], padded.ids)
@@ -75,6 +78,7 @@ def compare(folder: Path, expected: Path, *, runs: int) -> dict[str, Any]:
         "same_ids": same_ids,
         "largest_difference": {
             "globals": gap(images.globals, want["globals"]),
+            "globals, no patches asked": gap(alone, want["globals"][:16]),
             "patches": gap(images.patches, want["patches"]),  # type: ignore[arg-type]
             "texts padded, both": gap(in_full, want["texts_padded"]),
             "texts trimmed, both": gap(cut, want["texts_trimmed"]),
@@ -83,6 +87,7 @@ def compare(folder: Path, expected: Path, *, runs: int) -> dict[str, Any]:
         "cpu_seconds": {
             "load": load_seconds,
             "images": image_seconds,
+            "at most 16 images, no patches asked": alone_seconds,
             "texts_padded": full_seconds,
             "texts_trimmed": cut_seconds,
         },

@@ -17,11 +17,14 @@ COMMANDS = [
 ]
 
 
+# A user's output is buffered, whatever the environment of the tests says.
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 def python(*words, **options):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *map(str, words)],
-        env=environment,
+        env=BUFFERED,
         capture_output=True,
         text=True,
         check=False,
@@ -100,9 +103,9 @@ def test_an_interrupted_training_has_the_shells_exit_code(ogkd, monkeypatch):
 def test_a_reader_that_goes_away_is_no_error(rows):
     """With few rows the pipe breaks at the last flush, with many in the middle."""
     code = (
-        "import sys, typer, ogkd.cli\n"
+        "import sys, ogkd.cli\n"
         "def app(**options):\n"
-        f"    for _ in range({rows}): typer.echo('x' * 100)\n"
+        f"    for _ in range({rows}): print('x' * 100)\n"
         "    sys.exit(0)\n"
         "ogkd.cli.app = app\n"
         "sys.stdin.readline()\n"
@@ -110,6 +113,7 @@ def test_a_reader_that_goes_away_is_no_error(rows):
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],
+        env=BUFFERED,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -127,6 +131,7 @@ def test_output_to_a_full_disk_ends_in_one_message():
     with FULL.open("w") as full:
         outcome = subprocess.run(
             [sys.executable, "-m", "ogkd", "--version"],
+            env=BUFFERED,
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

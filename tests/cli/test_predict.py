@@ -90,7 +90,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(fitted, data, tmp_path):
         [sys.executable, "-m", "ogkd", "predict", str(fitted), str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
     )
     assert process.stdout.readline().startswith(b"path,")
     process.stdout.close()

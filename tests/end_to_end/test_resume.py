@@ -57,7 +57,7 @@ def test_a_killed_fit_resumes_to_the_same_bits(pictures, tmp_path, how):
         assert "Run the same command again" in said
         assert "Traceback" not in said
     again = start(command(pictures, tmp_path / "killed"))
-    out, said = again.communicate(timeout=240)
+    _, said = again.communicate(timeout=240)
     assert again.returncode == 0, said
     expected = load_file(tmp_path / "whole" / "weights.safetensors")
     found = load_file(tmp_path / "killed" / "weights.safetensors")

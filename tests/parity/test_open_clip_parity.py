@@ -69,6 +69,12 @@ def test_global_features_equal_open_clips(case: Case) -> None:
     assert_close(case.backbone.encode_images(case.want["pixels"]).globals, case.want["globals"])
 
 
+def test_global_features_without_patches_equal_open_clips(case: Case) -> None:
+    """Its own test because the tower may take a shorter way when nobody asks for patches."""
+    features = case.backbone.encode_images(case.want["pixels"], patches=False)
+    assert_close(features.globals, case.want["globals"])
+
+
 def test_patch_tokens_equal_open_clips_trunk_tokens_through_its_head(case: Case) -> None:
     patches = case.backbone.encode_images(case.want["pixels"]).patches
     assert patches is not None

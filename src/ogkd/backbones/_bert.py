@@ -116,7 +116,7 @@ def bert_hidden(
 
     table = model.embeddings
     length = embeddings.shape[1]
-    hidden = embeddings + table.token_type_embeddings.weight[0]
+    hidden: Tensor = embeddings + table.token_type_embeddings.weight[0]
     hidden = hidden + table.position_embeddings.weight[:length]
     hidden = drop(table.LayerNorm(hidden))
     # Without padding no mask is needed, and attention is faster for it.

@@ -38,6 +38,7 @@ __all__ = [
 
 Record = TypeVar("Record", bound=BaseModel)
 Triple = tuple[float, float, float]
+Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _none_is(word: str) -> BeforeValidator:
@@ -123,8 +124,8 @@ class BertConfigFile(_Record):
     max_position_embeddings: PositiveInt = 512
     type_vocab_size: PositiveInt = 2
     hidden_act: Literal["gelu", "gelu_new", "relu"] = "gelu"
-    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1)
-    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    hidden_dropout_prob: Rate = 0.1
+    attention_probs_dropout_prob: Rate = 0.1
     layer_norm_eps: float = 1e-12
     pad_token_id: int = 0
     position_embedding_type: Literal["absolute"] = "absolute"

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import Dinov2Config, Dinov2Model
 
 from ogkd.backbones._open_clip_config import OpenClipConfig, TimmConfigFile
@@ -22,7 +24,7 @@ from ogkd.errors import BackboneError
 __all__ = ["ImageTower", "VisionSpec", "vision_spec", "vision_table"]
 
 _TRUNK = "visual.trunk."
-_OLD_QKV = ("query", "key", "value")
+_CACHE = 16 * 2**20  # bytes; larger activations also cost fresh pages from the system each time
 _EPS = 1e-6  # timm's LayerNorm in every network that _NAME admits
 _NAME = re.compile(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch\d+_(?:\d+|dinov2)(?:_in21k)?")
 # width, depth, heads
@@ -156,11 +158,54 @@ class ImageTower(nn.Module):
 
     def forward(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor | None]:
         """Global features [B, d] and, asked for, patch features [B, P, d]; not normalised."""
+        if pixels.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._encode(pixels, patches=patches)
+        parts = [self._encode(part, patches=patches) for part in pixels.split(self._at_once())]
+        image = torch.cat([part for part, _ in parts])
+        found = [part for _, part in parts if part is not None]
+        return image, torch.cat(found) if found else None
+
+    def _encode(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor | None]:
+        if self.spec.pool == "token" and not patches:
+            return self.head(self.late_norm(self._class_token(pixels))), None
         tokens = self.trunk(pixels).last_hidden_state  # [B, 1 + P, w]
         pooled = tokens[:, 0] if self.spec.pool == "token" else tokens[:, 1:].mean(dim=1)
         image = self.head(self.late_norm(pooled))
         # A patch takes the same way to the shared space as the pooled token.
         return image, self.head(self.late_norm(tokens[:, 1:])) if patches else None
+
+    def _class_token(self, pixels: Tensor) -> Tensor:
+        """The class token [B, w]; nobody reads the patches, so the last block leaves them out."""
+        *layers, last = self.trunk.encoder.layer
+        hidden: Tensor = self.trunk.embeddings(pixels)
+        for layer in layers:
+            hidden = layer(hidden)
+        to_query, to_key, to_value, out = (
+            last.attention.get_submodule(name) for name in _attention_names(last.attention)
+        )
+        normed = last.norm1(hidden)
+        query, key, value = (
+            states.unflatten(-1, (self.spec.heads, -1)).transpose(1, 2)  # [B, heads, tokens, .]
+            for states in (to_query(normed[:, :1]), to_key(normed), to_value(normed))
+        )
+        mixed = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        token = hidden[:, :1] + last.layer_scale1(out(mixed))  # [B, 1, w]
+        token = token + last.layer_scale2(last.mlp(last.norm2(token)))
+        final: Tensor = self.trunk.layernorm(token[:, 0])
+        return final
+
+    def _at_once(self) -> int:
+        """How many images to encode together: the MLP's hidden states are to stay in the cache."""
+        spec = self.spec
+        floats = (spec.grid * spec.grid + 1) * spec.width * spec.mlp_ratio  # of one image
+        return max(1, _CACHE // (4 * floats))
+
+
+def _attention_names(attention: nn.Module) -> tuple[str, str, str, str]:
+    """Query, key, value and output layers; transformers 5.18 renamed them."""
+    if hasattr(attention, "q_proj"):
+        return "q_proj", "k_proj", "v_proj", "o_proj"
+    return "attention.query", "attention.key", "attention.value", "output.dense"
 
 
 def _head(spec: VisionSpec) -> nn.Module:
@@ -197,10 +242,7 @@ def vision_table(tower: ImageTower, prefix: str) -> KeyTable:
             table[f"{key}.{part}"] = tuple(f"{target}.{part}" for target in targets)
 
     both(f"{_TRUNK}patch_embed.proj", f"{trunk}embeddings.patch_embeddings.projection")
-    # transformers 5.18 renamed the attention's layers; the installed one shows which it has.
-    new = hasattr(tower.trunk.encoder.layer[0].attention, "q_proj")
-    qkv = ("q_proj", "k_proj", "v_proj") if new else tuple(f"attention.{x}" for x in _OLD_QKV)
-    out = "o_proj" if new else "output.dense"
+    *qkv, out = _attention_names(tower.trunk.encoder.layer[0].attention)
     for index in range(spec.depth):
         key, layer = f"{_TRUNK}blocks.{index}.", f"{trunk}encoder.layer.{index}."
         both(f"{key}norm1", f"{layer}norm1")

@@ -71,7 +71,7 @@ def main() -> None:
         try:
             app(prog_name="ogkd")
         finally:
-            pass
+            sys.stdout.flush()  # here, where a reader that went away can still be dealt with
     except OgkdError as error:
         _complain(str(error))
         sys.exit(error.exit_code)
