@@ -59,6 +59,16 @@ def test_a_folder_replaces_a_folder_whole(tmp_path):
     assert names(tmp_path / "model") == ["two"]
 
 
+def test_results_are_as_readable_as_any_new_file(tmp_path):
+    (tmp_path / "plain").write_text("")
+    usual = (tmp_path / "plain").stat().st_mode
+    write_text(tmp_path / "file", "x")
+    with folder_atomically(tmp_path / "folder") as aside:
+        (aside / "inside").touch(mode=0o600)
+    assert (tmp_path / "file").stat().st_mode == usual
+    assert (tmp_path / "folder" / "inside").stat().st_mode == usual
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

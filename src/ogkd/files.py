@@ -91,8 +91,12 @@ def folder_atomically(path: Path) -> Iterator[Path]:
         aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
         try:
             yield aside
-            for file in aside.rglob("*"):
-                _sync(file)
+            for path_inside in aside.rglob("*"):
+                _sync(path_inside)
+                if path_inside.is_file():
+                    # safetensors makes private files too; a link may belong to someone else.
+                    with contextlib.suppress(PermissionError):
+                        path_inside.chmod(0o666 & ~_umask())
             _sync(aside)
             aside.chmod(0o777 & ~_umask())
             _replace_folder(aside, path)
