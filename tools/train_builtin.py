@@ -98,14 +98,14 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--steps", type=int, default=4500)
+    parser.add_argument("--steps", type=int, default=3200)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=8e-4)
-    parser.add_argument("--whole", type=float, default=0.85, help="part with half the patches")
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--whole", type=float, default=0.88, help="part with half the patches")
     parser.add_argument("--images", type=int, default=3000, help="per dataset")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--every", type=int, default=300, help="steps between checkpoints")
+    parser.add_argument("--every", type=int, default=350, help="steps between checkpoints")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "builtin")
     parser.add_argument("--out", type=Path, default=OUT)
     return parser.parse_args()

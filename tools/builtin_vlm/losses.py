@@ -40,15 +40,13 @@ def losses(model: Trainee, batch: Batch) -> dict[str, Tensor]:
     weight = torch.where(weight.sum(1, keepdim=True) > 0, weight, torch.ones_like(weight))
     unit = F.normalize(patches, dim=-1)
     local = (unit * weight[..., None]).sum(1) / weight.sum(1, keepdim=True)
-    # A soft weight, so that pictures without a finding are read as a whole.
-    near = weight + 0.02
-    pooled = (patches * near[..., None]).sum(1) / near.sum(1, keepdim=True)
+    finding = (patches * weight[..., None]).sum(1) / weight.sum(1, keepdim=True)
     where = F.binary_cross_entropy_with_logits(model.where(patches)[..., 0], batch.where)
     return {
         "global": contrast(F.normalize(image, dim=-1), texts, batch.agrees, scale),
         "local": 0.4 * contrast(F.normalize(local, dim=-1), texts, batch.agrees, scale),
         "facts": 0.4 * fact_loss(model, image, batch.labels),
-        "local facts": 0.2 * fact_loss(model, pooled, batch.labels),
+        "found": 0.4 * fact_loss(model, finding, batch.labels),
         "stated": 1.0 * fact_loss(model, said, batch.stated),
-        "where": 5.0 * where,
+        "where": 4.0 * where,
     }
