@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ogkd.errors import ConfigError
@@ -37,7 +37,7 @@ class Checkpoint:
         tensors = {"contexts": state.contexts.contiguous(), "momentum": state.momentum}
         metadata = {"fingerprint": self.fingerprint, "epoch": str(state.epoch)}
         with write_atomically(self.path) as aside:
-            save_file(tensors, aside, metadata)
+            aside.write_bytes(save(tensors, metadata))  # a full disk is then an OSError
 
     def load(self) -> TrainingState | None:
         """The kept state, or None where there is none yet."""

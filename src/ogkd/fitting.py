@@ -114,9 +114,8 @@ def fit_seeds(
     text = TextSide(backbone, manifest.class_names, texts)
     store = FeatureStore(backbone)
     _refuse_beyond_memory(chosen, backbone, drawn)
-    supports = [
-        _support(chosen, store, items, seed) for items, seed in zip(drawn, seeds, strict=True)
-    ]
+    pairs = zip(drawn, seeds, strict=True) if chosen.needs_images else ()
+    supports = [_support(chosen, store, items, seed) for items, seed in pairs]
     cards = [
         _card(chosen, preset, text, items, shots, seed)
         for items, seed in zip(drawn, seeds, strict=True)

@@ -76,7 +76,7 @@ def test_squash_keeps_the_whole_width():
     assert cropped.max() == 0
 
 
-@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 500), (500, 1), (224, 224)])
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 500), (500, 1), (1, 90_000), (224, 224)])
 def test_any_size_becomes_the_models_size(height, width):
     image = np.full((height, width, 3), 77, np.uint8)
     assert (center_crop(image, PREP) == 77).all()
@@ -89,3 +89,10 @@ def test_normalise_removes_mean_and_std():
     for channel in range(3):
         expected = (1 - PREP.mean[channel]) / PREP.std[channel]
         assert pixels[0, channel].mean().item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_very_long_strip_keeps_its_centre():
+    strip = np.zeros((4, 1001, 3), np.uint8)
+    strip[:, 498:503] = 255
+    cropped = center_crop(strip, PREP)
+    assert cropped[:, 12:20].min() > 200

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import json
 
 import pytest
@@ -79,3 +81,9 @@ def test_a_file_that_is_not_there_is_refused(tmp_path, make):
     make(tmp_path / "bank.json")
     with pytest.raises(ConfigError, match="Cannot read"):
         read_bank(tmp_path / "bank.json")
+
+
+def test_a_bare_name_is_a_shipped_bank():
+    bank = read_bank(Path("busi"))
+    assert list(bank) == ["benign tumor", "malignant tumor", "normal scan"]
+    assert {len(texts) for texts in bank.values()} == {50}

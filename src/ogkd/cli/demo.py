@@ -26,7 +26,7 @@ def demo(
     ),
     datasets: Annotated[
         str, typer.Option(help="Phantom datasets, separated by commas.")
-    ] = "us-breast,ct-kidney",
+    ] = "us-breast,fundus",
     seed: Annotated[int, typer.Option(min=0, help="Draws images and randomness.")] = 1,
 ) -> None:
     """Make phantom images, adapt the built-in backbone to them, and compare with zero-shot."""

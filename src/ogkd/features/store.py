@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
@@ -179,7 +179,7 @@ class FeatureStore:
 
     def _write(self, shard: dict[str, Tensor]) -> None:
         with write_atomically(self.folder / f"{uuid.uuid4().hex}.safetensors") as aside:
-            save_file(shard, aside)
+            aside.write_bytes(save(shard))  # a full disk is then an OSError
 
 
 def _hash(path: Path) -> str:

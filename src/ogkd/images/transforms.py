@@ -29,6 +29,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 RGB = NDArray[np.uint8]  # [H, W, 3]
 Triple = tuple[float, float, float]
 
+_LONGEST = 20  # times the short side; beyond it the ends cannot reach the centre crop
 _RESAMPLE = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
@@ -58,6 +59,7 @@ def center_crop(image: RGB, prep: Preprocessing) -> RGB:
     resample = _RESAMPLE[prep.interpolation]
     if prep.resize == "squash":
         return np.asarray(picture.resize((size, size), resample))
+    picture = _without_far_ends(picture)
     width, height = picture.size
     short, long = sorted((width, height))
     scaled = int(size * long / short)
@@ -67,6 +69,16 @@ def center_crop(image: RGB, prep: Preprocessing) -> RGB:
     left = round((new[0] - size) / 2.0)
     top = round((new[1] - size) / 2.0)
     return np.asarray(picture.crop((left, top, left + size, top + size)))
+
+
+def _without_far_ends(picture: Image.Image) -> Image.Image:
+    """Cut the ends of a very long strip, which the centre crop would lose after scaling them up."""
+    width, height = picture.size
+    most = _LONGEST * min(width, height)
+    if max(width, height) <= most:
+        return picture
+    left, top = max(0, (width - most) // 2), max(0, (height - most) // 2)
+    return picture.crop((left, top, left + min(width, most), top + min(height, most)))
 
 
 def random_resized_crop(

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -24,7 +24,7 @@ class MethodConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    views: int | Literal["online"] = 0
+    views: NonNegativeInt | Literal["online"] = 0  # random crops per image; 0: the whole image
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Method(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     citation: ClassVar[str]
+    needs_images: ClassVar[bool] = True
     needs_patches: ClassVar[bool] = False
     needs_training: ClassVar[bool] = False
     Config: ClassVar[type[MethodConfig]] = MethodConfig

@@ -20,6 +20,7 @@ class _FromText(Method):
     """A head that is a function of the texts alone, and so knows any class."""
 
     citation = "Radford et al. 2021, CLIP"
+    needs_images = False
 
     @abstractmethod
     def class_features(self, text: TextSide) -> Tensor:

@@ -36,7 +36,10 @@ def template_bank(class_names: Sequence[str]) -> list[list[str]]:
 
 
 def read_bank(path: Path) -> dict[str, list[str]]:
-    """Read and check a JSON of class name -> list of texts."""
+    """Read and check a JSON of class name -> list of texts; a bare name is a shipped bank's."""
+    shipped = Path(__file__).parent / "banks" / f"{path}.json"
+    if not path.exists() and path.name == str(path) and shipped.is_file():
+        path = shipped
     try:
         bank = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
