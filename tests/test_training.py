@@ -189,3 +189,23 @@ def test_one_step_is_plain_sgd_with_momentum_and_weight_decay(learner, bert_back
         velocity = grad if epoch == 0 else 0.9 * velocity + grad
         context = context - learning_rate(epoch, config) * velocity
     torch.testing.assert_close(trained, context, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(10**12, 1), (0, 2)])
+def test_a_small_step_uses_one_thread_and_gives_the_others_back(
+    learner, bert_backbone, monkeypatch, limit, expected
+):
+    monkeypatch.setattr("ogkd.training._SMALL_STEP", limit)
+    before, seen = torch.get_num_threads(), []
+
+    def watching(T_hat, batch):
+        seen.append(torch.get_num_threads())
+        return objective(T_hat, batch)
+
+    torch.set_num_threads(2)
+    try:
+        config = TrainConfig(epochs=1, batch_size=6)
+        train_contexts(learner, [make_run(bert_backbone, 1)], watching, config)
+        assert (seen, torch.get_num_threads()) == ([expected], 2)
+    finally:
+        torch.set_num_threads(before)

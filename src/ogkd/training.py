@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +39,7 @@ __all__ = [
 
 # Streams of one epoch's randomness, kept apart so that using one never shifts another.
 _ORDER, _DROPOUT, _INIT = range(3)
+_SMALL_STEP = 10_000_000  # tokens times width squared; BiomedCLIP at 4 classes has twice that
 
 
 class TrainConfig(BaseModel):
@@ -125,7 +127,7 @@ def train_contexts(
     )
     if state.momentum.numel():
         optimiser.state[contexts]["momentum_buffer"] = state.momentum.to(device)
-    with progress_bar("Training", config.epochs) as bar:
+    with _fitting_threads(learner, len(runs)), progress_bar("Training", config.epochs) as bar:
         bar.advance(state.epoch)
         try:
             for epoch in range(state.epoch, config.epochs):
@@ -155,6 +157,19 @@ def train_contexts(
                 "Run the same command again to go on from there."
             ) from None
     return contexts.detach().cpu()
+
+
+@contextmanager
+def _fitting_threads(learner: PromptLearner, runs: int) -> Iterator[None]:
+    """One thread where a step is small: a second gains little, and waits on a busy machine."""
+    before = torch.get_num_threads()
+    tokens = runs * learner.tokens.ids.numel()
+    if tokens * learner.backbone.text_width**2 < _SMALL_STEP:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _one_epoch(
