@@ -268,3 +268,11 @@ def test_a_request_that_makes_no_sense_is_refused(
     with pytest.raises(ConfigError, match=message):
         write_folder("oct", tmp_path / "x", **options)  # type: ignore[arg-type]
     assert not (tmp_path / "x").exists()
+
+
+def test_several_processes_write_the_same_images_as_one(tmp_path):
+    one = write_folder("oct", tmp_path / "one", splits={"test": 3}, size=64)
+    two = write_folder("oct", tmp_path / "two", splits={"test": 3}, size=64, workers=2)
+    files = sorted(path.relative_to(one) for path in one.rglob("*.png"))
+    assert len(files) == 12
+    assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ogkd.errors import ConfigError
+
+_MANY = 600
 
 
 def phantoms(
@@ -25,7 +29,7 @@ def phantoms(
 
     Phantoms imitate how a modality looks. They show no patient and mean nothing clinically.
     """
-    from ogkd.datasets.phantoms import PHANTOMS, write_folder
+    from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
 
     if list_:
         width = max(map(len, PHANTOMS))
@@ -38,6 +42,11 @@ def phantoms(
     splits = {split: count for split, count in counts.items() if count}
     if not splits:
         raise ConfigError("Nothing to write: give at least one of --train, --val, --test above 0.")
-    write_folder(name, out, splits=splits, seed=seed, size=size)
-    total = sum(splits.values()) * len(PHANTOMS[name].class_names)
-    typer.echo(f"{total} images of {len(PHANTOMS[name].class_names)} classes -> {out}")
+    classes = len(phantom(name).class_names)
+    total = sum(splits.values()) * classes
+    # A second process takes a second to start: not worth it for a few images.
+    workers = (os.cpu_count() or 1) if total >= _MANY else 1
+    began = time.perf_counter()
+    write_folder(name, out, splits=splits, seed=seed, size=size, workers=workers)
+    rate = total / (time.perf_counter() - began)
+    typer.echo(f"{total} images of {classes} classes -> {out} ({rate:.0f} images/s)")

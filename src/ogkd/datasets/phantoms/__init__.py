@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import multiprocessing
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -29,6 +31,8 @@ __all__ = ["PHANTOMS", "SPLITS", "Phantom", "PhantomDataset", "phantom", "render
 
 SPLITS = ("train", "val", "test")
 MIN_SIZE, MAX_SIZE = 64, 1024
+_CHUNK = 25  # images drawn at once by one worker
+_Job = tuple[str, int, int, range, int, int, Path]
 
 
 @dataclass(frozen=True)
@@ -125,10 +129,12 @@ def write_folder(
     splits: Mapping[str, int] | None = None,
     seed: int = 0,
     size: int = 160,
+    workers: int = 1,
 ) -> Path:
     """Write image folders `out/{train,val,test}/class_name/0000.png`.
 
     `per_class` is the number of images per class in each split; `splits` gives it per split.
+    `workers` above 1 draws in as many processes, which is worth it for some hundreds of images.
     """
     dataset = phantom(name)
     counts = _counts(per_class, splits)
@@ -140,17 +146,36 @@ def write_folder(
         )
     total = sum(counts.values()) * len(dataset.class_names)
     with folder_atomically(out) as aside, progress_bar(f"phantoms {name}", total) as bar:
+        jobs = []
         for split, count in counts.items():
             for label, class_name in enumerate(dataset.class_names):
                 folder = aside / split / class_name.replace(" ", "_")
                 folder.mkdir(parents=True)
-                for index in range(count):
-                    drawn = render(
-                        name, label, seed=seed, index=index, size=size, stream=SPLITS.index(split)
-                    )
-                    Image.fromarray(drawn.image).save(folder / f"{index:04d}.png")
-                    bar.advance()
+                for start in range(0, count, _CHUNK):
+                    indices = range(start, min(start + _CHUNK, count))
+                    jobs.append((name, label, seed, indices, size, SPLITS.index(split), folder))
+        for drawn in _run(jobs, workers):
+            bar.advance(drawn)
     return out
+
+
+def _run(jobs: list[_Job], workers: int) -> Iterator[int]:
+    if workers <= 1:
+        yield from map(_draw_files, jobs)
+        return
+    # Not fork: a parent that has started threads (torch has) may not be copied safely.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        yield from pool.map(_draw_files, jobs)
+
+
+def _draw_files(job: _Job) -> int:
+    """Draw the images of one job into their folder; how many they were."""
+    name, label, seed, indices, size, stream, folder = job
+    for index in indices:
+        drawn = render(name, label, seed=seed, index=index, size=size, stream=stream)
+        Image.fromarray(drawn.image).save(folder / f"{index:04d}.png", compress_level=1)
+    return len(indices)
 
 
 def _counts(per_class: int | None, splits: Mapping[str, int] | None) -> dict[str, int]:
