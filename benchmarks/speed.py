@@ -86,7 +86,7 @@ class Ours:
             batch,
             self.dropout if dropout else None,
         )
-        return {name: float(value[0]) for name, value in terms.items()}
+        return {name: float(value.detach()[0]) for name, value in terms.items()}
 
 
 def cached_batch(
