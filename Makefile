@@ -32,7 +32,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) --no-build-isolation -e ".[dev]"
+	$(PIP) --no-build-isolation -e ".[dev,dicom,audit]"
 	@touch $@
 
 clean:

@@ -148,7 +148,7 @@ def test_every_missing_file_is_named_at_once(bert_backbone, tmp_path):
         ({"settings": {**FAST, "context.n_ctx": 1000}}, "n_ctx=1000"),
         ({"shots": 0}, "shots must be at least 1"),
         ({"seed": -1}, "Seeds"),
-        ({"prompts": {"bright spot": ["x"]}}, "dark field, striped tissue"),
+        ({"prompts": {"bright mark": ["x"]}}, "bright spot, dark field, striped tissue"),
         ({"prompts": {"bright spot": []}}, "no prompts"),
         ({"device": "warp"}, "device"),
     ],

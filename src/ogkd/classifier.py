@@ -17,9 +17,12 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
+from ogkd.backbones.engines import digest_with, with_engine, without_engine
 from ogkd.errors import BackboneError, ConfigError, DataError
 from ogkd.features.extract import BadFile, encode_files, unreadable_error
+from ogkd.features.usable import SKIPPED
 from ogkd.files import folder_atomically, write_json
+from ogkd.images.address import with_slice
 from ogkd.methods import Head, TextSide, make_method
 from ogkd.modelcard import ModelCard
 
@@ -58,6 +61,8 @@ class Classifier:
 
     def stream(self, paths: Sequence[Path], *, batch_size: int = 32) -> Iterator[Prediction]:
         """Predict files one after the other, in order, with bounded memory."""
+        if rule := self.card.slice:
+            paths = [with_slice(path, rule) for path in paths]
         for batch in encode_files(self.backbone, paths, batch_size=batch_size):
             answers: dict[Path, Prediction] = {
                 bad.path: Prediction(bad.path, None, bad.reason) for bad in batch.bad
@@ -119,7 +124,7 @@ def place_for_model(folder: str | Path) -> Path:
     if not path.is_dir():
         return path
     found = {file.name for file in path.iterdir() if not file.name.startswith(".")}
-    others = sorted(found - {CARD, WEIGHTS, LOG})
+    others = sorted(found - {CARD, WEIGHTS, LOG, SKIPPED})
     if others or (found and CARD not in found):
         raise ConfigError(
             f"{folder} exists and is not a model folder: it holds {', '.join(others[:5])}"
@@ -131,28 +136,49 @@ def place_for_model(folder: str | Path) -> Path:
 
 
 def load(
-    folder: str | Path, *, backbone: str | Path | Backbone | None = None, device: str = "auto"
+    folder: str | Path,
+    *,
+    backbone: str | Path | Backbone | None = None,
+    device: str = "auto",
+    engine: str | None = None,
 ) -> Classifier:
-    """Load a model folder; `backbone` says where its backbone is now, if it moved."""
+    """Load a model folder; `backbone` says where its backbone is now, if it moved.
+
+    `engine` encodes images in another way than the fit did (ogkd.backbones.engines): faster,
+    but the probabilities are then not quite the same.
+    """
     folder = Path(folder)
     card = ModelCard.read(folder / CARD)
-    head = _read_head(folder / WEIGHTS, card)
+    tensors = _read_weights(folder / WEIGHTS, card)
     if backbone is None:
-        backbone = _recorded_backbone(folder, card, device)
+        backbone = _recorded_backbone(folder, card, device, engine)
     elif not isinstance(backbone, Backbone):
-        backbone = load_backbone(backbone, device=device)
-    if backbone.digest != card.backbone.digest:
+        backbone = load_backbone(backbone, device=device, engine=engine or card.backbone.engine)
+    elif engine is not None:
+        backbone = with_engine(backbone, engine)
+    _refuse_another_backbone(folder, card, backbone, engine)
+    return Classifier(backbone, _head(folder / WEIGHTS, tensors, card, backbone), card)
+
+
+def _refuse_another_backbone(
+    folder: Path, card: ModelCard, backbone: Backbone, engine: str | None
+) -> None:
+    found = backbone.digest
+    if engine is not None:  # the user asked for it: only the weights must be the same
+        found = digest_with(without_engine(backbone).digest, card.backbone.engine)
+    if found != card.backbone.digest:
         raise BackboneError(
             f"{folder} was fitted with another backbone: digest {card.backbone.digest[:12]}, but "
-            f"'{backbone.name}' has {backbone.digest[:12]}. Pass the one it was fitted with "
+            f"'{backbone.name}' has {found[:12]}. Pass the one it was fitted with "
             f"('{card.backbone.name}') with --backbone, or fit again."
         )
-    return Classifier(backbone, head, card)
 
 
-def _recorded_backbone(folder: Path, card: ModelCard, device: str) -> Backbone:
+def _recorded_backbone(folder: Path, card: ModelCard, device: str, engine: str | None) -> Backbone:
     try:
-        return load_backbone(card.backbone.name, device=device)
+        return load_backbone(
+            card.backbone.name, device=device, engine=engine or card.backbone.engine
+        )
     except BackboneError as error:
         raise BackboneError(
             f"{error}\n{folder} was fitted with the backbone '{card.backbone.name}'. If that is "
@@ -160,12 +186,11 @@ def _recorded_backbone(folder: Path, card: ModelCard, device: str) -> Backbone:
         ) from error
 
 
-def _read_head(path: Path, card: ModelCard) -> Head:
+def _read_weights(path: Path, card: ModelCard) -> dict[str, Tensor]:
     try:
         content = path.read_bytes()
-        tensors = read_tensors(content)
-        T = tensors.pop("T").float()
-    except (OSError, SafetensorError, KeyError) as error:
+        tensors: dict[str, Tensor] = read_tensors(content)
+    except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{path} is missing or damaged ({error}). Copy the model folder again, or fit again."
         ) from error
@@ -175,13 +200,26 @@ def _read_head(path: Path, card: ModelCard) -> Head:
             f"{path} is not the file that {CARD} describes (sha256 {found[:12]}, expected "
             f"{card.weights_sha256[:12]}). Copy the model folder again, or fit again."
         )
-    if T.shape != (len(card.class_names), card.backbone.embed_dim):
+    return tensors
+
+
+def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Backbone) -> Head:
+    method = make_method(card.method, settings=card.config)
+    text = TextSide(backbone, card.class_names, ())
+    try:
+        head = method.read_head(tensors, text, card.logit_scale)
+    except (KeyError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{path} holds class features of shape {tuple(T.shape)}, but {CARD} describes "
+            f"{path} does not hold what {card.method} saves ({error}). The folder was changed by "
+            "hand: copy it again, or fit again."
+        ) from error
+    if head.shape != (len(card.class_names), card.backbone.embed_dim):
+        raise ConfigError(
+            f"{path} holds class features of shape {head.shape}, but {CARD} describes "
             f"{len(card.class_names)} classes of {card.backbone.embed_dim} numbers. The folder "
             "was changed by hand: copy it again, or fit again."
         )
-    return Head(T, card.logit_scale, tensors)
+    return head
 
 
 def versions() -> Mapping[str, str]:

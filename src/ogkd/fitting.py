@@ -6,25 +6,32 @@ import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
+from ogkd.backbones.engines import with_engine
 from ogkd.classifier import LOG, Classifier, place_for_model, versions
-from ogkd.datasets.manifest import Item, Manifest, read_manifest, require_files
-from ogkd.datasets.splits import few_shot
+from ogkd.datasets.catalog import Benchmark
+from ogkd.datasets.fetch import named_benchmark, resolve_data
+from ogkd.datasets.groups import separate_groups
+from ogkd.datasets.manifest import Item, Manifest, require_files
+from ogkd.datasets.splits import few_shot, shortfalls
 from ogkd.errors import ConfigError, DataError
-from ogkd.features.extract import unreadable, unreadable_error
+from ogkd.features.extract import ADVICE, BadFile, unreadable, unreadable_error
 from ogkd.features.store import FeatureStore
+from ogkd.features.usable import SKIPPED, check_on_error, leave_out, sliced, write_skipped
 from ogkd.features.views import OnlineViews, cached_views
-from ogkd.files import folder_atomically, sha256_file, storage_errors, write_text
+from ogkd.files import folder_atomically, storage_errors, write_text
+from ogkd.images.address import content_key, parse_rule
 from ogkd.methods import Method, Support, TextSide, Workplace, make_method, presets
 from ogkd.modelcard import BackboneCard, ModelCard
-from ogkd.prompts.bank import bank_for, read_bank
+from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank
 
 __all__ = ["fit", "fit_seeds"]
 
@@ -41,13 +48,24 @@ def fit(
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     prompts: str | Path | Mapping[str, Sequence[str]] | None = None,
+    normal: Sequence[str] | None = None,
+    slice: str | None = None,
+    on_error: str = "stop",
+    say: Callable[[str], None] | None = None,
     out: str | Path | None = None,
     restart: bool = False,
     device: str = "auto",
+    engine: str = "torch",
 ) -> Classifier:
     """Fit a classifier on a folder or table of labelled images.
 
-    With `out` the model is saved there, and an interrupted fit continues when called again.
+    `normal` names the classes that stand for "nothing found" (default: the benchmark's, or
+    those with "normal" or "healthy" in their name). `engine` says how images are encoded.
+    `slice` ("axis=2,index=middle") is taken of volumes that name none themselves. Unreadable
+    files stop the fit, all of them named; with `on_error="skip"` they are found among all
+    training images, left out before the shots are drawn, and listed in `skipped.csv` of the
+    model. `say` is given short notes for the user. With `out` the model is saved there, and an
+    interrupted fit continues when called again.
     """
     options: dict[str, Any] = {
         "backbone": backbone,
@@ -57,7 +75,12 @@ def fit(
         "preset": preset,
         "settings": settings,
         "prompts": prompts,
+        "normal": normal,
+        "slice": slice,
+        "on_error": on_error,
+        "say": say,
         "device": device,
+        "engine": engine,
     }
     if out is None:
         return fit_seeds(data, **options)[0]
@@ -66,9 +89,12 @@ def fit(
     with storage_errors(place):
         work.mkdir(parents=True, exist_ok=True)  # now, not after an hour of encoding
     try:
-        fitted = fit_seeds(data, **options, work=work, restart=restart)[0]
+        skipped: list[BadFile] = []
+        fitted = fit_seeds(data, **options, skipped=skipped, work=work, restart=restart)[0]
         with folder_atomically(place) as aside:
             fitted.write_into(aside)
+            if on_error == "skip":
+                write_skipped(aside / SKIPPED, skipped)
             if lines := _log_lines(work / LOG):
                 write_text(aside / LOG, lines)
         shutil.rmtree(work, ignore_errors=True)
@@ -88,36 +114,82 @@ def fit_seeds(
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     prompts: str | Path | Mapping[str, Sequence[str]] | None = None,
+    normal: Sequence[str] | None = None,
+    slice: str | None = None,
+    on_error: str = "stop",
+    say: Callable[[str], None] | None = None,
+    skipped: list[BadFile] | None = None,
     work: Path | None = None,
     restart: bool = False,
     device: str = "auto",
+    engine: str = "torch",
 ) -> list[Classifier]:
     """Fit one classifier per seed, all trained together in one batched text pass.
 
     `work` is a folder for progress: an interrupted training there is continued, unless
-    `restart` discards it.
+    `restart` discards it. `skipped` is a list that receives the files left out. The other
+    options are those of `fit`.
     """
     if not seeds or min(seeds) < 0:
         raise ConfigError(f"Seeds are whole numbers from 0 on, at least one, but got {seeds}.")
-    known = presets(method)
-    preset = preset or ("auto" if "auto" in known else None)
+    say = say or _silence
+    slice = None if slice is None else str(parse_rule(slice))
+    skip = check_on_error(on_error) == "skip"
+    named = None if isinstance(data, Manifest) else named_benchmark(data)
+    preset = preset or _default_preset(method, named)
     chosen = make_method(method, preset=preset, settings=settings)
-    manifest = data if isinstance(data, Manifest) else read_manifest(data)
+    manifest, shared = separate_groups(resolve_data(data))
+    if shared:
+        say(
+            f"Note: {len(shared)} training or validation image(s) are left out: images of the same "
+            "patients are in a part that models are judged on."
+        )
+    if prompts is None and named is not None:
+        prompts = named.name
     bank = read_bank(Path(prompts)) if isinstance(prompts, str | Path) else prompts
+    if note := fallback_note(manifest.class_names, bank):
+        say(f"Note: {note}")
     texts = tuple(tuple(row) for row in bank_for(manifest.class_names, bank))
-    drawn = [few_shot(manifest.part("train"), shots, seed) for seed in seeds]
+    pool = sliced(manifest.part("train"), slice)
+    if skip:
+        pool, bad = leave_out(pool, manifest.class_names)
+        say(f"Left out {len(bad)} file(s) that cannot be read; {len(pool)} remain.")
+        if skipped is not None:
+            skipped += bad
+    drawn = [few_shot(pool, shots, seed) for seed in seeds]
+    for name, count in shortfalls(manifest.class_names, drawn[0], shots).items():
+        say(f"Note: '{name}' has only {count} of {shots} images; all of them are used.")
     if chosen.needs_training:
         _refuse_classes_without_images(manifest, drawn[0])
     require_files([item for items in drawn for item in items])
     if not isinstance(backbone, Backbone):
-        backbone = load_backbone(backbone, device=device)
-    text = TextSide(backbone, manifest.class_names, texts)
+        backbone = load_backbone(backbone, device=device, engine=engine)
+    elif engine != "torch":
+        backbone = with_engine(backbone, engine)
+    if normal is None and named is not None:
+        normal = named.normal
+    text = TextSide(
+        backbone, manifest.class_names, texts, _normal_labels(manifest.class_names, normal)
+    )
     store = FeatureStore(backbone)
     _refuse_beyond_memory(chosen, backbone, drawn)
     pairs = zip(drawn, seeds, strict=True) if chosen.needs_images else ()
-    supports = [_support(chosen, store, items, seed) for items, seed in pairs]
+    try:
+        supports = [
+            _support(chosen, store, items, seed, _validation(chosen, store, manifest, shots, seed))
+            for items, seed in pairs
+        ]
+    except DataError:
+        # One bad file stops the work: name those of all seeds at once.
+        paths = dict.fromkeys(item.path for items in drawn for item in items)
+        if bad := unreadable(list(paths)):
+            raise unreadable_error(bad, ADVICE) from None
+        raise
+    if store.encoded:
+        rate = store.encoded / max(store.seconds, 1e-9)
+        say(f"Encoded {store.encoded} images or crops ({rate:.1f} images/s).")
     cards = [
-        _card(chosen, preset, text, items, shots, seed)
+        _card(chosen, preset, text, items, shots, seed, slice)
         for items, seed in zip(drawn, seeds, strict=True)
     ]
     workplace = _workplace(work, cards, restart=restart)
@@ -125,19 +197,68 @@ def fit_seeds(
     return [Classifier(backbone, head, card) for head, card in zip(heads, cards, strict=True)]
 
 
-def _support(method: Method, store: FeatureStore, items: Sequence[Item], seed: int) -> Support:
+def _silence(note: str) -> None:
+    """What happens to notes that nobody wants."""
+
+
+def _default_preset(method: str, named: Benchmark | None) -> str | None:
+    """The paper's settings for its own benchmarks, `auto` for everything else."""
+    known = presets(method)
+    wanted = [f"paper/few-shot/{named.name}"] if named is not None else []
+    return next((preset for preset in [*wanted, "auto"] if preset in known), None)
+
+
+def _normal_labels(class_names: Sequence[str], normal: Sequence[str] | None) -> tuple[int, ...]:
+    if normal is None:
+        marks = {"normal", "healthy"}
+        return tuple(
+            label
+            for label, name in enumerate(class_names)
+            if marks & set(name.lower().replace("-", " ").split())
+        )
+    known = {fold(name): label for label, name in enumerate(class_names)}
+    strange = [name for name in normal if fold(name) not in known]
+    if strange:
+        raise ConfigError(
+            f"There is no class '{strange[0]}' to be the normal one. The classes are: "
+            f"{', '.join(class_names)}."
+        )
+    return tuple(sorted({known[fold(name)] for name in normal}))
+
+
+def _validation(
+    method: Method, store: FeatureStore, manifest: Manifest, shots: int | None, seed: int
+) -> tuple[Tensor, Tensor] | None:
+    """Features and labels of validation images, for methods that search; None if there are none.
+
+    Few shots have few validation images too: at most four of a class, as in the released code.
+    """
+    if not method.uses_validation or all(item.split != "val" for item in manifest.items):
+        return None
+    items = few_shot(manifest.part("val"), None if shots is None else min(shots, 4), seed)
+    require_files(items)
+    features = store.get([item.path for item in items]).globals[:, 0]
+    return features, torch.tensor([item.label for item in items])
+
+
+def _support(
+    method: Method,
+    store: FeatureStore,
+    items: Sequence[Item],
+    seed: int,
+    validation: tuple[Tensor, Tensor] | None,
+) -> Support:
     labels = torch.tensor([item.label for item in items])
     paths = [item.path for item in items]
     patches = method.uses_patches
     views = method.config.views
-    if not method.needs_training:
-        views = 0
     if views == "online":
         if bad := unreadable(paths):
-            raise unreadable_error(bad, "Mend them or take them out of the data.")
-        return Support(OnlineViews(store.backbone, paths, patches=patches), labels)
+            raise unreadable_error(bad, ADVICE)
+        online = OnlineViews(store.backbone, paths, patches=patches)
+        return Support(online, labels, validation)
     found = cached_views(store, paths, count=views, seed=seed, patches=patches)
-    return Support(found, labels)
+    return Support(found, labels, validation)
 
 
 def _card(
@@ -147,14 +268,16 @@ def _card(
     items: Sequence[Item],
     shots: int | None,
     seed: int,
+    slice: str | None,
 ) -> ModelCard:
     counts = [sum(item.label == label for item in items) for label in range(len(text.class_names))]
-    images = sorted((sha256_file(item.path), item.label) for item in items)
+    images = sorted((content_key(item.path), item.label) for item in items)
     return ModelCard(
         method=method.name,
         preset=preset,
         config=method.config.model_dump(mode="json"),
         class_names=text.class_names,
+        normal=tuple(text.class_names[label] for label in text.normal),
         backbone=BackboneCard.of(text.backbone),
         logit_scale=text.backbone.logit_scale,
         prompts_sha256=_digest(text.prompts),
@@ -162,6 +285,7 @@ def _card(
         support_counts=tuple(counts),
         shots=shots,
         seed=seed,
+        slice=slice,
         versions=dict(versions()),
     )
 

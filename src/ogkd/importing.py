@@ -14,7 +14,7 @@ from ogkd.backbones import Backbone, load_backbone
 from ogkd.classifier import Classifier, versions
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
-from ogkd.methods import Head, TextSide, make_method
+from ogkd.methods import TextHead, TextSide, make_method
 from ogkd.modelcard import BackboneCard, ModelCard
 
 __all__ = ["import_context"]
@@ -45,7 +45,7 @@ def import_context(
         )
     method = make_method("ogkd", settings={"context.n_ctx": context.shape[0]})
     text = TextSide(backbone, names, tuple((name,) for name in names))
-    head = method.head_for(Head(context, backbone.logit_scale, {"context": context}), text)
+    head = method.head_for(TextHead(context, backbone.logit_scale, {"context": context}), text)
     card = ModelCard(
         method=method.name,
         config=method.config.model_dump(mode="json"),

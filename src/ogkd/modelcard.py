@@ -27,6 +27,7 @@ class BackboneCard(BaseModel):
     digest: str
     embed_dim: int
     preprocessing: dict[str, Any]
+    engine: str = "torch"
 
     @classmethod
     def of(cls, backbone: Backbone) -> BackboneCard:
@@ -40,6 +41,7 @@ class BackboneCard(BaseModel):
             digest=backbone.digest,
             embed_dim=backbone.embed_dim,
             preprocessing=asdict(backbone.preprocessing),
+            engine=backbone.engine,
         )
 
 
@@ -53,6 +55,7 @@ class ModelCard(BaseModel):
     preset: str | None = None
     config: dict[str, Any]
     class_names: tuple[str, ...] = Field(min_length=2)
+    normal: tuple[str, ...] = ()  # classes that stand for "nothing found"
     backbone: BackboneCard
     logit_scale: float = Field(gt=0, allow_inf_nan=False)
     prompts_sha256: str
@@ -60,6 +63,7 @@ class ModelCard(BaseModel):
     support_counts: tuple[int, ...]
     shots: int | None = None
     seed: int
+    slice: str | None = None  # which slice of a volume was learned from, where it names none
     versions: dict[str, str]
     metrics: dict[str, Any] = {}
     imported_sha256: str | None = None  # of the checkpoint that it was imported from

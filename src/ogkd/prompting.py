@@ -76,10 +76,17 @@ class PromptLearner:
             context = context.expand(len(self.class_names), *context.shape)
         return context.clone()
 
-    def text_features(self, contexts: Tensor, *, dropout: TextDropout | None = None) -> Tensor:
+    def text_features(
+        self,
+        contexts: Tensor,
+        *,
+        images: Tensor | None = None,
+        dropout: TextDropout | None = None,
+    ) -> Tensor:
         """T_hat of S runs in one pass of the text tower.
 
-        contexts: [S, n_ctx, w] or, class-specific, [S, C, n_ctx, w]; returns [S, C, d].
+        contexts: [S, n_ctx, w] or, class-specific, [S, C, n_ctx, w]; returns [S, C, d]. The
+        images' features [S, B, d] are for learners whose prompts depend on them; not here.
         """
         runs, classes = contexts.shape[0], len(self.class_names)
         shared = contexts if self.config.class_specific else contexts.unsqueeze(1)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ogkd.prompting import PromptLearner
 __all__ = [
     "Batch",
     "Objective",
+    "OwnGradient",
     "Run",
     "TrainConfig",
     "Views",
@@ -87,9 +88,21 @@ class Batch:
 
 
 class Objective(Protocol):
-    """What a method minimises: each term once per run, "total" among them."""
+    """What a method minimises: each term once per run, "total" among them.
+
+    T_hat is [S, C, d], or [S, B, C, d] where each image has texts of its own.
+    """
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]: ...
+
+
+@runtime_checkable
+class OwnGradient(Protocol):
+    """An objective that steps along another direction than the gradient of "total"."""
+
+    def gradient(self, terms: Mapping[str, Tensor], parameters: Tensor) -> Tensor:
+        """What the optimiser is given, of the shape of the parameters [S, ...]."""
+        ...
 
 
 def learning_rate(epoch: int, config: TrainConfig) -> float:
@@ -112,6 +125,7 @@ def train_contexts(
 ) -> Tensor:
     """Train one context per run and return them stacked: [S, n_ctx, w] (or [S, C, n_ctx, w]).
 
+    What "context" is, the learner says: any tensor that it gives first and takes again.
     With a `checkpoint`, progress is kept every few epochs and a finished or interrupted
     training is continued from there.
     """
@@ -208,10 +222,14 @@ def train_step(
     dropout: TextDropout | None,
 ) -> Mapping[str, Tensor]:
     """One step of all runs: text pass, objective, gradient, update."""
-    terms = objective(learner.text_features(contexts, dropout=dropout), batch)
+    T_hat = learner.text_features(contexts, images=batch.globals, dropout=dropout)
+    terms = objective(T_hat, batch)
     optimiser.zero_grad()
-    # Runs share no parameter, so the sum's gradient is each run's own.
-    terms["total"].sum().backward()
+    if isinstance(objective, OwnGradient):
+        contexts.grad = objective.gradient(terms, contexts)
+    else:
+        # Runs share no parameter, so the sum's gradient is each run's own.
+        terms["total"].sum().backward()
     optimiser.step()
     return terms
 

@@ -218,13 +218,17 @@ def test_dropout_that_drops_nothing_equals_evaluation(backbone: OpenClipBackbone
 def test_dropout_stands_where_bert_has_it_with_berts_rates(folder: Path) -> None:
     edit_json(folder / "config.json", "hidden_dropout_prob", value=0.25)
     edit_json(folder / "config.json", "attention_probs_dropout_prob", value=0.5)
+    pooler = ("model_cfg", "text_cfg", "hf_pooler_type")
+    edit_json(folder / "open_clip_config.json", *pooler, value="cls_last_hidden_state_pooler")
     backbone = load(folder)
     tokens = backbone.tokenize(TEXTS)
     recorder = Recorder()
     backbone.encode_text(backbone.embed(tokens), tokens, dropout=recorder)
-    length = tokens.ids.shape[1]
-    hidden, attention = (0.25, (2, length, 24)), (0.5, (2, 3, length, length))
-    assert recorder.calls == [hidden] + 2 * [attention, hidden, hidden]
+    length, rows = tokens.ids.shape[1], int(tokens.mask.sum())  # padding is not computed
+    hidden, attention = (0.25, (rows, 24)), (0.5, (2, 3, length, length))
+    # Of the last block only the first token is computed: the pooler looks at nothing else.
+    first, asked = (0.25, (2, 24)), (0.5, (2, 3, 1, length))
+    assert recorder.calls == [hidden, attention, hidden, hidden, asked, first, first]
 
 
 def test_dropout_keeps_the_expected_share_of_values(folder: Path) -> None:
@@ -251,6 +255,8 @@ def test_the_explicit_forward_equals_transformers_own(backbone: OpenClipBackbone
     own = model(input_ids=tokens.ids, attention_mask=tokens.mask.long()).last_hidden_state
     ours = bert_hidden(model, backbone.embed(tokens), tokens.mask)
     torch.testing.assert_close(ours[tokens.mask], own[tokens.mask], rtol=0, atol=1e-5)
+    first = bert_hidden(model, backbone.embed(tokens), tokens.mask, first_only=True)
+    torch.testing.assert_close(first, own[:, :1], rtol=0, atol=1e-5)
 
 
 def test_max_pooling_looks_at_tokens_and_never_at_padding(folder: Path) -> None:

@@ -101,7 +101,7 @@ def same_names(folder):
 def no_pictures(folder):
     for name in ("cyst", "tumor"):
         (folder / name).mkdir(parents=True)
-        (folder / name / "a.dcm").write_text("x")
+        (folder / name / "a.txt").write_text("x")
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_tables_that_cannot_be_used_are_refused(refused, clip, tmp_path, content
     ("content", "message"),
     [
         ('{"benign tumor": [', "not JSON"),
-        ('{"benign tumor": ["x"]}', "no prompts for: malignant tumor, normal lung"),
+        ('{"cyst": ["x"]}', "no prompts for: benign tumor, malignant tumor, normal lung"),
         ('{"benign tumor": []}', "'benign tumor' has no prompts"),
         ('["benign tumor"]', "must be an object"),
     ],

@@ -49,6 +49,21 @@ def test_what_cannot_be_imported_is_refused(refused, clip, checkpoint, tmp_path)
     assert "not a model folder" in message(out=checkpoint)
 
 
+def test_the_classes_of_a_benchmark_come_from_the_catalogue(ogkd, clip, checkpoint, tmp_path):
+    out = tmp_path / "m"
+    outcome = ogkd("import-checkpoint", checkpoint, "--dataset", "retina", "-b", clip, "-o", out)
+    assert outcome.code == 0, outcome.err
+    names = ("diabetic retinopathy", "glaucoma", "cataract", "normal retina")
+    assert library.load(out).class_names == names
+
+
+def test_classes_are_given_in_one_way(refused, clip, checkpoint, tmp_path):
+    words = ["import-checkpoint", checkpoint, "-b", clip, "-o", tmp_path / "m"]
+    assert "One of the two" in refused(*words)
+    assert "One of the two" in refused(*words, "--dataset", "btmri", "--classes", NAMES)
+    assert "Did you mean 'retina'" in refused(*words, "--dataset", "retinas")
+
+
 class Evil:
     def __reduce__(self):
         return os.system, ("touch pwned",)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ogkd.datasets.manifest import Item, Manifest, read_manifest, require_files
-from ogkd.errors import DataError
+from ogkd.errors import ConfigError, DataError
 from tiny_data import write_dataset, write_image
 
 
@@ -145,10 +147,10 @@ def test_a_tab_separated_table_and_short_lines_are_read(tmp_path):
     [
         ("", "has: none"),
         ("file,class\na,b\n", "has: file, class"),
-        ("path;label\na;b\n", "has: path;label"),
+        ("path|label\na|b\n", "has: path|label"),
         ("path,label\n", "no rows"),
         ("path,label\n , \n", "no rows"),
-        ("path,label\na,x\nb,x\n", "1 class"),
+        ("path,label\na,x\nb,x\n", "1 class(es) in its column label"),
         ("path,label\na,x\n\nb,\n", "line 4: label is empty"),
         ("path,label\na,x\nb,  \n", "line 3: label is empty"),
         ("path,label\na,x\n,y\n", "line 3: path is empty"),
@@ -173,6 +175,65 @@ def test_a_picture_given_as_a_table_is_refused(tmp_path):
     assert "UTF-8" in refusal(write_image(tmp_path / "a.png"))
 
 
+def test_a_root_moves_the_paths_of_tables_and_split_files(tmp_path):
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "t.csv").write_text("path,label\na.png,x\nb.png,y\n")
+    (tmp_path / "s.json").write_text('{"train": [["a.png", 0, "x"], ["b.png", 1, "y"]]}')
+    for name in ("t.csv", "s.json"):
+        found = read_manifest(tmp_path / name, root=tmp_path / "pictures")
+        assert [item.path for item in found.items] == [
+            tmp_path / "pictures" / "a.png",
+            tmp_path / "pictures" / "b.png",
+        ]
+        with pytest.raises(DataError, match="given as root"):
+            read_manifest(tmp_path / name, root=tmp_path / "gone")
+
+
+def test_a_root_is_refused_where_it_means_nothing(tmp_path):
+    write_dataset(tmp_path, ["a", "b"], {"": 1})
+    with pytest.raises(ConfigError, match="root goes with a table"):
+        read_manifest(tmp_path, root=tmp_path)
+
+
+def test_a_class_list_gives_the_order_of_folders(tmp_path):
+    write_dataset(tmp_path, ["a_tumor", "b"], {"": 1})
+    found = read_manifest(tmp_path, class_names=["B", "c", "a tumor"])
+    assert found.class_names == ("B", "c", "a tumor")
+    assert [(item.path.parent.name, item.label) for item in found.items] == [
+        ("a_tumor", 2),
+        ("b", 0),
+    ]
+
+
+def test_a_folder_outside_the_class_list_is_refused(tmp_path):
+    write_dataset(tmp_path, ["a", "b", "docs"], {"": 1})
+    with pytest.raises(DataError, match=r"outside the class list: docs\. The classes are: a, b\."):
+        read_manifest(tmp_path, class_names=["a", "b"])
+
+
+def test_one_folder_around_everything_is_pointed_out(tmp_path):
+    write_dataset(tmp_path / "archive", ["a", "b"], {"": 1})
+    assert f"did you mean {tmp_path / 'archive'}?" in refusal(tmp_path)
+
+
+def test_a_name_in_two_forms_of_the_same_letters_is_one_name(tmp_path):
+    write_image(tmp_path / "train" / "l\u00e9sion" / "0.png")
+    write_image(tmp_path / "train" / "x" / "0.png")
+    write_image(tmp_path / "test" / "le\u0301sion" / "0.png")
+    if len({path.name for path in tmp_path.glob("*/l*")}) == 1:
+        pytest.skip("this file system makes the two forms one")
+    assert "differ only in case" in refusal(tmp_path)
+
+
+def test_a_missing_file_is_named_once_however_many_of_its_images_are_used(tmp_path):
+    rows = [Item(tmp_path / f"gone.npz#train/{row}", 0) for row in range(3)]
+    with pytest.raises(DataError, match=r"^1 file\(s\)") as error:
+        require_files(rows)
+    assert "gone.npz\n" in str(error.value)
+    (tmp_path / "gone.npz").write_bytes(b"x")
+    require_files(rows)
+
+
 def test_all_missing_files_are_named_at_once(tmp_path):
     here = Item(write_image(tmp_path / "here.png"), 0)
     gone = [Item(tmp_path / f"gone{number:02}.png", 0) for number in range(22)]
@@ -189,22 +250,26 @@ def test_all_missing_files_are_named_at_once(tmp_path):
 words = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=8)
 
 
+def clean(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", name.replace("_", " ")).split())
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(
-        st.tuples(words, st.integers(0, 3), st.sampled_from(["train", "test"])), min_size=1
+        st.tuples(words, st.integers(0, 3), st.sampled_from(["train", "test"])),
+        min_size=1,
+        unique_by=lambda row: os.path.normpath(f"/x/{row[0]}"),
     ),
     names=st.lists(
-        words.filter(lambda w: w.replace("_", "")),
-        min_size=4,
-        max_size=4,
-        unique_by=lambda w: w.replace("_", " ").strip().casefold(),
+        words.filter(clean), min_size=4, max_size=4, unique_by=lambda name: clean(name).casefold()
     ),
+    delimiter=st.sampled_from(",;\t"),
 )
-def test_whatever_a_table_says_is_read_back(tmp_path_factory, rows, names):
+def test_whatever_a_table_says_is_read_back(tmp_path_factory, rows, names, delimiter):
     folder = tmp_path_factory.mktemp("table")
     with (folder / "t.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, delimiter=delimiter)
         writer.writerow(["label", "split", "path"])
         writer.writerows([names[label], split, path] for path, label, split in rows)
     if len({label for _, label, _ in rows}) < 2:
@@ -213,9 +278,8 @@ def test_whatever_a_table_says_is_read_back(tmp_path_factory, rows, names):
     found = read_manifest(folder / "t.csv")
     assert isinstance(found, Manifest)
     assert [(item.path, found.class_names[item.label], item.split) for item in found.items] == [
-        (folder / path, names[label].replace("_", " ").strip(), split)
-        for path, label, split in rows
+        (folder / path, clean(names[label]), split) for path, label, split in rows
     ]
     assert list(found.class_names) == [
-        name.replace("_", " ").strip() for name in sorted({names[label] for _, label, _ in rows})
+        clean(name) for name in sorted({names[label] for _, label, _ in rows})
     ]

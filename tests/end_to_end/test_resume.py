@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 
 
-def command(pictures, out, epochs=60):
+def command(pictures, out, epochs=150):
     return [
         *(sys.executable, "-m", "ogkd", "fit", str(pictures), "--backbone", str(FIXTURE)),
         *("--out", str(out), "--seed", "3", "--set", "views=2"),
@@ -67,7 +67,7 @@ def test_a_killed_fit_resumes_to_the_same_bits(pictures, tmp_path, how):
         json.loads(line)["epoch"]
         for line in (tmp_path / "killed" / "training.jsonl").read_text().splitlines()
     ]
-    assert sorted(set(epochs)) == list(range(60))
+    assert sorted(set(epochs)) == list(range(150))
 
 
 def test_other_settings_do_not_continue_a_killed_fit(pictures, tmp_path):

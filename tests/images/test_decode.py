@@ -6,14 +6,15 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+import tifffile
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from ogkd.errors import DataError
-from ogkd.images import decode
 from ogkd.images.decode import find_images, read_image
+from tiny_images import SHADES, dicom, own_range, png
 
 GRADIENT = np.tile(np.arange(64, dtype=np.uint8) * 4, (48, 1))  # [48, 64]
 
@@ -58,14 +59,66 @@ def test_float_tiff_with_nan_is_scaled_by_its_finite_range(tmp_path):
     assert (rgb[1, 0, 0], rgb[1, -1, 0]) == (0, 255)
 
 
-@given(hnp.arrays(np.float64, (3, 4), elements=st.floats(-1e6, 1e6)))
-def test_scaling_keeps_order_and_spans_the_bytes(values):
-    scaled = decode._scale_to_bytes(values)
-    flat, out = values.ravel(), scaled.ravel().astype(int)
-    order = np.argsort(flat, kind="stable")
-    assert (np.diff(out[order]) >= 0).all()
-    if flat.max() > flat.min():
-        assert (out.min(), out.max()) == (0, 255)
+@pytest.mark.parametrize("samples", [1, 2, 3, 4])
+@pytest.mark.parametrize("high", [4095, 65535])
+def test_png_keeps_all_sixteen_bits_whatever_its_channels(tmp_path, samples, high):
+    shape = (20, 30) if samples == 1 else (20, 30, samples)
+    deep = np.random.default_rng(0).integers(0, high + 1, shape, dtype=np.uint16)
+    colour = {1: deep, 2: deep[..., :1], 3: deep, 4: deep[..., :3]}[samples]
+    expected = np.broadcast_to(own_range(colour.reshape(20, 30, -1)), (20, 30, 3))
+    np.testing.assert_array_equal(read_image(png(tmp_path / "a.png", deep)), expected)
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.int16, np.uint32, np.int32, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(9, 11), (9, 11, 3), (9, 11, 4)], ids=["gray", "rgb", "rgba"])
+def test_tiff_of_any_depth_spans_its_own_range(tmp_path, kind, shape):
+    rng = np.random.default_rng(0)
+    deep = (rng.random(shape) * 5e4).astype(kind)
+    if kind == np.uint32:
+        deep = deep * 60_000 + 2**30  # beyond what fits in 31 bits
+    photometric = "minisblack" if len(shape) == 2 else "rgb"
+    tifffile.imwrite(tmp_path / "a.tif", deep, photometric=photometric)
+    colour = own_range(deep[..., :3] if deep.ndim == 3 else deep[:, :, None])
+    expected = np.broadcast_to(colour, (9, 11, 3))
+    np.testing.assert_array_equal(read_image(tmp_path / "a.tif"), expected)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_tiff_whose_zero_is_white_is_turned(tmp_path, kind):
+    values = GRADIENT.astype(kind)
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="miniswhite")
+    shade = GRADIENT if kind == np.uint8 else own_range(values)
+    np.testing.assert_array_equal(read_image(tmp_path / "a.tif")[..., 0], 255 - shade)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    hnp.arrays(
+        st.sampled_from([np.uint8, np.uint16]),
+        st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    ),
+    st.sampled_from(["png", "tif"]),
+)
+def test_gray_of_any_size_and_depth_reads_back(tmp_path_factory, array, ending):
+    rgb = read_image(save(tmp_path_factory.mktemp("p") / f"a.{ending}", array))
+    expected = array if array.dtype == np.uint8 else own_range(array)
+    np.testing.assert_array_equal(rgb, np.repeat(expected[:, :, None], 3, axis=2))
+
+
+def test_transparency_is_left_out_and_colours_stay(tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (8, 9, 4), dtype=np.uint8)
+    np.testing.assert_array_equal(read_image(png(tmp_path / "a.png", image)), image[..., :3])
+
+
+def test_a_plain_picture_has_no_slices(tmp_path):
+    file = save(tmp_path / "a.png", GRADIENT)
+    with pytest.raises(DataError, match="single picture"):
+        read_image(f"{file}#index=0")
+
+
+def test_a_sharp_in_a_real_name_is_part_of_the_name(tmp_path):
+    file = save(tmp_path / "case #3.png", GRADIENT)
+    assert read_image(file).shape == (48, 64, 3)
 
 
 def test_exif_orientation_is_applied(tmp_path):
@@ -129,6 +182,23 @@ def test_images_are_found_at_any_depth_sorted_and_without_following_loops(tmp_pa
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
     found = [path.relative_to(tmp_path).as_posix() for path in find_images([tmp_path])]
     assert found == ["a/x/y/3.tiff", "b/1.jpg", "b/2.PNG"]
+
+
+def test_volumes_and_dicom_without_ending_are_found(tmp_path):
+    for name in ("scan.nii.gz", "scan.nii", "a.DCM", "b.dicom", "c.gz", "IM1", "m.npz"):
+        (tmp_path / name).touch()
+    for name in ("IM0002", "1.2.840.5", "DICOMDIR", "other.txt"):
+        dicom(tmp_path / name, SHADES)
+    found = [path.name for path in find_images([tmp_path])]
+    assert found == ["1.2.840.5", "IM0002", "a.DCM", "b.dicom", "scan.nii", "scan.nii.gz"]
+
+
+def test_an_address_is_found_where_its_file_is(tmp_path):
+    (tmp_path / "v.nii").touch()
+    address = tmp_path / "v.nii#axis=2,index=0"
+    assert find_images([address]) == [address]
+    with pytest.raises(DataError, match="no file or folder"):
+        find_images([tmp_path / "w.nii#axis=2,index=0"])
 
 
 def test_the_same_file_named_twice_is_found_once(tmp_path):

@@ -10,6 +10,7 @@ from torch.nn.functional import normalize
 from ogkd.backbones.base import ImageFeatures
 from ogkd.errors import ConfigError
 from ogkd.features.views import FixedViews
+from ogkd.losses import diffuse
 from ogkd.methods import METHODS, Support, TextSide, Workplace, make_method, presets
 from ogkd.methods.ogkd import OGKDConfig, OGKDObjective, fit_together
 from ogkd.training import Batch
@@ -241,3 +242,85 @@ def test_settings_go_over_presets_go_over_defaults():
     ).config
     assert (config.gamma, config.train.epochs, config.lambda_lgd) == (0.9, 7, 0.75)
     assert config.train.batch_size == 4
+
+
+def make_normal(gamma, gamma_normal, normal):
+    bank = [unit(4, 8, seed=10 + c) for c in range(3)]
+    config = OGKDConfig(gamma=gamma, gamma_normal=gamma_normal)
+    return OGKDObjective([config], bank, 30.0, "cpu", normal=normal)
+
+
+def test_gamma_of_normal_classes_is_their_own_in_both_distillations():
+    batch, T_hat = make_batch(), unit(1, 3, 8, seed=5)
+    found = make_normal(0.6, 0.0, normal=(1,))(T_hat, batch)
+    expected = make_normal((0.6, 0.0, 0.6), None, normal=())(T_hat, batch)
+    plain = make_normal(0.6, None, normal=(1,))(T_hat, batch)
+    for name in ("total", "gad", "lgd"):
+        assert torch.equal(found[name], expected[name]), name
+        assert not torch.equal(found[name], plain[name]), name
+
+
+def test_gamma_normal_goes_over_a_vector_of_gammas():
+    objective = make_normal((0.1, 0.2, 0.3), 0.9, normal=(0, 2))
+    torch.testing.assert_close(objective.gamma, torch.tensor([[0.9, 0.2, 0.9]]))
+
+
+def test_with_gamma_normal_zero_the_teacher_keeps_its_word_on_the_normal_class():
+    """The minimum of GAD over p is at the diffused target: the normal class's is untouched."""
+    objective = make_normal(0.6, 0.0, normal=(1,))
+    log_q = unit(4, 3, seed=3).log_softmax(-1)
+    diffused = diffuse(log_q, objective.W[0], objective.gamma[0])
+    assert torch.equal(diffused[:, 1], log_q[:, 1])
+    assert not torch.equal(diffused[:, 0], log_q[:, 0])
+
+
+def test_gamma_normal_without_a_normal_class_is_refused(bert_backbone):
+    method = make_method("ogkd", settings=quick(gamma_normal=0))
+    with pytest.raises(ConfigError, match=r"gamma_normal is 0.*none of the 3 classes"):
+        method.fit(
+            [make_support(bert_backbone)], text_of(bert_backbone), seeds=[1], workplace=Workplace()
+        )
+    with pytest.raises(ConfigError, match="gamma_normal"):
+        make_method("ogkd", settings={"gamma_normal": 1.5})
+
+
+def test_the_normal_classes_come_from_the_text_side(bert_backbone):
+    def contexts(normal):
+        method = make_method("ogkd", settings=quick(gamma=0.9, gamma_normal=0, lambda_gad=20))
+        text = TextSide(bert_backbone, NAMES, PROMPTS, normal)
+        (head,) = method.fit([make_support(bert_backbone)], text, seeds=[1], workplace=Workplace())
+        return head.extra["context"]
+
+    assert torch.equal(contexts((1,)), contexts((1,)))
+    assert not torch.equal(contexts((1,)), contexts((2,)))
+
+
+def test_the_papers_ablations_are_presets():
+    def config(name):
+        return make_method("ogkd", preset=f"ablation/{name}").config
+
+    known = {name.removeprefix("ablation/") for name in presets("ogkd") if "ablation" in name}
+    assert known == {
+        "b",
+        "b+gad",
+        "b+gad+lgd",
+        "lgd-full-no-geometry",
+        "lgd-full-geometry",
+        "lgd-label-guided",
+    }
+    assert (config("b").gamma, config("b").lambda_lgd) == (0.0, 0.0)
+    assert config("b+gad").gamma > 0
+    assert config("b+gad").lambda_lgd == 0
+    assert config("b+gad+lgd").lambda_lgd > 0
+    assert config("b+gad+lgd") == config("lgd-label-guided")
+    assert config("lgd-full-geometry").lgd_variant == "full"
+    assert config("lgd-full-no-geometry").lgd_variant == "full_no_geometry"
+
+
+@pytest.mark.parametrize("variant", ["full", "full_no_geometry", "label_guided"])
+def test_every_variant_of_lgd_trains(bert_backbone, variant):
+    method = make_method("ogkd", settings=quick(lgd_variant=variant))
+    (head,) = method.fit(
+        [make_support(bert_backbone)], text_of(bert_backbone), seeds=[1], workplace=Workplace()
+    )
+    assert head.T.isfinite().all()

@@ -3,7 +3,9 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import normalize
 
-from ogkd.methods import TextSide, Workplace, make_method
+from ogkd.backbones.base import ImageFeatures
+from ogkd.features.views import FixedViews
+from ogkd.methods import Support, TextSide, Workplace, make_method
 
 NAMES = ("cyst", "stone")
 PROMPTS = (("a dark cyst", "round cyst"), ("a bright stone", "stone", "small stone"))
@@ -35,3 +37,37 @@ def test_zero_shot_knows_any_class(bert_backbone):
     other = method.head_for(head, TextSide(bert_backbone, ("tumor", "stone"), PROMPTS))
     torch.testing.assert_close(other.T[1], head.T[1], atol=1e-6, rtol=0)
     assert not torch.allclose(other.T[0], head.T[0], atol=1e-3)
+
+
+def test_the_selective_ensemble_leaves_out_outliers_on_the_support(bert_backbone):
+    """One prompt per class is far from every image, so its score is the outlier."""
+    prompts = tuple((f"a {n}", f"one {n}", f"the {n}", f"{n} seen", "zzz q") for n in NAMES)
+    text = TextSide(bert_backbone, NAMES, prompts)
+    bank = torch.stack(text.bank)
+    v = normalize(bank[:, :4].mean(dim=(0, 1), keepdim=True)[0] - bank[:, 4].mean(0), dim=-1)
+    support = Support(FixedViews(ImageFeatures(v.expand(4, 1, -1))), torch.tensor([0, 0, 1, 1]))
+    method = make_method("zero-shot-selective", settings={"tau": 1.5})
+    (head,) = method.fit([support], text, seeds=[1], workplace=Workplace())
+    for row, rows in zip(head.T, bank, strict=True):
+        mean = rows[:4].mean(0)
+        torch.testing.assert_close(row, mean / mean.norm(), atol=1e-6, rtol=0)
+
+
+def test_the_selective_ensemble_does_not_look_at_labels(bert_backbone):
+    text = TextSide(bert_backbone, NAMES, PROMPTS)
+    v = normalize(torch.randn(4, 1, bert_backbone.embed_dim), dim=-1)
+    supports = [
+        Support(FixedViews(ImageFeatures(v)), torch.tensor(labels))
+        for labels in ([0, 0, 1, 1], [1, 0, 1, 0])
+    ]
+    method = make_method("zero-shot-selective", settings={"tau": 0.5})
+    first, second = method.fit(supports, text, seeds=[1, 2], workplace=Workplace())
+    assert torch.equal(first.T, second.T)
+
+
+def test_without_images_nothing_is_left_out(bert_backbone):
+    method, _, (selective, _) = heads(bert_backbone, "zero-shot-selective", tau=0.01)
+    _, _, (ensemble, _) = heads(bert_backbone, "zero-shot-ensemble")
+    assert torch.equal(selective.T, ensemble.T)
+    other = method.head_for(selective, TextSide(bert_backbone, NAMES[::-1], PROMPTS[::-1]))
+    torch.testing.assert_close(other.T, ensemble.T.flip(0), atol=1e-6, rtol=0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ogkd.errors import ConfigError
-from ogkd.prompts.bank import TEMPLATES, bank_for, read_bank
+from ogkd.prompts.bank import TEMPLATES, bank_for, fallback_note, read_bank, shipped_banks
 
 NAMES = ["kidney stone", "normal"]
 
@@ -23,11 +23,55 @@ def test_a_bank_is_matched_in_any_case_with_underscores_and_blank_texts_go():
     assert bank_for(NAMES, bank) == [["s1", "s2"], ["n"]]
 
 
-def test_a_bank_that_lacks_classes_names_them_all():
+def test_a_bank_with_none_of_the_classes_is_refused_by_name():
     with pytest.raises(
         ConfigError, match=r"no prompts for: kidney stone, normal\. It knows: other"
     ):
         bank_for(NAMES, {"other": ["x"]})
+
+
+def test_a_refused_bank_says_which_names_look_alike():
+    with pytest.raises(ConfigError, match="'stone-kidney' of the bank looks like 'kidney stone'"):
+        bank_for(NAMES, {"stone-kidney": ["x"], "Normals": ["y"]})
+
+
+def test_templates_stand_in_for_the_classes_that_a_bank_lacks():
+    stones, normal = bank_for(NAMES, {"normal": ["n1", "n2"]})
+    assert normal == ["n1", "n2"]
+    assert stones == [template.format("kidney stone") for template in TEMPLATES]
+
+
+def test_a_note_tells_how_to_do_better_than_templates():
+    note = fallback_note(NAMES, None)
+    assert note is not None
+    assert "2 classes use 12 templates" in note
+    assert "ogkd prompts new" in note
+    assert "ogkd prompts generate" in note
+    assert "--prompts" in note
+
+
+def test_a_note_names_the_missing_classes_and_the_bank_s_names_that_look_like_them():
+    note = fallback_note(NAMES, {"Normal": ["n"], "Kidney-stones": ["s"]})
+    assert note is not None
+    assert "no prompts for: kidney stone; templates stand in" in note
+    assert "'Kidney-stones' of the bank looks like 'kidney stone' of the data" in note
+
+
+def test_a_name_that_a_class_uses_already_is_not_offered_to_another():
+    note = fallback_note(["lung tumor", "lung tumors"], {"lung tumor": ["x"]})
+    assert note is not None
+    assert "looks like" not in note
+
+
+def test_a_note_offers_the_shipped_bank_of_the_same_classes():
+    note = fallback_note(["normal_scan", "Benign tumor", "malignant tumor"], None)
+    assert note is not None
+    assert "--prompts busi" in note
+    assert "generate" not in note
+
+
+def test_there_is_no_note_where_every_class_has_prompts():
+    assert fallback_note(NAMES, {"normal": ["n"], "kidney_stone": ["s"], "more": ["m"]}) is None
 
 
 @pytest.mark.parametrize(
@@ -65,6 +109,8 @@ def test_a_file_is_read_as_utf8(tmp_path):
         ('{"a": ["gro\xdf"]}'.encode("latin-1"), "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b'["a"]', "must be an object"),
+        (b"{}", "has no classes"),
+        (b'{"a": ["x"], "a": ["y"]}', "'a' stands there twice"),
     ],
 )
 def test_a_broken_file_is_refused_by_name(tmp_path, content, words):
@@ -80,6 +126,25 @@ def test_a_file_that_is_not_there_is_refused(tmp_path, make):
     make(tmp_path / "bank.json")
     with pytest.raises(ConfigError, match="Cannot read"):
         read_bank(tmp_path / "bank.json")
+
+
+def test_an_unknown_name_lists_the_shipped_banks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"Cannot read bussi.*a bank's name: btmri, busi, "):
+        read_bank(Path("bussi"))
+
+
+def test_eleven_banks_are_shipped_with_fifty_prompts_for_each_of_56_classes():
+    banks = {name: read_bank(Path(name)) for name in shipped_banks()}
+    assert len(banks) == 11
+    counts = [len(texts) for bank in banks.values() for texts in bank.values()]
+    assert counts == [50] * 56
+
+
+def test_a_file_of_the_name_comes_before_the_shipped_bank(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "busi").write_text('{"mine": ["text"]}')
+    assert read_bank(Path("busi")) == {"mine": ["text"]}
 
 
 def test_a_bare_name_is_a_shipped_bank():

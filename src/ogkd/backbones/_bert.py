@@ -16,6 +16,7 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel
 
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
+from ogkd.backbones._packed import frozen_linear
 from ogkd.backbones._weights import KeyTable, needed_shape
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
@@ -68,7 +69,8 @@ class TextTower(nn.Module):
 
     def forward(self, embeddings: Tensor, mask: Tensor, dropout: TextDropout | None) -> Tensor:
         """Features [B, d], not normalised."""
-        hidden = bert_hidden(self.bert, embeddings, mask, dropout)
+        first_only = self.pooling not in ("mean_pooler", "max_pooler")
+        hidden = bert_hidden(self.bert, embeddings, mask, dropout, first_only=first_only)
         return self.proj(self._pool(hidden, mask))  # type: ignore[no-any-return]
 
     def _pool(self, hidden: Tensor, mask: Tensor) -> Tensor:
@@ -100,13 +102,19 @@ def _projection(config: OpenClipConfig, width: int) -> nn.Module:
 
 
 def bert_hidden(
-    model: Any, embeddings: Tensor, mask: Tensor, dropout: TextDropout | None = None
+    model: Any,
+    embeddings: Tensor,
+    mask: Tensor,
+    dropout: TextDropout | None = None,
+    *,
+    first_only: bool = False,
 ) -> Tensor:
     """Last hidden states [B, L, w] of a BertModel for word embeddings [B, L, w].
 
     `mask` [B, L] is True where there is a token. With `dropout`, BERT's own rates apply in
     BERT's own places: after the embeddings' norm, on the attention probabilities, and after
-    both output layers of a block.
+    both output layers of a block. `first_only` gives the first token's state alone, [B, 1, w],
+    and leaves out of the last block what only the others need.
     """
     config = model.config
     rate: float = config.hidden_dropout_prob
@@ -115,31 +123,72 @@ def bert_hidden(
         return values if dropout is None else dropout(values, rate)
 
     table = model.embeddings
-    length = embeddings.shape[1]
+    rows = _Rows(mask)
     hidden: Tensor = embeddings + table.token_type_embeddings.weight[0]
-    hidden = hidden + table.position_embeddings.weight[:length]
+    hidden = rows.take(hidden + table.position_embeddings.weight[: mask.shape[1]])  # [n, w]
     hidden = drop(table.LayerNorm(hidden))
-    # Without padding no mask is needed, and attention is faster for it.
-    keys = None if bool(mask.all()) else mask[:, None, None, :]
-    for layer in model.encoder.layer:
-        attended = _attention(layer.attention.self, hidden, keys, config, dropout)
+    last = len(model.encoder.layer) - 1
+    for number, layer in enumerate(model.encoder.layer):
+        asking = rows
+        if first_only and number == last:
+            asking = _Rows(mask[:, :1])
+        attended, hidden = _attention(layer.attention.self, hidden, rows, asking, config, dropout)
         output = layer.attention.output
-        hidden = output.LayerNorm(drop(output.dense(attended)) + hidden)
-        output = layer.output
-        hidden = output.LayerNorm(drop(output.dense(layer.intermediate(hidden))) + hidden)
-    return hidden
+        hidden = output.LayerNorm(drop(frozen_linear(output.dense, attended)) + hidden)
+        output, inner = layer.output, layer.intermediate
+        wide = inner.intermediate_act_fn(frozen_linear(inner.dense, hidden))
+        hidden = output.LayerNorm(drop(frozen_linear(output.dense, wide)) + hidden)
+    return asking.put_back(hidden)
+
+
+class _Rows:
+    """The tokens of a padded batch as rows without the padding: linear layers need no more."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+        self.places = None if bool(mask.all()) else mask.flatten().nonzero().squeeze(1)
+
+    def take(self, values: Tensor) -> Tensor:
+        """[B, L, w] -> [n, w]."""
+        flat = values.flatten(0, 1)
+        return flat if self.places is None else flat[self.places]
+
+    def put_back(self, rows: Tensor) -> Tensor:
+        """[n, w] -> [B, L, w], zeros in the padding."""
+        shape = (*self.mask.shape, rows.shape[1])
+        if self.places is None:
+            return rows.view(shape)
+        empty = rows.new_zeros(self.mask.numel(), rows.shape[1])
+        return empty.index_copy(0, self.places, rows).view(shape)
 
 
 def _attention(
-    module: Any, hidden: Tensor, keys: Tensor | None, config: Any, dropout: TextDropout | None
-) -> Tensor:
-    """Self-attention [B, L, w]; explicit only where its probabilities are to be dropped."""
+    module: Any,
+    hidden: Tensor,
+    rows: _Rows,
+    asking: _Rows,
+    config: Any,
+    dropout: TextDropout | None,
+) -> tuple[Tensor, Tensor]:
+    """Self-attention of the asking tokens to all, and these tokens' own states: [m, w] both.
+
+    Explicit only where its probabilities are to be dropped.
+    """
     heads: int = config.num_attention_heads
     rate: float = config.attention_probs_dropout_prob
-    query, key, value = (
-        part(hidden).unflatten(-1, (heads, -1)).transpose(1, 2)  # [B, heads, L, w / heads]
-        for part in (module.query, module.key, module.value)
-    )
+    own = hidden
+    if asking is not rows:
+        own = asking.take(rows.put_back(hidden)[:, : asking.mask.shape[1]])
+
+    def split(part: Any, values: Tensor, places: _Rows) -> Tensor:
+        padded = places.put_back(frozen_linear(part, values))
+        batch, length, _ = padded.shape
+        return padded.view(batch, length, heads, -1).transpose(1, 2)  # [B, heads, L, w / heads]
+
+    query = split(module.query, own, asking)
+    key, value = split(module.key, hidden, rows), split(module.value, hidden, rows)
+    # Without padding no mask is needed, and attention is faster for it.
+    keys = None if rows.places is None else rows.mask[:, None, None, :]
     if dropout is None or rate == 0.0:
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys)
     else:
@@ -147,7 +196,7 @@ def _attention(
         if keys is not None:
             scores = scores.masked_fill(~keys, torch.finfo(scores.dtype).min)
         mixed = dropout(scores.softmax(dim=-1), rate) @ value
-    return mixed.transpose(1, 2).flatten(2)
+    return asking.take(mixed.transpose(1, 2).flatten(2)), own
 
 
 def text_table(tower: TextTower, prefix: str) -> KeyTable:

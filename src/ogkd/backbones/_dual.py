@@ -45,7 +45,8 @@ class DualBackbone(TransformersBackbone):
         if text.config.model_type == "bert":
             from ogkd.backbones._bert import bert_hidden
 
-            pooled = text.pooler(bert_hidden(text, embeddings, tokens.mask, dropout))
+            hidden = bert_hidden(text, embeddings, tokens.mask, dropout, first_only=True)
+            pooled = text.pooler(hidden)
         elif dropout is None:
             output = text(inputs_embeds=embeddings, attention_mask=tokens.mask.long())
             pooled = output.pooler_output

@@ -9,12 +9,15 @@ import torch
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import Record, find_record, record_for_hub_id, unknown
+from ogkd.backbones.engines import require_engine, with_engine
 from ogkd.errors import BackboneError, ConfigError
 
 __all__ = ["detect_format", "load_backbone", "load_folder", "resolve", "resolve_device"]
 
 
-def load_backbone(name_or_path_or_hub_id: str | Path, *, device: str = "auto") -> Backbone:
+def load_backbone(
+    name_or_path_or_hub_id: str | Path, *, device: str = "auto", engine: str = "torch"
+) -> Backbone:
     """Load a frozen vision-language model.
 
     Args:
@@ -22,24 +25,31 @@ def load_backbone(name_or_path_or_hub_id: str | Path, *, device: str = "auto") -
             (`ogkd backbones list`); or a hub id, "org/name". What is on the hub is fetched at
             the first use and then taken from the cache.
         device: "auto" takes a GPU if there is one; else "cpu", "cuda", "cuda:1", "mps".
+        engine: how images are encoded: "torch" in float32, or "int8", faster on a CPU but with
+            features of its own (ogkd.backbones.engines).
 
     Example:
         >>> backbone = load_backbone("builtin")
         >>> backbone.encode_texts(["an ultrasound of a benign cyst"]).shape[0]
         1
     """
-    target = resolve_device(device)
-    name = str(name_or_path_or_hub_id)
-    found = resolve(name_or_path_or_hub_id)
+    require_engine(engine)
+    if engine != "torch" and device == "auto":
+        device = "cpu"  # where the other engines run
+    return with_engine(_load(name_or_path_or_hub_id, resolve_device(device)), engine)
+
+
+def _load(wanted: str | Path, device: torch.device) -> Backbone:
+    found = resolve(wanted)
     if isinstance(found, Path):
-        return load_folder(found, name=name, device=target)
+        return load_folder(found, name=str(wanted), device=device)
     if found.format == "builtin":
         from ogkd.backbones.builtin import load_builtin
 
-        return load_builtin(device=target)
+        return load_builtin(device=device)
     from ogkd.backbones.hub import fetch, present
 
-    return load_folder(present(found) or fetch(found), name=found.name, device=target)
+    return load_folder(present(found) or fetch(found), name=found.name, device=device)
 
 
 def resolve(wanted: str | Path) -> Record | Path:

@@ -51,12 +51,18 @@ class TextDropout:
         slices = len(self.generators)
         if values.shape[0] % slices:
             raise ValueError(f"A batch of {values.shape[0]} does not divide into {slices} streams.")
-        shape = (values.shape[0] // slices, *values.shape[1:])
-        keep = [
-            torch.empty(shape, dtype=values.dtype).bernoulli_(1.0 - rate, generator=generator)
-            for generator in self.generators
-        ]
-        return values * torch.cat(keep).to(values.device) / (1.0 - rate)
+        count = values.numel() // slices
+        keep = torch.cat([_coins(count, rate, generator) for generator in self.generators])
+        scaled = keep.to(values.dtype).mul_(1.0 / (1.0 - rate)).view(values.shape)
+        return values * scaled.to(values.device)
+
+
+def _coins(count: int, rate: float, generator: torch.Generator) -> Tensor:
+    """`count` booleans, False with probability `rate` to 16 bits; four from each random number."""
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(
+        -(2**63), None, generator=generator
+    )
+    return bits.view(torch.int16)[:count] >= round(rate * 2**16) - 2**15
 
 
 class Backbone(ABC):
@@ -73,6 +79,7 @@ class Backbone(ABC):
         patch_grid: (rows, columns) of patches; P is their product.
         logit_scale: tau, already exponentiated (about 85 for BiomedCLIP).
         device: where it runs.
+        engine: how images are encoded (ogkd.backbones.engines); other engines, other features.
     """
 
     name: str
@@ -86,6 +93,7 @@ class Backbone(ABC):
     patch_grid: tuple[int, int]
     logit_scale: float
     device: torch.device
+    engine: str = "torch"
 
     @abstractmethod
     def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:

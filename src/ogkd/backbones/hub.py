@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from ogkd.backbones._download import Repository
 from ogkd.backbones._weights import read_state
 from ogkd.backbones.catalog import Record, catalog
+from ogkd.download import check_space
 from ogkd.errors import BackboneError, StorageError
 from ogkd.files import cache_dir, folder_atomically, sha256_file, storage_errors, write_json
 
@@ -187,7 +188,10 @@ def _fetch_weights(record: Record, hub: Repository, kind: str) -> _Weights:
             continue
         # Once in the hub's cache, and once more, converted, in ours.
         needs = {hub.cache: 0 if facts.cached else facts.size, cache_dir(): facts.size}
-        _check_space(needs, record)
+        remedy = (
+            "set OGKD_CACHE (and HF_HOME, for the hub's own cache) to a folder on a larger disk"
+        )
+        check_space(needs, what=record.name, remedy=remedy)
         path = hub.download(name)
         found = sha256_file(path)
         expected = (record.sha256 if name == record.weights else None) or facts.sha256
@@ -256,21 +260,3 @@ def _link_or_copy(path: Path, target: Path) -> None:
         os.link(path.resolve(), target)
     except OSError:
         shutil.copyfile(path, target)
-
-
-def _check_space(needs: Mapping[Path, int], record: Record) -> None:
-    """Refuse before the work rather than in the middle of it."""
-    disks: dict[int, tuple[Path, int]] = {}
-    for place, size in needs.items():
-        while not place.exists():
-            place = place.parent
-        device = place.stat().st_dev
-        disks[device] = (place, size + disks.get(device, (place, 0))[1])
-    for place, needed in disks.values():
-        free = shutil.disk_usage(place).free
-        if free < needed:
-            raise StorageError(
-                f"{record.name} needs {needed / 1e6:,.1f} MB in {place}, where "
-                f"{free / 1e6:,.1f} MB are free. Free some space, or set OGKD_CACHE (and HF_HOME, "
-                "for the hub's own cache) to a folder on a larger disk."
-            )

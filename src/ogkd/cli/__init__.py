@@ -15,14 +15,17 @@ import typer
 
 from ogkd.cli import (
     backbones,
+    data,
     demo,
     doctor,
     embed,
     evaluate,
     fit,
     import_checkpoint,
+    methods,
     phantoms,
     predict,
+    prompts,
 )
 from ogkd.errors import OgkdError
 
@@ -42,7 +45,10 @@ app.command("embed")(embed.embed)
 app.command("phantoms")(phantoms.phantoms)
 app.command("demo")(demo.demo)
 app.command("import-checkpoint")(import_checkpoint.import_checkpoint)
+app.add_typer(prompts.app, name="prompts")
 app.add_typer(backbones.app, name="backbones")
+app.add_typer(data.app, name="data")
+app.command("methods")(methods.methods)
 app.command("doctor")(doctor.doctor)
 
 

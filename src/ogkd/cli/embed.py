@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ogkd.cli.options import DeviceOption, EngineOption, SliceOption
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_atomically
 from ogkd.progress import progress_bar
@@ -33,11 +34,13 @@ def embed(
         Path | None, typer.Option(help="A text file: each line is encoded instead of images.")
     ] = None,
     patches: Annotated[bool, typer.Option("--patches", help="Write patch features too.")] = False,
+    slice: SliceOption = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave unreadable files out instead of stopping.")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 32,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device: DeviceOption = "auto",
+    encoder_engine: EngineOption = "torch",
 ) -> None:
     """Write image features (or text features) of a frozen backbone.
 
@@ -60,10 +63,14 @@ def embed(
         lines = _read_lines(texts)
         _embed_texts(load_backbone(backbone, device=device), lines, out)
         return
-    from ogkd.images import find_images
+    from ogkd.images import find_images, with_slice
+    from ogkd.images.address import parse_rule
 
+    rule = None if slice is None else parse_rule(slice)
     paths = sorted(find_images(images or []), key=lambda path: path.as_posix())
-    model = load_backbone(backbone, device=device)
+    if rule is not None:
+        paths = [with_slice(path, rule) for path in paths]
+    model = load_backbone(backbone, device=device, engine=encoder_engine)
     _embed_images(model, paths, out, patches=patches, skip_bad=skip_bad, batch_size=batch_size)
 
 

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from ogkd.cli.options import BackboneOption, DataArgument, DeviceOption, read_settings
+from ogkd.cli.options import (
+    BackboneOption,
+    DataArgument,
+    DeviceOption,
+    EngineOption,
+    OnErrorOption,
+    SliceOption,
+    read_settings,
+)
 
 
 def fit(
@@ -17,7 +25,10 @@ def fit(
     out: Annotated[Path, typer.Option("--out", "-o", help="The model folder to make.")],
     backbone: BackboneOption = "builtin",
     method: Annotated[
-        str, typer.Option("--method", "-m", help="ogkd, zero-shot, zero-shot-ensemble, ...")
+        str,
+        typer.Option(
+            "--method", "-m", help="ogkd, fused, gda, zero-shot, ... (see `ogkd methods`)."
+        ),
     ] = "ogkd",
     shots: Annotated[
         int | None, typer.Option(help="Images per class to learn from (default: all).")
@@ -31,12 +42,20 @@ def fit(
         typer.Option("--set", help="Change one setting: train.epochs=50. May be repeated."),
     ] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON of class name -> texts (default: templates).")
+        Path | None,
+        typer.Option(help="JSON of class name -> texts, or a bank's name (default: templates)."),
     ] = None,
+    normal: Annotated[
+        list[str] | None,
+        typer.Option(help='A class that means "nothing found" (default: by its name).'),
+    ] = None,
+    slice: SliceOption = None,
+    on_error: OnErrorOption = "stop",
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget an interrupted fit into the same folder.")
     ] = False,
     device: DeviceOption = "auto",
+    encoder_engine: EngineOption = "torch",
 ) -> None:
     """Learn a classifier from labelled images. Run the same command again to resume."""
     from ogkd.fitting import fit as fit_model
@@ -51,9 +70,14 @@ def fit(
         preset=preset,
         settings=read_settings(settings or []),
         prompts=prompts,
+        normal=normal,
+        slice=slice,
+        on_error=on_error,
+        say=lambda note: typer.echo(note, err=True),
         out=out,
         restart=restart,
         device=device,
+        engine=encoder_engine,
     )
     seconds = time.perf_counter() - began
     card = model.card

@@ -11,14 +11,42 @@ import typer
 
 from ogkd.errors import ConfigError
 
-__all__ = ["BackboneOption", "DataArgument", "DeviceOption", "ModelArgument", "read_settings"]
+__all__ = [
+    "BackboneOption",
+    "DataArgument",
+    "DeviceOption",
+    "EngineOption",
+    "EngineOverride",
+    "ModelArgument",
+    "OnErrorOption",
+    "SliceOption",
+    "read_settings",
+]
 
 BackboneOption = Annotated[
     str, typer.Option("--backbone", "-b", help="A known name, a folder or a hub id.")
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
+EngineOption = Annotated[
+    str, typer.Option(help="How images are encoded: torch (float32), int8 or int8-fast (CPU).")
+]
+EngineOverride = Annotated[
+    str | None, typer.Option(help="Encode images in another way than the fit: torch, int8, ...")
+]
 DataArgument = Annotated[
-    Path, typer.Argument(help="Class folders, {train,val,test}/class folders, or a CSV.")
+    Path,
+    typer.Argument(
+        help="Class folders, {train,val,test}/class folders, a CSV, a split JSON, a MedMNIST "
+        ".npz, or the name of a downloaded benchmark."
+    ),
+]
+OnErrorOption = Annotated[
+    str,
+    typer.Option(help="Unreadable files: stop (all are listed) or skip (noted in skipped.csv)."),
+]
+SliceOption = Annotated[
+    str | None,
+    typer.Option(help="The slice of NIfTI volumes and cines: axis=2,index=middle or index=0."),
 ]
 ModelArgument = Annotated[Path, typer.Argument(help="A folder that `ogkd fit --out` made.")]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ogkd.cli.options import DeviceOption, ModelArgument
+from ogkd.cli.options import DeviceOption, EngineOverride, ModelArgument, SliceOption
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -27,19 +27,27 @@ def predict(
     backbone: Annotated[
         str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
     ] = None,
+    slice: SliceOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 32,
     device: DeviceOption = "auto",
+    encoder_engine: EngineOverride = None,
 ) -> None:
     """Print a CSV: path, prediction, probability, error, one column per class.
 
     Rows go to standard output: add `> predictions.csv` to keep them. A file
     that cannot be read gets a row with the reason, and the exit code is 1.
+    Volumes without a slice of their own get the one of --slice, or else the
+    one that the model learned from.
     """
     from ogkd.classifier import load
-    from ogkd.images import find_images
+    from ogkd.images import find_images, with_slice
+    from ogkd.images.address import parse_rule
 
+    chosen = None if slice is None else parse_rule(slice)
     paths = find_images(images)
-    classifier = load(model, backbone=backbone, device=device)
+    classifier = load(model, backbone=backbone, device=device, engine=encoder_engine)
+    if rule := chosen or classifier.card.slice:
+        paths = [with_slice(path, rule) for path in paths]
     try:
         failed = _write(classifier, paths, batch_size)
     except BrokenPipeError:

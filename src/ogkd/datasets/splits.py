@@ -3,30 +3,181 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal, get_args
 
-from ogkd.datasets.manifest import Item
+from ogkd.datasets._items import Item, Manifest
+from ogkd.datasets.groups import split_by_group, split_items
 from ogkd.errors import ConfigError
 
-__all__ = ["few_shot"]
+__all__ = [
+    "Sampling",
+    "base_and_novel",
+    "few_shot",
+    "flip_labels",
+    "keep_classes",
+    "shortfalls",
+    "split_by_group",
+    "split_items",
+    "support_and_val",
+]
+
+Sampling = Literal["released", "nested"]
+_VAL_SHOTS = 4  # the released code draws min(shots, 4) images per class to validate on
 
 
-def few_shot(items: Sequence[Item], shots: int | None, seed: int) -> list[Item]:
-    """`shots` images of each class, drawn as the released code draws them (AUDIT #31).
+def few_shot(
+    items: Sequence[Item], shots: int | None, seed: int, *, sampling: Sampling = "released"
+) -> list[Item]:
+    """`shots` images of each class; a class with fewer gives all it has. None keeps every image.
 
-    Classes are taken in the order of first appearance; a class with fewer images gives all
-    it has. `shots` None keeps every image.
+    `released` draws what the released code draws (AUDIT #31): Python's generator, classes in the
+    order of first appearance, so it depends on the order of the items and the sets of different
+    shots are unrelated. `nested` depends on the paths alone, not on their order, and the images
+    of K shots are among those of any larger number.
     """
+    return support_and_val(items, (), shots, seed, sampling=sampling)[0]
+
+
+def support_and_val(
+    train: Sequence[Item],
+    val: Sequence[Item],
+    shots: int | None,
+    seed: int,
+    *,
+    sampling: Sampling = "released",
+) -> tuple[list[Item], list[Item]]:
+    """`shots` images per class to learn from and at most 4 per class to validate on.
+
+    The released draw of `val` goes on with the generator where that of `train` stopped.
+    """
+    if sampling not in get_args(Sampling):
+        known = ", ".join(get_args(Sampling))
+        raise ConfigError(f"sampling must be one of {known}, but is '{sampling}'.")
     if shots is None:
-        return list(items)
+        return list(train), list(val)
     if shots < 1:
-        raise ConfigError(f"shots must be at least 1, but is {shots}.")
+        raise ConfigError(
+            f"shots must be at least 1, but is {shots}. Leave it out to learn from all images; "
+            "a zero-shot method needs none."
+        )
+    few = min(shots, _VAL_SHOTS)
+    if sampling == "nested":
+        return _nested(train, shots, seed), _nested(val, few, seed)
+    rng = random.Random(seed)
+    return _released(train, shots, rng), _released(val, few, rng)
+
+
+def _released(items: Sequence[Item], shots: int, rng: random.Random) -> list[Item]:
+    drawn: list[Item] = []
+    for mine in _by_label(items).values():
+        # A class with exactly `shots` images is shuffled too, as released: it moves the generator.
+        drawn += rng.sample(mine, shots) if len(mine) >= shots else mine
+    return drawn
+
+
+def _nested(items: Sequence[Item], shots: int, seed: int) -> list[Item]:
+    by_label = _by_label(items)
+    return [
+        item
+        for label in sorted(by_label)
+        for item in _shuffled(by_label[label], f"nested {seed} {label}")[:shots]
+    ]
+
+
+def _by_label(items: Sequence[Item]) -> dict[int, list[Item]]:
     by_label: dict[int, list[Item]] = {}
     for item in items:
         by_label.setdefault(item.label, []).append(item)
-    rng = random.Random(seed)
-    drawn: list[Item] = []
-    for group in by_label.values():
-        # A class with exactly `shots` images is shuffled too, as released: it moves the generator.
-        drawn += rng.sample(group, shots) if len(group) >= shots else group
-    return drawn
+    return by_label
+
+
+def _shuffled(items: Sequence[Item], seed: str) -> list[Item]:
+    """A random order that depends on the paths and the seed, not on the order given."""
+    order = sorted(items, key=lambda item: item.path.as_posix())
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def shortfalls(
+    class_names: Sequence[str], drawn: Sequence[Item], shots: int | None
+) -> dict[str, int]:
+    """The classes that have fewer images than `shots`, and how many they have."""
+    counts = Counter(item.label for item in drawn)
+    return {
+        name: counts[label]
+        for label, name in enumerate(class_names)
+        if shots is not None and 0 < counts[label] < shots
+    }
+
+
+def base_and_novel(class_names: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The labels of the base classes (the first half, rounded up) and of the novel ones.
+
+    >>> base_and_novel(["cyst", "stone", "tumor", "normal", "other"])
+    ((0, 1, 2), (3, 4))
+    """
+    if len(class_names) < 2:
+        raise ConfigError(
+            f"Base and novel classes need at least 2 classes, but there are {len(class_names)}."
+        )
+    base = (len(class_names) + 1) // 2
+    return tuple(range(base)), tuple(range(base, len(class_names)))
+
+
+def keep_classes(manifest: Manifest, labels: Sequence[int]) -> Manifest:
+    """The dataset with these classes only, numbered from 0 in the order of their old labels.
+
+    The released code draws its shots from all classes first and keeps the base classes then;
+    `ogkd.datasets.subsets.draw_subset` does both in that order.
+    """
+    kept = sorted(set(labels))
+    count = len(manifest.class_names)
+    if not kept or len(kept) < len(labels) or kept[0] < 0 or kept[-1] >= count:
+        raise ConfigError(
+            f"Classes to keep are different labels from 0 to {count - 1}, but got {list(labels)}."
+        )
+    new = {label: number for number, label in enumerate(kept)}
+    items = tuple(
+        replace(item, label=new[item.label]) for item in manifest.items if item.label in new
+    )
+    return Manifest(items, tuple(manifest.class_names[label] for label in kept))
+
+
+def flip_labels(
+    items: Sequence[Item], flips: int, seed: int, *, allowed: Sequence[int]
+) -> list[Item]:
+    """Give `flips` images of each class the label of another `allowed` class, at random.
+
+    The paper's label noise (the released code has none): all classes are allowed in few-shot
+    evaluation, the base classes in base-to-novel. A class with fewer images has all of them
+    flipped. The order of the items is kept and does not matter; the flips of k are among those
+    of k + 1.
+    """
+    counts = Counter(item.label for item in items)
+    if flips < 0 or flips > max(counts.values(), default=0):
+        raise ConfigError(
+            f"flips must be from 0 to the images per class ({max(counts.values(), default=0)}), "
+            f"but is {flips}."
+        )
+    if flips == 0:
+        return list(items)
+    others = {
+        label: [other for other in sorted(set(allowed)) if other != label] for label in counts
+    }
+    if len(set(allowed)) < 2 or not counts.keys() <= set(allowed):
+        raise ConfigError(
+            f"Labels can be flipped among {sorted(set(allowed))}, but the images have "
+            f"{sorted(counts)}. Allow at least two classes and all that there are images of."
+        )
+    new: dict[int, int] = {}
+    for label in counts:
+        rng = random.Random(f"flip {seed} {label}")
+        # Places, not items: the same image may be there twice.
+        mine = [place for place, item in enumerate(items) if item.label == label]
+        mine.sort(key=lambda place: items[place].path.as_posix())
+        rng.shuffle(mine)
+        new.update({place: rng.choice(others[label]) for place in mine[:flips]})
+    return [replace(item, label=new.get(place, item.label)) for place, item in enumerate(items)]

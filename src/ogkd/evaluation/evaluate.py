@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from ogkd.classifier import Classifier
-from ogkd.datasets.manifest import Manifest, read_manifest, require_files
+from ogkd.datasets.fetch import resolve_data
+from ogkd.datasets.manifest import Manifest, require_files
 from ogkd.errors import DataError
 from ogkd.evaluation.metrics import classification_metrics
 from ogkd.features.store import FeatureStore
+from ogkd.features.usable import sliced
 
 __all__ = ["evaluate"]
 
@@ -21,8 +23,8 @@ def evaluate(
 
     Where the data has no splits, all of its images are judged.
     """
-    manifest = data if isinstance(data, Manifest) else read_manifest(data)
-    items = manifest.part(split)
+    manifest = resolve_data(data)
+    items = sliced(manifest.part(split), classifier.card.slice)
     numbers = _numbers(classifier, manifest, {item.label for item in items})
     require_files(items)
     store = FeatureStore(classifier.backbone)

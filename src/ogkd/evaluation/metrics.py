@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support
 
-__all__ = ["classification_metrics"]
+__all__ = ["aurc", "classification_metrics"]
 
 
 def classification_metrics(
@@ -39,3 +39,22 @@ def classification_metrics(
         "macro_f1": float(f1_score(truth, said, labels=present, average="macro", zero_division=0)),
         "per_class": per_class,
     }
+
+
+def aurc(labels: ArrayLike, probabilities: ArrayLike) -> float:
+    """Area under the risk-coverage curve: the mean error rate among the k most confident, k=1..n.
+
+    Confidence is the largest probability. Images of equal confidence have no order of their
+    own, so the value is the expectation over all orders: each counts as their common error rate.
+
+    >>> aurc([0, 1], [[0.9, 0.1], [0.6, 0.4]])  # right where sure, wrong where not
+    0.25
+    """
+    truth, p = np.asarray(labels), np.asarray(probabilities)
+    if len(truth) == 0:
+        raise ValueError("There is no image to judge.")
+    wrong = (p.argmax(axis=1) != truth).astype(float)
+    _, tie = np.unique(-p.max(axis=1), return_inverse=True)  # 0: the most confident
+    sizes = np.bincount(tie)
+    expected = (np.bincount(tie, weights=wrong) / sizes).repeat(sizes)
+    return float((expected.cumsum() / np.arange(1, len(wrong) + 1)).mean())

@@ -16,7 +16,9 @@ from ogkd.errors import DataError
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import Preprocessing, center_crop, normalise
 
-__all__ = ["BadFile", "EncodedBatch", "encode_files", "unreadable", "unreadable_error"]
+__all__ = ["ADVICE", "BadFile", "EncodedBatch", "encode_files", "unreadable", "unreadable_error"]
+
+ADVICE = "Mend them, take them out of the data, or leave them out with --on-error skip."
 
 
 @dataclass(frozen=True)

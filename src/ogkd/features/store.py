@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +25,9 @@ from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import DataError
-from ogkd.features.extract import unreadable, unreadable_error
-from ogkd.files import cache_dir, sha256_file, write_atomically
+from ogkd.features.extract import ADVICE, unreadable, unreadable_error
+from ogkd.files import cache_dir, write_atomically
+from ogkd.images.address import content_key
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import center_crop, normalise, random_resized_crop
 from ogkd.progress import Bar, progress_bar
@@ -60,6 +62,7 @@ class FeatureStore:
         name = hashlib.sha256(recipe.encode()).hexdigest()[:24]
         self.folder = (root or cache_dir() / "features") / name
         self.encoded = 0  # views computed, not found, since this object was made
+        self.seconds = 0.0  # what that took, decoding included
         self._entries: dict[str, Path] = {}
         self._shards: set[Path] = set()
 
@@ -68,8 +71,26 @@ class FeatureStore:
     ) -> ImageFeatures:
         """Features of every view of every file: globals [N, V, d], patches [N, V, P, d] (fp16)."""
         self._find_shards()
+        try:
+            keys = self._complete(paths, views, patches=patches)
+        except DataError:
+            # One bad file stops the work: name all of them at once.
+            if bad := unreadable(paths):
+                raise unreadable_error(bad, ADVICE) from None
+            raise
+        flat = [key for row in keys for key in row]
+        found = self._read(flat, patches=patches)
+        return ImageFeatures(
+            found.globals.unflatten(0, (len(paths), len(views))),
+            None if found.patches is None else found.patches.unflatten(0, (len(paths), len(views))),
+        )
+
+    def _complete(
+        self, paths: Sequence[Path], views: Sequence[View], *, patches: bool
+    ) -> list[list[str]]:
+        """Encode what is missing; the keys of every view of every file."""
         with ThreadPoolExecutor(max_workers=2) as pool:
-            hashes = list(pool.map(_hash, paths))
+            hashes = list(pool.map(content_key, paths))
         keys = [[f"{sha}-{view.key}" for view in views] for sha in hashes]
         missing: dict[str, tuple[Path, str, View]] = {}
         for path, sha, row in zip(paths, hashes, keys, strict=True):
@@ -77,18 +98,8 @@ class FeatureStore:
                 if not self._has(key, patches):
                     missing[key] = (path, sha, view)
         if missing:
-            try:
-                self._encode(missing, patches=patches)
-            except DataError:
-                # One bad file stops the work: name all of them at once.
-                bad = unreadable(paths)
-                raise unreadable_error(bad, "Mend them or take them out of the data.") from None
-        flat = [key for row in keys for key in row]
-        found = self._read(flat, patches=patches)
-        return ImageFeatures(
-            found.globals.unflatten(0, (len(paths), len(views))),
-            None if found.patches is None else found.patches.unflatten(0, (len(paths), len(views))),
-        )
+            self._encode(missing, patches=patches)
+        return keys
 
     def _has(self, key: str, patches: bool) -> bool:
         return key in self._entries and (not patches or f"{key}/patches" in self._entries)
@@ -123,6 +134,7 @@ class FeatureStore:
     def _encode(self, missing: dict[str, tuple[Path, str, View]], *, patches: bool) -> None:
         shard: dict[str, Tensor] = {}
         keys = list(missing)
+        began = time.perf_counter()
         with (
             ThreadPoolExecutor(max_workers=2) as pool,
             progress_bar("Encoding images", len(keys)) as bar,
@@ -130,11 +142,14 @@ class FeatureStore:
             for start, crops in self._crops(pool, [missing[key] for key in keys]):
                 batch = keys[start : start + len(crops)]
                 self._encode_batch(batch, crops, shard, patches, bar)
+                done, seconds = start + len(crops), time.perf_counter() - began
+                bar.describe(f"{done / seconds:.1f} images/s")
                 if len(shard) >= _SHARD:
                     self._write(shard)
                     shard = {}
         if shard:
             self._write(shard)
+        self.seconds += time.perf_counter() - began
         self._find_shards()
 
     def _crops(
@@ -180,10 +195,3 @@ class FeatureStore:
     def _write(self, shard: dict[str, Tensor]) -> None:
         with write_atomically(self.folder / f"{uuid.uuid4().hex}.safetensors") as aside:
             aside.write_bytes(save(shard))  # a full disk is then an OSError
-
-
-def _hash(path: Path) -> str:
-    try:
-        return sha256_file(path)
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}. Check the path.") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import stat
 from collections.abc import Iterable
@@ -9,88 +11,100 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
-from ogkd.errors import DataError
+from ogkd.errors import DataError, OgkdError
+from ogkd.images.address import (
+    DICOM,
+    NIFTI,
+    PLAIN,
+    file_of,
+    kind_of,
+    split_address,
+    starts_as_dicom,
+)
+from ogkd.images.dicom import read_dicom
+from ogkd.images.nifti import read_nifti
+from ogkd.images.npz import read_npz
+from ogkd.images.plain import FORMATS, read_plain
 
-__all__ = ["EXTENSIONS", "MAX_PIXELS", "find_images", "read_image"]
+__all__ = ["EXTENSIONS", "MAX_PIXELS", "find_images", "images_below", "read_image"]
 
-EXTENSIONS = frozenset({".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp"})
+EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
-_FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
-_DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+
+# What these libraries tell of bad files goes into our errors, not to the terminal as well.
+for _name in ("pydicom", "openjpeg", "libjpeg", "tifffile", "PIL"):
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
 def read_image(path: str | Path) -> NDArray[np.uint8]:
-    """Read an image file as RGB uint8 [H, W, 3], upright, deep images scaled by their own range."""
-    path = Path(path)
+    """Read an image as RGB uint8 [H, W, 3], upright, deep images scaled by their own range.
+
+    A slice, frame or row of a file is named behind a #: see `ogkd.images.address`. Whatever is
+    wrong with the file is a DataError that names it.
+    """
+    file, fragment = split_address(Path(path))
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError(f"{path} is not a regular file. Give image files or folders of them.")
-        # The limit is ours to check; Pillow's own would only warn at this size.
-        with Image.open(path, formats=_FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise DataError(
-                    f"{path} has {image.width} x {image.height} pixels, more than the limit of "
-                    f"{MAX_PIXELS:,}. Cut it into tiles or scale it down first."
-                )
-            image.load()
-            return _rgb(ImageOps.exif_transpose(image))
+        facts = file.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise DataError(f"{file} is not a regular file. Give image files or folders of them.")
+        if facts.st_size == 0:
+            raise DataError(f"{file} is not a readable image: it is empty. Leave it out.")
+        pixels = _read(file, fragment)
+        if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
+            raise ValueError(f"no picture, but numbers of shape {pixels.shape}")
+        return pixels
+    except OgkdError:
+        raise
     except FileNotFoundError as error:
-        raise DataError(f"There is no file {path}. Check the path.") from error
+        raise DataError(f"There is no file {file}. Check the path.") from error
     except PermissionError as error:
-        raise DataError(f"No permission to read {path}. Change its permissions.") from error
+        raise DataError(f"No permission to read {file}. Change its permissions.") from error
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{path} is not a readable image. Known formats: {', '.join(_FORMATS)}."
+            f"{file} is not a readable image. Known formats: {', '.join(FORMATS)}, DICOM, NIfTI "
+            "and MedMNIST npz."
         ) from error
     except Image.DecompressionBombError as error:
-        raise DataError(f"{path} declares too many pixels: {error}. It is not opened.") from error
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError) as error:
-        reason = str(error).strip() or type(error).__name__
+        raise DataError(f"{file} declares too many pixels: {error}. It is not opened.") from error
+    except Exception as error:
+        # Decoders raise all kinds of things on hostile bytes; it is the file's fault each time.
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            raise DataError(f"{file} is a link that leads back to itself. Remove it.") from error
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise DataError(
-            f"{path} is damaged or cut short ({reason}). Replace the file or leave it out."
+            f"{file} is damaged or cut short ({reason}). Replace the file or leave it out."
         ) from error
 
 
-def _rgb(image: Image.Image) -> NDArray[np.uint8]:
-    if image.mode in _DEEP_MODES:
-        gray = _scale_to_bytes(np.asarray(image))
-        return np.repeat(gray[:, :, None], 3, axis=2)
-    return np.asarray(image.convert("RGB"))
-
-
-def _scale_to_bytes(values: NDArray[np.generic]) -> NDArray[np.uint8]:
-    """Map the values' own range to 0-255; a plain conversion would turn 16 bits white."""
-    deep = values.astype(np.float64)
-    finite = np.isfinite(deep)
-    if not finite.any():
-        return np.zeros(deep.shape, np.uint8)
-    low, high = deep[finite].min(), deep[finite].max()
-    deep = np.nan_to_num(deep, nan=low, posinf=high, neginf=low)
-    if high == low:
-        return np.zeros(deep.shape, np.uint8)
-    return np.asarray(np.rint((deep - low) / (high - low) * 255.0), np.uint8)
+def _read(file: Path, fragment: str) -> NDArray[np.uint8]:
+    kind = kind_of(file)
+    if kind == "dicom":
+        return read_dicom(file, fragment, max_pixels=MAX_PIXELS)
+    if kind == "nifti":
+        return read_nifti(file, fragment, max_pixels=MAX_PIXELS)
+    if kind == "npz":
+        return read_npz(file, fragment)
+    if fragment:
+        raise DataError(
+            f"{file} is a single picture, so '#{fragment}' has no meaning. Leave it out."
+        )
+    return read_plain(file, max_pixels=MAX_PIXELS)
 
 
 def find_images(paths: Iterable[str | Path]) -> list[Path]:
     """All image files among `paths`, folders searched at any depth, sorted within each folder.
 
     Files named directly are kept whatever their ending; links to folders are not followed,
-    so a loop of links cannot trap the search. Hidden files are passed over.
+    so a loop of links cannot trap the search. Hidden files are passed over. A file without an
+    ending counts where it has DICOM's mark.
     """
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            inside = [
-                Path(folder) / name
-                for folder, folders, names in os.walk(path)
-                if _sort_and_hide(folders)
-                for name in names
-                if not name.startswith(".") and Path(name).suffix.lower() in EXTENSIONS
-            ]
-            found.update(dict.fromkeys(sorted(inside, key=lambda file: file.as_posix())))
-        elif path.exists():
+            found.update(dict.fromkeys(images_below(path)))
+        elif os.path.lexists(file_of(path)):  # a broken link is told of when it is read
             found[path] = None
         else:
             raise DataError(f"There is no file or folder {path}. Check the path.")
@@ -100,6 +114,35 @@ def find_images(paths: Iterable[str | Path]) -> list[Path]:
             f"{', '.join(sorted(EXTENSIONS))} files."
         )
     return list(found)
+
+
+def images_below(folder: Path) -> list[Path]:
+    """The image files in a folder, at any depth, sorted; there may be none."""
+    inside = [
+        Path(place) / name
+        for place, folders, names in os.walk(folder, onerror=_refuse_folder)
+        if _sort_and_hide(folders)
+        for name in names
+        if _is_image(Path(place) / name)
+    ]
+    return sorted(inside, key=lambda file: file.as_posix())
+
+
+def _is_image(file: Path) -> bool:
+    name = file.name.lower()
+    if name.startswith("."):
+        return False
+    if name.endswith(tuple(EXTENSIONS)):
+        return True
+    # Scanners name files by numbers with dots; an ending has a letter. DICOMDIR lists files.
+    ending = file.suffix[1:]
+    nameless = not any(letter.isalpha() for letter in ending)
+    return nameless and name != "dicomdir" and starts_as_dicom(file)
+
+
+def _refuse_folder(error: OSError) -> None:
+    """A folder that cannot be searched is an error: its images would be missing unsaid."""
+    raise DataError(f"Cannot search {error.filename}: {error.strerror}. Change its permissions.")
 
 
 def _sort_and_hide(folders: list[str]) -> bool:

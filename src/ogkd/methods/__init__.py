@@ -1,18 +1,25 @@
 """One file per method, one registry. Importing this package registers every method."""
 
-from ogkd.methods import ogkd, zero_shot
-from ogkd.methods.base import Head, Method, Support, TextSide, Workplace
+from importlib import import_module
+from pkgutil import iter_modules
+
+from ogkd.methods.base import Method, Support, TextSide, Workplace
+from ogkd.methods.heads import Head, KernelHead, LinearHead, TextHead
 from ogkd.methods.registry import METHODS, make_method, presets
 
 __all__ = [
     "METHODS",
     "Head",
+    "KernelHead",
+    "LinearHead",
     "Method",
     "Support",
+    "TextHead",
     "TextSide",
     "Workplace",
     "make_method",
-    "ogkd",
     "presets",
-    "zero_shot",
 ]
+
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

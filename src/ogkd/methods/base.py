@@ -1,4 +1,4 @@
-"""The contract between methods and everything around them: Support, TextSide, Method, Head."""
+"""The contract between methods and everything around them: Support, TextSide, Method."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
+from ogkd.errors import ConfigError
+from ogkd.features.views import FixedViews
+from ogkd.methods.heads import Head, TextHead
+from ogkd.prompts.bank import SINGLE
 from ogkd.training import Views
 
-__all__ = ["Head", "Method", "MethodConfig", "Support", "TextSide", "Workplace"]
+__all__ = ["Method", "MethodConfig", "Support", "TextSide", "Workplace"]
 
 
 class MethodConfig(BaseModel):
@@ -33,6 +36,14 @@ class Support:
 
     views: Views
     labels: Tensor  # [N]
+    validation: tuple[Tensor, Tensor] | None = None  # features [M, d] and labels [M], if any
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Every cached view as a row of its own: features [N * V, d] and labels [N * V]."""
+        if not isinstance(self.views, FixedViews):
+            raise ConfigError("This method looks at each image once: use a number for views.")
+        features = self.views.features.globals
+        return features.flatten(0, 1).float(), self.labels.repeat_interleave(features.shape[1])
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,12 @@ class TextSide:
     backbone: Backbone
     class_names: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
+    normal: tuple[int, ...] = ()  # labels of the classes that stand for "nothing found"
+
+    @cached_property
+    def single(self) -> Tensor:
+        """Features of one template per class: [C, d], rows L2-normalised."""
+        return self.backbone.encode_texts([SINGLE.format(name) for name in self.class_names])
 
     @cached_property
     def bank(self) -> list[Tensor]:
@@ -60,32 +77,17 @@ class Workplace:
     log: Callable[[Mapping[str, Any]], None] | None = None
 
 
-@dataclass(frozen=True)
-class Head:
-    """Class features T [C, d] and a scale: logits are scale * v T'. Other tensors ride along."""
-
-    T: Tensor
-    scale: float
-    extra: Mapping[str, Tensor]
-
-    def logits(self, features: Tensor) -> Tensor:
-        """Logits [N, C] of global features [N, d]."""
-        return self.scale * normalize(features, dim=-1) @ self.T.mT
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All that must be saved."""
-        return {"T": self.T.contiguous(), **self.extra}
-
-
 class Method(ABC):
     """A way to turn support and text into heads; several seeds may share one pass."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     citation: ClassVar[str]
+    cost: ClassVar[str] = "seconds"
     needs_images: ClassVar[bool] = True
     needs_patches: ClassVar[bool] = False
-    needs_training: ClassVar[bool] = False
+    needs_training: ClassVar[bool] = False  # of a context, through the text tower
+    uses_validation: ClassVar[bool] = False
     Config: ClassVar[type[MethodConfig]] = MethodConfig
 
     def __init__(self, config: MethodConfig) -> None:
@@ -109,4 +111,12 @@ class Method(ABC):
 
     def head_for(self, head: Head, text: TextSide) -> Head:
         """The same learned thing for other class names (base-to-novel)."""
-        raise NotImplementedError(f"{self.name} cannot be asked for other classes")
+        raise ConfigError(
+            f"{self.name} knows only the classes that it saw images of. For other classes use a "
+            "method that learns prompts, such as ogkd, or zero-shot."
+        )
+
+    def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
+        """The head again from its saved tensors; a KeyError says that one is missing."""
+        extra = {name: tensor for name, tensor in tensors.items() if name != "T"}
+        return TextHead(tensors["T"].float(), scale, extra)

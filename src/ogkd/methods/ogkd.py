@@ -8,9 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from ogkd.checkpoint import Checkpoint
 from ogkd.errors import ConfigError
 from ogkd.fidelity import Fidelity, fidelity
 from ogkd.geometry import class_graph, prototypes, stack_bank
@@ -26,22 +24,29 @@ from ogkd.losses import (
     sccm,
     select_patches,
 )
-from ogkd.methods.base import Head, Method, MethodConfig, Support, TextSide, Workplace
+from ogkd.methods._prompts import PromptConfig, PromptMethod, context_head, train_runs
+from ogkd.methods.base import Support, TextSide, Workplace
+from ogkd.methods.heads import Head
 from ogkd.methods.registry import register
-from ogkd.prompting import ContextConfig, PromptLearner
+from ogkd.prompting import PromptLearner
 from ogkd.teacher import select_prompts, teacher_prototypes
-from ogkd.training import Batch, Run, TrainConfig, train_contexts
+from ogkd.training import Batch
 
 __all__ = ["OGKD", "OGKDConfig", "fit_together"]
 
 
-class OGKDConfig(MethodConfig):
-    """The paper's symbols; weights and strengths may differ between runs trained together."""
+class OGKDConfig(PromptConfig):
+    """The paper's symbols; weights and strengths may differ between runs trained together.
+
+    `gamma_normal` is the gamma of classes marked normal: 0 keeps the teacher's word on them,
+    where diffusion would take probability from a class that has no lesion in common.
+    """
 
     lambda_sccm: float = Field(default=1.0, ge=0)
     lambda_gad: float = Field(default=1.0, ge=0)
     lambda_lgd: float = Field(default=0.5, ge=0)
     gamma: float | tuple[float, ...] = 0.3  # one for all classes, or one for each
+    gamma_normal: float | None = Field(default=None, ge=0, le=1)
     alpha: float = Field(default=4.0, gt=0)
     tau: float = Field(default=1.5, gt=0)  # of the prompt selector, not the logit scale
     top_ratio: float = Field(default=0.3, gt=0, le=1)  # K/P
@@ -49,15 +54,19 @@ class OGKDConfig(MethodConfig):
     lgd_variant: LgdVariant = "label_guided"
     fidelity: Literal["released", "paper"] = "released"
     options: dict[str, Any] = Field(default_factory=dict)  # single fidelity options by name
-    context: ContextConfig = ContextConfig()
-    train: TrainConfig = TrainConfig()
 
 
 class OGKDObjective:
     """Eq. 16 for S runs: batches of images and T_hat in, one value per run and term out."""
 
     def __init__(
-        self, configs: Sequence[OGKDConfig], bank: Sequence[Tensor], scale: float, device: Any
+        self,
+        configs: Sequence[OGKDConfig],
+        bank: Sequence[Tensor],
+        scale: float,
+        device: Any,
+        *,
+        normal: Sequence[int] = (),
     ) -> None:
         self.config = configs[0]
         self.choice = fidelity_of(self.config)
@@ -67,9 +76,8 @@ class OGKDObjective:
         self.T = prototypes(self.bank)  # [C, d]
         self.W = torch.stack([class_graph(self.T, config.alpha) for config in configs])  # [S, C, C]
         classes = self.T.shape[0]
-        self.gamma = torch.stack([_per_class(config.gamma, classes) for config in configs]).to(
-            device
-        )  # [S, C]
+        gamma = [_per_class(config, classes, normal) for config in configs]
+        self.gamma = torch.stack(gamma).to(device)  # [S, C]
 
         def weights(name: str) -> Tensor:
             return torch.tensor([getattr(config, name) for config in configs], device=device)
@@ -128,20 +136,26 @@ class OGKDObjective:
 
 
 @register
-class OGKD(Method):
+class OGKD(PromptMethod):
     """Omni-Geometry Knowledge Distillation."""
 
     name = "ogkd"
     summary = "learned context, teacher diffused along the class graph, globally and at patches"
     citation = "Tran and Shen, OGKD"
     needs_patches = True
-    needs_training = True
     Config = OGKDConfig
 
     @property
     def uses_patches(self) -> bool:
         """Patches are for LGD alone."""
         return cast(OGKDConfig, self.config).lambda_lgd > 0
+
+    @property
+    def text_dropout(self) -> bool:
+        return fidelity_of(cast(OGKDConfig, self.config)).text_dropout
+
+    def objective(self, text: TextSide) -> OGKDObjective:
+        return _objective([cast(OGKDConfig, self.config)], text)
 
     def fit(
         self,
@@ -155,14 +169,6 @@ class OGKD(Method):
         configs = [cast(OGKDConfig, self.config)] * len(seeds)
         return fit_together(configs, supports, text, seeds=seeds, workplace=workplace)
 
-    def head_for(self, head: Head, text: TextSide) -> Head:
-        """The learned context in front of other class names."""
-        config = cast(OGKDConfig, self.config)
-        if config.context.class_specific:
-            raise ConfigError("A class-specific context cannot be used for other classes.")
-        learner = PromptLearner(text.backbone, text.class_names, config.context)
-        return _head(learner, head.extra["context"])
-
 
 def fit_together(
     configs: Sequence[OGKDConfig],
@@ -174,23 +180,18 @@ def fit_together(
 ) -> list[Head]:
     """Train runs that differ in seed, images, loss weights, gamma or alpha in one pass."""
     _refuse_other_shapes(configs)
-    config, backbone = configs[0], text.backbone
-    learner = PromptLearner(backbone, text.class_names, config.context)
-    objective = OGKDObjective(configs, text.bank, backbone.logit_scale, backbone.device)
-    checkpoint = None
-    if workplace.folder is not None:
-        path = workplace.folder / "checkpoint.safetensors"
-        checkpoint = Checkpoint(path, workplace.fingerprint)
-    contexts = train_contexts(
+    config = configs[0]
+    learner = PromptLearner(text.backbone, text.class_names, config.context)
+    contexts = train_runs(
         learner,
-        [Run(s.views, s.labels, seed) for s, seed in zip(supports, seeds, strict=True)],
-        objective,
+        _objective(configs, text),
         config.train,
+        supports,
+        seeds=seeds,
+        workplace=workplace,
         text_dropout=fidelity_of(config).text_dropout,
-        checkpoint=checkpoint,
-        log=workplace.log,
     )
-    return [_head(learner, context) for context in contexts]
+    return [context_head(learner, context) for context in contexts]
 
 
 def fidelity_of(config: OGKDConfig) -> Fidelity:
@@ -198,24 +199,36 @@ def fidelity_of(config: OGKDConfig) -> Fidelity:
     return fidelity(config.fidelity, **config.options)
 
 
-def _head(learner: PromptLearner, context: Tensor) -> Head:
-    with torch.no_grad():
-        device = learner.embeddings.device
-        T_hat = learner.text_features(context.to(device).unsqueeze(0))[0].cpu()
-    return Head(normalize(T_hat, dim=-1), learner.backbone.logit_scale, {"context": context})
+def _objective(configs: Sequence[OGKDConfig], text: TextSide) -> OGKDObjective:
+    backbone = text.backbone
+    return OGKDObjective(
+        configs, text.bank, backbone.logit_scale, backbone.device, normal=text.normal
+    )
 
 
-def _per_class(gamma: float | tuple[float, ...], classes: int) -> Tensor:
+def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tensor:
+    """Gamma of each class [C]."""
+    gamma = config.gamma
     values = torch.tensor(gamma, dtype=torch.float32)
     if values.dim() and len(values) != classes:
         raise ConfigError(f"gamma has {len(values)} values, but there are {classes} classes.")
     if bool(((values < 0) | (values > 1)).any()):
         raise ConfigError(f"gamma must lie between 0 and 1, but is {gamma}.")
-    return values.expand(classes)
+    values = values.expand(classes)
+    if config.gamma_normal is None:
+        return values
+    if not normal:
+        raise ConfigError(
+            f"gamma_normal is {config.gamma_normal}, but none of the {classes} classes is marked "
+            "as normal. Mark the classes that stand for 'nothing found', or leave gamma_normal out."
+        )
+    values = values.clone()
+    values[list(normal)] = config.gamma_normal
+    return values
 
 
 def _refuse_other_shapes(configs: Sequence[OGKDConfig]) -> None:
-    free = {"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "alpha"}
+    free = {"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "gamma_normal", "alpha"}
     first = configs[0].model_dump(exclude=free)
     for config in configs[1:]:
         other = config.model_dump(exclude=free)

@@ -1,4 +1,4 @@
-"""Zero-shot: no image is learned from; one template, or the mean of the prompt bank."""
+"""Zero-shot: no label is learned from; one template, the prompt bank, or a selection of it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import cast
 
+from pydantic import Field
 from torch import Tensor
 
 from ogkd.geometry import prototypes
-from ogkd.methods.base import Head, Method, MethodConfig, Support, TextSide, Workplace
+from ogkd.methods.base import Method, MethodConfig, Support, TextSide, Workplace
+from ogkd.methods.heads import Head, TextHead
 from ogkd.methods.registry import register
 from ogkd.prompts.bank import SINGLE
+from ogkd.teacher import Selector, select_prompts, teacher_prototypes
 
-__all__ = ["ZeroShot", "ZeroShotEnsemble"]
+__all__ = ["ZeroShot", "ZeroShotEnsemble", "ZeroShotSelective"]
 
 
 class _FromText(Method):
@@ -36,10 +39,10 @@ class _FromText(Method):
     ) -> list[Head]:
         """The same head whatever the support."""
         T = self.class_features(text)
-        return [Head(T, text.backbone.logit_scale, {}) for _ in seeds]
+        return [TextHead(T, text.backbone.logit_scale, {}) for _ in seeds]
 
     def head_for(self, head: Head, text: TextSide) -> Head:
-        return Head(self.class_features(text), text.backbone.logit_scale, {})
+        return TextHead(self.class_features(text), text.backbone.logit_scale, {})
 
 
 class ZeroShotConfig(MethodConfig):
@@ -71,3 +74,56 @@ class ZeroShotEnsemble(_FromText):
 
     def class_features(self, text: TextSide) -> Tensor:
         return prototypes(text.bank)
+
+
+class ZeroShotSelectiveConfig(MethodConfig):
+    """How prompts are chosen: see `ogkd.teacher.select_prompts`."""
+
+    tau: float = Field(default=1.5, gt=0)
+    n_prompts: int = Field(default=50, ge=1)  # most prompts per class
+    selector: Selector = "batch"
+
+
+@register
+class ZeroShotSelective(ZeroShotEnsemble):
+    """The ensemble without the prompts whose scores on the support images are outliers.
+
+    The paper's table has this row, but no code of it was released (AUDIT section 5), and its
+    selector needs images. Taking them from the test set would let test images choose the
+    classifier, so here they are the support images, all as one batch. Their labels are not
+    looked at. Where there is no image (no support, or other classes than those fitted), no
+    prompt can be judged: the whole bank is used, as in zero-shot-ensemble.
+    """
+
+    name = "zero-shot-selective"
+    summary = "mean of the prompts that are no outliers on the support images, nothing learned"
+    citation = "Koleilat et al. 2025, BiomedCoOp"
+    needs_images = True
+    Config = ZeroShotSelectiveConfig
+
+    def class_features(self, text: TextSide) -> Tensor:
+        return prototypes(self._bank(text))
+
+    def fit(
+        self,
+        supports: Sequence[Support],
+        text: TextSide,
+        *,
+        seeds: Sequence[int],
+        workplace: Workplace,
+    ) -> list[Head]:
+        """One head for each support: their images choose."""
+        if not supports:
+            return super().fit(supports, text, seeds=seeds, workplace=workplace)
+        config = cast(ZeroShotSelectiveConfig, self.config)
+        bank, scale = self._bank(text), text.backbone.logit_scale
+        heads: list[Head] = []
+        for support in supports:
+            v, _ = support.rows()
+            keep = select_prompts(v.to(bank[0]), bank, tau=config.tau, selector=config.selector)
+            heads.append(TextHead(teacher_prototypes(bank, keep), scale, {}))
+        return heads
+
+    def _bank(self, text: TextSide) -> list[Tensor]:
+        budget = cast(ZeroShotSelectiveConfig, self.config).n_prompts
+        return [rows[:budget] for rows in text.bank]

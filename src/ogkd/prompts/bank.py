@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +10,16 @@ from typing import Any
 
 from ogkd.errors import ConfigError
 
-__all__ = ["SINGLE", "TEMPLATES", "bank_for", "read_bank", "template_bank"]
+__all__ = [
+    "SINGLE",
+    "TEMPLATES",
+    "bank_for",
+    "fallback_note",
+    "fold",
+    "read_bank",
+    "shipped_banks",
+    "template_bank",
+]
 
 SINGLE = "a photo of a {}."
 
@@ -29,25 +39,37 @@ TEMPLATES = (
     "a patient with {}.",
 )
 
+_NEAR = 0.85  # likeness of two names from which one is offered for the other
+
 
 def template_bank(class_names: Sequence[str]) -> list[list[str]]:
     """The templates filled with each class name."""
     return [[template.format(name) for template in TEMPLATES] for name in class_names]
 
 
+def shipped_banks() -> dict[str, Path]:
+    """The banks that come with the package, by name."""
+    folder = Path(__file__).parent / "banks"
+    return {path.stem: path for path in sorted(folder.glob("*.json"))}
+
+
 def read_bank(path: Path) -> dict[str, list[str]]:
     """Read and check a JSON of class name -> list of texts; a bare name is a shipped bank's."""
-    shipped = Path(__file__).parent / "banks" / f"{path}.json"
-    if not path.exists() and path.name == str(path) and shipped.is_file():
-        path = shipped
+    if not path.exists() and path.name == str(path):
+        path = shipped_banks().get(path.name.lower(), path)
     try:
-        bank = json.loads(path.read_text(encoding="utf-8"))
+        bank = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except OSError as error:
-        raise ConfigError(f"Cannot read {path}: {error.strerror}. Check the path.") from error
+        names = ", ".join(shipped_banks())
+        raise ConfigError(
+            f"Cannot read {path}: {error.strerror}. Give a JSON file, or a bank's name: {names}."
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON ({error}). Mend it and run again.") from error
     if not isinstance(bank, dict):
         raise ConfigError(f'{path} must be an object like {{"class name": ["text", ...]}}.')
+    if not bank:
+        raise ConfigError(f"{path} has no classes. Write at least one with its texts.")
     _check(bank, str(path))
     return bank
 
@@ -55,22 +77,92 @@ def read_bank(path: Path) -> dict[str, list[str]]:
 def bank_for(
     class_names: Sequence[str], bank: Mapping[str, Sequence[str]] | None
 ) -> list[list[str]]:
-    """Texts of each class, in label order; without a bank, templates."""
+    """Texts of each class, in label order; templates for a class that the bank does not have.
+
+    A bank that has none of the classes is a mistake and refused. See `fallback_note`.
+    """
     if bank is None:
         return template_bank(class_names)
     _check(bank, "The prompt bank")
-    folded = {_fold(name): texts for name, texts in bank.items()}
-    missing = [name for name in class_names if _fold(name) not in folded]
-    if missing:
+    folded = {fold(name): texts for name, texts in bank.items()}
+    missing = _missing(class_names, bank)
+    if missing and len(missing) == len(class_names):
         raise ConfigError(
             f"The prompt bank has no prompts for: {', '.join(missing)}. It knows: "
-            f"{', '.join(bank)}. Add the missing classes, or leave --prompts out to use templates."
+            f"{', '.join(bank)}.{_near_names(missing, class_names, bank)} Name its classes like "
+            "those of the data, or leave --prompts out to use templates."
         )
-    return [[text for text in folded[_fold(name)] if text.strip()] for name in class_names]
+    return [
+        [text for text in folded[fold(name)] if text.strip()]
+        if fold(name) in folded
+        else template_bank([name])[0]
+        for name in class_names
+    ]
 
 
-def _fold(name: str) -> str:
+def fallback_note(
+    class_names: Sequence[str], bank: Mapping[str, Sequence[str]] | None
+) -> str | None:
+    """What to tell a user some of whose classes get templates; None where all have prompts."""
+    missing = _missing(class_names, bank or {})
+    if not missing:
+        return None
+    if bank is None:
+        start = f"No prompts were given, so {len(missing)} classes use {len(TEMPLATES)} templates."
+        if found := _shipped_for(class_names):
+            return f"{start} A bank for these classes is here: --prompts {found}."
+    else:
+        start = (
+            f"The prompt bank has no prompts for: {', '.join(missing)}; templates stand in for "
+            f"them.{_near_names(missing, class_names, bank)}"
+        )
+    return (
+        f"{start} Texts that describe what is seen may do better: write them, start with `ogkd "
+        "prompts new`, or let a language model write them with `ogkd prompts generate`; then pass "
+        "the file with --prompts."
+    )
+
+
+def fold(name: str) -> str:
+    """A class name without what may differ between two spellings of it."""
     return name.replace("_", " ").strip().casefold()
+
+
+def _missing(class_names: Sequence[str], bank: Mapping[str, Any]) -> list[str]:
+    known = {fold(name) for name in bank}
+    return [name for name in class_names if fold(name) not in known]
+
+
+def _near_names(missing: Sequence[str], class_names: Sequence[str], bank: Mapping[str, Any]) -> str:
+    """A sentence about names of the bank that nobody uses and that look like missing ones."""
+    used = {fold(name) for name in class_names}
+    free = {_plain(name): name for name in bank if fold(name) not in used}
+    pairs = [
+        f"'{free[match]}' of the bank looks like '{name}' of the data"
+        for name in missing
+        for match in difflib.get_close_matches(_plain(name), free, n=1, cutoff=_NEAR)
+    ]
+    return f" But {'; '.join(pairs)}: give both one name." if pairs else ""
+
+
+def _plain(name: str) -> str:
+    return " ".join(sorted(fold(name).replace("-", " ").split()))
+
+
+def _shipped_for(class_names: Sequence[str]) -> str | None:
+    for name, path in shipped_banks().items():
+        if not _missing(class_names, json.loads(path.read_text(encoding="utf-8"))):
+            return name
+    return None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the class '{twice}' stands there twice")
+    return found
 
 
 def _check(bank: Mapping[str, Any], where: str) -> None:
@@ -81,6 +173,6 @@ def _check(bank: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: the texts of '{name}' must be a list of strings.")
         if not any(text.strip() for text in texts):
             raise ConfigError(f"{where}: class '{name}' has no prompts. Write at least one.")
-        other = seen.setdefault(_fold(name), name)
+        other = seen.setdefault(fold(name), name)
         if other != name:
             raise ConfigError(f"{where}: '{other}' and '{name}' are one class. Keep one of them.")

@@ -1,0 +1,191 @@
+"""Text, images, or both: `fused` beside its parts on real images, for docs/fused.md.
+
+Needs the developers' shared folder (real images and a real backbone) in OGKD_SHARED. Every
+dataset is one JSON file in --out; what is there is not run again.
+
+    python benchmarks/fused.py --out runs/fused               # run what is missing
+    python benchmarks/fused.py --out runs/fused --table       # print the tables
+    python benchmarks/fused.py --out runs/fused-ogkd --ogkd 50 --seeds 1 2 3 \
+        --shots 1 4 16 --datasets RETINA OCTMNIST             # with OGKD's texts, 50 epochs
+
+The support is drawn from train and the test split is judged, once. With `--judge rest` it is
+the images of train and val that are not in the support: all choices were made by those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ogkd.backbones import Backbone, load_backbone
+from ogkd.backbones.base import ImageFeatures
+from ogkd.datasets.manifest import read_manifest
+from ogkd.datasets.splits import few_shot
+from ogkd.features.store import FeatureStore
+from ogkd.features.views import FixedViews
+from ogkd.files import write_json
+from ogkd.methods import Head, LinearHead, Support, TextSide, Workplace, make_method
+from ogkd.methods._rows import rows_of
+from ogkd.methods.fused import FusedHead
+from ogkd.methods.gda import gaussian
+from ogkd.prompts.bank import bank_for, read_bank
+
+SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
+BANKS = {"COVID_19": "covid"}  # whose bank is not called like the folder in small letters
+ZERO_SHOT = "zero-shot ensemble"
+
+
+def judge(head: Head, features: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy, area under the risk-coverage curve, and mean negative log-likelihood."""
+    log_p = head.logits(features).double().log_softmax(-1)
+    confidence, said = log_p.max(-1)
+    wrong = (said != labels)[confidence.argsort(descending=True, stable=True)].double()
+    risks = wrong.cumsum(0) / torch.arange(1, len(wrong) + 1)
+    nll = -log_p.gather(1, labels.unsqueeze(1)).mean()
+    return {
+        "accuracy": float((said == labels).double().mean()),
+        "aurc": float(risks.mean()),
+        "nll": float(nll),
+    }
+
+
+def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> dict[str, Any]:
+    """Every method at every number of shots and seed."""
+    manifest = read_manifest(SHARED / "data" / name)
+    bank = read_bank(Path(BANKS.get(name, name.lower())))
+    prompts = tuple(tuple(row) for row in bank_for(manifest.class_names, bank))
+    text = TextSide(backbone, manifest.class_names, prompts)
+    store = FeatureStore(backbone)
+    train = manifest.part("train")
+    judged = manifest.part("test") if options.judge == "test" else train + manifest.part("val")
+    items = list(dict.fromkeys(train + judged))
+    row_of = {item: row for row, item in enumerate(items)}
+    features = store.get([item.path for item in items]).globals  # [N, 1, d]
+    labels = torch.tensor([item.label for item in items])
+    found: list[dict[str, Any]] = []
+    for shots in options.shots:
+        drawn = [few_shot(train, shots, seed) for seed in options.seeds]
+        supports = []
+        for support in drawn:
+            rows = [row_of[item] for item in support]
+            views = FixedViews(ImageFeatures(features[rows], None))
+            supports.append(Support(views, labels[rows]))
+        for method, heads in fitted(supports, text, options).items():
+            for seed, support, head in zip(options.seeds, drawn, heads, strict=True):
+                others = [row_of[item] for item in judged if item not in set(support)]
+                row = {"method": method, "shots": shots, "seed": seed}
+                found.append(row | judge(head, features[others, 0], labels[others]))
+    return {"dataset": name, "judged": options.judge, "rows": found}
+
+
+def fitted(
+    supports: list[Support], text: TextSide, options: argparse.Namespace
+) -> dict[str, list[Head]]:
+    """Heads of each method, one per support."""
+
+    def fit(method: str, **settings: Any) -> list[Head]:
+        chosen = make_method(method, settings=settings)
+        return chosen.fit(supports, text, seeds=options.seeds, workplace=Workplace())
+
+    images: list[Head] = []
+    for support in supports:
+        W, b = gaussian(rows_of(support, text.class_names))
+        images.append(LinearHead(W.float(), b.float()))
+    heads = {
+        "zero-shot": fit("zero-shot"),
+        ZERO_SHOT: fit("zero-shot-ensemble"),
+        "GDA, images alone": images,
+        "GDA with text": fit("gda", prior="bank"),
+        "fused, kappa = 2": fit("fused", text="bank", kappa=2.0),
+        "fused": fit("fused", text="bank"),
+    }
+    if options.ogkd:
+        # Without the patch loss: these supports hold no patches.
+        settings = {"text_settings": {"lambda_lgd": 0.0}, "train": {"epochs": options.ogkd}}
+        learned = fit("fused", text="ogkd", **settings)
+        heads["OGKD's texts alone"] = [h.text for h in learned if isinstance(h, FusedHead)]
+        heads["fused, OGKD's texts"] = learned
+    return heads
+
+
+def tables(done: list[dict[str, Any]]) -> str:
+    """Means over datasets, then each dataset, then differences to `fused`."""
+    methods = list(dict.fromkeys(row["method"] for one in done for row in one["rows"]))
+    shots = sorted({row["shots"] for one in done for row in one["rows"]})
+    head = "| | " + " | ".join(f"K={K}" for K in shots) + " |\n" + "|---" * (len(shots) + 1) + "|"
+    lines: list[str] = []
+    for what, title in (("accuracy", "Accuracy (%)"), ("aurc", "AURC (%)"), ("nll", "NLL")):
+        factor = 1 if what == "nll" else 100
+        lines += [f"\n{title}, mean of {len(done)} datasets\n", head]
+        for method in methods:
+            cells = [f"{factor * means(done, method, K, what).mean():.2f}" for K in shots]
+            lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    last = methods[-1]
+    lines += [f"\n{last}: accuracy per dataset, and its difference to {ZERO_SHOT}\n"]
+    lines += [head]
+    for place, one in enumerate(done):
+        cells = []
+        for K in shots:
+            mine = 100 * means(done, last, K, "accuracy")[place]
+            cells.append(f"{mine:.1f} ({mine - 100 * means(done, ZERO_SHOT, K)[place]:+.1f})")
+        lines.append(f"| {one['dataset']} | " + " | ".join(cells) + " |")
+    lines += [f"\n{last} minus the others: accuracy, mean of datasets ± its standard error\n", head]
+    for method in methods[:-1]:
+        cells = []
+        for K in shots:
+            gain = 100 * (means(done, last, K) - means(done, method, K))
+            error = gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
+            cells.append(f"{gain.mean():+.1f} ± {error:.1f}")
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def means(done: list[dict[str, Any]], method: str, shots: int, what: str = "accuracy") -> Any:
+    """The mean over seeds for each dataset."""
+    return np.array(
+        [
+            np.mean([r[what] for r in one["rows"] if (r["method"], r["shots"]) == (method, shots)])
+            for one in done
+        ]
+    )
+
+
+def main() -> None:
+    """Run what is missing, then print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/fused"))
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--datasets", nargs="*")
+    parser.add_argument("--judge", choices=["test", "rest"], default="test")
+    parser.add_argument("--shots", nargs="+", type=int, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 11)))
+    parser.add_argument("--ogkd", type=int, default=0, help="epochs of OGKD; 0 leaves it out")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    known = sorted(path.name for path in (SHARED / "data").iterdir() if path.is_dir())
+    backbone = None
+    done = []
+    for name in options.datasets or known:
+        path = options.out / f"{name}.json"
+        if not path.is_file() and not options.table:
+            backbone = backbone or load_backbone(
+                SHARED / "backbones" / "dinov2s14-minilm-med", device="cpu"
+            )
+            write_json(path, one_dataset(name, backbone, options))
+            print(f"{name} is done", flush=True)
+        if path.is_file():
+            done.append(json.loads(path.read_text()))
+    if done:
+        print(tables(done))
+
+
+if __name__ == "__main__":
+    main()

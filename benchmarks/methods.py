@@ -1,0 +1,339 @@
+"""What every method costs, and how good it is: the two tables of docs/methods.md.
+
+Cost is measured at BiomedCLIP's size with random weights, on cached features of 16 shots x 8
+classes and texts that are encoded beforehand, each method in a process of its own. Accuracy
+needs the developers' shared folder (OGKD_SHARED); each dataset x method x shots is one JSON
+file. What is there is not run again.
+
+    python benchmarks/methods.py --out runs/methods                       # cost
+    python benchmarks/methods.py --out runs/methods --accuracy            # accuracy, 16 shots
+    python benchmarks/methods.py --out runs/methods --accuracy --shots 1 4 --datasets BUSI RETINA
+    python benchmarks/methods.py --out runs/methods --table               # Markdown of both
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save
+from torch.nn.functional import normalize
+
+from ogkd.backbones import Backbone, load_backbone
+from ogkd.backbones.base import ImageFeatures
+from ogkd.datasets.manifest import read_manifest
+from ogkd.evaluation.metrics import aurc, classification_metrics
+from ogkd.features.store import FeatureStore
+from ogkd.features.views import FixedViews
+from ogkd.files import write_atomically, write_json
+from ogkd.fitting import fit_seeds
+from ogkd.methods import METHODS, Method, Support, TextSide, Workplace, make_method, presets
+
+SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
+DATASETS = {
+    "BTMRI": "btmri",
+    "BUSI": "busi",
+    "CHMNIST": "chmnist",
+    "COVID_19": "covid",
+    "CTKidney": "ctkidney",
+    "DermaMNIST": "dermamnist",
+    "KneeXray": "kneexray",
+    "Kvasir": "kvasir",
+    "LungColon": "lungcolon",
+    "OCTMNIST": "octmnist",
+    "RETINA": "retina",
+}
+SEEDS = [1, 2, 3]
+CLASSES, SHOTS = 8, 16
+_MIB = 1024**2
+
+Timing = NDArray[np.float64]  # wall and processor seconds
+
+
+def chosen_preset(method: str, dataset: str | None = None, kind: str = "auto") -> str | None:
+    """The published settings of a dataset if asked for and there, else "auto", else none."""
+    known = presets(method)
+    wanted = [f"paper/few-shot/{dataset}"] * (kind == "paper") + ["auto"]
+    return next((name for name in wanted if name in known), None)
+
+
+# --- cost ---
+
+
+def make_support(d: int, grid: int, views: int, *, patches: bool, seed: int) -> Support:
+    """Random features that cluster by class, as the store would give them."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(CLASSES, 1, 1, d, generator=generator)
+    noise = torch.randn(CLASSES, SHOTS, max(1, views), d, generator=generator)
+    features = normalize(centres + 2 * noise, dim=-1).flatten(0, 1)
+    local = None
+    if patches:
+        shape = (*features.shape[:2], grid, d)
+        local = normalize(torch.randn(shape, generator=generator), dim=-1).half()
+    labels = torch.arange(CLASSES).repeat_interleave(SHOTS)
+    return Support(FixedViews(ImageFeatures(features, local)), labels)
+
+
+def write_texts(path: Path) -> None:
+    """Encode the texts once for all methods: features, and how long it took."""
+    from biomedclip_size import make_backbone
+
+    text = _text(make_backbone())
+    began = time.perf_counter()
+    tensors = {"single": text.single, "bank": torch.stack(text.bank)}
+    seconds = time.perf_counter() - began
+    with write_atomically(path) as aside:
+        aside.write_bytes(save(tensors, metadata={"seconds": f"{seconds:.2f}"}))
+
+
+def _text(backbone: Backbone) -> TextSide:
+    from speed import NAMES, make_bank
+
+    bank = make_bank(CLASSES)
+    return TextSide(backbone, tuple(NAMES[:CLASSES]), tuple(tuple(row) for row in bank))
+
+
+def cost_of(name: str, texts: Path) -> dict[str, Any]:
+    """Seconds and memory of one fit in this process, from features of images and texts on."""
+    from biomedclip_size import make_backbone
+
+    backbone = make_backbone()
+    text = _text(backbone)
+    encoded = load_file(texts)
+    # Where TextSide keeps what it has encoded.
+    text.__dict__.update(single=encoded["single"], bank=list(encoded["bank"]))
+    settings = {"views": _cached(name)} if "views" in _preset_of(name) else {}
+    method = make_method(name, preset=chosen_preset(name), settings=settings)
+    views = method.config.views
+    count = 0 if views == "online" else views
+    grid = backbone.patch_grid[0] * backbone.patch_grid[1]
+    support = make_support(backbone.embed_dim, grid, count, patches=method.uses_patches, seed=0)
+    forget_peak()
+    before = psutil.Process().memory_info().rss
+    seconds, processor, note = _seconds(name, method, support, text)
+    peak = peak_memory()
+    return {
+        "method": name,
+        "cost": method.cost,
+        "seconds": seconds,
+        "processor s": processor,
+        "note": note,
+        "peak MiB": peak / _MIB,
+        "above start MiB": max(0, peak - before) / _MIB,
+    }
+
+
+def forget_peak() -> None:
+    """Start anew with the peak of memory, where Linux lets us: making the model had its own."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory() -> int:
+    """The largest resident memory since `forget_peak`, in bytes."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _preset_of(name: str) -> dict[str, Any]:
+    preset = chosen_preset(name)
+    return {} if preset is None else presets(name)[preset]
+
+
+def _cached(name: str) -> int:
+    views = _preset_of(name)["views"]
+    return (
+        4 if views == "online" else int(views)
+    )  # a fresh crop each step is not on cached features
+
+
+def _seconds(
+    name: str, method: Method, support: Support, text: TextSide
+) -> tuple[float, float, str]:
+    """Wall and processor seconds: median of three fits, or extrapolated for a trained context."""
+
+    def fit_once(chosen: Method) -> Timing:
+        began = np.array([time.perf_counter(), time.process_time()])
+        chosen.fit([support] * chosen.needs_images, text, seeds=[1], workplace=Workplace())
+        return np.array([time.perf_counter(), time.process_time()]) - began
+
+    train = getattr(method.config, "train", None)
+    if not method.needs_training or train is None:
+        fit_once(method)  # the first pays for imports
+        wall, processor = np.median([fit_once(method) for _ in range(3)], axis=0)
+        return float(wall), float(processor), "measured"
+    settings = method.config.model_dump()
+    one, two = (
+        fit_once(make_method(name, settings={**settings, "train": {**settings["train"], **few}}))
+        for few in ({"epochs": 1}, {"epochs": 2})
+    )
+    epoch = two - one
+    wall, processor = one + (train.epochs - 1) * epoch
+    note = f"extrapolated from 2 epochs of {epoch[0]:.1f} s to {train.epochs}"
+    return float(wall), float(processor), note
+
+
+def measure_costs(names: Sequence[str], out: Path, threads: int) -> None:
+    """Every method in a process of its own; one JSON each."""
+    texts = out / "cost" / "texts.safetensors"
+    if not texts.is_file():
+        write_texts(texts)
+    for name in names:
+        path = out / "cost" / f"{name}.json"
+        if path.is_file():
+            continue
+        arguments = [sys.executable, __file__, "--one", name, "--threads", str(threads)]
+        arguments += ["--out", str(out)]
+        answer = subprocess.run(arguments, stdout=subprocess.PIPE, text=True, check=True)
+        found = json.loads(answer.stdout.splitlines()[-1]) | {"threads": threads}
+        write_json(path, found)
+        print(f"{name:22} {found['seconds']:9.3f} s  {found['peak MiB']:7.0f} MiB", flush=True)
+
+
+def cost_table(out: Path) -> str:
+    """Markdown of what was measured."""
+    rows = [json.loads(path.read_text()) for path in sorted((out / "cost").glob("*.json"))]
+    lines = ["| method | seconds | of the processor | peak memory | above start | how |"]
+    lines.append("|---|---|---|---|---|---|")
+    lines += [
+        f"| {row['method']} | {row['seconds']:.2f} | {row['processor s']:.2f} "
+        f"| {row['peak MiB']:.0f} MiB "
+        f"| {row['above start MiB']:.0f} MiB | {row['note']} |"
+        for row in sorted(rows, key=lambda row: row["seconds"])
+    ]
+    return "\n".join(lines)
+
+
+# --- accuracy ---
+
+
+def measure_accuracy(
+    names: Sequence[str], datasets: Sequence[str], shots: Sequence[int], out: Path, kind: str
+) -> None:
+    """Fit what is missing, all seeds of a cell together, and judge on the test part."""
+    backbone: Backbone | None = None
+    for dataset in datasets:
+        for count in shots:
+            for name in names:
+                path = out / "accuracy" / f"{dataset}-{name}-{count}.json"
+                if path.is_file():
+                    continue
+                backbone = backbone or load_backbone(SHARED / "backbones" / "dinov2s14-minilm-med")
+                found = accuracy_of(name, dataset, count, backbone, kind)
+                write_json(path, found)
+                shown = " ".join(f"{100 * value:.1f}" for value in found["accuracy"])
+                print(f"{dataset:10} {count:2} {name:22} {shown}", flush=True)
+
+
+def accuracy_of(
+    name: str, dataset: str, shots: int, backbone: Backbone, kind: str
+) -> dict[str, Any]:
+    """Accuracy, macro-F1 and AURC of every seed."""
+    manifest = read_manifest(SHARED / "data" / dataset)
+    preset = chosen_preset(name, DATASETS[dataset], kind)
+    # Crops are cached, so that every method sees the same images at the same cost.
+    online = preset is not None and presets(name)[preset].get("views") == "online"
+    settings = {"views": 4} if online else {}
+    seeds = SEEDS if METHODS[name].needs_images else SEEDS[:1]
+    began = time.perf_counter()
+    models = fit_seeds(
+        manifest,
+        backbone=backbone,
+        method=name,
+        shots=shots,
+        seeds=seeds,
+        preset=preset,
+        settings=settings,
+        prompts=Path(DATASETS[dataset]),
+    )
+    seconds = time.perf_counter() - began
+    items = manifest.part("test")
+    features = FeatureStore(backbone).get([item.path for item in items]).globals[:, 0]
+    labels = [item.label for item in items]
+    found: dict[str, Any] = {"dataset": dataset, "method": name, "shots": shots, "seeds": seeds}
+    found |= {"preset": preset, "settings": settings, "seconds": seconds, "images": len(items)}
+    found |= {"accuracy": [], "macro_f1": [], "aurc": []}
+    for model in models:
+        p = model.probabilities(features)
+        metrics = classification_metrics(labels, p, model.class_names)
+        found["accuracy"].append(metrics["accuracy"])
+        found["macro_f1"].append(metrics["macro_f1"])
+        found["aurc"].append(aurc(labels, p))
+    return found
+
+
+def accuracy_tables(out: Path) -> str:
+    """For each number of shots, accuracy by dataset, then the means of all three measures."""
+    cells = [json.loads(path.read_text()) for path in sorted((out / "accuracy").glob("*.json"))]
+    parts = []
+    for shots in sorted({cell["shots"] for cell in cells}):
+        mine = [cell for cell in cells if cell["shots"] == shots]
+        datasets = sorted({cell["dataset"] for cell in mine})
+        heads = [*datasets, "mean accuracy", "macro-F1", "AURC"]
+        lines = [f"{shots} shots, %", "", f"| method | {' | '.join(heads)} |"]
+        lines.append("|---" * (len(heads) + 1) + "|")
+        for name in sorted({cell["method"] for cell in mine}):
+            row = {cell["dataset"]: cell for cell in mine if cell["method"] == name}
+            shown = [_cell(row[d]["accuracy"]) if d in row else "" for d in datasets]
+            whole = len(row) == len(datasets)
+            for measure in ("accuracy", "macro_f1", "aurc"):
+                # A mean over some of the datasets would not compare with the others.
+                mean = 100 * np.mean([np.mean(cell[measure]) for cell in row.values()])
+                shown.append(f"{mean:.1f}" if whole else "")
+            lines.append(f"| {name} | {' | '.join(shown)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _cell(values: Sequence[float]) -> str:
+    numbers = 100 * np.array(values)
+    spread = f" ± {numbers.std(ddof=1):.1f}" if len(numbers) > 1 else ""
+    return f"{numbers.mean():.1f}{spread}"
+
+
+def main() -> None:
+    """Measure or print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/methods"))
+    parser.add_argument("--accuracy", action="store_true")
+    parser.add_argument("--table", action="store_true", help="print what is there as Markdown")
+    parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=sorted(METHODS))
+    parser.add_argument("--datasets", nargs="+", choices=list(DATASETS), default=list(DATASETS))
+    parser.add_argument("--shots", nargs="+", type=int, default=[16])
+    parser.add_argument("--preset", choices=["paper", "auto"], default="paper")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.one:
+        print(json.dumps(cost_of(arguments.one, arguments.out / "cost" / "texts.safetensors")))
+        return
+    if not arguments.table:
+        if arguments.accuracy:
+            cells = (arguments.methods, arguments.datasets, arguments.shots)
+            measure_accuracy(*cells, arguments.out, arguments.preset)
+        else:
+            measure_costs(arguments.methods, arguments.out, arguments.threads)
+    print(f"\n{cost_table(arguments.out)}\n\n{accuracy_tables(arguments.out)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""What a dataset is made of: labelled items and class names, and the checks all readers share."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ogkd.errors import DataError
+
+__all__ = [
+    "SPLITS",
+    "Item",
+    "Manifest",
+    "first_lines",
+    "match_class_list",
+    "read_class_names",
+    "refuse_twice",
+    "split_name",
+]
+
+SPLITS = ("train", "val", "test")
+# What people call them: without this, Training/ and Testing/ would be taken for two classes.
+_SPLIT_NAMES = {
+    **{name: name for name in SPLITS},
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "testing": "test",
+}
+_SHOWN = 20  # lines of a message before "and N more"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One labelled image; `split` is empty where the dataset has no splits.
+
+    `path` may carry an address inside the file after '#'; `group` is the patient or lesion.
+    """
+
+    path: Path
+    label: int
+    split: str = ""
+    group: str | None = None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Labelled images and the class names their labels count through."""
+
+    items: tuple[Item, ...]
+    class_names: tuple[str, ...]
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether the images are divided into train, val and test."""
+        return any(item.split for item in self.items)
+
+    def part(self, split: str) -> list[Item]:
+        """The items of a split; all of them where the dataset has no splits."""
+        if not self.has_splits:
+            return list(self.items)
+        wanted = split_name(split)
+        found = [item for item in self.items if item.split == wanted]
+        if not found:
+            known = sorted({item.split for item in self.items})
+            raise DataError(f"There is no split '{split}'. This dataset has: {', '.join(known)}.")
+        return found
+
+
+def split_name(name: str) -> str:
+    """One spelling for each split: "Training" is "train"."""
+    lower = name.strip().lower()
+    return _SPLIT_NAMES.get(lower, lower)
+
+
+def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
+    """Names as people write them, refused where two of them would read the same."""
+    names = tuple(_clean(name) for name in raw)
+    if "" in names:
+        raise DataError("A class has no name but underscores. Give each class a name.")
+    folded = [name.casefold() for name in names]
+    twice = sorted({name for name in names if folded.count(name.casefold()) > 1})
+    if twice:
+        raise DataError(
+            f"Class names that differ only in case, spaces or underscores: {', '.join(twice)}. "
+            "Rename them so that each class has one name."
+        )
+    return names
+
+
+def _clean(name: str) -> str:
+    # One form for each letter: some systems store "é" as two characters, others as one.
+    return " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split())
+
+
+def refuse_twice(source: Path, places: Sequence[tuple[str, Item]]) -> None:
+    """Refuse a file that is named twice; `places` says where each item was read."""
+    seen: dict[str, tuple[str, Item]] = {}
+    complaints = []
+    for place, item in places:
+        key = os.path.normpath(item.path)
+        if key not in seen:
+            seen[key] = (place, item)
+            continue
+        first, other = seen[key]
+        what = "the same label" if other.label == item.label else "another label"
+        complaints.append(f"{item.path}: {first} and {place}, with {what}")
+    if complaints:
+        raise DataError(
+            f"{source} names {len(complaints)} file(s) twice:\n{first_lines(complaints)}\n"
+            "Keep one line for each image."
+        )
+
+
+def first_lines(lines: Sequence[object]) -> str:
+    """The first lines of a long list, indented, and how many more there are."""
+    shown = [f"  {line}" for line in lines[:_SHOWN]]
+    if len(lines) > _SHOWN:
+        shown.append(f"  ... and {len(lines) - _SHOWN} more")
+    return "\n".join(shown)
+
+
+def match_class_list(
+    source: Path, found: Sequence[str], class_names: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The given classes, and the label of each name that was found in the data.
+
+    A name outside the list is refused. A whole number counts as a label where no class has
+    such a name.
+    """
+    names = read_class_names(class_names)
+    labels = {name.casefold(): label for label, name in enumerate(names)}
+    numbers = {str(label): label for label in range(len(names))}
+    known, strange = {}, []
+    for raw in found:
+        label = labels.get(_clean(raw).casefold(), numbers.get(raw))
+        if label is None:
+            strange.append(raw)
+        else:
+            known[raw] = label
+    if strange:
+        raise DataError(
+            f"{source} has labels outside the class list: {', '.join(strange)}. "
+            f"The classes are: {', '.join(names)}."
+        )
+    return names, known

@@ -1,0 +1,122 @@
+"""The benchmark datasets of catalog.toml as checked records. Nothing here touches images."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ogkd.errors import ConfigError
+
+__all__ = ["Benchmark", "Counts", "benchmark", "benchmarks", "read_catalog"]
+
+HUB = "https://huggingface.co"
+_Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # one folder deep, no tricks
+
+
+class Counts(BaseModel):
+    """Images in each part of a split file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    train: Annotated[int, Field(ge=1)]
+    val: Annotated[int, Field(ge=0)]
+    test: Annotated[int, Field(ge=1)]
+
+
+class Benchmark(BaseModel):
+    """One dataset: where it is published, its classes and what its split file must hold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: _FileName
+    title: str
+    modality: str
+    organ: str
+    class_names: Annotated[tuple[str, ...], Field(min_length=2)]  # in label order
+    base: int  # the first so many labels are base classes
+    base_to_novel: bool = True  # whether the paper uses it in that protocol
+    normal: tuple[str, ...] = ()
+    archive: _FileName
+    url: str
+    archive_sha256: _Sha256 | None = None
+    folder: _FileName  # of the images
+    split_file: _FileName
+    split_url: str | None = None  # for an archive without its split file
+    split_sha256: _Sha256 | None = None
+    counts: Counts
+    citation: str
+    licence: str
+    note: str = ""
+
+    @property
+    def base_classes(self) -> tuple[str, ...]:
+        """The classes learned from in the base-to-novel protocol."""
+        return self.class_names[: self.base]
+
+    @property
+    def novel_classes(self) -> tuple[str, ...]:
+        """The classes that protocol keeps unseen."""
+        return self.class_names[self.base :]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len({name.casefold() for name in self.class_names}) < len(self.class_names):
+            raise ValueError(f"a class of {self.name} is named twice")
+        if unknown := set(self.normal) - set(self.class_names):
+            raise ValueError(f"normal classes that {self.name} does not have: {unknown}")
+        if not 0 < self.base < len(self.class_names):
+            raise ValueError(f"{self.name} needs base and novel classes, but base is {self.base}")
+        return self
+
+
+def read_catalog(path: Path) -> dict[str, Benchmark]:
+    """Read and check a catalogue file."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        source = tables.pop("source")
+        found = {}
+        for name, table in tables.items():
+            folder = table["folder"]
+            archive, split_file = f"{folder}.zip", f"split_{folder}.json"
+            found[name] = Benchmark(
+                name=name,
+                archive=archive,
+                url=f"{HUB}/datasets/{source['hub']}/resolve/main/{archive}",
+                split_file=split_file,
+                split_url=f"{source['splits']}/{folder}/{split_file}",
+                **table,
+            )
+        return found
+    except (tomllib.TOMLDecodeError, ValidationError, TypeError, KeyError) as error:
+        raise ConfigError(f"The catalogue {path} is not valid: {error}") from error
+
+
+@functools.cache
+def _catalog() -> MappingProxyType[str, Benchmark]:
+    return MappingProxyType(read_catalog(Path(__file__).with_name("catalog.toml")))
+
+
+def benchmarks() -> dict[str, Benchmark]:
+    """The benchmark datasets by name, in alphabetical order."""
+    return dict(_catalog())
+
+
+def benchmark(name: str) -> Benchmark:
+    """The record of a dataset, in any letter case; its folder's name (COVID_19) will do too."""
+    known = _catalog()
+    wanted = name.strip().lower()
+    for record in known.values():
+        if wanted in (record.name, record.folder.lower(), record.title.lower()):
+            return record
+    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    raise ConfigError(
+        f"There is no benchmark dataset called '{name}'.{hint} Known names: {', '.join(known)}."
+    )

@@ -1,0 +1,129 @@
+"""Split files of the CoOp family: `{"train": [[path, label, class name], ...], "val": ...}`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from ogkd.datasets._items import (
+    SPLITS,
+    Item,
+    Manifest,
+    match_class_list,
+    read_class_names,
+    refuse_twice,
+    split_name,
+)
+from ogkd.errors import DataError
+
+__all__ = ["read_coop_json"]
+
+_FORM = (
+    'A split file is {"train": [["folder/image.png", 0, "class name"], ...], "val": ..., '
+    '"test": ...}.'
+)
+
+
+def read_coop_json(
+    path: Path, *, root: Path | None = None, class_names: Sequence[str] | None = None
+) -> Manifest:
+    """Paths count from `root`, else from the split file's folder, and never leave it.
+
+    The order of the file is kept: the released draw depends on it. Images need not exist.
+    """
+    folder = path.parent if root is None else root
+    names: dict[int, str] = {}
+    places = []
+    for split, rows in _parts(path):
+        for number, row in enumerate(rows):
+            place = f"{split}[{number}]"
+            relative, label, name = _row(path, place, row)
+            if names.setdefault(label, name) != name:
+                raise DataError(
+                    f"{path}, {place}: label {label} is '{name}' here, but '{names[label]}' "
+                    "before. One label must have one class name."
+                )
+            places.append((place, Item(folder / relative, label, split_name(split))))
+    ordered = _in_order(path, names)
+    if class_names is not None and match_class_list(path, ordered, class_names)[0] != ordered:
+        raise DataError(
+            f"{path} numbers its classes {', '.join(ordered)}, but the class list is "
+            f"{', '.join(class_names)}. Give the classes in the file's order."
+        )
+    refuse_twice(path, places)
+    return Manifest(tuple(item for _, item in places), ordered)
+
+
+def _parts(path: Path) -> list[tuple[str, list[Any]]]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}. Check the file.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not JSON in UTF-8 ({error}). Copy or download it again."
+        ) from error
+    if not isinstance(content, dict) or not content:
+        raise DataError(f"{path} is not a split file. {_FORM}")
+    known = [split_name(key) for key in content]
+    strange = [key for key, name in zip(content, known, strict=True) if name not in SPLITS]
+    if strange or len(set(known)) < len(known):
+        raise DataError(
+            f"{path} is not a split file: it has the parts {', '.join(content)}. {_FORM}"
+        )
+    for key, rows in content.items():
+        if not isinstance(rows, list):
+            raise DataError(f"{path}: '{key}' is not a list. {_FORM}")
+    if not any(content.values()):
+        raise DataError(f"{path} has no images. {_FORM}")
+    return list(content.items())
+
+
+def _row(path: Path, place: str, row: Any) -> tuple[str, int, str]:
+    if not isinstance(row, list) or len(row) != 3:
+        raise DataError(f"{path}, {place}: not [path, label, class name] but {_short(row)}.")
+    relative, label, name = row
+    if not isinstance(relative, str) or not relative.strip():
+        raise DataError(f"{path}, {place}: the path must be text, but is {_short(relative)}.")
+    if not isinstance(label, int) or isinstance(label, bool) or label < 0:
+        raise DataError(
+            f"{path}, {place}: the label must be a whole number from 0 on, but is {_short(label)}."
+        )
+    if not isinstance(name, str):
+        raise DataError(f"{path}, {place}: the class name must be text, but is {_short(name)}.")
+    if _leaves(relative):
+        raise DataError(
+            f"{path}, {place}: the path {_short(relative)} leaves the data folder. In a split "
+            "file, paths must be relative and without '..'."
+        )
+    return relative, label, name
+
+
+def _leaves(relative: str) -> bool:
+    """Whether a path points outside its root, read as this system or as Windows would."""
+    windows = PureWindowsPath(relative)
+    return (
+        "\0" in relative
+        or PurePosixPath(relative).is_absolute()
+        or bool(windows.drive or windows.root)
+        or ".." in windows.parts
+    )
+
+
+def _in_order(path: Path, names: dict[int, str]) -> tuple[str, ...]:
+    if len(names) < 2:
+        raise DataError(f"{path} names {len(names)} class(es); at least 2 are needed.")
+    if max(names) >= len(names):
+        missing = next(label for label in range(max(names)) if label not in names)
+        raise DataError(
+            f"{path} has {len(names)} classes with labels up to {max(names)}, and none with label "
+            f"{missing}. Labels must count 0, 1, 2, ... without gaps."
+        )
+    return read_class_names(names[label] for label in sorted(names))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

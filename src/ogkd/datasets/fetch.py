@@ -1,0 +1,271 @@
+"""Benchmark datasets on this machine: downloaded, unpacked, checked, and found again by name.
+
+A benchmark is a folder with its split file, its images in a folder of their own (as the released
+code lays them out) and a source.json that says where it came from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from filelock import FileLock
+
+from ogkd.datasets.archive import extract_into
+from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks
+from ogkd.download import Downloaded, download
+from ogkd.errors import DataError
+from ogkd.files import cache_dir, folder_atomically, sha256_file, storage_errors, write_json
+
+if TYPE_CHECKING:  # reading images needs torch: imported only where something is read
+    from ogkd.datasets.manifest import Manifest
+
+__all__ = [
+    "data_dir",
+    "download_benchmark",
+    "locate_benchmark",
+    "named_benchmark",
+    "read_benchmark",
+    "resolve_data",
+]
+
+_SHOWN = 5  # missing files that a message names
+_DEEPEST = 4  # folders within an archive, above the images
+
+
+def data_dir() -> Path:
+    """The folder that holds the benchmarks, one folder each (`OGKD_DATA` moves it)."""
+    if own := os.environ.get("OGKD_DATA"):
+        return Path(own).expanduser()
+    return cache_dir() / "datasets"
+
+
+def locate_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Path | None:
+    """The folder of a benchmark in `folder` (default: `data_dir()`); None if it is not there.
+
+    A folder of the released code (`data/BTMRI`) is recognised as well.
+    """
+    record = _record(name)
+    place = folder or data_dir()
+    for found in (place / record.name, place / record.folder):
+        if _is_benchmark(record, found):
+            return found
+    return None
+
+
+def read_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Manifest:
+    """The images and labels of a benchmark that is on this machine, in its official order."""
+    record = _record(name)
+    found = locate_benchmark(record, folder=folder)
+    if found is None:
+        place = folder or data_dir()
+        elsewhere = f" --folder {folder}" if folder else ""
+        raise DataError(
+            f"The benchmark '{record.name}' is not in {place}.\n"
+            f"  Download it:  ogkd data download {record.name}{elsewhere}\n"
+            "  If you have it elsewhere, set OGKD_DATA to the folder that holds it as "
+            f"{record.name} or {record.folder}."
+        )
+    return _read(record, found)
+
+
+def named_benchmark(source: str | Path) -> Benchmark | None:
+    """The benchmark that a bare name stands for; None for a path or anything that exists."""
+    path = Path(source)
+    if path.exists() or len(path.parts) != 1:
+        return None
+    return benchmarks().get(path.name.lower())
+
+
+def resolve_data(source: str | Path | Manifest) -> Manifest:
+    """Read what a user calls DATA: a path in any layout, or the name of a benchmark."""
+    from ogkd.datasets.manifest import Manifest, read_manifest
+
+    if isinstance(source, Manifest):
+        return source
+    if (named := named_benchmark(source)) is not None:
+        return read_benchmark(named)
+    path = Path(source)
+    if path.is_dir():
+        for record in benchmarks().values():
+            if _is_benchmark(record, path):
+                return _read(record, path)
+    if not path.exists() and len(path.parts) == 1:
+        near = difflib.get_close_matches(path.name.lower(), benchmarks(), n=1, cutoff=0.7)
+        if near:
+            raise DataError(
+                f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'? "
+                "`ogkd data list` shows their names."
+            )
+    return read_manifest(path)
+
+
+def download_benchmark(
+    name: str | Benchmark, *, folder: Path | None = None, force: bool = False
+) -> Path:
+    """Make sure that a benchmark is on this machine, and return its folder.
+
+    Killed half-way and run again, it goes on where it was. `force` begins anew and replaces
+    what is there.
+    """
+    record = _record(name)
+    place = folder or data_dir()
+    target = place / record.name
+    with _alone(target):
+        if not force and (found := locate_benchmark(record, folder=place)):
+            return found
+        work = target.with_name(f".{target.name}.download")
+        if force:
+            shutil.rmtree(work, ignore_errors=True)
+        archive = _fetch_archive(record, work / record.archive)
+        with folder_atomically(target) as aside:
+            try:
+                extract_into(archive.path, aside / ".unpacked")
+            except DataError:
+                archive.path.unlink(missing_ok=True)  # else every later attempt would meet it
+                raise
+            _arrange(record, aside, work)
+            _check(record, aside)
+            _write_source(record, archive, aside)
+        shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def _fetch_archive(record: Benchmark, target: Path) -> Downloaded:
+    if target.is_file():  # whole: an earlier run was stopped while it unpacked
+        sha256 = sha256_file(target)
+        if record.archive_sha256 in (None, sha256):
+            return Downloaded(target, sha256)
+        target.unlink()
+    return _fetch(record.url, target, record.archive_sha256)
+
+
+def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise DataError(
+            f"HF_HUB_OFFLINE is set, so {url} is not fetched. Unset it, or download on another "
+            f"machine and copy the benchmark's folder into {data_dir()}."
+        )
+    if endpoint := os.environ.get("HF_ENDPOINT"):  # a mirror of the hub
+        url = url.replace(HUB, endpoint.rstrip("/"), 1)
+    return download(url, target, sha256=sha256)
+
+
+@contextlib.contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """One process at a time fetches a benchmark, so what a killed one has left can be removed."""
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.with_name(f".{target.name}.lock")):
+            for left in target.parent.glob(f".{target.name}.*.part"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+
+def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
+    """Put the split file and the images where `_is_benchmark` looks for them."""
+    from ogkd.datasets.manifest import read_manifest
+
+    unpacked = aside / ".unpacked"
+    # Archives differ: the split file may be at the top, one folder down, or not there at all.
+    found = sorted(unpacked.rglob(record.split_file), key=lambda path: len(path.parts))
+    split = aside / record.split_file
+    if found:
+        found[0].rename(split)
+    elif record.split_url:
+        fetched = _fetch(record.split_url, work / record.split_file, record.split_sha256)
+        shutil.copyfile(fetched.path, split)
+    else:
+        raise DataError(f"{record.archive} does not hold {record.split_file}. {_CHANGED}")
+    _check_hash(record, split)
+    first = read_manifest(split, root=unpacked).items[0].path.relative_to(unpacked)
+    images = next((place for place in _folders(unpacked) if (place / first).is_file()), None)
+    if images is None:
+        raise DataError(
+            f"{record.archive} does not hold {first}, the first image of {record.split_file}. "
+            f"{_CHANGED}"
+        )
+    images.rename(aside / record.folder)
+    shutil.rmtree(unpacked, ignore_errors=True)  # gone already if the images were at the top
+
+
+_CHANGED = "Its publisher may have changed it: see `ogkd data info` for the page."
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """The folder and those below it, the highest first, down to a few levels."""
+    level = [top]
+    for _ in range(_DEEPEST):
+        yield from level
+        level = [path for folder in level for path in sorted(folder.iterdir()) if path.is_dir()]
+
+
+def _is_benchmark(record: Benchmark, folder: Path) -> bool:
+    return (folder / record.split_file).is_file() and (folder / record.folder).is_dir()
+
+
+def _read(record: Benchmark, folder: Path) -> Manifest:
+    from ogkd.datasets.manifest import read_manifest
+
+    split = folder / record.split_file
+    _check_hash(record, split)
+    return read_manifest(split, root=folder / record.folder)
+
+
+def _check_hash(record: Benchmark, split: Path) -> None:
+    if record.split_sha256 and (found := sha256_file(split)) != record.split_sha256:
+        raise DataError(
+            f"{split} is not the official split file of '{record.name}', so results would not "
+            f"compare.\n  expected sha256 {record.split_sha256}\n  found    sha256 {found}\n"
+            f"Run `ogkd data download {record.name} --force`; to use a split of your own, give it "
+            "another name and pass the file."
+        )
+
+
+def _check(record: Benchmark, folder: Path) -> None:
+    """Compare with the official classes and counts, and look for every image of the split."""
+    manifest = _read(record, folder)
+    if manifest.class_names != record.class_names:
+        raise DataError(
+            f"{record.split_file} has the classes {', '.join(manifest.class_names)}, but "
+            f"'{record.name}' has {', '.join(record.class_names)}. {_CHANGED}"
+        )
+    found = Counter(item.split for item in manifest.items)
+    for split, expected in record.counts.model_dump().items():
+        if found[split] != expected:
+            raise DataError(
+                f"{record.split_file} has {found[split]:,} {split} images, but '{record.name}' "
+                f"officially has {expected:,}. {_CHANGED}"
+            )
+    root = folder / record.folder
+    missing = [item.path for item in manifest.items if not item.path.is_file()]
+    if missing:
+        listed = ", ".join(str(path.relative_to(root)) for path in missing[:_SHOWN])
+        raise DataError(
+            f"{record.archive} lacks {len(missing):,} of the {len(manifest.items):,} images of "
+            f"its split, such as {listed}. {_CHANGED}"
+        )
+
+
+def _write_source(record: Benchmark, archive: Downloaded, folder: Path) -> None:
+    source = {
+        "schema": 1,
+        "name": record.name,
+        "url": record.url,
+        "revision": archive.commit,
+        "archive_sha256": archive.sha256,
+        "split_sha256": sha256_file(folder / record.split_file),
+        "licence": record.licence,
+        "citation": record.citation,
+    }
+    write_json(folder / "source.json", source)
+
+
+def _record(name: str | Benchmark) -> Benchmark:
+    return name if isinstance(name, Benchmark) else benchmark(name)

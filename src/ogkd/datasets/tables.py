@@ -1,0 +1,149 @@
+"""CSV and TSV tables: `path,label[,split][,patient]`, one image per line."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from ogkd.datasets._items import (
+    Item,
+    Manifest,
+    match_class_list,
+    read_class_names,
+    refuse_twice,
+    split_name,
+)
+from ogkd.errors import DataError
+
+__all__ = ["read_table"]
+
+_GROUPS = ("patient", "group", "lesion", "patient_id", "group_id", "lesion_id")
+_VOLUMES = (".nii", ".nii.gz", ".dcm", ".dicom")
+_KNOWN = ("path", "label", "split", *_GROUPS)
+
+
+def read_table(
+    path: Path, *, root: Path | None = None, class_names: Sequence[str] | None = None
+) -> Manifest:
+    """Paths count from `root`, else from the table's own folder.
+
+    A table is the user's own: absolute paths and `..` are taken as they stand.
+    """
+    header, rows = _rows(path)
+    group = _group_column(path, header)
+    raw = sorted({row["label"] for _, row in rows})
+    if class_names is None:
+        names = read_class_names(raw)
+        labels = {name: label for label, name in enumerate(raw)}
+    else:
+        names, labels = match_class_list(path, raw, class_names)
+    if len(names) < 2:
+        raise DataError(
+            f"{path} names {len(names)} class(es) in its column label; at least 2 are needed."
+        )
+    without = [line for line, row in rows if not row.get("split")]
+    if 0 < len(without) < len(rows):
+        raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
+    folder = path.parent if root is None else root
+    items = [
+        Item(
+            folder / row["path"],
+            labels[row["label"]],
+            split_name(row.get("split", "")),
+            (row[group] if group else "") or _volume(row["path"]),
+        )
+        for _, row in rows
+    ]
+    lines = [f"line {line}" for line, _ in rows]
+    refuse_twice(path, list(zip(lines, items, strict=True)))
+    return Manifest(tuple(items), names)
+
+
+def _volume(path: str) -> str | None:
+    """Slices of one volume belong together even where no patient is known."""
+    file, _, address = path.partition("#")
+    return file if address and file.lower().endswith(_VOLUMES) else None
+
+
+def _group_column(path: Path, header: Sequence[str]) -> str | None:
+    found = [name for name in header if name in _GROUPS]
+    if len(found) > 1:
+        raise DataError(
+            f"{path} has {len(found)} columns that may be the group: {', '.join(found)}. Keep the "
+            "one whose images must stay together (usually the patient), or rename the others."
+        )
+    return found[0] if found else None
+
+
+def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """The header, and line number and cells of each row that is not blank."""
+    text = _text(path)
+    try:
+        header, lines = _cells(text, "\t" if path.suffix.lower() == ".tsv" else _delimiter(text))
+    except csv.Error as error:
+        raise DataError(f"{path} is not a UTF-8 table ({error}). Save it as UTF-8 CSV.") from error
+    if not {"path", "label"} <= set(header):
+        raise DataError(
+            f"{path} needs the columns path and label (and, if you like, split and patient), "
+            f"but has: {', '.join(header) or 'none'}."
+        )
+    twice = sorted({name for name in _KNOWN if header.count(name) > 1})
+    if twice:
+        raise DataError(f"{path} has the column {twice[0]} twice. Keep one.")
+    rows = []
+    for line, cells in lines:
+        if not any(cells):
+            continue
+        if len(cells) > len(header):
+            raise DataError(
+                f"{path}, line {line}: {len(cells)} cells, but the header has {len(header)}. "
+                "Put quotes around a value that holds a comma."
+            )
+        cells += [""] * (len(header) - len(cells))
+        row = dict(zip(header, cells, strict=True))
+        for column in ("path", "label"):
+            if not row[column]:
+                raise DataError(f"{path}, line {line}: {column} is empty. Fill it in.")
+        if "\0" in row["path"]:
+            raise DataError(f"{path}, line {line}: the path holds a zero byte. Write it anew.")
+        rows.append((line, row))
+    if not rows:
+        raise DataError(f"{path} has no rows below its header.")
+    return header, rows
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}. Check the file.") from error
+    if content.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        raise DataError(
+            f"{path} is a spreadsheet or an archive, not a UTF-8 table. "
+            "Save the sheet as 'CSV UTF-8'."
+        )
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{path}, line {line}: not UTF-8 text ({error.reason}). Save the table as 'CSV UTF-8' "
+            "(in a spreadsheet: Save as, and choose UTF-8)."
+        ) from error
+
+
+def _delimiter(text: str) -> str:
+    """Spreadsheets of many countries write semicolons into their CSV, because 0,5 is a number."""
+    header = text.split("\n", 1)[0]
+    for delimiter in ",;\t":
+        if {"path", "label"} <= set(_cells(header, delimiter)[0]):
+            return delimiter
+    return ","
+
+
+def _cells(text: str, delimiter: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    header = [cell.strip().lower() for cell in next(reader, [])]
+    return header, [(reader.line_num, [cell.strip() for cell in row]) for row in reader]

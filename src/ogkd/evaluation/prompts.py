@@ -1,0 +1,143 @@
+"""A prompt bank seen through a backbone: which texts stand apart, and how well they classify.
+
+The statistics are the teacher's (`ogkd.teacher`); nothing is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ogkd.backbones.base import Backbone
+from ogkd.datasets.manifest import Item, Manifest, require_files
+from ogkd.errors import DataError
+from ogkd.features.store import FeatureStore
+from ogkd.geometry import prototypes
+from ogkd.prompts.bank import SINGLE, bank_for
+from ogkd.prompts.check import Finding
+from ogkd.teacher import select_prompts, teacher_prototypes
+
+__all__ = ["PromptScore", "score_prompts", "zero_shot_accuracy"]
+
+FAR = -2.5  # standard deviations from which a text is called an outlier
+TAU = 1.5  # the selector's width in most of the released settings
+
+
+@dataclass(frozen=True)
+class PromptScore:
+    """A text of a class: `z` is low where it lies apart, `nearest` the class it lies nearest to."""
+
+    class_name: str
+    text: str
+    tokens: int
+    z: float
+    nearest: str
+
+
+def score_prompts(
+    backbone: Backbone, bank: Mapping[str, Sequence[str]]
+) -> tuple[list[PromptScore], list[Finding]]:
+    """Outlierness of every text, and what it finds.
+
+    s_i = E[c,i]·t with t the mean of the class's other texts, so that a text does not vouch for
+    itself; z = (s_i - mean(s)) / std(s) within the class, as the selector standardises.
+    """
+    names = list(bank)
+    room = backbone.context_length - backbone.leading_tokens - backbone.trailing_tokens
+    features = _encode(backbone, [bank[name] for name in names])
+    T = prototypes(features)  # [C, d]
+    scores: list[PromptScore] = []
+    findings: list[Finding] = []
+    for c, (name, E) in enumerate(zip(names, features, strict=True)):
+        E = normalize(E, dim=-1)  # [N, d]
+        rest = normalize(E.sum(dim=0) - E, dim=-1) if len(E) > 1 else T[c : c + 1]
+        s = (E * rest).sum(dim=-1)  # [N]
+        spread = s.std() if len(s) > 1 else torch.tensor(0.0)
+        z = (s - s.mean()) / spread.clamp(min=1e-6)
+        similarity = E @ T.mT  # [N, C]
+        similarity[:, c] = s
+        nearest = similarity.argmax(dim=-1).tolist()
+        found = [
+            PromptScore(name, text, len(backbone.pieces(text)), round(float(z[i]), 3), names[best])
+            for i, (text, best) in enumerate(zip(bank[name], nearest, strict=True))
+        ]
+        scores += found
+        findings += _remarks(name, found, room)
+    return scores, findings
+
+
+def _remarks(name: str, scores: Sequence[PromptScore], room: int) -> list[Finding]:
+    long = tuple(score.text for score in scores if score.tokens > room)
+    far = tuple(score.text for score in scores if score.z < FAR)
+    lost = tuple(score.text for score in scores if score.nearest != name)
+    remarks = []
+    if long:
+        message = f"{len(long)} texts have more than {room} tokens: this backbone cuts them."
+        remarks.append(Finding("warning", "tokens", name, message, long[:3]))
+    if far:
+        message = f"{len(far)} texts lie far from the others of the class ({-FAR} std or more)."
+        remarks.append(Finding("warning", "outlier", name, message, far))
+    if len(lost) > 0.2 * len(scores):
+        message = f"{len(lost)} texts lie nearer to another class than to their own."
+        remarks.append(Finding("warning", "nearest class", name, message, lost[:3]))
+    return remarks
+
+
+def zero_shot_accuracy(
+    backbone: Backbone,
+    bank: Mapping[str, Sequence[str]],
+    data: Manifest,
+    *,
+    splits: Sequence[str] = ("train", "val"),
+    select_on: Sequence[str] | None = None,
+    tau: float = TAU,
+) -> dict[str, Any]:
+    """Accuracy with one template, the whole bank, and the texts that the selector keeps.
+
+    The selector (released rule, "batch") looks at the images of `select_on` (default: `splits`)
+    without their labels, all as one batch. Data without splits is judged as a whole.
+    """
+    names = data.class_names
+    features = _encode(backbone, bank_for(names, bank))
+    store = FeatureStore(backbone)
+    judged = _items(data, splits)
+    V = _images(store, judged)
+    y = torch.tensor([item.label for item in judged])
+    seen = V if select_on is None else _images(store, _items(data, select_on))
+    mask = select_prompts(seen, features, tau=tau, selector="batch")
+    heads = {
+        "single": backbone.encode_texts([SINGLE.replace("{}", name) for name in names]),
+        "ensemble": prototypes(features),
+        "selective": teacher_prototypes(features, mask),
+    }
+    accuracy = {
+        how: float(((V @ T.mT).argmax(dim=-1) == y).double().mean()) for how, T in heads.items()
+    }
+    kept = int(mask.sum()) / sum(len(rows) for rows in features)
+    return {"images": len(judged), "accuracy": accuracy, "kept": kept, "tau": tau}
+
+
+def _items(data: Manifest, splits: Sequence[str]) -> list[Item]:
+    items = [item for item in data.items if not item.split or item.split in splits]
+    if not items:
+        known = sorted({item.split for item in data.items})
+        raise DataError(
+            f"The data has no images in {' or '.join(splits)}, only in: {', '.join(known)}. "
+            "Choose a part with --split."
+        )
+    require_files(items)
+    return items
+
+
+def _images(store: FeatureStore, items: Sequence[Item]) -> Tensor:
+    return store.get([item.path for item in items]).globals[:, 0]
+
+
+def _encode(backbone: Backbone, texts: Sequence[Sequence[str]]) -> list[Tensor]:
+    flat = backbone.encode_texts([text for row in texts for text in row])
+    return list(flat.split([len(row) for row in texts]))

@@ -1,0 +1,267 @@
+"""One frame of a DICOM file as RGB: decoded, then shown as the file asks to be shown.
+
+Modality LUT or rescale, VOI LUT or window, MONOCHROME1 inverted, palette and YBR to RGB.
+Only what is needed for the picture is read; names, dates and private data are not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.errors import ConfigError, DataError
+from ogkd.images.address import parse_rule
+from ogkd.images.codestream import check_size
+from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
+
+__all__ = ["frame_count", "read_dicom"]
+
+_SHAPE_TAGS = [
+    "Rows",
+    "Columns",
+    "NumberOfFrames",
+    "SamplesPerPixel",
+    "PhotometricInterpretation",
+    "PlanarConfiguration",
+    "BitsAllocated",
+    "BitsStored",
+    "HighBit",
+    "PixelRepresentation",
+]
+_LOOK_TAGS = [
+    "RescaleSlope",
+    "RescaleIntercept",
+    "ModalityLUTSequence",
+    "WindowCenter",
+    "WindowWidth",
+    "VOILUTFunction",
+    "VOILUTSequence",
+    "PixelPaddingValue",
+    "PixelPaddingRangeLimit",
+    "SharedFunctionalGroupsSequence",
+    "PerFrameFunctionalGroupsSequence",
+    *(
+        f"{segmented}{colour}PaletteColorLookupTable{part}"
+        for colour in ("Red", "Green", "Blue")
+        for segmented, part in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))
+    ),
+]
+_DATA_TAGS = ["PixelData", "ExtendedOffsetTable", "ExtendedOffsetTableLengths"]
+_DEFLATED = ("1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.95", "1.2.840.10008.1.2.4.205")
+
+
+def frame_count(file: Path) -> int:
+    """How many frames the file says it has; 1 where that cannot be read."""
+    try:
+        from pydicom import dcmread
+    except ImportError:
+        return 1  # reading the image will say what to install
+    try:
+        _check_syntax(file)
+        header = dcmread(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
+        return int(header.get("NumberOfFrames") or 1)
+    except Exception:  # whatever is wrong with the file is told when the image is read
+        return 1
+
+
+def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:
+    """The frame as RGB [H, W, 3]; decoders raise what they like on damaged files."""
+    try:
+        from pydicom import dcmread
+    except ImportError as error:
+        raise ConfigError(
+            f'{file} is a DICOM file; reading it needs: pip install "ogkd[dicom]".'
+        ) from error
+    _check_syntax(file)
+    header = dcmread(file, stop_before_pixels=True, specific_tags=_SHAPE_TAGS + _LOOK_TAGS)
+    rows, columns = header.get("Rows"), header.get("Columns")
+    if not rows or not columns:
+        raise DataError(f"{file} is a DICOM file without an image. Leave it out.")
+    frames = int(header.get("NumberOfFrames") or 1)
+    index = _frame(file, fragment, frames)
+    # One frame is decoded, whatever their number: its size is what counts.
+    if rows * columns > max_pixels:
+        raise DataError(
+            f"{file} has frames of {columns} x {rows} pixels, more than the limit of "
+            f"{max_pixels:,}. Cut it into tiles or scale it down first."
+        )
+    pixels = _decode(file, header, index, frames)
+    if pixels.shape[:2] != (rows, columns):
+        raise ValueError(f"pixels of shape {pixels.shape} instead of {(rows, columns)}")
+    photometric = str(header.get("PhotometricInterpretation", ""))
+    if photometric == "PALETTE COLOR":
+        return _palette(pixels, header)
+    if pixels.ndim == 3:
+        return to_bytes(pixels[:, :, :3])
+    return gray_to_rgb(_gray(pixels, header, index))
+
+
+def _check_syntax(file: Path) -> None:
+    """Refuse what is no DICOM file, and what would be unpacked before its size is known."""
+    from pydicom.errors import InvalidDicomError
+    from pydicom.filereader import read_file_meta_info
+
+    try:
+        syntax = read_file_meta_info(file).get("TransferSyntaxUID")
+    except InvalidDicomError:
+        raise DataError(
+            f"{file} is not a DICOM file: DICM is not at byte 128. If it is one without its "
+            "header, write it anew with a DICOM tool."
+        ) from None
+    if syntax is None:
+        raise ValueError("no transfer syntax is named")
+    if syntax in _DEFLATED:
+        raise DataError(f"{file} is deflated DICOM, which is not read. Save it uncompressed.")
+
+
+def _frame(file: Path, fragment: str, frames: int) -> int:
+    how = (
+        f"Write which one behind a #, such as {file.name}#index=middle (a number from 0 to "
+        f"{frames - 1}, first, middle or last), or use --slice index=middle for all."
+    )
+    if not fragment:
+        if frames > 1:
+            raise DataError(f"{file} has {frames} frames, and nothing says which is meant. {how}")
+        return 0
+    try:
+        rule = parse_rule(fragment)
+        place = rule.position(frames)
+    except (ConfigError, ValueError) as error:
+        raise DataError(f"{file}: {error}. {how}") from None
+    if rule.axis is not None:
+        raise DataError(f"{file}: the frames of a DICOM file have no axis. {how}")
+    return place
+
+
+def _decode(file: Path, header: Any, index: int, frames: int) -> NDArray[Any]:
+    from pydicom import dcmread
+    from pydicom.encaps import get_frame
+    from pydicom.pixels import get_decoder, pixel_array
+
+    syntax = header.file_meta.TransferSyntaxUID
+    try:
+        decoder = get_decoder(syntax)
+    except NotImplementedError:
+        raise DataError(
+            f"{file} is stored as {syntax.name}, which is not read. Save it uncompressed."
+        ) from None
+    if not decoder.is_available:
+        raise ConfigError(
+            f'{file} is stored as {syntax.name}; reading it needs: pip install "ogkd[dicom]".'
+        )
+    source: Any = file  # of which no other frame is read
+    if syntax.is_encapsulated:
+        source = dcmread(file, specific_tags=_SHAPE_TAGS + _DATA_TAGS)
+        stream = get_frame(source.PixelData, index, number_of_frames=frames)
+        samples = int(header.get("SamplesPerPixel") or 1)
+        check_size(stream, syntax, header.Rows, header.Columns, samples)
+    return np.asarray(pixel_array(source, index=index))
+
+
+def _gray(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
+    """Stored values to gray levels (PS3.3 C.11), padding black."""
+    look = _look(header, index)
+    valid = _valid(pixels, header)
+    inverted = header.PhotometricInterpretation == "MONOCHROME1"
+    values = _modality(pixels, look, header)
+    shown = _voi(values, look, header)
+    if shown is None or (shown[valid].size and np.ptp(shown[valid]) == 0):
+        # No window, or one that leaves nothing to see: the image's own range.
+        whole_byte = pixels.dtype == np.uint8 and header.get("BitsStored") == 8
+        plain = whole_byte and np.array_equal(values, pixels)
+        shown = pixels if plain else stretch(values, valid=valid)
+    gray = 255 - shown if inverted else shown.copy()
+    gray[~valid] = 0
+    return np.asarray(gray, np.uint8)
+
+
+def _look(header: Any, index: int) -> dict[str, Any]:
+    """How the frame asks to be shown: its own wishes first, then those of all frames."""
+    sources = [header]
+    shared = header.get("SharedFunctionalGroupsSequence") or []
+    each = header.get("PerFrameFunctionalGroupsSequence") or []
+    for group in [*shared[:1], *each[index : index + 1]]:
+        for name in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            sources += list(group.get(name) or [])[:1]
+    look: dict[str, Any] = {}
+    for source in sources:
+        for name in _LOOK_TAGS[:7]:
+            if source.get(name) not in (None, ""):
+                look[name] = source.get(name)
+    return look
+
+
+def _valid(pixels: NDArray[Any], header: Any) -> NDArray[np.bool_]:
+    """False where the scanner saw nothing and wrote a filling value."""
+    fill = header.get("PixelPaddingValue")
+    if not isinstance(fill, int):
+        return np.ones(pixels.shape, np.bool_)
+    end = header.get("PixelPaddingRangeLimit")
+    low, high = sorted((fill, end if isinstance(end, int) else fill))
+    return np.asarray((pixels < low) | (pixels > high), np.bool_)
+
+
+def _modality(pixels: NDArray[Any], look: dict[str, Any], header: Any) -> NDArray[Any]:
+    if look.get("ModalityLUTSequence"):
+        return _look_up(pixels, *_table(look["ModalityLUTSequence"][0], header))
+    if "RescaleSlope" in look and "RescaleIntercept" in look:
+        return pixels * float(look["RescaleSlope"]) + float(look["RescaleIntercept"])
+    return pixels
+
+
+def _voi(values: NDArray[Any], look: dict[str, Any], header: Any) -> NDArray[Any] | None:
+    """Values through the first VOI LUT or window; None where there is none that can work."""
+    if look.get("VOILUTSequence"):
+        first, table = _table(look["VOILUTSequence"][0], header)
+        return _look_up(np.rint(values), first, stretch(table))
+    if "WindowCenter" not in look or "WindowWidth" not in look:
+        return None
+    from pydicom import Dataset
+    from pydicom.pixels import apply_windowing
+
+    window = Dataset()
+    window.PhotometricInterpretation = "MONOCHROME2"
+    window.BitsStored, window.PixelRepresentation = 8, 0  # so the answer spans 0 to 255
+    window.WindowCenter = _first(look["WindowCenter"])
+    window.WindowWidth = _first(look["WindowWidth"])
+    window.VOILUTFunction = str(look.get("VOILUTFunction", "LINEAR")).upper()
+    linear = window.VOILUTFunction == "LINEAR"
+    if not (window.WindowWidth >= 1 if linear else window.WindowWidth > 0):
+        return None
+    with np.errstate(over="ignore"):  # far from a sigmoid's centre its exponential is infinite
+        shown = apply_windowing(values, window)
+    return np.asarray(np.rint(shown), np.uint8)
+
+
+def _first(value: Any) -> float:
+    """The first of several alternative windows."""
+    return float(value if isinstance(value, int | float | str) else value[0])
+
+
+def _table(item: Any, header: Any) -> tuple[int, NDArray[Any]]:
+    """First mapped value and entries of a LUT."""
+    count, first, _ = item.LUTDescriptor
+    data = item.LUTData
+    if isinstance(data, bytes):
+        order = "<" if header.file_meta.TransferSyntaxUID.is_little_endian else ">"
+        wide = len(data) >= 2 * (count or 65536)
+        data = np.frombuffer(data, f"{order}u2" if wide else np.uint8)
+    return int(first), np.atleast_1d(np.asarray(data))[: count or 65536]
+
+
+def _look_up(values: NDArray[Any], first: int, table: NDArray[Any]) -> NDArray[Any]:
+    place = np.clip(np.nan_to_num(values).astype(np.int64) - first, 0, len(table) - 1)
+    found: NDArray[Any] = table[place]
+    return found
+
+
+def _palette(pixels: NDArray[Any], header: Any) -> NDArray[np.uint8]:
+    from pydicom.pixels import apply_color_lut
+
+    colours = apply_color_lut(pixels, header)[:, :, :3]
+    if colours.dtype == np.uint8 or colours.max() <= 255:
+        return np.asarray(colours, np.uint8)
+    return np.asarray(colours >> 8, np.uint8)

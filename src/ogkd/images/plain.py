@@ -1,0 +1,111 @@
+"""PNG, JPEG, TIFF, BMP and WebP to RGB; deep images keep every bit until they are scaled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+
+from ogkd.errors import DataError
+from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
+
+__all__ = ["FORMATS", "read_plain"]
+
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
+_DEEP_GRAY = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+# Colour PNGs of 16 bits: read as little-endian, the byte that Pillow keeps is the low one.
+_LOW_BYTES = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L", "LA;16B": "RGBA"}
+_TIFF_MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_BITS, _PHOTOMETRIC, _FORMAT = 258, 262, 339  # TIFF tags
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB_COLOUR = 0, 1, 2
+_AXES = ("YX", "YXS", "SYX")  # one picture, gray or colour
+
+
+def read_plain(file: Path, *, max_pixels: int) -> NDArray[np.uint8]:
+    """The first picture of the file as RGB [H, W, 3], upright; transparency is left out."""
+    try:
+        # Pillow's own limit would only warn at this size.
+        with Image.open(file, formats=FORMATS) as image:
+            _check_size(file, image.width, image.height, max_pixels)
+            if image.format == "TIFF" and _beyond_pillow(image):
+                return _read_tiff(file, max_pixels)
+            if image.format == "PNG" and image.tile and image.tile[0].args in _LOW_BYTES:
+                return _read_deep_png(file, image)
+            return _rgb(image)
+    except UnidentifiedImageError:
+        with file.open("rb") as stream:
+            mark = stream.read(4)
+        if mark not in _TIFF_MARKS:
+            raise
+        return _read_tiff(file, max_pixels)
+
+
+def _check_size(file: Path, width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise DataError(
+            f"{file} has {width} x {height} pixels, more than the limit of {max_pixels:,}. "
+            "Cut it into tiles or scale it down first."
+        )
+
+
+def _rgb(image: Image.Image) -> NDArray[np.uint8]:
+    image.load()
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode not in _DEEP_GRAY:
+        return np.asarray(upright.convert("RGB"))
+    gray = stretch(np.asarray(upright))
+    tags: Any = getattr(image, "tag_v2", {})
+    if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+        gray = 255 - gray
+    return gray_to_rgb(gray)
+
+
+def _read_deep_png(file: Path, image: ImageFile.ImageFile) -> NDArray[np.uint8]:
+    """Colour PNGs of 16 bits: Pillow keeps the high byte, so a second reading fetches the low."""
+    raw = str(image.tile[0].args)
+    with Image.open(file, formats=("PNG",)) as again:
+        again.tile = [again.tile[0]._replace(args=_LOW_BYTES[raw])]
+        again.load()
+        other = np.asarray(ImageOps.exif_transpose(again)).astype(np.uint16)
+    if raw == "LA;16B":  # the four bytes of a pixel, as they are: gray twice, alpha twice
+        return gray_to_rgb(stretch(other[:, :, 0] * 256 + other[:, :, 1]))
+    image.load()
+    high = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
+    return stretch(high[:, :, :3] * 256 + other[:, :, :3])
+
+
+def _beyond_pillow(image: Image.Image) -> bool:
+    """Whether Pillow would drop bits: deep colour, and numbers that its modes cannot hold."""
+    tags: Any = getattr(image, "tag_v2", {})
+    bits = tags.get(_BITS, (1,))
+    kinds = tags.get(_FORMAT, (1,))
+    if max(bits) <= 8 or tags.get(_PHOTOMETRIC) not in (
+        _WHITE_IS_ZERO,
+        _BLACK_IS_ZERO,
+        _RGB_COLOUR,
+    ):
+        return False
+    return len(bits) > 1 or bits[0] > 32 or (bits[0] == 32 and kinds[0] == 1)
+
+
+def _read_tiff(file: Path, max_pixels: int) -> NDArray[np.uint8]:
+    import tifffile
+
+    with tifffile.TiffFile(file) as tiff:
+        page = tiff.pages[0]
+        _check_size(file, page.imagewidth, page.imagelength, max_pixels)
+        if page.imagedepth != 1 or page.samplesperpixel > 8 or page.axes not in _AXES:
+            raise DataError(f"{file} is a TIFF of shape {page.shape}, which is no single picture.")
+        white_is_zero = page.photometric == _WHITE_IS_ZERO
+        values = page.asarray()
+    if page.axes == "SYX":
+        values = np.moveaxis(values, 0, 2)
+    if values.ndim == 3:
+        values = values[:, :, :3] if values.shape[2] >= 3 else values[:, :, 0]
+    scaled = to_bytes(values)
+    if white_is_zero:
+        scaled = 255 - scaled
+    return gray_to_rgb(scaled) if scaled.ndim == 2 else scaled

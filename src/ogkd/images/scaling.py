@@ -1,0 +1,49 @@
+"""Numbers of any depth to bytes: one rule for every format.
+
+Bytes stay as they are. Anything deeper is stretched from its own smallest to its own largest
+value, so that no image turns white or black for the bits it was stored in.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["gray_to_rgb", "stretch", "to_bytes"]
+
+
+def to_bytes(values: NDArray[np.generic]) -> NDArray[np.uint8]:
+    """uint8 as it is; other numbers stretched by their own range."""
+    if values.dtype == np.uint8:
+        return np.ascontiguousarray(values, np.uint8)
+    return stretch(values)
+
+
+def stretch(
+    values: NDArray[np.generic], *, valid: NDArray[np.bool_] | None = None
+) -> NDArray[np.uint8]:
+    """Map the values' own range to 0-255; what is not a number, or not `valid`, becomes black.
+
+    +inf is white. A constant image is black: it has no range to speak of.
+    """
+    if values.dtype.kind not in "uifb":
+        raise ValueError(f"values of type {values.dtype} are not gray levels")
+    deep = values.astype(np.float64)
+    usable = np.isfinite(deep) if valid is None else np.isfinite(deep) & valid
+    if not usable.any():
+        return np.zeros(deep.shape, np.uint8)
+    low, high = deep[usable].min(), deep[usable].max()
+    if high == low:
+        return np.zeros(deep.shape, np.uint8)
+    if not np.isfinite(high - low):  # halves cannot overflow
+        deep, low, high = deep / 2, low / 2, high / 2
+    deep = np.nan_to_num(deep, nan=low, posinf=high, neginf=low)
+    shares = np.clip((deep - low) / (high - low), 0.0, 1.0)
+    if valid is not None:
+        shares[~valid] = 0.0
+    return np.asarray(np.rint(shares * 255.0), np.uint8)
+
+
+def gray_to_rgb(gray: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[H, W] -> [H, W, 3]."""
+    return np.repeat(gray[:, :, None], 3, axis=2)

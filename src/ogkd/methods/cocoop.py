@@ -1,0 +1,167 @@
+"""CoCoOp: a context that a small network shifts for each image, learned with cross-entropy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from ogkd.backbones.base import Backbone, TextDropout
+from ogkd.losses import logits
+from ogkd.methods._prompts import PromptConfig, PromptMethod
+from ogkd.methods.base import TextSide
+from ogkd.methods.coop import CrossEntropy
+from ogkd.methods.heads import Head
+from ogkd.methods.registry import register
+from ogkd.prompting import ContextConfig, PromptLearner
+from ogkd.training import TrainConfig
+
+__all__ = ["CoCoOp", "CoCoOpConfig", "ImagePromptHead", "ImagePromptLearner"]
+
+_TOKENS_AT_ONCE = 4096  # in prediction: some hundred MB in a text tower of BERT's size
+_NARROWING = 16  # the meta-net's hidden layer is d / 16 wide
+
+
+class CoCoOpTraining(TrainConfig):
+    """As released with its baselines (AUDIT section 5): one image at a time."""
+
+    epochs: int = Field(default=10, ge=1)
+    batch_size: int = Field(default=1, ge=1)
+    lr: float = Field(default=1e-3, gt=0)
+
+
+class CoCoOpConfig(PromptConfig):
+    """CoCoOp has no setting of its own."""
+
+    train: CoCoOpTraining = CoCoOpTraining()
+
+
+class ImagePromptLearner(PromptLearner):
+    """Prompts whose context is context + M(v), with v an image's feature.
+
+    M(v) = W2 relu(W1 v + b1) + b2 gives one vector [w] for all places of the context. The
+    context, W1, b1, W2 and b2 of a run are one row of numbers, in this order.
+    """
+
+    def __init__(
+        self, backbone: Backbone, class_names: Sequence[str], config: ContextConfig
+    ) -> None:
+        super().__init__(backbone, class_names, config)
+        d, w = backbone.embed_dim, backbone.text_width
+        narrow = max(1, d // _NARROWING)
+        places = (config.n_ctx, w)
+        self.shapes: dict[str, tuple[int, ...]] = {
+            "context": (len(class_names), *places) if config.class_specific else places,
+            "W1": (narrow, d),
+            "b1": (narrow,),
+            "W2": (w, narrow),
+            "b2": (w,),
+        }
+
+    def split(self, parameters: Tensor) -> dict[str, Tensor]:
+        """The named parts of rows of numbers [.., n]."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        parts = zip(self.shapes.items(), parameters.split(sizes, dim=-1), strict=True)
+        return {name: part.unflatten(-1, shape) for (name, shape), part in parts}
+
+    def join(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """One row of numbers from its named parts; the inverse of `split` for one run."""
+        for name, shape in self.shapes.items():
+            if parts[name].shape != shape:
+                raise ValueError(f"{name} has shape {tuple(parts[name].shape)}, expected {shape}")
+        return torch.cat([parts[name].float().flatten() for name in self.shapes])
+
+    def initial_context(self, generator: torch.Generator) -> Tensor:
+        """The context as CoOp's, the meta-net as torch starts a linear layer."""
+        parts = {"context": super().initial_context(generator)}
+        for name in ("W1", "b1", "W2", "b2"):
+            inputs = self.shapes[f"W{name[1]}"][1]
+            bound = inputs**-0.5
+            start = torch.empty(self.shapes[name])
+            parts[name] = start.uniform_(-bound, bound, generator=generator)
+        return self.join(parts)
+
+    def text_features(
+        self,
+        contexts: Tensor,
+        *,
+        images: Tensor | None = None,
+        dropout: TextDropout | None = None,
+    ) -> Tensor:
+        """T_hat [S, B, C, d] of every image [S, B, d], in one pass of S * B * C prompts."""
+        if images is None:
+            raise ValueError("These prompts depend on the image: give the images' features.")
+        parts = self.split(contexts)  # of [S, n]
+        hidden = (images @ parts["W1"].mT + parts["b1"].unsqueeze(1)).relu()
+        shift = hidden @ parts["W2"].mT + parts["b2"].unsqueeze(1)  # [S, B, w]
+        context = parts["context"].unsqueeze(1)  # [S, 1, n_ctx, w]
+        while shift.dim() < context.dim():
+            shift = shift.unsqueeze(-2)
+        shifted = (context + shift).flatten(0, 1)
+        T_hat = super().text_features(shifted, dropout=dropout)
+        return T_hat.view(*images.shape[:2], *T_hat.shape[1:])
+
+
+@dataclass(frozen=True)
+class ImagePromptHead(Head):
+    """Logits by texts made for each image; some images at a time, so that memory is bounded."""
+
+    learner: ImagePromptLearner
+    parameters: Tensor  # [n]
+    scale: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.learner.class_names), self.learner.backbone.embed_dim
+
+    @torch.no_grad()
+    def logits(self, features: Tensor) -> Tensor:
+        device = self.learner.embeddings.device
+        v = normalize(features.to(device, torch.float32), dim=-1)
+        at_once = max(1, _TOKENS_AT_ONCE // self.learner.tokens.ids.numel())
+        scores = [self._some(rows) for rows in v.split(at_once) if len(rows)]
+        return torch.cat([v.new_empty(0, self.shape[0]), *scores]).to(features.device)
+
+    def _some(self, v: Tensor) -> Tensor:
+        parameters = self.parameters.to(v.device).unsqueeze(0)
+        T_hat = self.learner.text_features(parameters, images=v.unsqueeze(0))[0]  # [N, C, d]
+        return logits(v.unsqueeze(-2), T_hat, self.scale).squeeze(-2)
+
+    def tensors(self) -> dict[str, Tensor]:
+        parts = self.learner.split(self.parameters)
+        return {name: part.clone() for name, part in parts.items()}
+
+
+@register
+class CoCoOp(PromptMethod):
+    """Conditional context optimisation. Prediction runs the text tower for every image."""
+
+    name = "cocoop"
+    summary = "learned context, shifted for each image by a small network"
+    citation = "Zhou et al. 2022, Conditional Prompt Learning for Vision-Language Models"
+    cost = "slow"
+    Config = CoCoOpConfig
+
+    def objective(self, text: TextSide) -> CrossEntropy:
+        return CrossEntropy(text.backbone.logit_scale)
+
+    def learner(self, text: TextSide) -> ImagePromptLearner:
+        context = cast(CoCoOpConfig, self.config).context
+        return ImagePromptLearner(text.backbone, text.class_names, context)
+
+    def head(self, learner: PromptLearner, context: Tensor) -> Head:
+        scale = learner.backbone.logit_scale
+        return ImagePromptHead(cast(ImagePromptLearner, learner), context, scale)
+
+    def learned(self, head: Head) -> Tensor:
+        return cast(ImagePromptHead, head).parameters
+
+    def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
+        learner = self.learner(text)
+        return ImagePromptHead(learner, learner.join(tensors), scale)

@@ -1,0 +1,54 @@
+"""CoOp: cross-entropy alone on a learned context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import Field
+from torch import Tensor
+
+from ogkd.losses import cross_entropy
+from ogkd.methods._prompts import PromptConfig, PromptMethod, image_logits
+from ogkd.methods.base import TextSide
+from ogkd.methods.registry import register
+from ogkd.training import Batch, TrainConfig
+
+__all__ = ["CoOp", "CoOpConfig", "CrossEntropy"]
+
+
+class CoOpTraining(TrainConfig):
+    """As released with its baselines (AUDIT section 5)."""
+
+    batch_size: int = Field(default=32, ge=1)
+    lr: float = Field(default=2e-3, gt=0)
+
+
+class CoOpConfig(PromptConfig):
+    """CoOp has no setting of its own."""
+
+    train: CoOpTraining = CoOpTraining()
+
+
+class CrossEntropy:
+    """The average -log p_y of each run's batch."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+        """The one term [S], which is also the total."""
+        ce = cross_entropy(image_logits(T_hat, batch, self.scale), batch.labels)
+        return {"total": ce, "ce": ce}
+
+
+@register
+class CoOp(PromptMethod):
+    """Context optimisation: one context for all classes, class name at the end."""
+
+    name = "coop"
+    summary = "learned context, cross-entropy alone"
+    citation = "Zhou et al. 2022, Learning to Prompt for Vision-Language Models"
+    Config = CoOpConfig
+
+    def objective(self, text: TextSide) -> CrossEntropy:
+        return CrossEntropy(text.backbone.logit_scale)

@@ -1,0 +1,93 @@
+"""What a fitted method leaves behind: global image features in, logits out, tensors to save."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.nn.functional import normalize
+
+__all__ = ["Head", "KernelHead", "LinearHead", "TextHead"]
+
+
+class Head(ABC):
+    """Logits of global features; `tensors` is all that must be saved to have it again."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Number of classes and of features."""
+
+    @abstractmethod
+    def logits(self, features: Tensor) -> Tensor:
+        """Logits [N, C] of global features [N, d]."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What to save, by name."""
+
+
+@dataclass(frozen=True)
+class TextHead(Head):
+    """Class features T [C, d] and a scale: logits are scale * v T'. Other tensors ride along."""
+
+    T: Tensor
+    scale: float
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.T.shape[0], self.T.shape[1]
+
+    def logits(self, features: Tensor) -> Tensor:
+        return self.scale * normalize(features, dim=-1) @ self.T.mT
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"T": self.T.contiguous(), **self.extra}
+
+
+@dataclass(frozen=True)
+class LinearHead(Head):
+    """Weights W [C, d] and biases b [C]: logits are v W' + b."""
+
+    W: Tensor
+    b: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.W.shape[0], self.W.shape[1]
+
+    def logits(self, features: Tensor) -> Tensor:
+        return normalize(features, dim=-1) @ self.W.mT + self.b
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"W": self.W.contiguous(), "b": self.b.contiguous()}
+
+
+@dataclass(frozen=True)
+class KernelHead(Head):
+    """Text and a cache of images: logits are scale * v T' + exp(-beta (1 - v K')) A.
+
+    K [M, d] are the features of M support images, A [M, C] what each says of the classes.
+    """
+
+    T: Tensor
+    scale: float
+    K: Tensor
+    A: Tensor
+    beta: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.T.shape[0], self.T.shape[1]
+
+    def logits(self, features: Tensor) -> Tensor:
+        v = normalize(features, dim=-1)
+        near = (-self.beta * (1 - v @ self.K.mT)).exp()  # [N, M]
+        return self.scale * v @ self.T.mT + near @ self.A
+
+    def tensors(self) -> dict[str, Tensor]:
+        beta = self.T.new_tensor(self.beta)
+        return {"T": self.T.contiguous(), "K": self.K.contiguous(), "A": self.A, "beta": beta}

@@ -1,0 +1,97 @@
+"""ProGrad: the cross-entropy's gradient, without what goes against zero-shot knowledge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ogkd.losses import cross_entropy, logits
+from ogkd.methods._prompts import (
+    LargeBatchTraining,
+    PromptConfig,
+    PromptMethod,
+    image_logits,
+)
+from ogkd.methods.base import TextSide
+from ogkd.methods.registry import register
+from ogkd.training import Batch
+
+__all__ = ["ProGrad", "ProGradConfig", "ProGradObjective", "project"]
+
+# Student and teacher start as the same text: the first gradients of KL are rounding errors,
+# about 1e-6 of the other, and point nowhere. Below this share none is taken for a direction.
+_ROUNDING = 1e-3
+
+
+class ProGradConfig(PromptConfig):
+    """`strength` is the paper's lambda: how much of the conflict is removed."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    strength: float = Field(default=1.0, ge=0)
+    train: LargeBatchTraining = LargeBatchTraining()
+
+
+class ProGradObjective:
+    """CE, and T^2 KL(teacher || student) at temperature T, which only bends the gradient.
+
+    The teacher is zero-shot with one template per class, T_tea [C, d], as the paper says. In
+    the released baseline's float32 path the teacher is the student itself, so that its KL has
+    no gradient but rounding errors (AUDIT section 5); that is not done here.
+    """
+
+    def __init__(self, config: ProGradConfig, T_tea: Tensor, scale: float) -> None:
+        self.config, self.T_tea, self.scale = config, T_tea, scale
+
+    def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+        """CE [S], which is the total, and KL [S]."""
+        temperature = self.config.temperature
+        z = image_logits(T_hat, batch, self.scale)  # [S, B, C]
+        log_p = (z / temperature).log_softmax(dim=-1)
+        z_tea = logits(batch.globals, self.T_tea, self.scale)
+        log_q = (z_tea / temperature).log_softmax(dim=-1)
+        kl = (log_q.exp() * (log_q - log_p)).sum(dim=-1).mean(dim=-1) * temperature**2
+        ce = cross_entropy(z, batch.labels)
+        return {"total": ce, "ce": ce, "kl": kl}
+
+    def gradient(self, terms: Mapping[str, Tensor], parameters: Tensor) -> Tensor:
+        """The CE gradient of each run, its conflict with the KL gradient removed."""
+        (general,) = torch.autograd.grad(terms["kl"].sum(), parameters, retain_graph=True)
+        (own,) = torch.autograd.grad(terms["ce"].sum(), parameters)
+        return project(own, general, self.config.strength)
+
+
+def project(own: Tensor, general: Tensor, strength: float = 1.0) -> Tensor:
+    """Bend each run's gradient `own` [S, ...] so that it does not go against `general`.
+
+    own where own . general >= 0, else own - strength (own . general / |general|^2) general.
+
+    >>> project(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[0.0, 2.0], [0.0, 2.0]]))
+    tensor([[1., 0.],
+            [1., 1.]])
+    """
+    g, direction = own.flatten(1), general.flatten(1)
+    length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
+    known = length > _ROUNDING * torch.linalg.vector_norm(g, dim=1, keepdim=True)
+    unit = direction / torch.where(known, length, 1.0)
+    along = (g * unit).sum(dim=1, keepdim=True)
+    bent = g - strength * along * unit
+    return torch.where(known & (along < 0), bent, g).view_as(own)
+
+
+@register
+class ProGrad(PromptMethod):
+    """Prompt-aligned gradient."""
+
+    name = "prograd"
+    summary = "learned context, steps that go against zero-shot knowledge are bent"
+    citation = "Zhu et al. 2023, Prompt-aligned Gradient for Prompt Tuning"
+    Config = ProGradConfig
+
+    def objective(self, text: TextSide) -> ProGradObjective:
+        config = cast(ProGradConfig, self.config)
+        T_tea = text.single.to(text.backbone.device)
+        return ProGradObjective(config, T_tea, text.backbone.logit_scale)

@@ -1,0 +1,187 @@
+"""Prompts in other people's formats to a bank: JSON, CSV/TSV, Python dictionaries, text files.
+
+Files are read, never run: a Python file is parsed and only literal dictionaries are looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ogkd.errors import ConfigError, DataError
+from ogkd.prompts.bank import fold
+
+__all__ = ["import_bank", "keep_classes"]
+
+_CLASS = ("class", "classname", "class_name", "class name", "label", "name")
+_TEXT = ("text", "prompt", "prompts", "description", "descriptions", "caption", "sentence", "texts")
+_MOST_BYTES = 100_000_000
+
+
+def import_bank(path: Path) -> dict[str, list[str]]:
+    """Read texts by class from a file or a folder; spaces are tidied, exact doubles dropped.
+
+    - JSON: class -> list of texts (CuPL and kin); class -> {question: texts}; one such object
+      per dataset below a name; or a list of {"class": ..., "text": ...} records.
+    - CSV or TSV with a class and a text column, one text a row.
+    - Python source that holds a dictionary of class -> list of texts (as BiomedCoOp's).
+    - A folder of .txt files: the file's name is the class, each line a text.
+    """
+    if path.is_dir():
+        pairs = _from_folder(path)
+    else:
+        readers: dict[str, Callable[[Path, str], list[tuple[str, str]]]] = {
+            ".json": _from_json,
+            ".csv": _from_table,
+            ".tsv": _from_table,
+            ".py": _from_python,
+        }
+        reader = readers.get(path.suffix.lower())
+        if reader is None:
+            raise DataError(
+                f"{path}: prompts are imported from {', '.join(readers)} files, or from a folder "
+                "of .txt files named by class. Convert it to one of these."
+            )
+        pairs = reader(path, _read(path))
+    bank = _collect(pairs)
+    if not bank:
+        raise DataError(f"{path} has no texts. See `ogkd prompts import --help` for what is read.")
+    return bank
+
+
+def keep_classes(bank: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
+    """Only the classes named, in that order and spelling."""
+    folded = {fold(name): texts for name, texts in bank.items()}
+    if missing := [name for name in names if fold(name) not in folded]:
+        raise ConfigError(
+            f"There are no texts for: {', '.join(missing)}. There are for: {', '.join(bank)}."
+        )
+    return {name: folded[fold(name)] for name in names}
+
+
+def _collect(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    bank: dict[str, dict[str, None]] = {}
+    spelling: dict[str, str] = {}
+    for name, text in pairs:
+        clean_name = " ".join(name.replace("_", " ").split())
+        clean = " ".join(text.split())
+        if clean_name and clean:
+            key = spelling.setdefault(fold(clean_name), clean_name)
+            bank.setdefault(key, {})[clean] = None
+    return {name: list(texts) for name, texts in bank.items()}
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise DataError(f"{path} is larger than {_MOST_BYTES // 1_000_000} MB. Divide it.")
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}. Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text. Save it as UTF-8 and run again.") from error
+
+
+def _from_folder(path: Path) -> list[tuple[str, str]]:
+    files = sorted(file for file in path.glob("*.txt") if not file.name.startswith("."))
+    return [(file.stem, line) for file in files for line in _read(file).splitlines()]
+
+
+def _from_json(path: Path, content: str) -> list[tuple[str, str]]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON ({error}). Mend it and run again.") from error
+    pairs = _from_records(found) if isinstance(found, list) else _from_object(found)
+    if pairs is None:
+        raise DataError(
+            f'{path} has another form than {{"class": ["text", ...]}} or '
+            '[{"class": "...", "text": "..."}, ...].'
+        )
+    return pairs
+
+
+def _from_object(found: Any) -> list[tuple[str, str]] | None:
+    if not isinstance(found, dict):
+        return None
+    pairs: list[tuple[str, str]] = []
+    for name, value in found.items():
+        if isinstance(value, str):
+            pairs.append((name, value))
+        elif isinstance(value, list) and all(isinstance(text, str) for text in value):
+            pairs += [(name, text) for text in value]
+        elif isinstance(value, dict):
+            inner = _from_object(value)
+            if inner is None:
+                return None
+            # Questions end in "?" or have a slot; class names below a dataset's name do not.
+            questions = any(key.rstrip().endswith(("?", ":")) or "{" in key for key in value)
+            pairs += [(name if questions else key, text) for key, text in inner]
+        else:
+            return None
+    return pairs
+
+
+def _from_records(found: list[Any]) -> list[tuple[str, str]] | None:
+    pairs: list[tuple[str, str]] = []
+    for record in found:
+        if not isinstance(record, dict):
+            return None
+        cells = {str(key).strip().casefold(): value for key, value in record.items()}
+        name = next((cells[key] for key in _CLASS if key in cells), None)
+        texts = next((cells[key] for key in _TEXT if key in cells), None)
+        texts = [texts] if isinstance(texts, str) else texts
+        if not isinstance(name, str) or not isinstance(texts, list):
+            return None
+        if not all(isinstance(text, str) for text in texts):
+            return None
+        pairs += [(name, text) for text in texts]
+    return pairs
+
+
+def _from_table(path: Path, content: str) -> list[tuple[str, str]]:
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    try:
+        rows = list(csv.reader(content.splitlines(keepends=True), delimiter=delimiter))
+    except csv.Error as error:
+        raise DataError(f"{path} is not a table ({error}). Save it as CSV.") from error
+    header = [cell.strip().casefold() for cell in rows[0]] if rows else []
+    name_at = next((header.index(key) for key in _CLASS if key in header), None)
+    text_at = next((header.index(key) for key in _TEXT if key in header), None)
+    if name_at is None or text_at is None:
+        raise DataError(
+            f"{path} needs the columns class and text, but has: {', '.join(header) or 'none'}."
+        )
+    pairs = []
+    for line, row in enumerate(rows[1:], start=2):
+        if not any(cell.strip() for cell in row):
+            continue
+        if len(row) != len(header):
+            raise DataError(
+                f"{path}, row {line}: {len(row)} cells, but the header has {len(header)}. Put "
+                "quotes around a text that holds the separator."
+            )
+        pairs.append((row[name_at], row[text_at]))
+    return pairs
+
+
+def _from_python(path: Path, content: str) -> list[tuple[str, str]]:
+    try:
+        statements = ast.parse(content).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(f"{path} is not Python source ({error}).") from error
+    pairs: list[tuple[str, str]] = []
+    for statement in statements:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            try:
+                found = ast.literal_eval(statement.value)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                continue
+            if isinstance(found, dict) and all(isinstance(key, str) for key in found):
+                lists = {key: value for key, value in found.items() if isinstance(value, list)}
+                pairs += _from_object(lists) or []
+    return pairs

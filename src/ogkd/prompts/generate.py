@@ -1,0 +1,167 @@
+"""Prompts written by a language model: the question, the sifting of answers, and going on.
+
+Nothing here knows a network: `ask` is any function from messages to text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ogkd.prompts.bank import fold
+from ogkd.prompts.chat import Messages
+from ogkd.prompts.check import LONGEST, NEAR, SHORTEST, text_faults
+from ogkd.prompts.words import words_of
+
+__all__ = ["Order", "generate", "messages_for", "read_answer", "sift"]
+
+_AT_ONCE = 25  # texts asked for in one question; models lose count and vary less beyond
+_SHOWN = 15  # texts already there that the model is told not to repeat
+
+_THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.S | re.I)
+_STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"\s*(?=[,\]\n}]|\Z)')
+_BULLET = re.compile(r"^\s*(?:\(?\d{1,3}[.):]|[-*•–—]+|#+)\s+")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is wanted of the model."""
+
+    class_names: tuple[str, ...]
+    count: int = 50
+    modality: str = "medical"  # stands before "images"
+    organ: str | None = None
+    rounds: int = 8  # most questions for one class
+
+
+def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
+    """The question for the texts of a class that are still missing."""
+    wanted = min(order.count - len(have), _AT_ONCE)
+    organ = f" of the {order.organ}" if order.organ else ""
+    others = [f'"{other}"' for other in order.class_names if other != name]
+    lines = [
+        f"Write {wanted} descriptions of what is seen on {order.modality} images{organ} that "
+        f'belong to the class "{name}".',
+        "Each describes visible things: appearance, shape, margin, density or echo or signal or "
+        "colour, texture, site, distribution, severity, typical context and artefacts.",
+        f"Each is one sentence or caption of {SHORTEST + 2} to {LONGEST - 8} words, medically "
+        "correct, different in content from all others, and names the class or its usual clinical "
+        "synonym.",
+        "Say what is present rather than what is absent. No numbering, no introduction, no "
+        "repeated sentence pattern.",
+    ]
+    if others:
+        lines.append(
+            f"The other classes are {', '.join(others)}: make clear what sets this one apart, but "
+            "seldom name them."
+        )
+    if have:
+        shown = json.dumps(list(have[-_SHOWN:]), ensure_ascii=False)
+        lines.append(f"These are there already; write others: {shown}")
+    lines.append("Answer with a JSON list of strings and nothing else.")
+    return [
+        {
+            "role": "system",
+            "content": "You are an experienced medical imaging specialist who writes short, exact "
+            "descriptions of images.",
+        },
+        {"role": "user", "content": "\n".join(lines)},
+    ]
+
+
+def read_answer(answer: str) -> list[str]:
+    """The texts of an answer: a JSON list, one cut short, or lines without their numbers.
+
+    >>> read_answer('Here you are: ["first text", "second te')
+    ['first text']
+    """
+    answer = _THOUGHT.sub("", answer)
+    start = answer.find("[")
+    if start >= 0:
+        try:
+            found, _ = json.JSONDecoder().raw_decode(answer[start:])
+            texts = [text for entry in found for text in _strings(entry)]
+        except (ValueError, RecursionError):
+            # Cut short or slightly broken: whole strings are still good.
+            texts = [_unescape(match) for match in _STRING.findall(answer[start:])]
+        if texts:
+            return [_clean(text) for text in texts]
+    lines = [line for line in answer.splitlines() if not line.strip().startswith("```")]
+    return [text for text in map(_clean, lines) if text]
+
+
+def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) -> list[str]:
+    """Those texts that are sound and say something that neither `have` nor `others` says."""
+    known = [frozenset(words_of(text)) for text in (*have, *others)]
+    kept = []
+    for text in texts:
+        words = frozenset(words_of(text))
+        if text_faults(text) or any(_jaccard(words, other) > NEAR for other in known):
+            continue
+        known.append(words)
+        kept.append(text)
+    return kept
+
+
+def generate(
+    order: Order,
+    ask: Callable[[Messages], str],
+    *,
+    bank: Mapping[str, Sequence[str]] | None = None,
+    save: Callable[[dict[str, list[str]]], None] = lambda bank: None,
+    progress: Callable[[str, int], None] = lambda name, added: None,
+) -> dict[str, list[str]]:
+    """A bank with up to `count` texts for each class, those of `bank` first.
+
+    `save` is called after every answer that brought something, so that a stop loses one answer.
+    A class for which the model gives too little stays short: compare with `order.count`.
+    """
+    texts = {name: list(found) for name, found in (bank or {}).items()}
+    keys = {fold(name): name for name in texts}
+    for name in order.class_names:
+        key = keys.get(fold(name), name)
+        have = texts.pop(key, [])
+        for _ in range(order.rounds):
+            missing = order.count - len(have)
+            if missing <= 0:
+                break
+            answer = read_answer(ask(messages_for(order, name, have)))
+            others = [text for found in texts.values() for text in found]
+            new = sift(answer, have, others)[:missing]
+            if new:
+                have += new
+                save({**texts, key: have})
+            progress(name, len(new))
+        if have:
+            texts[key] = have
+    return texts
+
+
+def _strings(entry: object) -> list[str]:
+    """Texts of an entry of the list: itself, or the values of an object."""
+    if isinstance(entry, str):
+        return [entry]
+    values = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ()
+    return [value for value in values if isinstance(value, str)]
+
+
+def _unescape(raw: str) -> str:
+    try:
+        return str(json.loads(f'"{raw}"'))
+    except ValueError:
+        return raw
+
+
+def _clean(text: str) -> str:
+    text = " ".join(_BULLET.sub("", text).split())
+    text = text.rstrip(",").strip()
+    text = text.replace("**", "").replace("’", "'")
+    if len(text) > 1 and text[0] in "\"'“" and text[-1] in "\"'”":
+        text = text[1:-1].strip()
+    return text
+
+
+def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
+    return len(a & b) / max(1, len(a | b))

@@ -1,0 +1,187 @@
+"""The whole check on phantoms with planted faults."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageEnhance
+
+from ogkd.audit import Audit, Finding, audit_data
+from ogkd.backbones import load_backbone
+from ogkd.datasets.manifest import Item, Manifest, read_manifest
+from ogkd.datasets.phantoms import render
+from ogkd.errors import ConfigError, DataError
+
+
+def check(root: Path, **options: object) -> tuple[Audit, dict[str, Finding]]:
+    audit = audit_data(read_manifest(root), root=root, **options)  # type: ignore[arg-type]
+    return audit, {finding.kind: finding for finding in audit.findings}
+
+
+def first(folder: Path) -> Path:
+    return sorted(folder.glob("*.png"))[0]
+
+
+@pytest.fixture
+def classes(data: Path) -> list[str]:
+    return sorted(folder.name for folder in (data / "train").iterdir())
+
+
+def test_clean_phantoms_have_no_duplicates_and_no_errors(clean: Path) -> None:
+    audit, found = check(clean)
+    assert set(found) == {"groups-unknown", "class-small"}
+    assert audit.exit_code == 0
+    assert audit.exact == audit.near == ()
+
+
+def test_a_copy_in_test_is_an_error(data: Path, classes: list[str]) -> None:
+    source = first(data / "train" / classes[0])
+    shutil.copy(source, data / "test" / classes[0] / "copy.png")
+    audit, found = check(data)
+    assert audit.exit_code == 1
+    assert found["exact-leak"].severity == "error"
+    assert [set(case.files) for case in found["exact-leak"].where] == [
+        {f"train/{classes[0]}/{source.name}", f"test/{classes[0]}/copy.png"}
+    ]
+    assert "exact" not in found
+    assert "exact-labels" not in found
+
+
+def test_a_copy_with_another_label_is_an_error_and_one_beside_it_a_warning(
+    data: Path, classes: list[str]
+) -> None:
+    source = first(data / "train" / classes[0])
+    shutil.copy(source, data / "train" / classes[1] / "copy.png")
+    _, found = check(data)
+    assert found["exact-labels"].severity == "error"
+    assert "exact-leak" not in found
+    (data / "train" / classes[1] / "copy.png").rename(data / "train" / classes[0] / "copy.png")
+    audit, found = check(data)
+    assert found["exact"].severity == "warning"
+    assert audit.exit_code == 0
+
+
+def test_changed_copies_are_near_duplicates_by_where_they_lie(
+    data: Path, classes: list[str]
+) -> None:
+    images = sorted((data / "train" / classes[0]).glob("*.png"))
+    with Image.open(images[0]) as image:
+        image.resize((90, 90)).save(data / "test" / classes[0] / "leak.png")
+    with Image.open(images[1]) as image:
+        image.save(data / "train" / classes[1] / "torn.jpg", quality=75)
+    with Image.open(images[2]) as image:
+        ImageEnhance.Brightness(image).enhance(1.15).save(images[2].with_name("plain.png"))
+    audit, found = check(data)
+    assert [case.files[-1] for case in found["near-leak"].where] == [f"test/{classes[0]}/leak.png"]
+    assert found["near-labels"].where[0].files[1] == f"train/{classes[1]}/torn.jpg"
+    assert f"train/{classes[0]}/plain.png" in found["near"].where[0].files
+    assert len(audit.near) == 3
+    assert audit.exit_code == 0
+
+
+def test_unreadable_files_are_listed_without_the_folders_above_and_stop_nothing(
+    data: Path, classes: list[str]
+) -> None:
+    (data / "train" / classes[0] / "text.png").write_text("words")
+    (data / "train" / classes[0] / "empty.png").touch()
+    cut = first(data / "test" / classes[1])
+    cut.write_bytes(cut.read_bytes()[:500])
+    audit, found = check(data)
+    bad = found["unreadable"]
+    assert {case.files[0] for case in bad.where} == {
+        f"train/{classes[0]}/text.png",
+        f"train/{classes[0]}/empty.png",
+        f"test/{classes[1]}/{cut.name}",
+    }
+    assert audit.exit_code == 1
+    assert str(data) not in json.dumps(audit.as_json())
+
+
+def test_a_blank_image_is_told(data: Path, classes: list[str]) -> None:
+    Image.new("L", (64, 64), 0).save(data / "train" / classes[0] / "black.png")
+    Image.new("L", (64, 64), 0).save(data / "test" / classes[0] / "black.png")
+    audit, found = check(data)
+    assert len(found["flat"].where) == 2
+    assert audit.exit_code == 0
+
+
+def test_all_files_unreadable_is_still_a_report(tmp_path: Path) -> None:
+    items = tuple(Item(tmp_path / f"{n}.png", n % 2) for n in range(4))
+    audit = audit_data(Manifest(items, ("a", "b")), root=tmp_path)
+    assert audit.findings[0].kind == "unreadable"
+    assert audit.facts.sizes == {}
+
+
+def test_patients_of_a_table_in_two_splits_are_an_error(data: Path, classes: list[str]) -> None:
+    rows = ["path,label,split,patient"]
+    for split in ("train", "test"):
+        for name in classes[:2]:
+            for n, file in enumerate(sorted((data / split / name).glob("*.png"))):
+                patient = "p0" if n == 0 and name == classes[0] else f"{split}{name}{n}"
+                rows.append(f"{split}/{name}/{file.name},{name},{split},{patient}")
+    table = data / "table.csv"
+    table.write_text("\n".join(rows))
+    audit = audit_data(read_manifest(table), root=data)
+    (leak,) = [one for one in audit.findings if one.kind == "group-leak"]
+    assert len(leak.where) == 1
+    assert audit.exit_code == 1
+
+
+def test_a_name_that_is_not_text_can_be_written(data: Path, classes: list[str]) -> None:
+    source = first(data / "train" / classes[0])
+    odd = Path(str(source.parent) + "/\udcff.png")
+    try:
+        shutil.copy(source, odd)
+    except OSError:
+        pytest.skip("this file system takes only names that are text")
+    audit, found = check(data)
+    assert found["exact"].where[0].files[-1].endswith(r"\xff.png")
+    json.dumps(audit.as_json(), ensure_ascii=False).encode("utf-8")
+
+
+def test_findings_come_worst_first_and_the_json_counts_them(data: Path, classes: list[str]) -> None:
+    source = first(data / "train" / classes[0])
+    shutil.copy(source, data / "test" / classes[1] / "copy.png")
+    audit, _ = check(data)
+    severities = [finding.severity for finding in audit.findings]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+    written = json.loads(json.dumps(audit.as_json()))
+    assert written["errors"] == severities.count("error") == 2
+    assert written["images"] == len(audit.records) == 49
+    copies = written["exact_duplicates"][0]
+    assert {one["split"] for one in copies} == {"train", "test"}
+    assert len({one["label"] for one in copies}) == 2
+
+
+@pytest.mark.parametrize("near", [-1, 16])
+def test_a_distance_out_of_range_is_refused(clean: Path, near: int) -> None:
+    with pytest.raises(ConfigError, match="0 to 15"):
+        check(clean, near=near)
+
+
+def test_no_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no images"):
+        audit_data(Manifest((), ("a", "b")), root=tmp_path)
+
+
+def test_swapped_labels_of_phantoms_are_found_with_the_builtin_model(tmp_path: Path) -> None:
+    names = ("cxr", "derm", "histology")  # three kinds of image: nobody would confuse them
+    for name in names:
+        (tmp_path / name).mkdir()
+        for index in range(12):
+            drawn = render(name, 0, seed=5, index=index, size=96)
+            Image.fromarray(drawn.image).save(tmp_path / name / f"{index}.png")
+    planted = set()
+    for n, name in enumerate(names):
+        target = f"{names[(n + 1) % 3]}/swapped.png"
+        (tmp_path / name / "0.png").rename(tmp_path / target)
+        planted.add(target)
+    audit, found = check(tmp_path, backbone=load_backbone("builtin", device="cpu"))
+    assert audit.labels is not None
+    suspects = audit.labels.suspects
+    assert {audit.records[one.image].file for one in suspects} == planted
+    assert found["labels"].severity == "warning"
+    assert [one.score for one in suspects] == sorted(one.score for one in suspects)

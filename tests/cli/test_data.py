@@ -1,0 +1,128 @@
+"""`ogkd data` as a user sees it: words, JSON and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ogkd.datasets import fetch
+from ogkd.datasets.catalog import Benchmark, benchmark, benchmarks
+from ogkd.errors import DataError
+
+
+def keep(name: str, folder: Path) -> Path:
+    """An empty benchmark in its place, which `list` and `info` take for present."""
+    record = benchmark(name)
+    (folder / name / record.folder).mkdir(parents=True)
+    (folder / name / record.split_file).write_text("{}")
+    return folder / name
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("OGKD_DATA", str(tmp_path / "datasets"))
+    return tmp_path / "datasets"
+
+
+def test_list_shows_every_benchmark_and_what_is_here(ogkd, place):
+    keep("btmri", place)
+    outcome = ogkd("data", "list")
+    assert outcome.code == 0
+    lines = {line.split()[0]: line.split() for line in outcome.out.splitlines()}
+    assert set(benchmarks()) < set(lines)
+    assert lines["btmri"][1:] == ["yes", "MRI", "brain", "4", "2,854", "1,141", "1,717"]
+    assert lines["octmnist"][1] == "no"
+
+
+def test_list_as_json_is_the_catalogue(ogkd, place):
+    keep("retina", place)
+    rows = json.loads(ogkd("data", "list", "--json").out)
+    assert [row["name"] for row in rows] == list(benchmarks())
+    assert {row["name"] for row in rows if row["present"]} == {"retina"}
+    assert rows[0]["class_names"] == list(benchmark("btmri").class_names)
+
+
+def test_info_tells_all_that_is_known(ogkd, place):
+    out = ogkd("data", "info", "BUSI").out
+    for words in (
+        "benign tumor, malignant tumor",
+        "normal scan",
+        "CC0",
+        "Al-Dhabyani",
+        "BUSI.zip",
+        str(benchmark("busi").split_sha256),
+        "235 duplicate images",
+        "ogkd data download busi",
+    ):
+        assert words in out
+    protocols = next(line for line in out.splitlines() if line.startswith("protocols"))
+    assert protocols.split(maxsplit=1)[1] == "few-shot"
+    folder = keep("busi", place)
+    assert f"here       {folder}" in ogkd("data", "info", "busi").out
+    assert json.loads(ogkd("data", "info", "busi", "--json").out)["path"] == str(folder)
+
+
+def test_download_says_where_it_went_and_what_comes_next(ogkd, place, monkeypatch):
+    asked = []
+
+    def download(record: Benchmark, *, folder: Path | None, force: bool) -> Path:
+        asked.append((record.name, folder, force))
+        return keep(record.name, folder or place)
+
+    monkeypatch.setattr(fetch, "download_benchmark", download)
+    outcome = ogkd("data", "download", "btmri", "kvasir", "btmri")
+    assert outcome.code == 0
+    assert f"btmri -> {place / 'btmri'}" in outcome.out
+    assert "ogkd fit kvasir" in outcome.out
+    assert [name for name, *_ in asked] == ["btmri", "kvasir"]
+    outcome = ogkd("data", "download", "btmri")
+    assert outcome.out == f"btmri is already here: {place / 'btmri'}\n"
+    other = place.parent / "other"
+    assert f"ogkd fit {other / 'busi'}" in ogkd("data", "download", "busi", "--folder", other).out
+    assert asked[2:] == [("busi", other, False)]
+
+
+def test_all_goes_on_after_a_failure_and_tells_it_at_the_end(ogkd, place, monkeypatch):
+    def download(record: Benchmark, *, folder: Path | None, force: bool) -> Path:
+        if record.name in ("busi", "retina"):
+            raise DataError(f"no {record.archive} today")
+        return keep(record.name, place)
+
+    monkeypatch.setattr(fetch, "download_benchmark", download)
+    outcome = ogkd("data", "download", "all")
+    assert outcome.code == 2
+    assert outcome.out.count(" -> ") == 9
+    assert "busi failed: no BUSI.zip today" in outcome.err
+    assert "2 of 11 benchmarks could not be downloaded" in outcome.err
+
+
+def test_an_interrupt_says_how_to_go_on(ogkd, place, monkeypatch):
+    def download(*_: object, **__: object) -> Path:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fetch, "download_benchmark", download)
+    outcome = ogkd("data", "download", "btmri")
+    assert outcome.code == 130
+    assert "run the same command again" in outcome.err
+
+
+def test_what_cannot_be_done_is_refused(refused, place):
+    assert "Did you mean 'btmri'" in refused("data", "info", "btmr")
+    assert "Did you mean 'btmri'" in refused("data", "download", "btmri", "btmr")
+    assert "give it alone" in refused("data", "download", "all", "btmri")
+    assert "Missing argument" in refused("data", "download")
+
+
+def test_a_machine_without_network_is_told_what_to_do(ogkd, place):
+    outcome = ogkd("data", "download", "btmri")  # HF_HUB_OFFLINE is set in all tests
+    assert outcome.code == 2
+    assert "HF_HUB_OFFLINE is set" in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_check_is_one_of_the_commands(ogkd, refused, place, tmp_path):
+    assert "check" in ogkd("data", "--help").out
+    assert "no folder or table" in refused("data", "check", tmp_path / "gone")
+    assert "ogkd data download btmri" in refused("data", "check", "btmri")

@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ogkd.prompts import chat
+from stub_endpoint import Reply, Stub, stub_endpoint, texts
+
+KEY = "sk-never-shown"
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    monkeypatch.setattr(chat, "_LONGEST_WAIT", 0.0)
+    with stub_endpoint() as found:
+        monkeypatch.setenv("OGKD_LLM_URL", found.url)
+        monkeypatch.setenv("OGKD_LLM_KEY", KEY)
+        yield found
+
+
+@pytest.fixture
+def bank(tmp_path: Path) -> Path:
+    path = tmp_path / "bank.json"
+    names = ("benign tumor", "malignant tumor", "normal lung")
+    path.write_text(json.dumps({name: texts(name, 12) for name in names}))
+    return path
+
+
+def ask_for(out: Path, *more: object) -> list[object]:
+    words: list[object] = ["prompts", "generate", "--model", "tiny", "--out", out, "--count", 6]
+    return [*words, "--classes", "kidney stone", "--classes", "normal kidney", *more]
+
+
+def test_list_shows_every_bank_with_its_classes(ogkd):
+    rows = json.loads(ogkd("prompts", "list", "--json").out)
+    assert len(rows) == 11
+    assert sum(len(row["classes"]) for row in rows) == 56
+    table = ogkd("prompts", "list").out
+    assert all(row["name"] in table for row in rows)
+
+
+def test_show_prints_a_class_of_a_bank_by_any_spelling(ogkd, refused):
+    outcome = ogkd("prompts", "show", "busi", "Normal_Scan")
+    assert outcome.code == 0
+    assert len(outcome.out.splitlines()) == 51
+    assert len(json.loads(ogkd("prompts", "show", "busi", "--json").out)) == 3
+    assert "There are for: benign tumor" in refused("prompts", "show", "busi", "cyst")
+    assert "a bank's name" in refused("prompts", "show", "nothing")
+
+
+def test_check_passes_on_all_shipped_banks_even_strictly(ogkd):
+    outcome = ogkd("prompts", "check", "--all", "--strict")
+    assert outcome.code == 0, outcome.out
+    assert outcome.out.count("passed") == 11
+
+
+def test_check_ends_with_code_1_on_errors_and_names_them(ogkd, tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps({"cyst": ["1. a cyst", *texts("cyst", 11)]}))
+    outcome = ogkd("prompts", "check", path)
+    assert outcome.code == 1
+    assert "[numbering]" in outcome.out
+    assert "FAILED" in outcome.out
+    (report,) = json.loads(ogkd("prompts", "check", path, "--json").out)
+    assert not report["passed"]
+    assert {found["rule"] for found in report["findings"]} == {"numbering", "length"}
+
+
+def test_check_lets_warnings_pass_unless_strict(ogkd, bank):
+    few = bank.with_name("few.json")
+    few.write_text(json.dumps({"cyst": texts("cyst", 4)}))
+    assert ogkd("prompts", "check", few).code == 0
+    assert ogkd("prompts", "check", few, "--strict").code == 1
+    assert ogkd("prompts", "check", bank, "--count", 13).code == 1
+    assert ogkd("prompts", "check", bank, "--words", 8, 12).code == 1
+
+
+def test_check_looks_through_a_backbone_and_measures_accuracy(ogkd, bank, clip, data):
+    words = ("prompts", "check", bank, "--backbone", clip, "--data", data)
+    (report,) = json.loads(ogkd(*words, "--json").out)
+    assert len(report["prompts"]) == 36
+    assert report["zero_shot"]["images"] == 9  # train only: the test images are left alone
+    assert set(report["zero_shot"]["accuracy"]) == {"single", "ensemble", "selective"}
+    assert "zero-shot on 6 images" in ogkd(*words, "--split", "test").out
+    assert "tokens" in ogkd(*words).out  # the tiny model has room for few
+
+
+def test_check_refuses_what_makes_no_sense(refused, bank, clip, data):
+    assert "Name a bank, such as btmri" in refused("prompts", "check")
+    assert "--backbone" in refused("prompts", "check", bank, "--data", data)
+    assert "--words" in refused("prompts", "check", bank, "--words", 9, 3)
+    assert "no images in val" in refused(
+        *("prompts", "check", bank, "--data", data, "--backbone", clip, "--split", "val")
+    )
+
+
+def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
+    out = tmp_path / "new.json"
+    outcome = ogkd(
+        *("prompts", "new", "--data", data, "--modality", "x-ray", "--organ", "lung", "--out", out)
+    )
+    assert outcome.code == 0, outcome.err
+    assert set(json.loads(out.read_text())) == {"benign tumor", "malignant tumor", "normal lung"}
+    assert ogkd("prompts", "check", out).code == 0
+    model = tmp_path / "model"
+    fit = ("fit", data, "--backbone", clip, "--method", "zero-shot-ensemble", "--out", model)
+    assert ogkd(*fit, "--prompts", out).code == 0
+    assert "exists and is left alone" in refused("prompts", "new", "-c", "a", "--out", out)
+
+
+def test_new_refuses_impossible_wishes(refused, tmp_path, data):
+    out = tmp_path / "new.json"
+    new = ("prompts", "new", "--out", out)
+    assert "--classes" in refused(*new)
+    assert "--classes" in refused(*new, "--classes", "a", "--data", data)
+    assert "named twice" in refused(*new, "--classes", "a", "--classes", "A")
+    assert "Did you mean mri" in refused(*new, "--classes", "a", "--modality", "mrt")
+
+
+def test_import_writes_a_bank_and_says_what_its_texts_lack(ogkd, refused, tmp_path):
+    table = tmp_path / "in.csv"
+    table.write_text("class,text\ncyst,short one\nstone,another short stone\n")
+    out = tmp_path / "out.json"
+    outcome = ogkd("prompts", "import", table, "--out", out, "--classes", "Stone")
+    assert outcome.code == 0
+    assert json.loads(out.read_text()) == {"Stone": ["another short stone"]}
+    assert "1 error(s)" in outcome.err
+    assert "left alone" in refused("prompts", "import", table, "--out", out)
+    out.unlink()
+    assert "no texts for: tumor" in refused(
+        *("prompts", "import", table, "--out", out, "--classes", "tumor")
+    )
+
+
+def test_generate_writes_a_bank_that_passes_the_check(ogkd, stub, tmp_path):
+    out = tmp_path / "bank.json"
+    outcome = ogkd(*ask_for(out, "--modality", "ct", "--organ", "abdomen"))
+    assert outcome.code == 0, outcome.err
+    assert ogkd("prompts", "check", out, "--count", 6).code == 0
+    assert "CT images of the abdomen" in stub.asked[0]["messages"][-1]["content"]
+    assert stub.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert KEY not in outcome.out + outcome.err + out.read_text()
+
+
+def test_generate_gets_through_a_bad_day_of_the_endpoint(ogkd, stub, tmp_path):
+    few = json.dumps(texts("kidney stone", 2, seed=77))
+    stub.script = [
+        Reply(status=429, headers={"Retry-After": "1"}),
+        Reply(status=500),
+        Reply(body=b"garbage"),
+        Reply("I would rather talk about something else."),
+        Reply(few[:-20]),  # cut in the middle of the second text
+        Reply("late", delay=1.5),
+    ]
+    out = tmp_path / "bank.json"
+    outcome = ogkd(*ask_for(out, "--timeout", 0.5))
+    assert outcome.code == 0, outcome.err
+    bank = json.loads(out.read_text())
+    assert {name: len(found) for name, found in bank.items()} == {
+        "kidney stone": 6,
+        "normal kidney": 6,
+    }
+    assert bank["kidney stone"][0] == json.loads(few)[0]
+
+
+def test_generate_keeps_what_it_has_when_the_model_gives_too_little(ogkd, stub, tmp_path):
+    out = tmp_path / "bank.json"
+    one = json.dumps(texts("kidney stone", 1))
+    stub.script = [Reply(one)] * 3
+    outcome = ogkd(*ask_for(out, "--rounds", 3))
+    assert outcome.code == 2
+    assert "kidney stone (1 of 6)" in outcome.err
+    assert "normal kidney" not in outcome.err
+    assert len(json.loads(out.read_text())["normal kidney"]) == 6
+    asked = len(stub.asked)
+    assert ogkd(*ask_for(out)).code == 0
+    assert len(stub.asked) == asked + 1
+    assert json.loads(out.read_text())["kidney stone"][0] == json.loads(one)[0]
+
+
+def test_generate_tells_a_final_refusal_without_the_key(ogkd, stub, tmp_path):
+    stub.script = [Reply(status=401, body=f"bad key {KEY}".encode())]
+    outcome = ogkd(*ask_for(tmp_path / "bank.json"))
+    assert outcome.code == 2
+    assert "answered 401" in outcome.err
+    assert KEY not in outcome.err
+    assert not (tmp_path / "bank.json").exists()
+
+
+def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(ogkd, stub, tmp_path):
+    outcome = ogkd(*ask_for(tmp_path / "bank.json", "--dry-run"))
+    assert outcome.code == 0
+    assert "Write 6 descriptions" in outcome.out
+    assert KEY not in outcome.out
+    assert stub.asked == []
+    assert not (tmp_path / "bank.json").exists()
+
+
+def test_generate_refuses_what_cannot_work(refused, monkeypatch, tmp_path):
+    out = tmp_path / "bank.json"
+    monkeypatch.delenv("OGKD_LLM_URL", raising=False)
+    assert "OGKD_LLM_URL" in refused(*ask_for(out))
+    assert "no web address" in refused(*ask_for(out, "--url", "localhost"))
+    assert "is a folder" in refused(*ask_for(tmp_path, "--url", "http://127.0.0.1:9/v1"))
+    out.write_text("not a bank")
+    assert "not JSON" in refused(*ask_for(out, "--url", "http://127.0.0.1:9/v1"))
+    assert out.read_text() == "not a bank"
+
+
+def test_a_killed_generate_goes_on_where_it_stopped(ogkd, stub, tmp_path):
+    out = tmp_path / "bank.json"
+    first = texts("kidney stone", 6, seed=5)
+    stub.script = [Reply(json.dumps(first)), Reply("never", delay=20)]
+    # Through the real program, and killed hard, as by a machine that goes down.
+    code = "from ogkd.cli import main; main()"
+    words = [sys.executable, "-c", code, *map(str, ask_for(out))]
+    process = subprocess.Popen(words, env=os.environ, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while len(stub.asked) < 2 and time.monotonic() < end and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(stub.asked) == 2
+    assert json.loads(out.read_text()) == {"kidney stone": first}
+    assert [path.name for path in tmp_path.iterdir()] == ["bank.json"]
+    assert ogkd(*ask_for(out)).code == 0
+    assert len(stub.asked) == 3
+    assert json.loads(out.read_text())["kidney stone"] == first

@@ -1,0 +1,424 @@
+"""Benchmarks from a server of our own: whole, checked, resumed after a kill, found by name."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ogkd.datasets import archive as archive_module
+from ogkd.datasets import fetch as module
+from ogkd.datasets.catalog import Benchmark, benchmarks
+from ogkd.datasets.fetch import (
+    download_benchmark,
+    locate_benchmark,
+    named_benchmark,
+    read_benchmark,
+    resolve_data,
+)
+from ogkd.datasets.manifest import Manifest
+from ogkd.errors import DataError, StorageError
+from tiny_server import TinyServer, serve
+
+SPLIT = {
+    "train": [["tumor/2.png", 1, "tumor"], ["no_finding/1.png", 0, "no finding"]],
+    "val": [["tumor/3.png", 1, "tumor"]],
+    "test": [["tumor/1.png", 1, "tumor"], ["no_finding/2.png", 0, "no finding"]],
+}
+COUNTS = {"train": 2, "val": 1, "test": 2}
+PATHS = [row[0] for rows in SPLIT.values() for row in rows]
+SPLIT_BYTES = json.dumps(SPLIT).encode()
+SPLIT_SHA256 = hashlib.sha256(SPLIT_BYTES).hexdigest()
+
+
+def packed(files: dict[str, bytes]) -> bytes:
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_STORED) as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return memory.getvalue()
+
+
+def content(*, images: str = "TINY/TINY/", split: str | None = "TINY/split_TINY.json") -> bytes:
+    """An archive with the images below one path and the split file at another."""
+    files = {f"{images}{path}": random.Random(path).randbytes(400) for path in PATHS}
+    if split is not None:
+        files[split] = SPLIT_BYTES
+    return packed(files)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.delenv("OGKD_DATA", raising=False)
+    with serve() as running:
+        running.files["/TINY.zip"] = content()
+        yield running
+
+
+def record(server: TinyServer, **changes: Any) -> Benchmark:
+    facts: dict[str, Any] = {
+        "name": "tiny",
+        "title": "Tiny",
+        "modality": "CT",
+        "organ": "none",
+        "class_names": ("no finding", "tumor"),
+        "base": 1,
+        "archive": "TINY.zip",
+        "url": f"{server.address}/TINY.zip",
+        "folder": "TINY",
+        "split_file": "split_TINY.json",
+        "split_sha256": SPLIT_SHA256,
+        "counts": COUNTS,
+        "citation": "c.",
+        "licence": "unknown",
+    }
+    return Benchmark(**facts | changes)
+
+
+@pytest.fixture
+def known(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Benchmark:
+    """The tiny benchmark, in the catalogue under its name."""
+    tiny = record(server)
+    monkeypatch.setattr(module, "benchmarks", lambda: {"tiny": tiny, **benchmarks()})
+    return tiny
+
+
+def left_in(folder: Path) -> list[str]:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return sorted(names - {".tiny.lock"})
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"images": "TINY/", "split": "split_TINY.json"},
+        {"images": "", "split": "split_TINY.json"},
+        {"images": "deep/er/TINY/", "split": "deep/split_TINY.json"},
+        {"images": "TINY/", "split": "TINY/split_TINY.json"},
+    ],
+)
+def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
+    server: TinyServer, layout: dict[str, str]
+) -> None:
+    server.files["/TINY.zip"] = content(**layout)
+    tiny = record(server)
+    assert locate_benchmark(tiny) is None
+    folder = download_benchmark(tiny)
+    assert folder == module.data_dir() / "tiny" == locate_benchmark(tiny)
+    assert left_in(folder) == ["TINY", "source.json", "split_TINY.json"]
+    assert left_in(folder.parent) == ["tiny"]
+    manifest = read_benchmark(tiny)
+    assert manifest.class_names == ("no finding", "tumor")
+    assert [item.path for item in manifest.items] == [folder / "TINY" / path for path in PATHS]
+    assert [item.label for item in manifest.items] == [1, 0, 1, 1, 0]
+    assert all(
+        item.path.read_bytes() == random.Random(path).randbytes(400)
+        for item, path in zip(manifest.items, PATHS, strict=True)
+    )
+
+
+def test_where_it_came_from_is_written_down(server: TinyServer) -> None:
+    server.headers = {"X-Repo-Commit": "d" * 40}
+    source = json.loads((download_benchmark(record(server)) / "source.json").read_text())
+    assert source["archive_sha256"] == hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
+    assert source["split_sha256"] == SPLIT_SHA256
+    assert source["revision"] == "d" * 40
+    assert source["licence"] == "unknown"
+
+
+def test_what_is_here_is_not_fetched_again_unless_forced(server: TinyServer) -> None:
+    tiny = record(server)
+    folder = download_benchmark(tiny)
+    server.asked.clear()
+    assert download_benchmark(tiny) == folder
+    assert server.asked == []
+    (folder / "TINY" / "tumor" / "1.png").unlink()
+    assert download_benchmark(tiny, force=True) == folder
+    assert (folder / "TINY" / "tumor" / "1.png").is_file()
+    assert [path for path, _ in server.asked] == ["/TINY.zip"]
+
+
+def test_another_folder_may_be_given_or_set(
+    server: TinyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = record(server)
+    assert download_benchmark(tiny, folder=tmp_path / "a b") == tmp_path / "a b" / "tiny"
+    assert locate_benchmark(tiny) is None
+    assert locate_benchmark(tiny, folder=tmp_path / "a b") == tmp_path / "a b" / "tiny"
+    monkeypatch.setenv("OGKD_DATA", str(tmp_path / "a b"))
+    assert len(read_benchmark(tiny).items) == 5
+
+
+def test_an_archive_without_its_split_file_gets_it_from_its_own_address(
+    server: TinyServer,
+) -> None:
+    server.files["/TINY.zip"] = content(split=None)
+    with pytest.raises(DataError, match=r"does not hold split_TINY\.json"):
+        download_benchmark(record(server))
+    server.files["/split.json"] = SPLIT_BYTES
+    tiny = record(server, split_url=f"{server.address}/split.json")
+    assert (download_benchmark(tiny) / "split_TINY.json").read_bytes() == SPLIT_BYTES
+    server.files["/split.json"] = SPLIT_BYTES + b" "
+    with pytest.raises(DataError, match="not the file that is expected"):
+        download_benchmark(tiny, force=True)
+    assert locate_benchmark(tiny)  # what was there has stayed
+
+
+def refused(tiny: Benchmark, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        download_benchmark(tiny)
+    assert locate_benchmark(tiny) is None
+    assert "tiny" not in left_in(module.data_dir())
+
+
+def test_counts_that_differ_are_refused(server: TinyServer) -> None:
+    counts = {**COUNTS, "test": 3}
+    refused(record(server, counts=counts), "has 2 test images, but 'tiny' officially has 3")
+
+
+def test_other_classes_are_refused(server: TinyServer) -> None:
+    names = ("tumor", "no finding")
+    refused(record(server, class_names=names), "has the classes no finding, tumor, but")
+
+
+def test_another_split_file_is_refused(server: TinyServer) -> None:
+    refused(record(server, split_sha256="0" * 64), "not the official split file")
+
+
+def test_images_that_are_missing_are_named(server: TinyServer) -> None:
+    files = {f"TINY/{path}": b"1" for path in PATHS[:-2]}
+    server.files["/TINY.zip"] = packed({**files, "split_TINY.json": SPLIT_BYTES})
+    refused(record(server), r"lacks 2 of the 5 images.*such as tumor/1\.png, no_finding/2\.png")
+
+
+def test_an_archive_without_the_images_is_refused(server: TinyServer) -> None:
+    server.files["/TINY.zip"] = packed({"split_TINY.json": SPLIT_BYTES, "readme": b"1"})
+    refused(record(server), r"does not hold tumor/2\.png")
+
+
+def test_a_split_file_that_points_outside_is_refused(server: TinyServer) -> None:
+    evil = json.dumps({**SPLIT, "val": [["../../etc/passwd", 1, "tumor"]]}).encode()
+    server.files["/TINY.zip"] = packed({"TINY/tumor/2.png": b"1", "split_TINY.json": evil})
+    refused(record(server, split_sha256=None), "leaves the data folder")
+
+
+def test_a_hostile_archive_is_refused_and_not_kept(server: TinyServer) -> None:
+    server.files["/TINY.zip"] = packed({"../../evil": b"1"})
+    refused(record(server), "refused: its entry")
+    assert not list(module.data_dir().rglob("*.zip"))
+    assert not list(module.data_dir().parent.rglob("evil"))
+    server.files["/TINY.zip"] = content()
+    assert download_benchmark(record(server))  # and the next attempt is a fresh one
+
+
+def test_a_damaged_archive_is_fetched_anew(server: TinyServer) -> None:
+    good = server.files["/TINY.zip"]
+    server.files["/TINY.zip"] = good[:-30]
+    refused(record(server), "damaged or incomplete")
+    server.files["/TINY.zip"] = good
+    assert download_benchmark(record(server))
+
+
+def test_a_known_hash_of_the_archive_is_checked(server: TinyServer) -> None:
+    refused(record(server, archive_sha256="0" * 64), "not the file that is expected")
+    right = hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
+    assert download_benchmark(record(server, archive_sha256=right))
+
+
+def test_a_mirror_of_the_hub_is_used(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"{server.address}/")
+    server.files["/datasets/o/n/resolve/main/TINY.zip"] = server.files.pop("/TINY.zip")
+    url = "https://huggingface.co/datasets/o/n/resolve/main/TINY.zip"
+    assert download_benchmark(record(server, url=url))
+
+
+@pytest.mark.parametrize("name", ["busi"])
+def test_a_real_split_file_passes_all_checks_of_its_record(
+    server: TinyServer, shared: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The published layout with the real split and stand-ins for its images."""
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of files: slow on some disks
+    real = benchmarks()[name]
+    split = (shared / "splits" / real.split_file).read_bytes()
+    paths = [path for rows in json.loads(split).values() for path, *_ in rows]
+    files = {f"{real.folder}/{path}": b"image" for path in paths}
+    place = "/datasets/TahaKoleilat/BiomedCoOp/resolve/main/"
+    server.files[f"{place}{real.archive}"] = packed({**files, real.split_file: split})
+    download_benchmark(name)
+    manifest = resolve_data(name)
+    assert [
+        item.path.relative_to(module.data_dir() / name / real.folder).as_posix()
+        for item in manifest.items
+    ] == paths
+    assert manifest.class_names == real.class_names
+
+
+def test_offline_is_respected(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refused(record(server), "HF_HUB_OFFLINE is set")
+    assert server.asked == []
+
+
+def test_a_full_disk_leaves_the_archive_for_the_next_attempt(
+    server: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise StorageError("no space")
+
+    tiny = record(server)
+    with monkeypatch.context() as patch:
+        patch.setattr(archive_module, "check_space", full)
+        with pytest.raises(StorageError):
+            download_benchmark(tiny)
+    assert left_in(module.data_dir()) == [".tiny.download"]
+    server.asked.clear()
+    assert download_benchmark(tiny)
+    assert server.asked == []
+
+
+PROGRAM = """
+import sys, time
+from ogkd.datasets import fetch
+from ogkd.datasets.catalog import Benchmark
+tiny = Benchmark.model_validate_json(sys.argv[1])
+if sys.argv[2] == "unpacking":
+    arrange = fetch._arrange
+    def slow(record, aside, work):
+        print("unpacked", flush=True)
+        time.sleep(60)
+    fetch._arrange = slow
+print(fetch.download_benchmark(tiny))
+"""
+
+
+def start(tiny: Benchmark, when: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", PROGRAM, tiny.model_dump_json(), when]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_kill_during_the_transfer_is_resumed(server: TinyServer) -> None:
+    big = packed({**{f"TINY/{path}": b"1" for path in PATHS}, "fill": bytes(600_000)})
+    server.files["/TINY.zip"] = big
+    server.files["/split.json"] = SPLIT_BYTES
+    server.pause = 0.01  # 600 kB in pieces of 4 kB: about 1.5 s
+    tiny = record(server, split_url=f"{server.address}/split.json")
+    process = start(tiny, "transfer")
+    part = module.data_dir() / ".tiny.download" / "TINY.zip.part"
+    deadline = time.monotonic() + 60
+    while not (part.is_file() and part.stat().st_size > 100_000):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    kill(process)
+    kept = part.stat().st_size
+    assert 100_000 < kept < len(big)
+    assert locate_benchmark(tiny) is None
+    server.pause = 0.0
+    server.asked.clear()
+    assert download_benchmark(tiny)
+    assert server.asked[0] == ("/TINY.zip", f"bytes={kept}-")
+    assert left_in(module.data_dir()) == ["tiny"]
+
+
+def test_a_kill_during_the_unpacking_is_resumed_without_a_transfer(server: TinyServer) -> None:
+    tiny = record(server)
+    process = start(tiny, "unpacking")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "unpacked\n"
+    kill(process)
+    assert len(left_in(module.data_dir())) == 2  # the archive, and a half-made folder
+    assert locate_benchmark(tiny) is None
+    server.asked.clear()
+    assert download_benchmark(tiny)
+    assert server.asked == []
+    assert left_in(module.data_dir()) == ["tiny"]
+
+
+def test_two_at_once_fetch_it_once(server: TinyServer) -> None:
+    tiny = record(server)
+    server.pause = 0.01
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(download_benchmark(tiny))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [module.data_dir() / "tiny"] * 3
+    assert len(server.asked) == 1
+
+
+def test_a_name_stands_for_the_downloaded_benchmark(known: Benchmark) -> None:
+    with pytest.raises(DataError, match="ogkd data download tiny"):
+        resolve_data("tiny")
+    download_benchmark(known)
+    manifest = resolve_data("tiny")
+    assert manifest == resolve_data(Path("TINY")) == read_benchmark(known)
+    assert resolve_data(manifest) is manifest
+    assert named_benchmark("tiny") == known
+
+
+def test_a_folder_that_exists_goes_before_a_name(
+    known: Benchmark, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pictures, tmp_path / "tiny")
+    assert named_benchmark("tiny") is None
+    assert "striped tissue" in resolve_data("tiny").class_names
+    assert named_benchmark("some/btmri") is None
+
+
+def test_a_folder_of_the_released_code_is_recognised(
+    known: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(download_benchmark(known), tmp_path / "data" / "TINY")
+    assert [item.label for item in resolve_data(tmp_path / "data" / "TINY").items] == [
+        1,
+        0,
+        1,
+        1,
+        0,
+    ]
+    monkeypatch.setenv("OGKD_DATA", str(tmp_path / "data"))
+    assert locate_benchmark(known) == tmp_path / "data" / "TINY"
+
+
+def test_a_changed_split_file_is_not_taken_for_the_official_one(known: Benchmark) -> None:
+    split = download_benchmark(known) / "split_TINY.json"
+    split.write_bytes(SPLIT_BYTES + b"\n")
+    with pytest.raises(DataError, match="not the official split file"):
+        resolve_data("tiny")
+
+
+def test_other_data_is_read_as_before(pictures: Path) -> None:
+    manifest = resolve_data(str(pictures))
+    assert isinstance(manifest, Manifest)
+    assert len(manifest.class_names) == 3
+    with pytest.raises(DataError, match="no folder or table"):
+        resolve_data("nothing-like-it")
+    with pytest.raises(DataError, match="Did you mean the benchmark 'kvasir'"):
+        resolve_data("kvasirr")

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tiny_prompts import NAMES, batch_of, fit, quick, support_of, text_of, unit
+
+import ogkd
+from ogkd.classifier import load
+from ogkd.errors import ConfigError
+from ogkd.methods import make_method
+from ogkd.methods.cocoop import ImagePromptLearner
+from ogkd.methods.coop import CrossEntropy
+from ogkd.prompting import ContextConfig, PromptLearner
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def learner(bert_backbone):
+    return ImagePromptLearner(bert_backbone, NAMES, ContextConfig())
+
+
+def test_the_meta_net_has_the_papers_shape_and_torchs_first_values(learner, bert_backbone):
+    parts = learner.split(learner.initial_context(generator()))
+    d, w = bert_backbone.embed_dim, bert_backbone.text_width
+    narrow = max(1, d // 16)
+    shapes = {name: tuple(part.shape) for name, part in parts.items()}
+    assert shapes == {
+        "context": (4, w),
+        "W1": (narrow, d),
+        "b1": (narrow,),
+        "W2": (w, narrow),
+        "b2": (w,),
+    }
+    layer = torch.nn.Linear(d, narrow)
+    bound = layer.weight.abs().max().item()
+    assert 0.5 * bound < parts["W1"].abs().max().item() <= d**-0.5
+    plain = PromptLearner(bert_backbone, NAMES, ContextConfig())
+    assert torch.equal(parts["context"], plain.initial_context(generator()))
+
+
+def test_split_and_join_are_inverse(learner):
+    row = learner.initial_context(generator())
+    assert torch.equal(learner.join(learner.split(row)), row)
+
+
+def awake(learner, generator):
+    """First values with every hidden unit on: this small model has just one."""
+    parts = learner.split(learner.initial_context(generator))
+    return learner.join({**parts, "b1": torch.ones_like(parts["b1"])})
+
+
+def test_each_image_has_the_prompts_of_its_own_shifted_context(learner, bert_backbone):
+    """The meta-net in numpy, then CoOp's prompts with that context, image by image."""
+    rows = torch.stack([awake(learner, generator(seed)) for seed in (1, 2)])
+    images = unit(2, 5, bert_backbone.embed_dim, seed=3)
+    found = learner.text_features(rows, images=images)
+    assert found.shape == (2, 5, 3, bert_backbone.embed_dim)
+    plain = PromptLearner(bert_backbone, NAMES, ContextConfig())
+    for run in range(2):
+        p = {name: part.double().numpy() for name, part in learner.split(rows[run]).items()}
+        for b in range(5):
+            hidden = np.maximum(p["W1"] @ images[run, b].double().numpy() + p["b1"], 0)
+            shift = p["W2"] @ hidden + p["b2"]
+            context = torch.from_numpy(p["context"] + shift).float()
+            expected = plain.text_features(context.unsqueeze(0))[0]
+            torch.testing.assert_close(found[run, b], expected, atol=1e-5, rtol=1e-4)
+    assert (found[0, 0] - found[0, 1]).abs().max() > 1e-4  # images do matter
+
+
+def silenced(learner, row):
+    parts = learner.split(row)
+    zeros = {name: torch.zeros_like(parts[name]) for name in ("W1", "b1", "W2", "b2")}
+    return learner.join({**parts, **zeros})
+
+
+def test_with_a_zeroed_meta_net_it_is_coop(learner, bert_backbone):
+    plain = PromptLearner(bert_backbone, NAMES, ContextConfig())
+    batch, objective = batch_of(1, d=bert_backbone.embed_dim), CrossEntropy(20.0)
+    row = silenced(learner, learner.initial_context(generator())).unsqueeze(0).requires_grad_()
+    context = plain.initial_context(generator()).unsqueeze(0).requires_grad_()
+    conditional = objective(learner.text_features(row, images=batch.globals), batch)["ce"]
+    shared = objective(plain.text_features(context), batch)["ce"]
+    torch.testing.assert_close(conditional, shared, atol=1e-5, rtol=1e-5)
+    conditional.sum().backward()
+    shared.sum().backward()
+    gradient = learner.split(row.grad[0])["context"]
+    torch.testing.assert_close(gradient, context.grad[0], atol=1e-5, rtol=1e-3)
+
+
+def test_the_loss_reaches_context_and_meta_net(learner, bert_backbone):
+    batch = batch_of(2, d=bert_backbone.embed_dim)
+    rows = torch.stack([awake(learner, generator(seed)) for seed in (1, 2)]).requires_grad_()
+    T_hat = learner.text_features(rows, images=batch.globals)
+    CrossEntropy(20.0)(T_hat, batch)["total"].sum().backward()
+    for name, gradient in learner.split(rows.grad).items():
+        assert (gradient.flatten(1).abs().amax(dim=1) > 1e-4).all(), name
+
+
+def test_a_batch_is_one_pass_of_the_text_tower(learner, bert_backbone, monkeypatch):
+    sizes, encode = [], bert_backbone.encode_text
+
+    def watch(embeddings, tokens, *, dropout=None):
+        sizes.append(tuple(embeddings.shape[:2]))
+        return encode(embeddings, tokens, dropout=dropout)
+
+    monkeypatch.setattr(bert_backbone, "encode_text", watch)
+    rows = learner.initial_context(generator()).unsqueeze(0)
+    learner.text_features(rows, images=unit(1, 7, bert_backbone.embed_dim))
+    longest = learner.tokens.ids.shape[1]
+    assert sizes == [(7 * 3, longest)]  # images x classes at their true token length
+    assert longest < bert_backbone.context_length
+
+
+@pytest.mark.parametrize("tokens", [1, 60, 10**9])
+def test_prediction_in_parts_equals_prediction_at_once(bert_backbone, monkeypatch, tokens):
+    (head,) = fit(quick("cocoop"), bert_backbone, support_of(bert_backbone))
+    v = unit(7, bert_backbone.embed_dim, seed=8)
+    expected = head.logits(v)
+    monkeypatch.setattr("ogkd.methods.cocoop._TOKENS_AT_ONCE", tokens)
+    torch.testing.assert_close(head.logits(v), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(head.logits(3 * v), expected, atol=1e-4, rtol=1e-4)
+    assert head.logits(v[:0]).shape == (0, 3)
+    assert not head.logits(v).requires_grad
+
+
+def test_a_saved_model_predicts_the_same_again(bert_backbone, pictures, tmp_path):
+    settings = {"train.epochs": 1, "train.batch_size": 3, "views": 1}
+    fitted = ogkd.fit(
+        pictures,
+        backbone=bert_backbone,
+        method="cocoop",
+        shots=1,
+        settings=settings,
+        out=tmp_path / "model",
+    )
+    images = sorted(pictures.glob("test/*/*.png"))[:5]
+    again = load(tmp_path / "model", backbone=bert_backbone)
+    np.testing.assert_array_equal(again.predict_proba(images), fitted.predict_proba(images))
+    other = again.for_classes(["cyst", "tumor"])
+    assert other.predict_proba(images).shape == (5, 2)
+
+
+def test_tensors_of_another_shape_are_refused(bert_backbone):
+    method = make_method("cocoop")
+    (head,) = fit(quick("cocoop"), bert_backbone, support_of(bert_backbone))
+    tensors = head.tensors()
+    text = text_of(bert_backbone)
+    with pytest.raises(ValueError, match="W2 has shape"):
+        method.read_head({**tensors, "W2": tensors["W2"][:3]}, text, 1.0)
+    tensors.pop("b1")
+    with pytest.raises(KeyError, match="b1"):
+        method.read_head(tensors, text, 1.0)
+
+
+def test_prompts_too_long_for_the_tower_are_refused(bert_backbone):
+    method = make_method("cocoop", settings={"context.n_ctx": bert_backbone.context_length})
+    with pytest.raises(ConfigError, match="Lower n_ctx"):
+        fit(method, bert_backbone, support_of(bert_backbone))
+
+
+def test_prompts_without_an_image_are_a_mistake_of_the_caller(learner):
+    with pytest.raises(ValueError, match="depend on the image"):
+        learner.text_features(learner.initial_context(generator()).unsqueeze(0))

@@ -1,0 +1,191 @@
+"""What holds for every method that learns a context."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_prompts import LEARNERS, NAMES, fit, quick, support_of, text_of, unit
+
+from ogkd.errors import ConfigError, Interrupted
+from ogkd.methods import METHODS, Workplace, make_method, presets
+from ogkd.methods._prompts import PromptMethod
+
+IMAGES = 5
+
+
+def probes(backbone):
+    return unit(IMAGES, backbone.embed_dim, seed=99)
+
+
+def test_this_file_knows_every_prompt_learner():
+    found = {name for name, method in METHODS.items() if issubclass(method, PromptMethod)}
+    assert found == set(LEARNERS)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_seeds_trained_together_equal_each_alone(name, bert_backbone):
+    supports = [support_of(bert_backbone, seed) for seed in (0, 1)]
+    v = probes(bert_backbone)
+    together = fit(quick(name), bert_backbone, *supports, seeds=[4, 9])
+    for head, support, seed in zip(together, supports, (4, 9), strict=True):
+        (alone,) = fit(quick(name), bert_backbone, support, seeds=[seed])
+        torch.testing.assert_close(head.logits(v), alone.logits(v), atol=2e-4, rtol=1e-4)
+    assert not torch.allclose(together[0].logits(v), together[1].logits(v), atol=1e-2)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_training_moves_away_from_the_first_context(name, bert_backbone):
+    support, v = support_of(bert_backbone), probes(bert_backbone)
+    (short,) = fit(quick(name, **{"train.epochs": 1}), bert_backbone, support)
+    (longer,) = fit(quick(name), bert_backbone, support)
+    assert (short.logits(v) - longer.logits(v)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_an_interrupted_training_ends_with_the_same_bits(name, bert_backbone, tmp_path):
+    support = support_of(bert_backbone)
+    (whole,) = fit(quick(name), bert_backbone, support)
+    seen = []
+
+    def interrupt(entry):
+        seen.append(entry)
+        if entry["epoch"] == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        fit(quick(name), bert_backbone, support, workplace=Workplace(tmp_path, "x", interrupt))
+    (resumed,) = fit(
+        quick(name), bert_backbone, support, workplace=Workplace(tmp_path, "x", seen.append)
+    )
+    assert [entry["epoch"] for entry in seen] == [0, 1, 2]
+    for key, tensor in whole.tensors().items():
+        assert torch.equal(tensor, resumed.tensors()[key]), key
+
+
+@pytest.mark.parametrize(
+    ("name", "terms"),
+    [
+        ("coop", {"total", "ce"}),
+        ("cocoop", {"total", "ce"}),
+        ("kgcoop", {"total", "ce", "knowledge"}),
+        ("prograd", {"total", "ce", "kl"}),
+        ("biomedcoop", {"total", "ce", "sccm", "kdsp"}),
+        ("ogkd", {"total", "ce", "sccm", "gad", "lgd"}),
+    ],
+)
+def test_the_log_names_the_terms_of_every_epoch(name, terms, bert_backbone):
+    seen = []
+    workplace = Workplace(log=seen.append)
+    supports = [support_of(bert_backbone, seed) for seed in (0, 1)]
+    fit(quick(name), bert_backbone, *supports, workplace=workplace)
+    assert len(seen) == 3
+    assert set(seen[0]["terms"]) == terms
+    assert all(len(values) == 2 for values in seen[0]["terms"].values())  # one per seed
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_what_was_learned_serves_other_classes(name, bert_backbone):
+    method, v = quick(name), probes(bert_backbone)
+    (head,) = fit(method, bert_backbone, support_of(bert_backbone))
+    other = method.head_for(head, text_of(bert_backbone, ("normal", "cyst")))
+    assert other.shape == (2, bert_backbone.embed_dim)
+    torch.testing.assert_close(other.logits(v)[:, 1], head.logits(v)[:, 0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_class_specific_context_is_refused_for_other_classes(name, bert_backbone):
+    method = quick(name, **{"context.class_specific": True, "train.epochs": 1})
+    (head,) = fit(method, bert_backbone, support_of(bert_backbone))
+    assert head.shape == (3, bert_backbone.embed_dim)
+    with pytest.raises(ConfigError, match="class-specific"):
+        method.head_for(head, text_of(bert_backbone, ("normal", "cyst")))
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_head_is_all_in_its_tensors(name, bert_backbone):
+    method, v = quick(name), probes(bert_backbone)
+    (head,) = fit(method, bert_backbone, support_of(bert_backbone))
+    again = method.read_head(head.tensors(), text_of(bert_backbone), bert_backbone.logit_scale)
+    assert torch.equal(again.logits(v), head.logits(v))
+    assert again.shape == head.shape == (3, bert_backbone.embed_dim)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_the_order_of_classes_only_reorders_the_logits(name, bert_backbone):
+    settings = {} if name not in ("ogkd", "biomedcoop") else no_dropout(name)
+    support, v, order = support_of(bert_backbone), probes(bert_backbone), [2, 0, 1]
+    (head,) = fit(quick(name, **settings), bert_backbone, support)
+    text = text_of(bert_backbone, [NAMES[label] for label in order])
+    turned = support_of(bert_backbone, labels=[order.index(y) for y in support.labels.tolist()])
+    (other,) = fit(quick(name, **settings), bert_backbone, turned, text=text)
+    torch.testing.assert_close(other.logits(v), head.logits(v)[:, order], atol=2e-4, rtol=1e-4)
+
+
+def no_dropout(name):
+    return {"options.text_dropout" if name == "ogkd" else "text_dropout": False}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("labels", [(0, 1), (0, 0, 0, 1), (1, 0, 0, 0, 0)])
+def test_two_classes_of_few_unequal_images_are_enough(name, labels, bert_backbone):
+    text = text_of(bert_backbone, NAMES[:2])
+    support = support_of(bert_backbone, labels=labels)
+    (head,) = fit(quick(name), bert_backbone, support, text=text)
+    assert head.logits(probes(bert_backbone)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_only_biomedcoop_and_ogkd_leave_the_text_towers_dropout_on(
+    name, bert_backbone, monkeypatch
+):
+    seen, encode = [], bert_backbone.encode_text
+
+    def watch(embeddings, tokens, *, dropout=None):
+        if embeddings.requires_grad:
+            seen.append(dropout is not None)
+        return encode(embeddings, tokens, dropout=dropout)
+
+    monkeypatch.setattr(bert_backbone, "encode_text", watch)
+    fit(quick(name), bert_backbone, support_of(bert_backbone))
+    assert set(seen) == {name in ("biomedcoop", "ogkd")}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_prompt_learner_says_what_it_needs(name):
+    method = METHODS[name]
+    assert method.needs_training
+    assert method.cost == ("slow" if name == "cocoop" else "minutes")
+    assert method.summary
+    assert method.citation
+    assert make_method(name).uses_patches == (name == "ogkd")
+
+
+@pytest.mark.parametrize(
+    ("name", "batch_size", "lr", "epochs"),
+    [
+        ("coop", 32, 0.002, 100),
+        ("cocoop", 1, 0.001, 10),
+        ("kgcoop", 128, 0.002, 100),
+        ("prograd", 128, 0.002, 100),
+        ("biomedcoop", 4, 0.0025, 100),
+        ("ogkd", 4, 0.0025, 100),
+    ],
+)
+def test_one_changed_training_setting_leaves_the_methods_others(name, batch_size, lr, epochs):
+    train = make_method(name, settings={"train.momentum": 0.5}).config.train
+    assert (train.batch_size, train.lr, train.epochs) == (batch_size, lr, epochs)
+    assert train.momentum == 0.5
+    paper = make_method(name, preset="paper/few-shot/retina").config
+    assert (paper.train.batch_size, paper.train.lr, paper.train.epochs) == (batch_size, lr, epochs)
+    assert paper.views == "online"
+    novel = make_method(name, preset="paper/base-to-novel/retina").config.train
+    assert novel.epochs == (10 if name == "cocoop" else 50)
+    assert novel.lr == (0.0015 if name == "prograd" else lr)
+
+
+@pytest.mark.parametrize("name", [*LEARNERS, "zero-shot-selective"])
+def test_the_papers_datasets_are_presets(name):
+    known = [preset for preset in presets(name) if preset.startswith("paper/")]
+    expected = [preset for preset in presets("ogkd") if preset.startswith("paper/")]
+    assert sorted(known) == sorted(expected)
+    assert len(known) == 21

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ogkd.prompts.check import check_bank
+from ogkd.prompts.generate import Order, generate, messages_for, read_answer, sift
+from stub_endpoint import texts
+
+TEXTS = texts("kidney stone", 3)
+ORDER = Order(("kidney stone", "normal kidney"), count=4, modality="CT", organ="abdomen")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json.dumps(TEXTS),
+        f"Sure, here you go:\n```json\n{json.dumps(TEXTS, indent=1)}\n```\nEnjoy!",
+        f'<think>["a plan"] let me see</think>{json.dumps(TEXTS)}',
+        json.dumps({"prompts": TEXTS}),
+        json.dumps([{"text": text} for text in TEXTS]),
+        json.dumps([TEXTS]),
+        "\n".join(f"{number}. {text}" for number, text in enumerate(TEXTS, 1)),
+        "\n".join(f'{number}) "{text}",' for number, text in enumerate(TEXTS, 1)),
+        "\n\n".join(f"- **{text}**" for text in TEXTS),
+        "```\n" + "\n".join(TEXTS) + "\n```",
+        json.dumps([*TEXTS, "the last one is cut sho"])[:-4],
+        json.dumps(TEXTS)[:-1] + ",]",
+    ],
+)
+def test_texts_are_read_from_the_forms_that_models_answer_in(answer):
+    assert [text.rstrip(".") for text in read_answer(answer)] == TEXTS
+
+
+def test_letters_beyond_ascii_and_quotes_inside_survive():
+    wanted = ['größere "Steine" sind hell', "a Cooper's ligament"]
+    assert read_answer(json.dumps(wanted)) == wanted
+    assert read_answer(json.dumps(wanted)[:-1]) == wanted
+
+
+@pytest.mark.parametrize("answer", ["", "[]", "<think>never ends", "```", '{"a": [1, 2]}'])
+def test_an_answer_without_texts_gives_none(answer):
+    assert sift(read_answer(answer), []) == []
+
+
+def test_only_sound_new_texts_pass():
+    near = TEXTS[0].rsplit(" ", 1)[0] + " different"
+    wrong = [
+        "too short",
+        TEXTS[0],
+        near,
+        f"Here are {TEXTS[1]}",
+        "word " * 50,
+        TEXTS[1],
+        TEXTS[1].upper(),
+    ]
+    assert sift([*wrong, TEXTS[2]], [TEXTS[0]]) == [TEXTS[1], TEXTS[2]]
+    assert sift(TEXTS, [], others=TEXTS[:2]) == [TEXTS[2]]
+
+
+def test_the_question_names_class_modality_organ_others_and_what_is_there():
+    text = messages_for(ORDER, "kidney stone", TEXTS)[-1]["content"]
+    assert "Write 1 descriptions of what is seen on CT images of the abdomen" in text
+    assert 'class "kidney stone"' in text
+    assert '"normal kidney"' in text
+    assert TEXTS[0] in text
+
+
+def test_it_asks_again_until_there_are_enough_and_the_result_passes_the_check():
+    asked = []
+
+    def ask(messages):
+        asked.append(messages)
+        return json.dumps(texts(f"kidney stone normal {len(asked)}", 3, len(asked)))
+
+    saved = []
+    bank = generate(ORDER, ask, save=lambda found: saved.append(json.dumps(found)))
+    assert list(bank) == list(ORDER.class_names)
+    assert len(asked) == 4  # three at a time, four wanted, two classes
+    assert not [found for found in check_bank(bank, count=4)[1] if found.severity == "error"]
+    assert len(saved) == 4
+    assert json.loads(saved[-1]) == bank
+
+
+def test_it_gives_up_on_a_class_after_some_rounds_and_goes_on_with_the_next():
+    def ask(messages):
+        stuck = 'class "kidney stone"' in messages[-1]["content"]
+        return "I cannot help with that." if stuck else json.dumps(texts("normal kidney", 9))
+
+    order = Order(ORDER.class_names, count=4, rounds=3)
+    assert {name: len(found) for name, found in generate(order, ask).items()} == {
+        "normal kidney": 4
+    }
+
+
+def test_what_is_there_is_kept_and_not_asked_for_again():
+    have = {"other": ["kept"], "Normal_kidney": texts("normal kidney", 4), "kidney stone": TEXTS}
+    asked = []
+
+    def ask(messages):
+        asked.append(messages[-1]["content"])
+        return json.dumps(texts("kidney stone", 5, seed=9))
+
+    bank = generate(ORDER, ask, bank=have)
+    assert len(asked) == 1
+    assert bank["kidney stone"][:3] == TEXTS
+    assert len(bank["kidney stone"]) == 4
+    assert bank["Normal_kidney"] == have["Normal_kidney"]
+    assert bank["other"] == ["kept"]
+
+
+def test_a_stop_in_the_middle_loses_nothing_that_was_saved():
+    saved: dict[str, list[str]] = {}
+    answers = iter([json.dumps(texts("kidney stone", 2)), json.dumps(texts("kidney stone", 2, 5))])
+
+    def ask(messages):
+        try:
+            return next(answers)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    later = {"normal kidney": ["from before"]}
+    with pytest.raises(KeyboardInterrupt):
+        generate(ORDER, ask, bank=later, save=saved.update)
+    assert len(saved["kidney stone"]) == 4
+    assert saved["normal kidney"] == ["from before"]

@@ -1,0 +1,82 @@
+"""Which engine encodes images: kept in the model, never changed in silence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ogkd
+from ogkd.backbones import _vit
+from ogkd.backbones.base import Backbone
+from ogkd.backbones.engines import with_engine
+from ogkd.backbones.open_clip_format import load_open_clip
+from ogkd.classifier import load
+from ogkd.errors import BackboneError, ConfigError
+from tiny_data import FAST, write_dataset
+
+FIXTURE = Path(__file__).parent / "parity" / "fixtures" / "class_token_mlp"
+KERNELS = set(torch.backends.quantized.supported_engines)
+
+pytestmark = pytest.mark.skipif(
+    not KERNELS & {"onednn", "x86", "fbgemm"}, reason="torch has no 8-bit kernels on this machine"
+)
+
+
+@pytest.fixture(scope="module")
+def deep() -> Backbone:
+    """The tiny model with four blocks, so that two of them are inner ones."""
+    backbone = load_open_clip(FIXTURE, name="tiny", device=torch.device("cpu"))
+    torch.manual_seed(0)
+    tower = _vit.ImageTower(replace(backbone._model.image.spec, depth=4))
+    backbone._model.image = tower.eval().requires_grad_(False)
+    return backbone
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_dataset(tmp_path / "data", splits={"train": 3, "test": 2})
+
+
+def test_the_engine_of_the_fit_is_in_the_model_and_asked_for_again(
+    deep: Backbone, data: Path, tmp_path: Path
+) -> None:
+    model = ogkd.fit(data, backbone=deep, engine="int8", settings=FAST, out=tmp_path / "m")
+    assert model.card.backbone.engine == "int8"
+    images = sorted((data / "test").rglob("*.png"))
+    again = load(tmp_path / "m", backbone=with_engine(deep, "int8"))
+    np.testing.assert_array_equal(again.predict_proba(images), model.predict_proba(images))
+    with pytest.raises(BackboneError, match="another backbone"):
+        load(tmp_path / "m", backbone=deep)
+
+
+def test_another_engine_is_used_only_where_it_is_asked_for(
+    deep: Backbone, data: Path, tmp_path: Path
+) -> None:
+    model = ogkd.fit(data, backbone=deep, settings=FAST, out=tmp_path / "m")
+    images = sorted((data / "test").rglob("*.png"))
+    with pytest.raises(BackboneError, match="another backbone"):
+        load(tmp_path / "m", backbone=with_engine(deep, "int8"))
+    fast = load(tmp_path / "m", backbone=deep, engine="int8")
+    assert fast.backbone.engine == "int8"
+    there, here = fast.predict_proba(images), model.predict_proba(images)
+    np.testing.assert_allclose(there, here, atol=0.1)
+    assert not np.array_equal(there, here)
+
+
+def test_features_of_two_engines_are_never_mixed_in_the_store(deep: Backbone, data: Path) -> None:
+    from ogkd.features.store import FeatureStore
+
+    images = sorted((data / "test").rglob("*.png"))
+    FeatureStore(deep).get(images)
+    second = FeatureStore(with_engine(deep, "int8"))
+    second.get(images)
+    assert second.encoded == len(images)
+
+
+def test_an_unknown_engine_is_refused_before_anything_is_loaded(data: Path) -> None:
+    with pytest.raises(ConfigError, match="tensorrt"):
+        ogkd.fit(data, backbone="builtin", engine="tensorrt")
