@@ -211,9 +211,9 @@ def test_the_slice_of_the_fit_is_the_slice_of_the_prediction(command, volumes, t
     middle = predicted(volumes)
     assert f"{volume}#axis=2,index=middle" in middle
     assert f"{cine}#index=middle" in middle
-    assert list(predicted(f"{volume}#axis=2,index=2").values()) == [
-        middle[f"{volume}#axis=2,index=middle"]
-    ]
+    # Beside other images the last bits may differ.
+    (alone,) = predicted(f"{volume}#axis=2,index=2").values()
+    assert float(alone) == pytest.approx(float(middle[f"{volume}#axis=2,index=middle"]), abs=1e-5)
     first = predicted(volumes, "--slice", "axis=0,index=first")
     assert f"{volume}#axis=0,index=first" in first
     assert first[f"{volume}#axis=0,index=first"] != middle[f"{volume}#axis=2,index=middle"]

@@ -21,7 +21,7 @@ from ogkd.datasets.catalog import Benchmark
 from ogkd.datasets.fetch import named_benchmark, resolve_data
 from ogkd.datasets.groups import separate_groups
 from ogkd.datasets.manifest import Item, Manifest, require_files
-from ogkd.datasets.splits import few_shot, shortfalls
+from ogkd.datasets.splits import Sampling, shortfalls, support_and_val
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.extract import ADVICE, BadFile, unreadable, unreadable_error
 from ogkd.features.store import FeatureStore
@@ -44,11 +44,14 @@ def fit(
     backbone: str | Path | Backbone = "builtin",
     method: str = "ogkd",
     shots: int | None = None,
+    sampling: Sampling = "released",
     seed: int = 1,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     prompts: str | Path | Mapping[str, Sequence[str]] | None = None,
     normal: Sequence[str] | None = None,
+    root: Path | None = None,
+    class_names: Sequence[str] | None = None,
     slice: str | None = None,
     on_error: str = "stop",
     say: Callable[[str], None] | None = None,
@@ -61,21 +64,25 @@ def fit(
 
     `normal` names the classes that stand for "nothing found" (default: the benchmark's, or
     those with "normal" or "healthy" in their name). `engine` says how images are encoded.
-    `slice` ("axis=2,index=middle") is taken of volumes that name none themselves. Unreadable
-    files stop the fit, all of them named; with `on_error="skip"` they are found among all
-    training images, left out before the shots are drawn, and listed in `skipped.csv` of the
-    model. `say` is given short notes for the user. With `out` the model is saved there, and an
-    interrupted fit continues when called again.
+    `root` is the folder that the paths of a split JSON count from; `class_names` name the labels
+    of a MedMNIST file. `slice` ("axis=2,index=middle") is taken of volumes that name none
+    themselves. Unreadable files stop the fit, all of them named; with `on_error="skip"` they are
+    found among all training images, left out before the shots are drawn, and listed in
+    `skipped.csv` of the model. `say` is given short notes for the user. With `out` the model is
+    saved there, and an interrupted fit continues when called again.
     """
     options: dict[str, Any] = {
         "backbone": backbone,
         "method": method,
         "shots": shots,
+        "sampling": sampling,
         "seeds": [seed],
         "preset": preset,
         "settings": settings,
         "prompts": prompts,
         "normal": normal,
+        "root": root,
+        "class_names": class_names,
         "slice": slice,
         "on_error": on_error,
         "say": say,
@@ -111,10 +118,13 @@ def fit_seeds(
     backbone: str | Path | Backbone = "builtin",
     method: str = "ogkd",
     shots: int | None = None,
+    sampling: Sampling = "released",
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
     prompts: str | Path | Mapping[str, Sequence[str]] | None = None,
     normal: Sequence[str] | None = None,
+    root: Path | None = None,
+    class_names: Sequence[str] | None = None,
     slice: str | None = None,
     on_error: str = "stop",
     say: Callable[[str], None] | None = None,
@@ -138,7 +148,7 @@ def fit_seeds(
     named = None if isinstance(data, Manifest) else named_benchmark(data)
     preset = preset or _default_preset(method, named)
     chosen = make_method(method, preset=preset, settings=settings)
-    manifest, shared = separate_groups(resolve_data(data))
+    manifest, shared = separate_groups(resolve_data(data, root=root, class_names=class_names))
     if shared:
         say(
             f"Note: {len(shared)} training or validation image(s) are left out: images of the same "
@@ -156,7 +166,11 @@ def fit_seeds(
         say(f"Left out {len(bad)} file(s) that cannot be read; {len(pool)} remain.")
         if skipped is not None:
             skipped += bad
-    drawn = [few_shot(pool, shots, seed) for seed in seeds]
+    judged = []
+    if chosen.uses_validation:
+        judged = sliced([item for item in manifest.items if item.split == "val"], slice)
+    pairs = [support_and_val(pool, judged, shots, seed, sampling=sampling) for seed in seeds]
+    drawn = [support for support, _ in pairs]
     for name, count in shortfalls(manifest.class_names, drawn[0], shots).items():
         say(f"Note: '{name}' has only {count} of {shots} images; all of them are used.")
     if chosen.needs_training:
@@ -173,11 +187,11 @@ def fit_seeds(
     )
     store = FeatureStore(backbone)
     _refuse_beyond_memory(chosen, backbone, drawn)
-    pairs = zip(drawn, seeds, strict=True) if chosen.needs_images else ()
     try:
         supports = [
-            _support(chosen, store, items, seed, _validation(chosen, store, manifest, shots, seed))
-            for items, seed in pairs
+            _support(chosen, store, items, seed, _validation(store, others))
+            for (items, others), seed in zip(pairs, seeds, strict=True)
+            if chosen.needs_images
         ]
     except DataError:
         # One bad file stops the work: name those of all seeds at once.
@@ -226,16 +240,10 @@ def _normal_labels(class_names: Sequence[str], normal: Sequence[str] | None) -> 
     return tuple(sorted({known[fold(name)] for name in normal}))
 
 
-def _validation(
-    method: Method, store: FeatureStore, manifest: Manifest, shots: int | None, seed: int
-) -> tuple[Tensor, Tensor] | None:
-    """Features and labels of validation images, for methods that search; None if there are none.
-
-    Few shots have few validation images too: at most four of a class, as in the released code.
-    """
-    if not method.uses_validation or all(item.split != "val" for item in manifest.items):
+def _validation(store: FeatureStore, items: Sequence[Item]) -> tuple[Tensor, Tensor] | None:
+    """Features and labels of validation images; None if there are none."""
+    if not items:
         return None
-    items = few_shot(manifest.part("val"), None if shots is None else min(shots, 4), seed)
     require_files(items)
     features = store.get([item.path for item in items]).globals[:, 0]
     return features, torch.tensor([item.label for item in items])

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ogkd.cli.options import (
+    ClassesOption,
     DataArgument,
     DeviceOption,
     EngineOverride,
     ModelArgument,
     OnErrorOption,
+    RootOption,
     SliceOption,
+    read_classes,
 )
 from ogkd.errors import ConfigError
 from ogkd.files import write_json
@@ -33,6 +36,8 @@ def evaluate(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="Write the JSON here too.")
     ] = None,
+    root: RootOption = None,
+    classes: ClassesOption = None,
     slice: SliceOption = None,
     on_error: OnErrorOption = "stop",
     backbone: Annotated[
@@ -57,7 +62,7 @@ def evaluate(
     rule = None if slice is None else str(parse_rule(slice))
     if out is not None and out.is_dir():
         raise ConfigError(f"--out {out} is a folder. Give the name of a file in it.")
-    manifest = resolve_data(data)
+    manifest = resolve_data(data, root=root, class_names=read_classes(classes))
     if not manifest.has_splits:
         typer.echo(
             f"Note: {data} has no splits, so all of its images are judged. Images that the model "

@@ -10,11 +10,14 @@ import typer
 
 from ogkd.cli.options import (
     BackboneOption,
+    ClassesOption,
     DataArgument,
     DeviceOption,
     EngineOption,
     OnErrorOption,
+    RootOption,
     SliceOption,
+    read_classes,
     read_settings,
 )
 
@@ -49,6 +52,11 @@ def fit(
         list[str] | None,
         typer.Option(help='A class that means "nothing found" (default: by its name).'),
     ] = None,
+    sampling: Annotated[
+        str, typer.Option(help="How shots are drawn: released, or nested (2 shots hold the 1).")
+    ] = "released",
+    root: RootOption = None,
+    classes: ClassesOption = None,
     slice: SliceOption = None,
     on_error: OnErrorOption = "stop",
     restart: Annotated[
@@ -71,6 +79,9 @@ def fit(
         settings=read_settings(settings or []),
         prompts=prompts,
         normal=normal,
+        sampling=sampling,  # type: ignore[arg-type]  # checked there, with a message
+        root=root,
+        class_names=read_classes(classes),
         slice=slice,
         on_error=on_error,
         say=lambda note: typer.echo(note, err=True),

@@ -13,13 +13,16 @@ from ogkd.errors import ConfigError
 
 __all__ = [
     "BackboneOption",
+    "ClassesOption",
     "DataArgument",
     "DeviceOption",
     "EngineOption",
     "EngineOverride",
     "ModelArgument",
     "OnErrorOption",
+    "RootOption",
     "SliceOption",
+    "read_classes",
     "read_settings",
 ]
 
@@ -40,6 +43,12 @@ DataArgument = Annotated[
         ".npz, or the name of a downloaded benchmark."
     ),
 ]
+RootOption = Annotated[
+    Path | None, typer.Option(help="The folder that the paths of a split JSON count from.")
+]
+ClassesOption = Annotated[
+    str | None, typer.Option(help="Class names in label order, with commas, where DATA has none.")
+]
 OnErrorOption = Annotated[
     str,
     typer.Option(help="Unreadable files: stop (all are listed) or skip (noted in skipped.csv)."),
@@ -49,6 +58,11 @@ SliceOption = Annotated[
     typer.Option(help="The slice of NIfTI volumes and cines: axis=2,index=middle or index=0."),
 ]
 ModelArgument = Annotated[Path, typer.Argument(help="A folder that `ogkd fit --out` made.")]
+
+
+def read_classes(text: str | None) -> list[str] | None:
+    """The class names of `a, b, c`."""
+    return None if text is None else [name.strip() for name in text.split(",")]
 
 
 def read_settings(pairs: Sequence[str]) -> dict[str, Any]:

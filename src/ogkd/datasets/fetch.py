@@ -11,7 +11,7 @@ import difflib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -83,8 +83,16 @@ def named_benchmark(source: str | Path) -> Benchmark | None:
     return benchmarks().get(path.name.lower())
 
 
-def resolve_data(source: str | Path | Manifest) -> Manifest:
-    """Read what a user calls DATA: a path in any layout, or the name of a benchmark."""
+def resolve_data(
+    source: str | Path | Manifest,
+    *,
+    root: Path | None = None,
+    class_names: Sequence[str] | None = None,
+) -> Manifest:
+    """Read what a user calls DATA: a path in any layout, or the name of a benchmark.
+
+    `root` and `class_names` are for layouts that do not say them (see `read_manifest`).
+    """
     from ogkd.datasets.manifest import Manifest, read_manifest
 
     if isinstance(source, Manifest):
@@ -103,7 +111,7 @@ def resolve_data(source: str | Path | Manifest) -> Manifest:
                 f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'? "
                 "`ogkd data list` shows their names."
             )
-    return read_manifest(path)
+    return read_manifest(path, root=root, class_names=class_names)
 
 
 def download_benchmark(
