@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import errno
 import hashlib
 import itertools
@@ -11,6 +10,7 @@ import os
 import random
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
