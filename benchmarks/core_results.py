@@ -51,6 +51,8 @@ def plan() -> list[dict[str, Any]]:
         for label, options in (("dropout on", {}), ("dropout off", OFF)):
             settings = {"views": 16, **options}
             add("learn", folder, "ogkd", f"OGKD, 16 views, {label}", settings=settings)
+    for folder in ("BTMRI", "RETINA", "OCTMNIST"):
+        add("views", folder, "ogkd", "whole image", settings={"views": 0, **OFF})
     for views in (0, 1, 4):  # 16 is in the first table
         label = f"{views} crops" if views else "whole image"
         add("views", "BUSI", "ogkd", label, settings={"views": views, **OFF})
