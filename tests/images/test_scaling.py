@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -10,6 +10,8 @@ from ogkd.images.scaling import stretch, to_bytes
 
 
 @given(hnp.arrays(np.float64, (3, 4), elements=st.floats(allow_nan=False, allow_infinity=False)))
+@example(np.array([[-1.7e308, 0.0, 1e292, 1.7e308]]))
+@example(np.array([[-np.finfo(np.float64).max, 3e292]]))
 def test_scaling_keeps_order_and_spans_the_bytes(values):
     flat, out = values.ravel(), stretch(values).ravel().astype(int)
     order = np.argsort(flat, kind="stable")

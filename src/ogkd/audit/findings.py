@@ -35,16 +35,23 @@ def on_duplicates(records: Sequence[Record], found: Duplicates) -> list[Finding]
     return findings
 
 
+def _sorted_out(
+    records: Sequence[Record], cases: Sequence[tuple[Sequence[int], Case]]
+) -> tuple[list[Case], list[Case], list[Case]]:
+    """Copies in two splits, copies under two labels (one may be both), and all others."""
+    leaks = [case for members, case in cases if _across_splits(records, members)]
+    torn = [case for members, case in cases if _across_labels(records, members)]
+    plain = [
+        case
+        for members, case in cases
+        if not (_across_splits(records, members) or _across_labels(records, members))
+    ]
+    return leaks, torn, plain
+
+
 def _exact(records: Sequence[Record], found: Duplicates) -> list[Finding]:
-    leaks, torn, plain = [], [], []
-    for members in found.exact:
-        case = _case(records, members)
-        if _across_splits(records, members):
-            leaks.append(case)
-        if _across_labels(records, members):
-            torn.append(case)
-        if not (_across_splits(records, members) or _across_labels(records, members)):
-            plain.append(case)
+    cases = [(members, _case(records, members)) for members in found.exact]
+    leaks, torn, plain = _sorted_out(records, cases)
     findings = []
     if leaks:
         what = f"Images in more than one split, pixel for pixel: {len(leaks)}."
@@ -62,16 +69,12 @@ def _exact(records: Sequence[Record], found: Duplicates) -> list[Finding]:
 
 
 def _near(records: Sequence[Record], found: Duplicates) -> list[Finding]:
-    leaks, torn, plain = [], [], []
+    cases = []
     for pair in found.near:
         members = (pair.first, pair.second)
-        case = _case(records, members, f"{pair.bits} bits, likeness {pair.likeness:.3f}; ")
-        if _across_splits(records, members):
-            leaks.append(case)
-        if _across_labels(records, members):
-            torn.append(case)
-        if not (_across_splits(records, members) or _across_labels(records, members)):
-            plain.append(case)
+        likeness = f"{pair.bits} bits, likeness {pair.likeness:.3f}; "
+        cases.append((members, _case(records, members, likeness)))
+    leaks, torn, plain = _sorted_out(records, cases)
     findings = []
     if leaks:
         what = f"Pairs of nearly the same image in different splits: {len(leaks)}."

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ogkd.datasets._items import SPLITS, Item, Manifest, read_class_names
 from ogkd.errors import DataError
+from ogkd.images.npz import npy_header
 
 __all__ = ["read_medmnist"]
 
@@ -105,13 +106,7 @@ def _header(
 ) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """Shape and type of an array, without its content."""
     with archive.open(f"{name}.npy") as file:
-        version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, _, dtype = np.lib.format.read_array_header_2_0(file)
-        else:
-            raise DataError(f"{path}, {name}: array format {version} is not known.")
+        shape, dtype = npy_header(file)
     if dtype.hasobject:
         raise DataError(f"{path}, {name}: Python objects, not numbers. They are never opened.")
     return shape, dtype

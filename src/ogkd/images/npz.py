@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ogkd.errors import DataError
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
-__all__ = ["MAX_ARRAY_BYTES", "read_npz"]
+__all__ = ["MAX_ARRAY_BYTES", "npy_header", "read_npz"]
 
 MAX_ARRAY_BYTES = 4 * 1024**3
 _KEPT = 3  # train, val and test of one file
@@ -73,7 +73,7 @@ def _load(file: Path, name: str) -> NDArray[np.generic]:
             )
         info = archive.getinfo(f"{name}.npy")
         with archive.open(info) as stream:
-            shape, dtype = _header(stream)
+            shape, dtype = npy_header(stream)
             size = math.prod(shape) * dtype.itemsize
             _refuse(file, name, shape, dtype, size)
             # The shape is only a claim; the archive's own list says how many bytes there are.
@@ -84,7 +84,8 @@ def _load(file: Path, name: str) -> NDArray[np.generic]:
     return array
 
 
-def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    """Shape and type of an array, without its content."""
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
         shape, _, dtype = np.lib.format.read_array_header_1_0(stream)

@@ -35,7 +35,7 @@ def stretch(
     low, high = deep[usable].min(), deep[usable].max()
     if high == low:
         return np.zeros(deep.shape, np.uint8)
-    if not np.isfinite(high - low):  # halves cannot overflow
+    if high / 2 - low / 2 > np.finfo(np.float64).max / 2:  # the range itself would overflow
         deep, low, high = deep / 2, low / 2, high / 2
     deep = np.nan_to_num(deep, nan=low, posinf=high, neginf=low)
     shares = np.clip((deep - low) / (high - low), 0.0, 1.0)
