@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import random
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,33 +30,8 @@ from ogkd.datasets.fetch import (
 )
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError, StorageError
+from tiny_benchmark import COUNTS, PATHS, SPLIT, SPLIT_BYTES, SPLIT_SHA256, content, packed, record
 from tiny_server import TinyServer, serve
-
-SPLIT = {
-    "train": [["tumor/2.png", 1, "tumor"], ["no_finding/1.png", 0, "no finding"]],
-    "val": [["tumor/3.png", 1, "tumor"]],
-    "test": [["tumor/1.png", 1, "tumor"], ["no_finding/2.png", 0, "no finding"]],
-}
-COUNTS = {"train": 2, "val": 1, "test": 2}
-PATHS = [row[0] for rows in SPLIT.values() for row in rows]
-SPLIT_BYTES = json.dumps(SPLIT).encode()
-SPLIT_SHA256 = hashlib.sha256(SPLIT_BYTES).hexdigest()
-
-
-def packed(files: dict[str, bytes]) -> bytes:
-    memory = io.BytesIO()
-    with zipfile.ZipFile(memory, "w", zipfile.ZIP_STORED) as file:
-        for name, content in files.items():
-            file.writestr(name, content)
-    return memory.getvalue()
-
-
-def content(*, images: str = "TINY/TINY/", split: str | None = "TINY/split_TINY.json") -> bytes:
-    """An archive with the images below one path and the split file at another."""
-    files = {f"{images}{path}": random.Random(path).randbytes(400) for path in PATHS}
-    if split is not None:
-        files[split] = SPLIT_BYTES
-    return packed(files)
 
 
 @pytest.fixture
@@ -69,26 +42,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
     with serve() as running:
         running.files["/TINY.zip"] = content()
         yield running
-
-
-def record(server: TinyServer, **changes: Any) -> Benchmark:
-    facts: dict[str, Any] = {
-        "name": "tiny",
-        "title": "Tiny",
-        "modality": "CT",
-        "organ": "none",
-        "class_names": ("no finding", "tumor"),
-        "base": 1,
-        "archive": "TINY.zip",
-        "url": f"{server.address}/TINY.zip",
-        "folder": "TINY",
-        "split_file": "split_TINY.json",
-        "split_sha256": SPLIT_SHA256,
-        "counts": COUNTS,
-        "citation": "c.",
-        "licence": "unknown",
-    }
-    return Benchmark(**facts | changes)
 
 
 @pytest.fixture
