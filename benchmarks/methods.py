@@ -35,7 +35,8 @@ from torch.nn.functional import normalize
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.manifest import read_manifest
-from ogkd.evaluation.metrics import aurc, classification_metrics
+from ogkd.evaluation.metrics import classification_metrics
+from ogkd.evaluation.selective import aurc
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_atomically, write_json

@@ -60,7 +60,8 @@ def test_a_saved_model_predicts_the_same_bits(fitted, test_files):
 def test_a_model_folder_is_small_and_holds_no_pickle(fitted):
     _, out = fitted
     names = {path.name for path in out.iterdir()}
-    assert names == {"model.json", "weights.safetensors", "training.jsonl"}
+    files = {"model.json", "weights.safetensors", "support.safetensors", "training.jsonl"}
+    assert names == files
     assert (out / "weights.safetensors").stat().st_size < 1_000_000
 
 
@@ -223,3 +224,57 @@ def test_a_backbone_that_moved_can_be_passed(folder, clip, tmp_path, test_files)
 def test_another_backbone_is_refused(folder, bert_backbone):
     with pytest.raises(BackboneError, match="fitted with another backbone"):
         ogkd.load(folder, backbone=bert_backbone)
+
+
+def test_the_support_images_are_kept_as_features_and_hashes(fitted, data):
+    model, out = fitted
+    again = ogkd.load(out)
+    items = ogkd.read_manifest(data).part("train")
+    answers = list(model.stream([item.path for item in items]))
+    assert again.support.features.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(again.support.features, axis=1), 1, atol=1e-5)
+    assert sorted(again.support.labels.tolist()) == sorted(item.label for item in items)
+    cosines = again.support.features @ np.stack([answer.features for answer in answers]).T
+    np.testing.assert_allclose(cosines.max(axis=0), 1, atol=2e-3)  # half precision on disk
+    keys = again.card.support_images
+    assert len(keys) == len(set(keys)) == len(items)
+    assert all(len(key) == 16 and int(key, 16) >= 0 for key in keys)
+
+
+def test_a_prediction_has_features_that_give_its_probabilities(fitted, test_files):
+    answer = next(fitted[0].stream(test_files[:1]))
+    found = fitted[0].probabilities(answer.features[None])[0]
+    np.testing.assert_allclose(found, answer.probabilities, atol=1e-6)
+
+
+def test_a_zero_shot_model_keeps_no_support(clip, data, tmp_path):
+    model = ogkd.fit(data, backbone=clip, method="zero-shot", out=tmp_path / "m")
+    assert model.support is None
+    assert model.card.support_images == ()
+    assert not (tmp_path / "m" / "support.safetensors").exists()
+    assert ogkd.load(tmp_path / "m").support is None
+
+
+def test_a_folder_of_an_older_version_is_still_read(folder, fitted, test_files):
+    (folder / "support.safetensors").unlink()
+    card = json.loads((folder / "model.json").read_text())
+    del card["support_images"]
+    (folder / "model.json").write_text(json.dumps(card))
+    again = ogkd.load(folder)
+    assert (again.support, again.calibration, again.card.support_images) == (None, None, ())
+    assert again.predict(test_files) == fitted[0].predict(test_files)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {"features": torch.ones(2, 3), "labels": torch.zeros(2, dtype=torch.int64)},
+        {"features": torch.ones(2, 20), "labels": torch.tensor([0, 9])},
+        {"features": torch.full((2, 20), torch.nan), "labels": torch.tensor([0, 1])},
+        {"features": torch.ones(2, 20)},
+    ],
+)
+def test_a_support_file_of_another_model_is_refused(folder, tensors):
+    save_file(tensors, folder / "support.safetensors")
+    with pytest.raises(ConfigError, match=r"support\.safetensors is damaged"):
+        ogkd.load(folder)

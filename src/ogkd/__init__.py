@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from ogkd.backbones import Backbone, load_backbone
     from ogkd.classifier import Classifier, load
     from ogkd.datasets.manifest import read_manifest
+    from ogkd.estimator import OGKDClassifier
     from ogkd.evaluation import evaluate
+    from ogkd.explain import draw, evidence
     from ogkd.fitting import fit
     from ogkd.images import read_image
 
@@ -26,9 +28,12 @@ __all__ = [
     "Classifier",
     "ConfigError",
     "DataError",
+    "OGKDClassifier",
     "OgkdError",
     "StorageError",
+    "draw",
     "evaluate",
+    "evidence",
     "fit",
     "load",
     "load_backbone",
@@ -43,7 +48,10 @@ _WHERE = {
     "Classifier": "ogkd.classifier",
     "load": "ogkd.classifier",
     "read_manifest": "ogkd.datasets.manifest",
+    "OGKDClassifier": "ogkd.estimator",
     "evaluate": "ogkd.evaluation",
+    "draw": "ogkd.explain",
+    "evidence": "ogkd.explain",
     "fit": "ogkd.fitting",
     "read_image": "ogkd.images",
 }

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load as read_tensors
@@ -18,15 +19,17 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import digest_with, with_engine, without_engine
+from ogkd.calibration import CALIBRATION, Calibration, softmax
 from ogkd.errors import BackboneError, ConfigError, DataError
 from ogkd.features.extract import BadFile, encode_files, unreadable_error
+from ogkd.features.support import SUPPORT, SupportFeatures
 from ogkd.features.usable import SKIPPED
 from ogkd.files import folder_atomically, write_json
 from ogkd.images.address import with_slice
 from ogkd.methods import Head, TextSide, make_method
 from ogkd.modelcard import ModelCard
 
-__all__ = ["Classifier", "Prediction", "load", "place_for_model"]
+__all__ = ["Classifier", "Prediction", "SupportFeatures", "load", "place_for_model"]
 
 WEIGHTS = "weights.safetensors"
 CARD = "model.json"
@@ -40,24 +43,46 @@ class Prediction:
     path: Path
     probabilities: NDArray[np.float32] | None  # [C]
     error: str = ""
+    features: NDArray[np.float32] | None = None  # [d], of the whole image, of unit length
 
 
 class Classifier:
-    """A frozen backbone and a fitted head."""
+    """A frozen backbone and a fitted head, and what calibration and support say about it."""
 
-    def __init__(self, backbone: Backbone, head: Head, card: ModelCard) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        head: Head,
+        card: ModelCard,
+        *,
+        calibration: Calibration | None = None,
+        support: SupportFeatures | None = None,
+    ) -> None:
         self.backbone = backbone
         self.head = head
         self.card = card
+        self.calibration = calibration
+        self.support = support
 
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names in label order."""
         return self.card.class_names
 
-    def probabilities(self, features: Tensor) -> NDArray[np.float32]:
-        """Class probabilities [N, C] of global features [N, d]."""
-        return self.head.logits(features).softmax(dim=-1).numpy()
+    @property
+    def weights_sha256(self) -> str:
+        """What the weights file has for digest, whether it is written or not."""
+        return hashlib.sha256(tensor_bytes(self.head.tensors())).hexdigest()
+
+    def logits(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits [N, C] of global features [N, d], before any calibration."""
+        rows = torch.as_tensor(features)
+        return self.head.logits(rows).numpy()
+
+    def probabilities(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
+        """Class probabilities [N, C] of global features [N, d], calibrated where that was done."""
+        logits = self.logits(features)
+        return softmax(logits, 1.0 if self.calibration is None else self.calibration.temperature)
 
     def stream(self, paths: Sequence[Path], *, batch_size: int = 32) -> Iterator[Prediction]:
         """Predict files one after the other, in order, with bounded memory."""
@@ -68,9 +93,9 @@ class Classifier:
                 bad.path: Prediction(bad.path, None, bad.reason) for bad in batch.bad
             }
             if batch.features is not None:
-                rows = self.probabilities(batch.features.globals.cpu())
-                pairs = zip(batch.paths, rows, strict=True)
-                answers |= {path: Prediction(path, row) for path, row in pairs}
+                rows = batch.features.globals.cpu()
+                found = zip(batch.paths, self.probabilities(rows), rows.numpy(), strict=True)
+                answers |= {path: Prediction(path, p, "", v) for path, p, v in found}
             yield from (answers[path] for path in batch.all_paths)
 
     def predict_proba(self, paths: Sequence[str | Path]) -> NDArray[np.float32]:
@@ -98,7 +123,13 @@ class Classifier:
         names = tuple(class_names)
         text = TextSide(self.backbone, names, tuple(tuple(row) for row in texts))
         none = (0,) * len(names)
-        card = self.card.model_copy(update={"class_names": names, "support_counts": none})
+        card = self.card.model_copy(
+            update={
+                "class_names": names,
+                "normal": tuple(name for name in self.card.normal if name in names),
+                "support_counts": none,
+            }
+        )
         return Classifier(self.backbone, method.head_for(self.head, text), card)
 
     def save(self, folder: str | Path) -> None:
@@ -107,13 +138,18 @@ class Classifier:
             self.write_into(aside)
 
     def write_into(self, folder: Path) -> None:
-        """Write the model's two files into an existing folder."""
+        """Write the model's files into an existing folder."""
         # Python writes the bytes, so that a full disk is told from other trouble.
         weights = tensor_bytes(self.head.tensors())
         (folder / WEIGHTS).write_bytes(weights)
         digest = hashlib.sha256(weights).hexdigest()
         card = self.card.model_copy(update={"weights_sha256": digest})
         write_json(folder / CARD, card.model_dump(mode="json"))
+        if self.support is not None:
+            (folder / SUPPORT).write_bytes(self.support.to_bytes())
+        if self.calibration is not None:
+            own = self.calibration.model_copy(update={"weights_sha256": digest})
+            own.write(folder / CALIBRATION)
 
 
 def place_for_model(folder: str | Path) -> Path:
@@ -124,7 +160,7 @@ def place_for_model(folder: str | Path) -> Path:
     if not path.is_dir():
         return path
     found = {file.name for file in path.iterdir() if not file.name.startswith(".")}
-    others = sorted(found - {CARD, WEIGHTS, LOG, SKIPPED})
+    others = sorted(found - {CARD, WEIGHTS, LOG, SKIPPED, SUPPORT, CALIBRATION})
     if others or (found and CARD not in found):
         raise ConfigError(
             f"{folder} exists and is not a model folder: it holds {', '.join(others[:5])}"
@@ -141,15 +177,17 @@ def load(
     backbone: str | Path | Backbone | None = None,
     device: str = "auto",
     engine: str | None = None,
+    calibrated: bool = True,
 ) -> Classifier:
     """Load a model folder; `backbone` says where its backbone is now, if it moved.
 
     `engine` encodes images in another way than the fit did (ogkd.backbones.engines): faster,
-    but the probabilities are then not quite the same.
+    but the probabilities are then not quite the same. With `calibrated=False` the probabilities
+    are those of the fit, whatever `ogkd calibrate` has found since.
     """
     folder = Path(folder)
     card = ModelCard.read(folder / CARD)
-    tensors = _read_weights(folder / WEIGHTS, card)
+    tensors, sha256 = _read_weights(folder / WEIGHTS, card)
     if backbone is None:
         backbone = _recorded_backbone(folder, card, device, engine)
     elif not isinstance(backbone, Backbone):
@@ -157,7 +195,25 @@ def load(
     elif engine is not None:
         backbone = with_engine(backbone, engine)
     _refuse_another_backbone(folder, card, backbone, engine)
-    return Classifier(backbone, _head(folder / WEIGHTS, tensors, card, backbone), card)
+    head = _head(folder / WEIGHTS, tensors, card, backbone)
+    classes, width = head.shape
+    return Classifier(
+        backbone,
+        head,
+        card,
+        calibration=_calibration(folder / CALIBRATION, sha256, classes) if calibrated else None,
+        support=SupportFeatures.read(folder / SUPPORT, classes=classes, width=width),
+    )
+
+
+def _calibration(path: Path, weights_sha256: str, classes: int) -> Calibration | None:
+    found = Calibration.read(path, weights_sha256=weights_sha256)
+    if found is not None and len(found.counts) != classes:
+        raise ConfigError(
+            f"{path} is for {len(found.counts)} classes, but the model has {classes}. Run "
+            "`ogkd calibrate` again, or delete this file."
+        )
+    return found
 
 
 def _refuse_another_backbone(
@@ -186,7 +242,8 @@ def _recorded_backbone(folder: Path, card: ModelCard, device: str, engine: str |
         ) from error
 
 
-def _read_weights(path: Path, card: ModelCard) -> dict[str, Tensor]:
+def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
+    """The tensors, and the digest of their file."""
     try:
         content = path.read_bytes()
         tensors: dict[str, Tensor] = read_tensors(content)
@@ -200,7 +257,7 @@ def _read_weights(path: Path, card: ModelCard) -> dict[str, Tensor]:
             f"{path} is not the file that {CARD} describes (sha256 {found[:12]}, expected "
             f"{card.weights_sha256[:12]}). Copy the model folder again, or fit again."
         )
-    return tensors
+    return tensors, found
 
 
 def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Backbone) -> Head:

@@ -25,6 +25,7 @@ from ogkd.datasets.splits import Sampling, shortfalls, support_and_val
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.extract import ADVICE, BadFile, unreadable, unreadable_error
 from ogkd.features.store import FeatureStore
+from ogkd.features.support import SupportFeatures, image_keys
 from ogkd.features.usable import SKIPPED, check_on_error, leave_out, sliced, write_skipped
 from ogkd.features.views import OnlineViews, cached_views
 from ogkd.files import folder_atomically, storage_errors, write_text
@@ -33,7 +34,7 @@ from ogkd.methods import Method, Support, TextSide, Workplace, make_method, pres
 from ogkd.modelcard import BackboneCard, ModelCard
 from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank
 
-__all__ = ["fit", "fit_seeds"]
+__all__ = ["fit", "fit_seeds", "make_support", "normal_labels", "validation_features"]
 
 _GIB = 1024**3
 
@@ -183,16 +184,17 @@ def fit_seeds(
     if normal is None and named is not None:
         normal = named.normal
     text = TextSide(
-        backbone, manifest.class_names, texts, _normal_labels(manifest.class_names, normal)
+        backbone, manifest.class_names, texts, normal_labels(manifest.class_names, normal)
     )
     store = FeatureStore(backbone)
     _refuse_beyond_memory(chosen, backbone, drawn)
     try:
         supports = [
-            _support(chosen, store, items, seed, _validation(store, others))
+            make_support(chosen, store, items, seed, validation_features(store, others))
             for (items, others), seed in zip(pairs, seeds, strict=True)
             if chosen.needs_images
         ]
+        kept = [_support_features(chosen, store, items) for items in drawn]
     except DataError:
         # One bad file stops the work: name those of all seeds at once.
         paths = dict.fromkeys(item.path for items in drawn for item in items)
@@ -203,12 +205,15 @@ def fit_seeds(
         rate = store.encoded / max(store.seconds, 1e-9)
         say(f"Encoded {store.encoded} images or crops ({rate:.1f} images/s).")
     cards = [
-        _card(chosen, preset, text, items, shots, seed, slice)
-        for items, seed in zip(drawn, seeds, strict=True)
+        _card(chosen, preset, text, pair, shots, seed, slice)
+        for pair, seed in zip(pairs, seeds, strict=True)
     ]
     workplace = _workplace(work, cards, restart=restart)
     heads = chosen.fit(supports, text, seeds=seeds, workplace=workplace)
-    return [Classifier(backbone, head, card) for head, card in zip(heads, cards, strict=True)]
+    return [
+        Classifier(backbone, head, card, support=support)
+        for head, card, support in zip(heads, cards, kept, strict=True)
+    ]
 
 
 def _silence(note: str) -> None:
@@ -222,7 +227,7 @@ def _default_preset(method: str, named: Benchmark | None) -> str | None:
     return next((preset for preset in [*wanted, "auto"] if preset in known), None)
 
 
-def _normal_labels(class_names: Sequence[str], normal: Sequence[str] | None) -> tuple[int, ...]:
+def normal_labels(class_names: Sequence[str], normal: Sequence[str] | None) -> tuple[int, ...]:
     if normal is None:
         marks = {"normal", "healthy"}
         return tuple(
@@ -240,7 +245,7 @@ def _normal_labels(class_names: Sequence[str], normal: Sequence[str] | None) -> 
     return tuple(sorted({known[fold(name)] for name in normal}))
 
 
-def _validation(store: FeatureStore, items: Sequence[Item]) -> tuple[Tensor, Tensor] | None:
+def validation_features(store: FeatureStore, items: Sequence[Item]) -> tuple[Tensor, Tensor] | None:
     """Features and labels of validation images; None if there are none."""
     if not items:
         return None
@@ -249,7 +254,7 @@ def _validation(store: FeatureStore, items: Sequence[Item]) -> tuple[Tensor, Ten
     return features, torch.tensor([item.label for item in items])
 
 
-def _support(
+def make_support(
     method: Method,
     store: FeatureStore,
     items: Sequence[Item],
@@ -269,15 +274,29 @@ def _support(
     return Support(found, labels, validation)
 
 
+def _support_features(
+    method: Method, store: FeatureStore, items: Sequence[Item]
+) -> SupportFeatures | None:
+    """The whole images that were learned from, for comparison with new ones."""
+    if not method.needs_images or not items:
+        return None
+    rows = store.get([item.path for item in items]).globals[:, 0]
+    labels = torch.tensor([item.label for item in items])
+    return SupportFeatures(rows.float().numpy(), labels.numpy())
+
+
 def _card(
     method: Method,
     preset: str | None,
     text: TextSide,
-    items: Sequence[Item],
+    pair: tuple[Sequence[Item], Sequence[Item]],
     shots: int | None,
     seed: int,
     slice: str | None,
 ) -> ModelCard:
+    items, others = pair
+    # Images that settings were searched on are learned from too.
+    used = [item.path for item in (*items, *others)] if method.needs_images else []
     counts = [sum(item.label == label for item in items) for label in range(len(text.class_names))]
     images = sorted((content_key(item.path), item.label) for item in items)
     return ModelCard(
@@ -291,6 +310,7 @@ def _card(
         prompts_sha256=_digest(text.prompts),
         data_sha256=_digest(images),
         support_counts=tuple(counts),
+        support_images=tuple(sorted(set(image_keys(used)))),
         shots=shots,
         seed=seed,
         slice=slice,

@@ -61,6 +61,7 @@ class ModelCard(BaseModel):
     prompts_sha256: str
     data_sha256: str
     support_counts: tuple[int, ...]
+    support_images: tuple[str, ...] = ()  # which images, by content: 16 hex digits of a hash each
     shots: int | None = None
     seed: int
     slice: str | None = None  # which slice of a volume was learned from, where it names none

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
@@ -23,6 +24,7 @@ def quick(tiny_builtin, monkeypatch):
 
     monkeypatch.setattr(fitting, "fit", fit)
     monkeypatch.setattr(demo, "_SHOTS", 2)
+    monkeypatch.setattr(demo, "_VAL", 5)
     monkeypatch.setattr(demo, "_TEST", 2)
 
 
@@ -42,6 +44,25 @@ def test_the_demo_leaves_a_table_images_prompts_and_models(ogkd, quick, tmp_path
     predicted = ogkd(*command.split()[2:])
     assert predicted.code == 0
     assert len(predicted.out.splitlines()) == 1 + rows[0]["test_images"]
+
+
+def test_the_demo_ends_with_the_path_of_a_report_on_its_first_dataset(ogkd, quick, tmp_path):
+    out = tmp_path / "d"
+    outcome = ogkd("demo", "--out", out, "--datasets", "ct-kidney,derm")
+    assert outcome.code == 0, outcome.err
+    last = outcome.out.splitlines()[-1]
+    place = Path(last.split(": ", 1)[1])
+    assert place == out / "report.html"
+    page = place.read_text(encoding="utf-8")
+    model = load(out / "models" / "ct-kidney")
+    assert model.calibration is not None
+    assert model.weights_sha256 in page
+    for name in model.class_names:
+        assert name in page
+    assert "data:image/jpeg" in page
+    assert "The data was not checked" not in page
+    assert str(tmp_path) not in page
+    assert load(out / "models" / "derm").calibration is None
 
 
 def test_a_demo_replaces_an_earlier_demo_only(ogkd, refused, quick, tmp_path):

@@ -11,14 +11,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import ogkd as library
 import ogkd.features.extract as extract
 import ogkd.images as images
+from ogkd.calibration import Calibration, aps_scores
 from ogkd.cli import main
+from ogkd.familiarity import unfamiliar
+from ogkd.features.support import SupportFeatures
 from tiny_data import CLASSES, write_image
 
-COLUMNS = ["path", "prediction", "probability", "error", *CLASSES]
+FIXED = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
+COLUMNS = [*FIXED, *CLASSES]
+
+
+def named(text):
+    """Rows as mappings from column to cell."""
+    return list(csv.DictReader(io.StringIO(text)))
 
 
 def rows(text):
@@ -34,9 +44,9 @@ def test_each_image_gets_a_row_with_its_probabilities(ogkd, fitted, data):
     assert [row[0] for row in table] == [str(file) for file in files]
     model = library.load(fitted)
     expected = model.predict_proba(files)
-    np.testing.assert_allclose(np.array([row[4:] for row in table], float), expected, atol=1e-5)
+    np.testing.assert_allclose(np.array([row[7:] for row in table], float), expected, atol=1e-5)
     assert [row[1] for row in table] == model.predict(files)
-    assert [float(row[2]) for row in table] == [max(map(float, row[4:])) for row in table]
+    assert [float(row[2]) for row in table] == [max(map(float, row[7:])) for row in table]
 
 
 def test_unreadable_files_get_a_row_with_the_reason_and_code_1(ogkd, fitted, tmp_path):
@@ -48,11 +58,11 @@ def test_unreadable_files_get_a_row_with_the_reason_and_code_1(ogkd, fitted, tmp
     assert "2 of 3 file(s)" in outcome.err
     _, first, second, third = rows(outcome.out)
     assert second[0] == str(good)
-    assert second[3] == ""
+    assert second[6] == ""
     for row in (first, third):
-        assert row[1:3] == ["", ""]
-        assert row[0] in row[3]
-        assert row[4:] == ["", "", ""]
+        assert row[1:6] == [""] * 5
+        assert row[0] in row[6]
+        assert row[7:] == ["", "", ""]
 
 
 def test_files_keep_the_order_in_which_they_were_named(ogkd, fitted, data):
@@ -113,6 +123,182 @@ def test_a_file_name_that_is_no_text_is_printed_as_it_is(
             main()
         assert (stop.value.code or 0) == code
         assert b"/caf\xe9.png" in capfdbinary.readouterr().out.splitlines()[1]
+
+
+def test_json_lines_hold_the_same_fields(ogkd, fitted, data, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no picture")
+    words = (fitted, data / "test", bad)
+    table = named(ogkd("predict", *words).out)
+    outcome = ogkd("predict", *words, "--format", "jsonl")
+    assert outcome.code == 1
+    entries = [json.loads(line) for line in outcome.out.splitlines()]
+    assert len(entries) == len(table) == 7
+    for entry, row in zip(entries, table, strict=True):
+        assert list(entry) == [*FIXED, "probabilities"]
+        assert entry["path"] == row["path"]
+        assert (entry["prediction"] or "") == row["prediction"]
+        assert (entry["error"] or "") == row["error"]
+        assert entry["abstain"] is None
+        assert entry["set"] is None
+        shares = entry["probabilities"] or dict.fromkeys(CLASSES)
+        assert shares == {name: float(row[name]) if row[name] else None for name in CLASSES}
+
+
+def test_rows_go_to_a_file_whole_or_not_at_all(ogkd, fitted, data, tmp_path, monkeypatch):
+    printed = ogkd("predict", fitted, data / "test").out
+    out = tmp_path / "new" / "rows.csv"
+    outcome = ogkd("predict", fitted, data / "test", "--out", out)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert out.read_text() == printed
+
+    def broken(*_, **__):
+        raise library.DataError("half way")
+
+    monkeypatch.setattr(library.Classifier, "stream", broken)
+    assert ogkd("predict", fitted, data / "test", "--out", out).code == 2
+    assert out.read_text() == printed
+    assert list(out.parent.iterdir()) == [out]
+
+
+def calibrated(model, *, images=200, wrong=0.1):
+    """Give the model a calibration on made-up logits."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, images)
+    seen = np.where(rng.random(images) < wrong, (labels + 1) % 3, labels)
+    logits = np.eye(3)[seen] * rng.uniform(0.5, 8, (images, 1))
+    sha256 = json.loads((model / "model.json").read_text())["weights_sha256"]
+    keys = [f"{number:016x}" for number in range(images)]
+    found = Calibration.fit(logits, labels, keys, weights_sha256=sha256)
+    found.write(model / "calibration.json")
+    return found
+
+
+def test_a_calibrated_model_fills_the_sets_and_abstains_below_the_threshold(ogkd, model, data):
+    files = sorted(data.rglob("*.png"))
+    p = library.load(model).predict_proba(files)
+    middle = float(np.median(p.max(axis=1)))
+    # As if calibrated on these very images, so that each rule parts them.
+    lac, aps = ((1 - p).flatten().tolist(), aps_scores(p).flatten().tolist())
+    held_out = len(lac)
+    found = calibrated(model).model_copy(
+        update={
+            "temperature": 1.0,
+            "candidates": (middle,),
+            "confidences": (1.0,) * held_out,
+            "correct": (True,) * held_out,
+            "lac": tuple(lac),
+            "aps": tuple(aps),
+        }
+    )
+    found.write(model / "calibration.json")
+    outcome = ogkd("predict", model, *files, "--max-risk", 0.2, "--coverage", 0.5)
+    assert outcome.code == 0
+    assert f"below {middle:.4f}" in outcome.err
+    table = named(outcome.out)
+    assert [row["abstain"] for row in table] == [
+        "yes" if top < middle else "no" for top in p.max(axis=1)
+    ]
+    assert {row["abstain"] for row in table} == {"yes", "no"}
+    inside = found.sets(p, coverage=0.5)
+    expected = ["|".join(np.array(CLASSES)[row]) or "(none)" for row in inside]
+    assert [row["set"] for row in table] == expected
+    assert len(set(expected)) > 1
+    table = named(ogkd("predict", model, *files, "--sets", "aps", "--coverage", 0.7).out)
+    inside = found.sets(p, coverage=0.7, kind="aps")
+    assert [row["set"].split("|") for row in table] == [
+        [name for name, member in zip(CLASSES, row, strict=True) if member] for row in inside
+    ]
+    assert {row["abstain"] for row in table} == {""}
+
+
+def test_a_calibration_too_small_for_sets_is_an_error_only_where_sets_were_asked_for(
+    ogkd, refused, model, data
+):
+    calibrated(model, images=9)
+    outcome = ogkd("predict", model, data)
+    assert outcome.code == 0
+    assert "`set` stays empty" in outcome.err
+    assert {row["set"] for row in named(outcome.out)} == {""}
+    assert "more are needed" in refused("predict", model, data, "--coverage", 0.9)
+    assert "calibration images" in refused("predict", model, data, "--max-risk", 0.01)
+
+
+def test_wishes_that_cannot_be_met_are_refused(refused, fitted, data, tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    for words, message in (
+        (["--max-risk", 0.1], "ogkd calibrate"),
+        (["--coverage", 0.9], "ogkd calibrate"),
+        (["--format", "xml"], "csv or jsonl"),
+        (["--sets", "raps"], "lac or aps"),
+        (["--out", tmp_path], "is a folder"),
+        (["--out", file / "rows.csv"], "a file stands where a folder is needed"),
+        (["--explain", file], "takes a folder"),
+    ):
+        assert message in refused("predict", fitted, data, *words)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_for_evidence_that_cannot_be_written_is_refused_before_any_row(
+    refused, fitted, data, tmp_path
+):
+    (tmp_path / "locked").mkdir(mode=0o555)
+    assert "No permission" in refused("predict", fitted, data, "--explain", tmp_path / "locked")
+
+
+def test_evidence_maps_are_named_by_row_and_stay_in_their_folder(ogkd, fitted, tmp_path):
+    names = ("a/same.png", "b/same.png", "b/ödd; name$(x).png", "b/" + "x" * 200 + ".png")
+    for seed, name in enumerate(names):
+        write_image(tmp_path / "in" / name, seed)
+    (tmp_path / "in" / "a" / "bad.png").write_bytes(b"no picture")
+    outcome = ogkd("predict", fitted, tmp_path / "in", "--explain", tmp_path / "maps" / "here")
+    assert outcome.code == 1
+    found = sorted(file.name for file in (tmp_path / "maps" / "here").iterdir())
+    paths = [Path(row["path"]) for row in named(outcome.out)]
+    good = [number for number, path in enumerate(paths, start=1) if path.name != "bad.png"]
+    assert [int(name[:6]) for name in found] == good
+    assert all(name.isascii() and " " not in name and len(name) < 80 for name in found)
+    for name in found:
+        with Image.open(tmp_path / "maps" / "here" / name) as picture:
+            assert picture.size == (672, 672)
+
+
+def test_images_unlike_the_support_are_marked_and_warned_of(ogkd, model, data):
+    files = sorted((data / "test").rglob("*.png"))
+    seen = library.load(model)
+    rows = np.stack([answer.features for answer in seen.stream(files[:1])])
+    rng = np.random.default_rng(0)
+    near = rows + 0.01 * rng.normal(size=(9, rows.shape[1]))
+    near /= np.linalg.norm(near, axis=1, keepdims=True)
+    support = SupportFeatures(near.astype(np.float32), np.zeros(9, dtype=np.int64))
+    (model / "support.safetensors").write_bytes(support.to_bytes())
+    outcome = ogkd("predict", model, *files)
+    marks = [row["unfamiliar"] for row in named(outcome.out)]
+    features = np.stack([answer.features for answer in seen.stream(files)])
+    assert marks == ["yes" if strange else "no" for strange in unfamiliar(support, features)]
+    assert marks[0] == "no"
+    assert marks.count("yes") > 0
+    assert f"{marks.count('yes')} of {len(files)} image(s) are unlike" in outcome.err
+    (model / "support.safetensors").unlink()
+    outcome = ogkd("predict", model, *files)
+    assert {row["unfamiliar"] for row in named(outcome.out)} == {""}
+    assert outcome.err == ""
+
+
+def test_no_cell_is_a_formula_to_a_spreadsheet(ogkd, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_image(tmp_path / "=1+1.png")
+    (tmp_path / "@bad.png").write_bytes(b"no picture")
+    evil = ["=cmd()", "-2", "normal lung"]
+    change(model, class_names=evil)
+    table = rows(ogkd("predict", model, "=1+1.png", "@bad.png").out)
+    assert [row[0] for row in table[1:]] == ["./=1+1.png", "./@bad.png"]  # still these files
+    cells = [cell for row in table for cell in row]
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@"))]
+    assert table[0][7:] == ["'=cmd()", "'-2", "normal lung"]
+    lines = ogkd("predict", model, "=1+1.png", "--format", "jsonl").out
+    assert list(json.loads(lines)["probabilities"]) == evil  # there they are as they are
 
 
 def change(model, **values):

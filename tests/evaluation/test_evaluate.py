@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from ogkd import evaluate, fit
+from ogkd.calibration import Calibration
+from ogkd.datasets.catalog import benchmark
 from ogkd.datasets.manifest import Item, Manifest, read_manifest
 from ogkd.errors import DataError
+from ogkd.evaluation import classification_metrics, describe, judge, summary_metrics
+from ogkd.evaluation.evaluate import is_graded
 from tiny_data import write_image
 
 
@@ -22,8 +30,7 @@ def test_the_metrics_are_those_of_the_models_own_predictions(model, pictures):
     found = evaluate(model, pictures)
     assert found["images"] == len(items) == 12
     assert found["accuracy"] == pytest.approx(sum(right) / len(right))
-    for split in ("train", "test"):
-        assert evaluate(model, pictures, split=split)["images"] == {"train": 18, "test": 12}[split]
+    assert evaluate(model, pictures, split="train", resamples=0)["images"] == 18
 
 
 def test_classes_are_matched_by_name_whatever_their_order_and_case(model, pictures):
@@ -32,7 +39,8 @@ def test_classes_are_matched_by_name_whatever_their_order_and_case(model, pictur
         tuple(Item(item.path, (2, 0, 1)[item.label], item.split) for item in manifest.items),
         ("Dark_Field", "striped tissue", "BRIGHT SPOT"),
     )
-    assert evaluate(model, shuffled) == evaluate(model, manifest)
+    found, expected = (evaluate(model, data, resamples=0) for data in (shuffled, manifest))
+    assert found == expected
 
 
 def test_a_class_the_model_does_not_know_is_refused_with_those_it_knows(model, pictures):
@@ -46,9 +54,12 @@ def test_a_class_the_model_does_not_know_is_refused_with_those_it_knows(model, p
 def test_data_may_lack_classes_of_the_model(model, pictures):
     manifest = read_manifest(pictures)
     some = Manifest(tuple(i for i in manifest.items if i.label != 1), manifest.class_names)
-    found = evaluate(model, some)
+    found = evaluate(model, some, resamples=20)
     assert found["images"] == 8
     assert found["per_class"]["dark field"]["images"] == 0
+    assert found["per_class"]["dark field"]["recall"] is None
+    assert found["per_class"]["dark field"]["intervals"]["recall"] is None
+    json.dumps(found, allow_nan=False)
 
 
 def test_all_files_that_are_missing_or_broken_are_named(model, tmp_path):
@@ -69,3 +80,79 @@ def test_all_files_that_are_missing_or_broken_are_named(model, tmp_path):
     with pytest.raises(DataError, match=r"bad1\.png") as error:
         evaluate(model, broken)
     assert "bad2.png" in str(error.value)
+
+
+def test_what_is_described_is_what_each_measure_says_alone(model, pictures):
+    judged = judge(model, pictures)
+    p = model.probabilities(judged.features)
+    found = describe(judged, resamples=50, graded=True)
+    summary = summary_metrics(judged.labels, p, graded=True)
+    for key in set(summary) - {"aurc"}:
+        assert found[key] == pytest.approx(summary[key], abs=1e-6), key
+    assert found["selective"]["aurc"] == pytest.approx(summary["aurc"])
+    old = classification_metrics(judged.labels, p, model.class_names)
+    for name, row in old["per_class"].items():
+        for key in ("precision", "recall", "f1"):
+            assert (found["per_class"][name][key] or 0.0) == pytest.approx(row[key])
+    low, high = found["intervals"]["accuracy"]
+    assert low <= found["accuracy"] <= high
+    assert np.sum(found["confusion"]) == 12
+    assert np.trace(found["confusion"]) == round(12 * found["accuracy"])
+    assert found["screening"] is None
+    assert found["calibration"] is found["sets"] is found["abstain"] is None
+
+
+def test_the_same_seed_gives_the_same_intervals_and_another_does_not(model, pictures):
+    judged = judge(model, pictures)
+    first, again, other = (
+        describe(judged, resamples=50, seed=seed)["intervals"]["nll"] for seed in (0, 0, 1)
+    )
+    assert first == again != other
+
+
+def test_patients_are_resampled_where_they_are_known(model, pictures):
+    judged = replace(judge(model, pictures), groups=["p", "q", None] * 4)
+    found = describe(judged, resamples=10)
+    assert (found["groups"], found["bootstrap"]["by"]) == (2, "group")
+
+
+def test_screening_is_shown_where_a_class_is_normal(model, pictures):
+    judged = replace(judge(model, pictures), normal=(1,))
+    found = describe(judged, resamples=10)["screening"]
+    assert (found["normal"], found["diseased_images"], found["normal_images"]) == (
+        ["dark field"],
+        8,
+        4,
+    )
+    assert found["missed"] == round(8 * (1 - found["sensitivity"]))
+    assert found["false_positives"] == round(4 * (1 - found["specificity"]))
+
+
+def test_calibration_changes_probabilities_but_no_prediction(model, pictures):
+    judged = judge(model, pictures)
+    many = np.tile(judged.logits, (5, 1)), np.tile(judged.labels, 5)
+    calibration = Calibration.fit(*many, [*judged.keys, *(f"other {n}" for n in range(48))])
+    before, after = (describe(judged, each, resamples=0) for each in (None, calibration))
+    assert after["accuracy"] == before["accuracy"]
+    assert after["nll"] != before["nll"]
+    assert after["calibration"]["before"]["nll"] == before["nll"]
+    assert after["calibration"]["after"]["nll"] == after["nll"]
+    assert [(row["kind"], row["wanted"]) for row in after["sets"]][:2] == [
+        ("lac", 0.9),
+        ("aps", 0.9),
+    ]
+    assert all("coverage" in row or "note" in row for row in after["sets"])
+    assert all("threshold" in row or "note" in row for row in after["abstain"])
+    assert (before["calibrated_on"], after["calibrated_on"]) == (0, 12)
+
+
+def test_images_that_were_learned_from_are_counted(bert_backbone, pictures):
+    model = fit(pictures, backbone=bert_backbone, method="linear-probe", shots=2)
+    assert len(model.card.support_images) == 6
+    assert evaluate(model, pictures, split="train", resamples=0)["learned_from"] == 6
+    assert evaluate(model, pictures, resamples=0)["learned_from"] == 0
+
+
+def test_grades_are_known_from_the_catalogue():
+    assert is_graded(benchmark("kneexray").class_names)
+    assert not is_graded(benchmark("busi").class_names)

@@ -4,8 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import (
+    accuracy_score,
+    balanced_accuracy_score,
+    cohen_kappa_score,
+    f1_score,
+    recall_score,
+    roc_auc_score,
+)
 
-from ogkd.evaluation import classification_metrics
+from ogkd.evaluation import classification_metrics, summary_metrics
+from ogkd.evaluation.metrics import auroc, class_columns, confusion_matrix
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -53,3 +62,51 @@ def test_everything_is_plain_numbers_for_json():
     found = classification_metrics(np.array([0, 1]), one_hot([0, 1]), NAMES)
     values = [found["accuracy"], found["macro_f1"], *found["per_class"]["a"].values()]
     assert {type(value) for value in values} == {float, int}
+
+
+def draw(count, classes=4, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, classes, count), rng.dirichlet([0.7] * classes, count).round(2)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_summary_is_that_of_scikit_learn(seed):
+    labels, p = draw(120, seed=seed)
+    p /= p.sum(axis=1, keepdims=True)
+    said = p.argmax(axis=1)
+    found = summary_metrics(labels, p, graded=True)
+    assert found["accuracy"] == pytest.approx(accuracy_score(labels, said))
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, said))
+    assert found["macro_f1"] == pytest.approx(f1_score(labels, said, average="macro"))
+    assert found["auroc"] == pytest.approx(roc_auc_score(labels, p, multi_class="ovr"))
+    kappa = cohen_kappa_score(labels, said, weights="quadratic")
+    assert found["kappa"] == pytest.approx(kappa)
+    assert "kappa" not in summary_metrics(labels, p)
+
+
+def test_auroc_is_the_mean_over_the_classes_that_occur():
+    labels, p = draw(60, classes=3)
+    labels = labels % 2
+    areas = [roc_auc_score(labels == c, p[:, c]) for c in (0, 1)]
+    assert summary_metrics(labels, p)["auroc"] == pytest.approx(np.mean(areas))
+    assert np.isnan(summary_metrics(np.zeros(60, int), p)["auroc"])
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3)), min_size=1))
+def test_weighted_auroc_is_that_of_repeated_images(rows):
+    marks, scores, times = (np.array(column) for column in zip(*rows, strict=True))
+    found = auroc(marks, scores, np.stack([times, times]).astype(float))
+    marks, scores = marks.repeat(times), scores.repeat(times)
+    if len(set(marks.tolist())) < 2:
+        assert np.isnan(found).all()
+        return
+    assert found.tolist() == pytest.approx([roc_auc_score(marks, scores)] * 2)
+
+
+def test_specificity_is_the_share_of_other_images_that_are_not_called_so():
+    labels, p = draw(150, seed=8)
+    said = p.argmax(axis=1)
+    found = class_columns(confusion_matrix(labels, said, 4))["specificity"]
+    for c in range(4):
+        assert found[c] == pytest.approx(recall_score(labels != c, said != c))

@@ -153,13 +153,13 @@ PROMPTS = tuple(tuple(f"{word} {name}" for word in ("a", "the")) for name in NAM
 
 def ogkd_head(backbone, **options):
     settings = {"train.epochs": 2, "text_settings.lambda_lgd": 0.0, **options}
-    method = make_method("fused", settings=settings)
+    method = make_method("fused", preset="ogkd", settings=settings)
     text = TextSide(backbone, NAMES[:3], PROMPTS)
     support = make_support((3, 3, 3), d=backbone.embed_dim)
     return method, text, method.fit([support], text, seeds=[1], workplace=Workplace())[0]
 
 
-def test_ogkd_is_the_text_side_by_default_and_serves_other_classes(bert_backbone):
+def test_ogkd_as_text_side_serves_other_classes(bert_backbone):
     method, _, head = ogkd_head(bert_backbone)
     assert method.text_method.name == "ogkd"
     assert method.text_method.config.train.epochs == 2
@@ -200,9 +200,9 @@ def test_a_text_side_without_class_texts_is_refused():
 
 
 def test_patches_are_asked_for_only_if_the_text_side_looks_at_them():
-    assert make_method("fused").uses_patches
-    assert not make_method("fused", settings={"text": "bank"}).uses_patches
-    assert not make_method("fused", preset="quick").uses_patches
+    assert make_method("fused", preset="ogkd").uses_patches
+    assert not make_method("fused").uses_patches
+    assert not make_method("fused", preset="auto").uses_patches
 
 
 def test_the_mean_of_learned_and_bank_texts_is_taken(bert_backbone):

@@ -13,19 +13,24 @@ from typing import Annotated
 
 import typer
 
+from ogkd.cli import app as app_page
 from ogkd.cli import (
     backbones,
+    bench,
+    calibrate,
     data,
     demo,
     doctor,
     embed,
     evaluate,
+    export,
     fit,
     import_checkpoint,
     methods,
     phantoms,
     predict,
     prompts,
+    report,
 )
 from ogkd.errors import OgkdError
 
@@ -41,13 +46,18 @@ app = typer.Typer(
 app.command("fit")(fit.fit)
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
+app.command("report")(report.report)
+app.command("calibrate")(calibrate.calibrate)
+app.command("app")(app_page.app_command)
 app.command("embed")(embed.embed)
 app.command("phantoms")(phantoms.phantoms)
 app.command("demo")(demo.demo)
+app.command("export")(export.export)
 app.command("import-checkpoint")(import_checkpoint.import_checkpoint)
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")
 app.command("methods")(methods.methods)
 app.command("doctor")(doctor.doctor)
 

@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ogkd.cli.cluster_options import (
+    AddressOption,
+    ClusterEngineOption,
+    CpusOption,
+    GpusOption,
+    WorkersOption,
+    read_crew,
+)
 from ogkd.cli.options import DeviceOption, EngineOption, SliceOption
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_atomically
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ogkd.backbones.base import Backbone
+    from ogkd.features.extract import EncodedBatch
 
 _MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 _ADVICE = "Mend or remove them, or run again with --skip-bad to leave them out."
@@ -41,16 +52,25 @@ def embed(
     batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 32,
     device: DeviceOption = "auto",
     encoder_engine: EngineOption = "torch",
+    engine: ClusterEngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
+    cpus_per_worker: CpusOption = 1.0,
+    gpus_per_worker: GpusOption = 0.0,
 ) -> None:
     """Write image features (or text features) of a frozen backbone.
 
     Tensors are float32 and L2-normalised: `globals` [N,d] and, with
     --patches, `patches` [N,P,d]; the files of the rows, sorted, stand as a
     JSON list in the metadata key `files`. With --texts the tensor is `texts`
-    [N,d], one row for each line.
+    [N,d], one row for each line. Very large folders: --engine ray spreads
+    the images over the workers of a Ray cluster (docs/cluster.md).
     """
     if bool(images) == bool(texts):
         raise ConfigError("Give either images (files or folders) or --texts FILE, not both.")
+    crew = read_crew(engine, address, workers, cpus_per_worker, gpus_per_worker)
+    if texts and crew:
+        raise ConfigError("Texts are encoded on this machine: leave --engine ray out.")
     if texts and patches:
         raise ConfigError("Texts have no patches: leave --patches out.")
     if out.is_dir():
@@ -63,6 +83,7 @@ def embed(
         lines = _read_lines(texts)
         _embed_texts(load_backbone(backbone, device=device), lines, out)
         return
+    from ogkd.features.extract import encode_files
     from ogkd.images import find_images, with_slice
     from ogkd.images.address import parse_rule
 
@@ -70,22 +91,32 @@ def embed(
     paths = sorted(find_images(images or []), key=lambda path: path.as_posix())
     if rule is not None:
         paths = [with_slice(path, rule) for path in paths]
-    model = load_backbone(backbone, device=device, engine=encoder_engine)
-    _embed_images(model, paths, out, patches=patches, skip_bad=skip_bad, batch_size=batch_size)
+    if crew is None:
+        model = load_backbone(backbone, device=device, engine=encoder_engine)
+        batches = encode_files(model, paths, patches=patches, batch_size=batch_size)
+    else:
+        from ogkd.features.on_ray import encode_files_on_ray
+
+        # Here it is only named and checked; the workers encode, with devices of their own.
+        model = load_backbone(backbone, device="cpu", engine=encoder_engine)
+        how = {"place": backbone, "device": device, "engine": encoder_engine}
+        batches = encode_files_on_ray(
+            model, paths, crew=crew, patches=patches, batch_size=batch_size, **how
+        )
+    _embed_images(model, paths, batches, out, skip_bad=skip_bad)
 
 
 def _embed_images(
     backbone: Backbone,
     paths: list[Path],
+    batches: Iterator[EncodedBatch],
     out: Path,
     *,
-    patches: bool,
     skip_bad: bool,
-    batch_size: int,
 ) -> None:
     import torch
 
-    from ogkd.features.extract import encode_files, unreadable, unreadable_error
+    from ogkd.features.extract import unreadable, unreadable_error
     from ogkd.features.stream import SafetensorsStream
 
     files: list[str] = []
@@ -99,7 +130,7 @@ def _embed_images(
         SafetensorsStream(aside.open("wb"), "patches", header_room=room) as stream,
         progress_bar("Encoding images", len(paths)) as bar,
     ):
-        for batch in encode_files(backbone, paths, patches=patches, batch_size=batch_size):
+        for batch in batches:
             bad += batch.bad
             if bad and not skip_bad:
                 # One bad file stops the work: look for all the others before saying so.

@@ -1,21 +1,25 @@
-"""`ogkd predict`: one CSV row for each image."""
+"""`ogkd predict`: one row for each image, as CSV or JSON lines."""
 
 from __future__ import annotations
 
-import csv
+import contextlib
+import re
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from ogkd.cli.options import DeviceOption, EngineOverride, ModelArgument, SliceOption
+from ogkd.cli.predict_rows import FORMATS, Judge, Row
+from ogkd.errors import ConfigError
+from ogkd.files import storage_errors, write_atomically
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ogkd.classifier import Classifier, Prediction
+    from ogkd.classifier import Classifier
 
 
 def predict(
@@ -24,6 +28,24 @@ def predict(
         list[Path], typer.Argument(help="Image files or folders, searched at any depth.")
     ],
     *,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A file for the rows (default: the screen).")
+    ] = None,
+    format: Annotated[str, typer.Option(help="csv, or jsonl: one JSON object a line.")] = "csv",
+    explain: Annotated[
+        Path | None, typer.Option(help="A folder for evidence maps, one PNG for each image.")
+    ] = None,
+    max_risk: Annotated[
+        float | None,
+        typer.Option(help="Abstain so that at most this share of the other predictions is wrong."),
+    ] = None,
+    confidence: Annotated[
+        float, typer.Option(help="How sure --max-risk has to be, over calibration images.")
+    ] = 0.9,
+    coverage: Annotated[
+        float | None, typer.Option(help="How often `set` holds the true class (default: 0.9).")
+    ] = None,
+    sets: Annotated[str, typer.Option(help="How sets are made: lac (smallest) or aps.")] = "lac",
     backbone: Annotated[
         str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
     ] = None,
@@ -32,54 +54,100 @@ def predict(
     device: DeviceOption = "auto",
     encoder_engine: EngineOverride = None,
 ) -> None:
-    """Print a CSV: path, prediction, probability, error, one column per class.
+    """Print a CSV: path, prediction, probability, abstain, set, unfamiliar, error, every class.
 
-    Rows go to standard output: add `> predictions.csv` to keep them. A file
-    that cannot be read gets a row with the reason, and the exit code is 1.
-    Volumes without a slice of their own get the one of --slice, or else the
-    one that the model learned from.
+    A file that cannot be read gets a row with the reason, and the exit code is
+    1. `abstain` is filled with --max-risk, `set` for calibrated models (`ogkd
+    calibrate`), `unfamiliar` says which images are unlike all that the model
+    learned from. Volumes without a slice of their own get the one of --slice,
+    or else the one that the model learned from.
     """
     from ogkd.classifier import load
     from ogkd.images import find_images, with_slice
     from ogkd.images.address import parse_rule
 
+    if format not in FORMATS:
+        raise ConfigError(f"--format is csv or jsonl, but got '{format}'.")
     chosen = None if slice is None else parse_rule(slice)
     paths = find_images(images)
     classifier = load(model, backbone=backbone, device=device, engine=encoder_engine)
     if rule := chosen or classifier.card.slice:
         paths = [with_slice(path, rule) for path in paths]
+    judge = Judge(
+        classifier, max_risk=max_risk, confidence=confidence, coverage=coverage, sets=sets
+    )
+    if out is not None and out.is_dir():
+        raise ConfigError(f"--out takes a file for the rows, but {out} is a folder.")
+    if explain is not None:
+        _prepare(explain)
+    for note in judge.notes:
+        typer.echo(note, err=True)
+    failed = strange = 0
     try:
-        failed = _write(classifier, paths, batch_size)
+        with _output(out) as file, _bar(out, len(paths)) as advance:
+            writer = FORMATS[format](file, classifier.class_names)
+            answers = classifier.stream(paths, batch_size=batch_size)
+            for number, answer in enumerate(answers, start=1):
+                row = judge.row(answer)
+                failed += row.error is not None
+                strange += row.unfamiliar is True
+                if explain is not None and row.error is None:
+                    _draw(classifier, row, explain, number)
+                writer.write(row)
+                advance()
     except BrokenPipeError:
         return  # the reader has seen enough (`| head`)
+    if strange:
+        typer.echo(
+            f"Warning: {strange} of {len(paths)} image(s) are unlike all that the model learned "
+            "from (see `unfamiliar`): another modality or organ? Do not rely on these predictions.",
+            err=True,
+        )
     if failed:
         typer.echo(f"{failed} of {len(paths)} file(s) could not be read.", err=True)
         sys.exit(1)
 
 
-def _write(classifier: Classifier, paths: list[Path], batch_size: int) -> int:
-    """Write the rows as they come; return how many files could not be read."""
-    table = csv.writer(sys.stdout, lineterminator="\n")
-    names = classifier.class_names
-    table.writerow(["path", "prediction", "probability", "error", *names])
-    failed = 0
-    for answer in _watched(classifier.stream(paths, batch_size=batch_size), len(paths)):
-        if answer.probabilities is None:
-            failed += 1
-            table.writerow([answer.path, "", "", answer.error, *[""] * len(names)])
-            continue
-        best = int(answer.probabilities.argmax())
-        shares = [f"{value:.6f}" for value in answer.probabilities]
-        table.writerow([answer.path, names[best], shares[best], "", *shares])
-    return failed
+def _prepare(folder: Path) -> None:
+    """Make the folder for evidence maps, and find out now whether it can be written to."""
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--explain takes a folder, but {folder} is a file. Name another one.")
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
 
 
-def _watched(answers: Iterator[Prediction], total: int) -> Iterator[Prediction]:
+def _draw(classifier: Classifier, row: Row, folder: Path, number: int) -> None:
+    """Write the evidence for the predicted class; the row's number keeps names apart."""
+    from ogkd.explain import draw, evidence
+
+    label = classifier.class_names.index(row.prediction or "")
+    found = next(evidence(classifier, [row.path], labels=[label]))
+    stem = re.sub(r"[^\w.-]+", "_", row.path.stem, flags=re.ASCII)[:60]
+    with write_atomically(folder / f"{number:06}-{stem}.png") as aside:
+        draw(found).save(aside, format="PNG")
+
+
+@contextlib.contextmanager
+def _output(out: Path | None) -> Iterator[TextIO]:
+    """Standard output, or a file that appears when all rows are in it."""
+    if out is None:
+        yield sys.stdout
+        return
+    with (
+        write_atomically(out) as aside,
+        # A name that is not valid text is written as the bytes it is.
+        aside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
+        yield file
+
+
+@contextlib.contextmanager
+def _bar(out: Path | None, total: int) -> Iterator[Callable[[], None]]:
     """A progress bar, but not where the rows themselves appear on the terminal."""
-    if sys.stdout.isatty():
-        yield from answers
+    if out is None and sys.stdout.isatty():
+        yield lambda: None
         return
     with progress_bar("Predicting", total) as bar:
-        for answer in answers:
-            yield answer
-            bar.advance()
+        yield bar.advance

@@ -187,7 +187,10 @@ class FeatureStore:
         features = self.backbone.encode_images(pixels, patches=patches)
         self.encoded += len(keys)
         for row, key in enumerate(keys):
-            shard[key] = features.globals[row].cpu().clone()
+            if key not in self._entries:
+                # Where patches come later, the first globals stay: a tower that is asked for
+                # patches rounds in another way, and results must not depend on the order.
+                shard[key] = features.globals[row].cpu().clone()
             if features.patches is not None:
                 shard[f"{key}/patches"] = features.patches[row].half().cpu().clone()
         bar.advance(len(keys))

@@ -89,6 +89,7 @@ class Method(ABC):
     needs_training: ClassVar[bool] = False  # of a context, through the text tower
     uses_validation: ClassVar[bool] = False
     Config: ClassVar[type[MethodConfig]] = MethodConfig
+    free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in one pass
 
     def __init__(self, config: MethodConfig) -> None:
         self.config = config
@@ -108,6 +109,19 @@ class Method(ABC):
         workplace: Workplace,
     ) -> list[Head]:
         """One head for each support and seed."""
+
+    @classmethod
+    def fit_beside(
+        cls,
+        methods: Sequence[Method],
+        supports: Sequence[Support],
+        text: TextSide,
+        *,
+        seeds: Sequence[int],
+        workplace: Workplace,
+    ) -> list[Head]:
+        """One head for each method, support and seed; the methods differ in `free` settings."""
+        return methods[0].fit(supports, text, seeds=seeds, workplace=workplace)
 
     def head_for(self, head: Head, text: TextSide) -> Head:
         """The same learned thing for other class names (base-to-novel)."""

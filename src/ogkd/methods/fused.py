@@ -35,13 +35,13 @@ _TEXT = "text."  # before the names of the text head's tensors
 
 
 class FusedConfig(MethodConfig):
-    """`text`: "ogkd", "bank", "single" or any method that learns class texts.
+    """`text`: "bank", "single", "ogkd" or any method that learns class texts.
 
     The rest are numbers of docs/fused.md; they were chosen on training images of eleven sets,
     and hardly matter.
     """
 
-    text: str = "ogkd"
+    text: str = "bank"
     text_settings: dict[str, Any] = Field(default_factory=dict)  # of that method
     train: dict[str, Any] = Field(default_factory=dict)  # its training, such as epochs
     blend: float = Field(default=0.5, ge=0, le=1)  # of learned texts; the rest is the bank's
@@ -74,8 +74,6 @@ class Fused(Method):
     name = "fused"
     summary = "text head and Gaussian head on images, weighed on the support alone"
     citation = "this project, docs/fused.md; the visual side after Wang et al., ICLR 2024"
-    cost = "minutes"
-    needs_training = True
     Config = FusedConfig
 
     def __init__(self, config: MethodConfig) -> None:

@@ -25,7 +25,7 @@ from ogkd.losses import (
     select_patches,
 )
 from ogkd.methods._prompts import PromptConfig, PromptMethod, context_head, train_runs
-from ogkd.methods.base import Support, TextSide, Workplace
+from ogkd.methods.base import Method, Support, TextSide, Workplace
 from ogkd.methods.heads import Head
 from ogkd.methods.registry import register
 from ogkd.prompting import PromptLearner
@@ -144,6 +144,7 @@ class OGKD(PromptMethod):
     citation = "Tran and Shen, OGKD"
     needs_patches = True
     Config = OGKDConfig
+    free = frozenset({"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "gamma_normal", "alpha"})
 
     @property
     def uses_patches(self) -> bool:
@@ -166,7 +167,21 @@ class OGKD(PromptMethod):
         workplace: Workplace,
     ) -> list[Head]:
         """Train all seeds in one batched text pass."""
-        configs = [cast(OGKDConfig, self.config)] * len(seeds)
+        methods = [self] * len(seeds)
+        return self.fit_beside(methods, supports, text, seeds=seeds, workplace=workplace)
+
+    @classmethod
+    def fit_beside(
+        cls,
+        methods: Sequence[Method],
+        supports: Sequence[Support],
+        text: TextSide,
+        *,
+        seeds: Sequence[int],
+        workplace: Workplace,
+    ) -> list[Head]:
+        """Train runs that differ in seed, images or `free` settings in one pass."""
+        configs = [cast(OGKDConfig, method.config) for method in methods]
         return fit_together(configs, supports, text, seeds=seeds, workplace=workplace)
 
 
@@ -228,7 +243,7 @@ def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tenso
 
 
 def _refuse_other_shapes(configs: Sequence[OGKDConfig]) -> None:
-    free = {"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "gamma_normal", "alpha"}
+    free = set(OGKD.free)
     first = configs[0].model_dump(exclude=free)
     for config in configs[1:]:
         other = config.model_dump(exclude=free)

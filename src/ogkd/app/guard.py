@@ -1,0 +1,172 @@
+"""What reaches the page: who may ask, for what, and how much they may send.
+
+Gradio answers some fifty routes and lets other sites post to it; the page needs a few of them.
+Whatever is not named here is refused before Gradio sees it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import json
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+__all__ = ["Guard"]
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+UPLOAD = "/gradio_api/upload"
+_GET = re.compile(
+    r"/|/config/?|/(assets|static)/[\w./-]+|/theme\.css|/favicon\.ico|/manifest\.json|/robots\.txt"
+    r"|/gradio_api/(info/?|app_id/?|user/?|login_check/?|startup-events|theme\.css|queue/data"
+    r"|queue/status|upload_progress|heartbeat/[\w-]+|call/(v2/)?classify/[\w-]+)"
+)
+_POST = re.compile(r"/gradio_api/(upload|queue/join|reset/?|cancel|call/(v2/)?classify/?)")
+_WORK = re.compile(r"/gradio_api/(upload|queue/join|call/.*)")
+_MOST_TEXT = 64 * 1024  # bytes of a request that is not an upload
+_FORM = 64 * 1024  # what a form adds to the file that it carries
+_DRAINED = 1 << 30  # a larger body is cut off instead of read to its end
+_HEADERS = {
+    # The page may load and call nothing but this server, whatever is in an answer. Gradio fills
+    # its templates with `Function`, hence unsafe-eval.
+    "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' "
+    "'unsafe-eval'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "font-src 'self' data:; connect-src 'self'; object-src 'none'; base-uri 'self'; "
+    "form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Guard:
+    """ASGI middleware around the whole app.
+
+    `hosts` are the names under which the page may be asked for (None: any, for then a password
+    protects it): a site whose name is pointed at 127.0.0.1 has another one. `busy` says whether
+    too many images wait already.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        max_bytes: int,
+        hosts: frozenset[str] | None,
+        password: str | None,
+        busy: Callable[[], bool],
+    ) -> None:
+        self.app = app
+        self.max_bytes = max_bytes
+        self.hosts = hosts
+        self.password = password
+        self.busy = busy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = {
+            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
+        }
+        refusal = self._refusal(scope["method"], scope["path"], headers)
+        if refusal is None:
+            await self.app(scope, receive, _with_headers(send))
+            return
+        if refusal[0] == 401:
+            await asyncio.sleep(0.5)  # guessing takes time
+        await _drain(headers, receive)
+        await _answer(*refusal, _with_headers(send))
+
+    def _refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+        """Status and reason, or None where the request may pass."""
+        host = headers.get("host", "")
+        if self.hosts is not None and _name(host) not in self.hosts:
+            return 403, "This page is only served under the address that `ogkd app` printed."
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            return 403, "Requests from other sites are refused."
+        if self.password is not None and not _knows(self.password, headers):
+            return 401, "The password is missing or wrong."
+        if method in ("GET", "HEAD"):
+            return None if _GET.fullmatch(path) else (404, "There is nothing here.")
+        if method != "POST" or not _POST.fullmatch(path):
+            return 404, "There is nothing here."
+        return self._too_much(path, headers)
+
+    def _too_much(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+        length = headers.get("content-length", "")
+        if not length.isdecimal():
+            return 411, "Say how long the request is (Content-Length)."
+        most = self.max_bytes + _FORM if path == UPLOAD else _MOST_TEXT
+        if int(length) > most:
+            what = f"{self.max_bytes / 1e6:g} MB for an image" if path == UPLOAD else "a request"
+            return 413, f"This is larger than the limit of {what}. Make it smaller first."
+        if _WORK.fullmatch(path) and self.busy():
+            return 503, "Many images are waiting already. Try again in a minute."
+        return None
+
+
+def _name(host: str) -> str:
+    """The host without its port."""
+    return re.sub(r":\d+$", "", host).lower()
+
+
+def _knows(password: str, headers: dict[str, str]) -> bool:
+    kind, _, token = headers.get("authorization", "").partition(" ")
+    if kind.lower() != "basic":
+        return False
+    try:
+        _, _, given = base64.b64decode(token, validate=True).partition(b":")
+    except binascii.Error:
+        return False
+    return hmac.compare_digest(given, password.encode())
+
+
+def _with_headers(send: Send) -> Send:
+    async def sender(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            # Gradio tells other sites on this machine that they may read; they may not.
+            kept = [
+                pair
+                for pair in message.get("headers", [])
+                if not pair[0].lower().startswith(b"access-control-")
+            ]
+            kept += [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
+            message = {**message, "headers": kept}
+        await send(message)
+
+    return sender
+
+
+async def _drain(headers: dict[str, str], receive: Receive) -> None:
+    """Read what is being sent, so that the sender comes to read the answer."""
+    length = headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > _DRAINED:
+        return
+    more = True
+    while more:
+        message = await receive()
+        more = message["type"] == "http.request" and bool(message.get("more_body"))
+
+
+async def _answer(status: int, reason: str, send: Send) -> None:
+    body = json.dumps({"detail": reason}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if status == 401:
+        headers.append((b"www-authenticate", b'Basic realm="ogkd", charset="UTF-8"'))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

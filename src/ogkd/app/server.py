@@ -1,0 +1,247 @@
+"""The server around the page: a private folder, one socket, the guard, and a clean end."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ogkd.app.guard import UPLOAD, Guard
+from ogkd.app.models import Model
+from ogkd.app.page import make_page
+from ogkd.app.render import style
+from ogkd.app.uploads import Uploads
+from ogkd.errors import ConfigError
+
+__all__ = ["Settings", "is_loopback", "need_gradio", "serve"]
+
+_PORT = 7860
+_TRIED = 100  # ports from the first one on
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+_QUIET = {
+    # Read by Gradio and the hub's client when they are imported.
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "GRADIO_RUN_HISTORY": "False",
+    "GRADIO_SHARE": "False",
+    "GRADIO_MCP_SERVER": "False",
+    "GRADIO_SSR_MODE": "False",
+    "GRADIO_ALLOWED_PATHS": "",
+    "GRADIO_ROOT_PATH": "",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the page is served, and how much it takes."""
+
+    host: str = "127.0.0.1"
+    port: int | None = None  # None: 7860, or the next that is free
+    password: str | None = None
+    max_bytes: int = 50_000_000
+    max_pixels: int = 50_000_000
+    waiting: int = 256  # images; more are refused
+
+
+def need_gradio() -> None:
+    """Refuse to go on without the extra, before any model is loaded."""
+    os.environ.update(_QUIET)
+    try:
+        import gradio  # noqa: F401
+    except ImportError as error:
+        raise ConfigError('The page needs Gradio: pip install "ogkd[serve]".') from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False  # a name may stand for anything
+
+
+def serve(models: Sequence[Model], settings: Settings, *, say: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C; `say` gets the address once it answers."""
+    if settings.password is None and not is_loopback(settings.host):
+        raise ConfigError(
+            f"{settings.host} can be reached from other machines: the page needs a password there."
+        )
+    need_gradio()
+    import uvicorn
+
+    logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # of broken forms
+    _end_by_exception()
+    with _private_folder() as folder, contextlib.closing(_listen(settings)) as listener:
+        app = make_app(models, folder, settings)
+        config = uvicorn.Config(
+            app,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=2,
+            ws="none",
+        )
+        address = _address(listener)
+
+        class Server(uvicorn.Server):
+            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+                await super().startup(sockets=sockets)
+                say(address)
+
+        # uvicorn ends the server and then passes the signal on.
+        with contextlib.suppress(KeyboardInterrupt):
+            Server(config).run(sockets=[listener])
+
+
+def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
+    """The whole ASGI app."""
+    import gradio as gr
+    from fastapi import FastAPI
+
+    own = next((model.classifier.card.slice for model in models if model.classifier.card.slice), "")
+    uploads = Uploads(folder, max_pixels=settings.max_pixels, frame=own or "index=middle")
+    page = make_page(models, uploads, max_bytes=settings.max_bytes, waiting=settings.waiting)
+    page.state_session_capacity = 64  # answers of that many sessions stay in memory, not 10,000
+    outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    _add_upload(outer, uploads, settings)
+    gr.mount_gradio_app(
+        outer,
+        page,
+        path="/",
+        show_error=False,
+        max_file_size=settings.max_bytes,
+        allowed_paths=[],
+        run_history=False,
+        enable_monitoring=False,
+        ssr_mode=False,
+        pwa=False,
+        mcp_server=False,
+        footer_links=[],
+        theme=_theme(),
+        css=style(),
+    )
+    page.has_launched = True  # else Gradio skips its own check of paths
+    return guarded(outer, settings, lambda: len(page._queue) >= settings.waiting)
+
+
+def guarded(outer: Any, settings: Settings, busy: Callable[[], bool]) -> Guard:
+    """The app behind its guard: by name without a password, by password without a name."""
+    own = _LOOPBACK | {settings.host.lower()}
+    return Guard(
+        outer,
+        max_bytes=settings.max_bytes,
+        hosts=own if settings.password is None else None,
+        password=settings.password,
+        busy=busy,
+    )
+
+
+def _add_upload(outer: Any, uploads: Uploads, settings: Settings) -> None:
+    """Our own way in: Gradio keeps equal files at one place, where one deletes the other's."""
+    from starlette.datastructures import UploadFile
+    from starlette.exceptions import HTTPException
+    from starlette.responses import JSONResponse, Response
+
+    async def upload(request: Any) -> Response:
+        form_wanted = "Send one file, as the field 'files' of a form."
+        try:
+            async with request.form(max_files=1, max_fields=4) as form:
+                file = form.get("files")
+                if not isinstance(file, UploadFile):
+                    return JSONResponse({"detail": form_wanted}, 400)
+                if (file.size or 0) > settings.max_bytes:
+                    most = f"The image is larger than the limit of {settings.max_bytes / 1e6:g} MB."
+                    return JSONResponse({"detail": most}, 413)
+                place = uploads.place(file.filename or "")
+                with place.open("wb") as target:
+                    shutil.copyfileobj(file.file, target)
+        except HTTPException:
+            return JSONResponse({"detail": form_wanted}, 400)
+        return JSONResponse([str(place)])
+
+    async def progress(_: Any) -> Response:
+        """The page asks how far an upload is; here it is never far from done."""
+        return Response('data: {"msg": "done"}\n\n', media_type="text/event-stream")
+
+    outer.add_route(UPLOAD, upload, methods=["POST"])
+    outer.add_route("/gradio_api/upload_progress", progress, methods=["GET"])
+
+
+def _theme() -> Any:
+    """The system's own fonts: Gradio's are loaded from elsewhere where it does not carry them."""
+    import gradio as gr
+
+    return gr.themes.Default(
+        primary_hue=gr.themes.colors.sky,
+        font=["system-ui", "sans-serif"],
+        font_mono=["ui-monospace", "monospace"],
+    )
+
+
+def _end_by_exception() -> None:
+    """Let a polite kill unwind as Ctrl-C does, so that the uploads' folder is removed."""
+
+    def leave(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, leave)
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """A folder that only this user can read, for uploads; it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ogkd-app-", ignore_cleanup_errors=True) as name:
+        folder = Path(name).resolve()
+        before = os.environ.get("GRADIO_TEMP_DIR")
+        os.environ["GRADIO_TEMP_DIR"] = str(folder)
+        try:
+            yield folder
+        finally:
+            if before is None:
+                os.environ.pop("GRADIO_TEMP_DIR", None)
+            else:
+                os.environ["GRADIO_TEMP_DIR"] = before
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """A bound socket at the port asked for, or at the first free one."""
+    host = settings.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    ports = [settings.port] if settings.port is not None else range(_PORT, _PORT + _TRIED)
+    for port in ports:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(1024)
+            return listener
+        except OSError as error:
+            listener.close()
+            reason = error.strerror or str(error)
+            if settings.port is not None or isinstance(error, socket.gaierror):
+                raise ConfigError(
+                    f"Cannot serve at {settings.host}, port {port}: {reason}. Choose another "
+                    "with --port or --host."
+                ) from error
+    raise ConfigError(f"No port from {_PORT} on is free. Name one with --port.")
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,117 @@
+"""One uploaded file: taken once, told by its first bytes, decoded within limits, then gone."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from ogkd.errors import DataError, OgkdError
+from ogkd.images.address import parse_rule
+from ogkd.images.dicom import frame_count, read_dicom
+from ogkd.images.plain import read_plain
+
+__all__ = ["Picture", "Uploads"]
+
+_MARKS = ((b"\x89PNG\r\n\x1a\n", 0, ".png"), (b"\xff\xd8\xff", 0, ".jpg"), (b"DICM", 128, ".dcm"))
+_HOURS = 3600.0  # after which an upload that nobody asked about is removed
+_NAME = 100  # letters of a file's name that are kept
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An upload as the models get it."""
+
+    name: str  # as the user calls it
+    path: Path  # may name a frame behind a #
+    pixels: NDArray[np.uint8]  # [H, W, 3]
+    note: str = ""
+
+
+class Uploads:
+    """The folder that uploads go to; each lies in a folder of its own, which cannot be guessed."""
+
+    def __init__(self, folder: Path, *, max_pixels: int, frame: str = "index=middle") -> None:
+        self.folder = folder.resolve()
+        self.max_pixels = max_pixels
+        self.frame = parse_rule(frame)  # of a file with several
+
+    def place(self, name: str) -> Path:
+        """Where to write a new upload of that name."""
+        self.sweep()
+        # Only what is harmless in a path and in a page remains; the ending says nothing to us.
+        clean = re.sub(r"[^\w. ()+-]", "_", Path(name).name)[-_NAME:].strip(" .") or "image"
+        own = self.folder / uuid.uuid4().hex
+        own.mkdir(mode=0o700)
+        return own / clean
+
+    def find(self, path: str) -> Path:
+        """The upload at a path that a request names; a DataError for any other path."""
+        asked = Path(path)
+        inside = asked.is_absolute() and asked.parent.parent == self.folder
+        if not (inside and re.fullmatch(r"[0-9a-f]{32}", asked.parent.name)):
+            raise DataError("This is not an uploaded file. Upload the image first.")
+        if asked.is_symlink() or not asked.is_file():
+            raise DataError("This upload is gone: each is used once. Upload the image again.")
+        return asked
+
+    @contextlib.contextmanager
+    def take(self, upload: Path) -> Iterator[Picture]:
+        """Decode an upload; it is deleted at the end, whatever happens."""
+        try:
+            yield self._read(upload)
+        finally:
+            shutil.rmtree(upload.parent, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove uploads that nobody came back for."""
+        for own in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                if time.time() - own.stat().st_mtime > _HOURS:
+                    shutil.rmtree(own, ignore_errors=True)
+
+    def _read(self, upload: Path) -> Picture:
+        ending = _ending(upload)
+        # A name of ours: endings and # in the user's mean nothing here.
+        file = upload.rename(upload.with_name(f"image{ending}"))
+        fragment = note = ""
+        try:
+            if ending == ".dcm":
+                if (frames := frame_count(file)) > 1:
+                    fragment = self.frame.place
+                    note = f"The file has {frames} frames; the one at {fragment} is used."
+                pixels = read_dicom(file, fragment, max_pixels=self.max_pixels)
+            else:
+                pixels = read_plain(file, max_pixels=self.max_pixels)
+        except OgkdError as error:
+            raise type(error)(str(error).replace(str(file), "The file")) from None
+        except (UnidentifiedImageError, Image.DecompressionBombError):
+            raise _no_image() from None
+        except Exception as error:  # decoders raise all kinds of things on hostile bytes
+            raise DataError(
+                "The file is damaged or cut short. Save it again, or choose another."
+            ) from error
+        path = Path(f"{file}#{fragment}") if fragment else file
+        return Picture(upload.name, path, pixels, note)
+
+
+def _ending(upload: Path) -> str:
+    with upload.open("rb") as stream:
+        start = stream.read(132)
+    for mark, place, ending in _MARKS:
+        if start[place : place + len(mark)] == mark:
+            return ending
+    raise _no_image()
+
+
+def _no_image() -> DataError:
+    return DataError("The file is not a PNG, JPEG or DICOM image. Choose another.")

@@ -1,0 +1,1 @@
+"""Repeat the paper: grids of runs, a resumable runner, tables, figures, comparison."""

@@ -1,0 +1,189 @@
+"""Engines map the same work over groups of runs: in this process, or in several of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ogkd.bench.results import Plan, RunsFolder
+from ogkd.bench.sources import Source
+from ogkd.bench.work import Job, Say, make_runner, work
+from ogkd.errors import ConfigError, DataError
+from ogkd.files import storage_errors, write_text
+
+__all__ = ["make_job", "prepare", "run_here", "run_local"]
+
+_RESTARTS = 3  # of workers that died; what each of them was doing is tried again
+
+
+def make_job(plan: Plan, sources: dict[str, Source], backbone: str, *, device: str = "auto") -> Job:
+    """What workers need, wherever they are."""
+    return Job(
+        specs=tuple(cell.spec for cell in plan.cells),
+        sources={name: source.as_json() for name, source in sources.items()},
+        backbone=str(backbone),
+        device=device,
+    )
+
+
+def prepare(folder: RunsFolder, plan: Plan) -> list[str]:
+    """Make the folder ready: keep the plan, put damaged runs aside, forget old failures.
+
+    Returns what to tell the user.
+    """
+    root = folder.root
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"{root} is a file, not a folder for runs. Choose another --out.")
+    strange = root.is_dir() and any(root.iterdir()) and not (root / "plans").is_dir()
+    if strange:
+        raise ConfigError(f"{root} exists and is not a folder of runs. Choose another --out.")
+    notes = []
+    with storage_errors(root):
+        folder.write_plan(plan)
+        for cell in plan.cells:
+            place = folder.folder_of(cell.spec)
+            if not place.is_dir():
+                continue
+            try:
+                run = folder.read(cell.spec)
+                for part in run.parts:
+                    run.predictions(part)
+            except DataError as error:
+                aside = Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=_made(root / "damaged")))
+                place.rename(aside / place.name)
+                notes.append(f"{error} It was put aside in {aside} and will be run again.")
+        for cell in plan.cells:
+            folder.failure_of(cell.spec).unlink(missing_ok=True)
+    return notes
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def run_here(folder: RunsFolder, job: Job, say: Say) -> None:
+    """Run what is missing in this process."""
+    work(folder, job.groups(), make_runner(job), say)
+
+
+def run_local(folder: RunsFolder, job: Job, say: Say, *, workers: int) -> None:
+    """Run what is missing in `workers` processes; a process that dies is replaced."""
+    share = max(1, (os.cpu_count() or 1) // workers)
+    job = job.model_copy(update={"threads": share})
+    with _file(folder, job) as job_file:
+        crew = _Crew(folder, job_file, share)
+        try:
+            for _ in range(workers):
+                crew.start()
+            crew.watch(say, restarts=_RESTARTS)
+        finally:
+            crew.stop()
+
+
+@contextlib.contextmanager
+def _file(folder: RunsFolder, job: Job) -> Iterator[Path]:
+    place = Path(tempfile.mkdtemp(prefix=".job-", dir=folder.root))
+    try:
+        write_text(place / "job.json", job.model_dump_json())
+        yield place / "job.json"
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[str]
+    fatal: bool = False
+
+
+class _Crew:
+    """Worker processes and what they say."""
+
+    def __init__(self, folder: RunsFolder, job_file: Path, threads: int) -> None:
+        self._folder = folder
+        self._job_file = job_file
+        self._environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        self._said: queue.Queue[tuple[_Worker, str | None]] = queue.Queue()
+        self._alive: list[_Worker] = []
+        self._fatal = ""
+
+    def start(self) -> None:
+        arguments = [sys.executable, "-m", "ogkd.bench.work"]
+        log = self._folder.root / "workers.log"
+        with log.open("ab") as errors:
+            process = subprocess.Popen(
+                [*arguments, str(self._folder.root), str(self._job_file)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=self._environment,
+            )
+        worker = _Worker(process)
+        self._alive.append(worker)
+        threading.Thread(target=self._listen, args=(worker,), daemon=True).start()
+
+    def _listen(self, worker: _Worker) -> None:
+        assert worker.process.stdout is not None
+        with worker.process.stdout as lines:
+            for line in lines:
+                self._said.put((worker, line))
+        self._said.put((worker, None))
+
+    def watch(self, say: Say, *, restarts: int) -> None:
+        """Pass on what workers say until all have ended."""
+        while self._alive:
+            worker, line = self._said.get()
+            if line is not None:
+                self._hear(worker, line, say)
+                continue
+            code = worker.process.wait()
+            self._alive.remove(worker)
+            if code == 0:
+                continue
+            if worker.fatal or restarts == 0:
+                raise ConfigError(self._last_words(worker, code))
+            restarts -= 1
+            say({"event": "died", "code": code})
+            self.start()
+
+    def _hear(self, worker: _Worker, line: str, say: Say) -> None:
+        try:
+            record: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return  # a library's own words
+        if record.get("event") == "fatal":
+            worker.fatal = True
+            self._fatal = str(record["error"])
+            return
+        say(record)
+
+    def _last_words(self, worker: _Worker, code: int) -> str:
+        if worker.fatal:
+            return self._fatal
+        return (
+            f"Workers ended with code {code} again and again; see {self._folder.root}/workers.log. "
+            "What is finished is kept: mend the cause and run the same command again."
+        )
+
+    def stop(self) -> None:
+        """End what still runs; claims are dropped with the processes."""
+        for worker in self._alive:
+            worker.process.terminate()
+        for worker in self._alive:
+            try:
+                worker.process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()

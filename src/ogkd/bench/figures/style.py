@@ -1,0 +1,159 @@
+"""How figures look, and how they are written: the same input gives the same bytes."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ogkd.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "COLUMN",
+    "PAGE",
+    "Drawn",
+    "Look",
+    "columns_for",
+    "file_stem",
+    "header",
+    "looks",
+    "new_figure",
+    "shown",
+    "styled",
+    "write",
+]
+
+Drawn = Iterator[tuple[str, "Figure"]]
+"""Figures with the names of their files."""
+
+COLUMN, PAGE = 3.5, 7.2  # inches: one column, the full width of a page
+# Okabe and Ito's colours, told apart by colour-blind readers; without yellow, lost on white.
+_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
+_MARKERS = "osD^vPX*"
+_DASHES = ("-", "--", ":", "-.")
+_RC = {
+    "axes.edgecolor": "#444444",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.labelsize": 8,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 8,
+    "figure.dpi": 100,
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.size": 8,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.5,
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "legend.handlelength": 1.8,
+    "legend.title_fontsize": 8,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.5,
+    "savefig.dpi": 300,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "ogkd",  # names inside the file that do not change from run to run
+    "text.parse_math": False,  # a class may have a dollar in its name
+    "xtick.labelsize": 7,
+    "xtick.major.width": 0.6,
+    "ytick.labelsize": 7,
+    "ytick.major.width": 0.6,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the lines of one method look, in every panel."""
+
+    colour: str
+    marker: str
+    dash: str
+    wide: bool  # one of the two methods that the figure is about
+
+    @property
+    def width(self) -> float:
+        """Of its lines."""
+        return 1.6 if self.wide else 1.0
+
+
+def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
+    """A look for each label; the main ones come first and stand out."""
+    order = [*main, *(label for label in labels if label not in main)]
+    return {
+        label: Look(
+            _COLOURS[number % len(_COLOURS)],
+            _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)],
+            _DASHES[number // len(_COLOURS) % len(_DASHES)],
+            label in main or not main,
+        )
+        for number, label in enumerate(order)
+    }
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw with this style alone, whatever the user's own settings are."""
+    import matplotlib
+    from matplotlib import style
+
+    with style.context("default"), matplotlib.rc_context(_RC), warnings.catch_warnings():
+        # A class name in a script that the font lacks: boxes in the PNG, the text in the SVG.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that belongs to no window and no global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def columns_for(panels: int) -> int:
+    """Panels in a row, so that each stays legible on a page."""
+    return panels if panels <= 4 else 3 if panels in (5, 6, 9) else 4
+
+
+def header(figure: Figure, *lines: str) -> None:
+    """What the figure shows, in small letters above it."""
+    wide = int(17.5 * figure.get_figwidth())  # letters of this size in a line
+    text = "\n".join(textwrap.fill(shown(line, 3 * wide), wide) for line in lines if line)
+    figure.suptitle(text, x=0.01, ha="left", fontsize=7, color="#444444")
+
+
+def shown(name: str, longest: int = 32) -> str:
+    """A name as it is drawn: no control characters, not endless."""
+    plain = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return plain if len(plain) <= longest else f"{plain[: longest - 1]}…"
+
+
+def file_stem(name: str) -> str:
+    """A name as part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "unnamed"
+
+
+def write(figure: Figure, out: Path, stem: str) -> list[Path]:
+    """Write a figure as SVG and PNG, whole or not at all."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)  # one layout for both files
+        figure.set_layout_engine("none")
+    paths = []
+    for kind, metadata in (("svg", {"Date": None, "Creator": "ogkd"}), ("png", {"Software": None})):
+        path = out / f"{stem}.{kind}"
+        with write_atomically(path) as aside:
+            figure.savefig(aside, format=kind, metadata=metadata)
+        paths.append(path)
+    return paths

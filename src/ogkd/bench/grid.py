@@ -1,0 +1,230 @@
+"""A grid file: which datasets, methods, shots, seeds and changes to settings make the runs."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ogkd.bench.results import Cell, Plan
+from ogkd.bench.sources import Source, find_sources
+from ogkd.bench.spec import Protocol, RunSpec
+from ogkd.datasets.splits import Sampling
+from ogkd.errors import ConfigError
+from ogkd.methods import METHODS, make_method, presets
+from ogkd.methods.base import Method
+
+__all__ = ["Grid", "Row", "expand", "protocols", "read_grid"]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Row(_Record):
+    """One row of the table: a method, perhaps with changes to its settings."""
+
+    method: str
+    label: str = ""
+    preset: str | None = None  # instead of the grid's
+    settings: dict[str, Any] = {}
+    sweep: bool = True  # False: this row is run once, not for every value of the sweep
+
+
+class Phantoms(_Record):
+    """How many phantom images of each class are drawn."""
+
+    train: int = Field(default=16, ge=1)
+    val: int = Field(default=4, ge=1)
+    test: int = Field(default=20, ge=1)
+
+
+class Grid(_Record):
+    """What a grid file says; every list multiplies the runs."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
+    title: str = ""
+    table: Literal["few-shot", "base-to-novel", "ablation", "noise", "sweep"] = "few-shot"
+    protocol: Protocol = "few-shot"
+    backbone: str = "biomedclip"
+    data: str | None = None  # a folder of datasets, "phantoms", or None: the benchmarks by name
+    datasets: list[str] = Field(min_length=1)  # names, or ["*"] for all that are there
+    banks: dict[str, str] = {}  # prompt bank of a dataset that is not called like it
+    shots: list[int] = Field(default=[16], min_length=1)
+    seeds: list[int] = Field(default=[1, 2, 3], min_length=1)
+    flips: list[int] = Field(default=[0], min_length=1)
+    budgets: list[int | None] = Field(default=[None], min_length=1)
+    sampling: Sampling = "released"
+    preset: str = "auto"  # "{bank}" is replaced; a method without it takes "auto", or its defaults
+    settings: dict[str, Any] = {}  # for every row whose method has them
+    sweep: dict[str, list[Any]] = {}  # one setting and its values: runs with each
+    methods: list[str] = []  # rows without changes, in short
+    only: list[str] | None = None  # keep rows with these labels or methods
+    rows: list[Row] = []
+    phantoms: Phantoms = Phantoms()
+
+
+def protocols() -> dict[str, str]:
+    """The grids that come with the package, "paper/few-shot" and so on, and their titles."""
+    found = {}
+    top = files("ogkd.bench") / "protocols"
+    for folder in sorted(top.iterdir(), key=lambda place: place.name):
+        inside = folder.iterdir() if folder.is_dir() else [folder]
+        prefix = f"{folder.name}/" if folder.is_dir() else ""
+        for file in sorted(inside, key=lambda place: place.name):
+            if file.name.endswith(".toml"):
+                title = tomllib.loads(file.read_text(encoding="utf-8")).get("title", "")
+                found[f"{prefix}{file.name.removesuffix('.toml')}"] = title
+    return found
+
+
+def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
+    """A grid from a file, or one of the package's by name; `changes` replace single fields."""
+    text = _text(source)
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not TOML: {error}. Mend it and run again.") from None
+    content |= {key: value for key, value in (changes or {}).items() if value is not None}
+    content.setdefault("name", Path(source).stem)
+    try:
+        return Grid.model_validate(content)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        hint = _nearest(str(problem["loc"][-1]), Grid.model_fields)
+        raise ConfigError(
+            f"{source}: '{place}' is wrong: {problem['msg']}.{hint} A grid has: "
+            f"{', '.join(Grid.model_fields)}."
+        ) from None
+
+
+def _text(source: str | Path) -> str:
+    path = Path(source)
+    known = protocols()
+    if not path.is_file() and str(source) in known:
+        place = files("ogkd.bench").joinpath("protocols", *f"{source}.toml".split("/"))
+        return place.read_text(encoding="utf-8")
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"There is no grid '{source}' ({error}).{_nearest(str(source), known)} Give a TOML "
+            f"file, or one of: {', '.join(known)}."
+        ) from None
+
+
+def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
+    """Every run of a grid, and where its datasets are."""
+    sources = find_sources(grid.data, grid.datasets, grid.banks, grid.phantoms.model_dump())
+    rows = [*(Row(method=name) for name in grid.methods), *grid.rows]
+    if grid.only is not None:
+        known = {name for row in rows for name in (row.method, row.label) if name}
+        for name in grid.only:
+            if name not in known:
+                names = ", ".join(sorted(known))
+                raise ConfigError(
+                    f"Grid '{grid.name}' has no method '{name}'.{_nearest(name, known)} It has: "
+                    f"{names}."
+                )
+        rows = [row for row in rows if {row.method, row.label} & set(grid.only)]
+    if not rows:
+        raise ConfigError(f"Grid '{grid.name}' names no method. Add methods = [...] or [[rows]].")
+    if len(grid.sweep) > 1:
+        raise ConfigError(
+            f"A grid sweeps one setting, but '{grid.name}' names {', '.join(grid.sweep)}."
+        )
+    cells: dict[tuple[str, str], Cell] = {}
+    for source, row in itertools.product(sources.values(), rows):
+        for cell in _cells(grid, source, row):
+            cells.setdefault((cell.label, cell.spec.hash), cell)
+    axis = next(iter(grid.sweep), None)
+    axis = axis or ("flips" if len(grid.flips) > 1 else None)
+    axis = axis or ("budget" if len(grid.budgets) > 1 else None)
+    plan = Plan(
+        name=grid.name,
+        title=grid.title or grid.name,
+        table=grid.table,
+        sweep=axis,
+        cells=tuple(cells.values()),
+    )
+    return plan, sources
+
+
+def _cells(grid: Grid, source: Source, row: Row) -> Iterable[Cell]:
+    method = _method_class(row.method)
+    chosen = _preset(row, grid.preset, source)
+    label = row.label or row.method
+    ((axis, values),) = (grid.sweep or {"": [None]}).items()
+    if axis and not row.sweep:
+        values = [None]
+    for value in values:
+        settings = _settings(method, grid.settings, row.settings)
+        if value is not None:
+            settings[axis] = value
+        instance = make_method(row.method, preset=chosen, settings=settings)
+        _refuse_wrong_protocol(grid, instance)
+        numbers = itertools.product(grid.shots, grid.flips, grid.budgets, grid.seeds)
+        for shots, flips, budget, seed in numbers:
+            yield Cell(
+                label=label,
+                spec=RunSpec(
+                    protocol=grid.protocol,
+                    dataset=source.name,
+                    data=source.collection,
+                    method=row.method,
+                    shots=shots,
+                    seed=seed,
+                    preset=chosen,
+                    settings=settings,
+                    flips=flips,
+                    budget=budget,
+                    bank=source.bank,
+                    sampling=grid.sampling,
+                    # A folder may lie elsewhere on the next machine.
+                    backbone=Path(grid.backbone).name,
+                ),
+            )
+
+
+def _settings(
+    method: type[Method], common: Mapping[str, Any], own: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The grid's settings that the method has, then the row's."""
+    fields = method.Config.model_fields
+    return {key: value for key, value in common.items() if key.split(".")[0] in fields} | dict(own)
+
+
+def _preset(row: Row, wanted: str, source: Source) -> str | None:
+    known = presets(row.method)
+    if row.preset is not None:
+        return row.preset.format(bank=source.bank)
+    names = [wanted.format(bank=source.bank), "auto"]
+    return next((name for name in names if name in known), None)
+
+
+def _method_class(name: str) -> type[Method]:
+    if name not in METHODS:
+        known = ", ".join(sorted(METHODS))
+        raise ConfigError(f"Unknown method '{name}'.{_nearest(name, METHODS)} Known: {known}.")
+    return METHODS[name]
+
+
+def _refuse_wrong_protocol(grid: Grid, method: Method) -> None:
+    if grid.protocol == "base-to-novel" and type(method).head_for is Method.head_for:
+        able = [name for name, kind in METHODS.items() if kind.head_for is not Method.head_for]
+        raise ConfigError(
+            f"{method.name} knows only the classes that it saw images of, so it cannot be judged "
+            f"on novel classes. Methods for base-to-novel: {', '.join(sorted(able))}."
+        )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""

@@ -1,0 +1,211 @@
+"""A table as Markdown, LaTeX or CSV: best bold, second underlined, missing cells empty."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+from ogkd.bench.summary import Amount, Metric
+
+__all__ = ["Block", "Entry", "Table", "to_csv", "to_latex", "to_markdown"]
+
+_WIDE = 6  # more columns are shrunk to the width of the page
+_NARROW = 4  # so many columns fit three times beside each other, as the paper prints them
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell; the best of its group within a block is bold."""
+
+    amount: Amount | None
+    group: Hashable = None
+    average: bool = False  # over datasets
+
+
+@dataclass(frozen=True)
+class Block:
+    """One rectangle of a table: all datasets together, or one of them."""
+
+    key: str  # "average", "busi"
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Entry, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Everything that a format needs."""
+
+    name: str
+    title: str
+    metric: Metric
+    corner: str  # what the rows are: "Method", "Dataset"
+    blocks: tuple[Block, ...]
+    spread: bool = False  # whether the standard deviation is shown
+    notes: tuple[str, ...] = ()
+
+
+def to_markdown(table: Table) -> str:
+    """GitHub's Markdown, one heading and table for each block."""
+    lines = [f"## {table.title}", ""]
+    for block in table.blocks:
+        marks = {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}
+        cells = _texts(table, block, table.metric.decimals, " ± ", marks)
+        header = [table.corner, *block.columns]
+        lines += [f"### {block.title}", "", _row(header, _pipe)]
+        lines += ["|---|" + "---:|" * len(block.columns)]
+        lines += [_row([name, *texts], _pipe) for name, texts in cells]
+        lines.append("")
+    lines += [f"- {note}" for note in table.notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def to_latex(table: Table) -> str:
+    """Tables for booktabs with two decimals, narrow blocks three to a line, as in the paper."""
+    tabulars = [_tabular(table, block) for block in table.blocks]
+    notes = " ".join(_tex(note) for note in table.notes)
+    first, *others = zip(table.blocks, tabulars, strict=True)
+    lines = _float(table, _tex(f"{table.title}: {first[0].title}. ") + notes, "", [first[1]])
+    if not others:
+        return "\n".join(lines) + "\n"
+    if all(len(block.columns) <= _NARROW for block, _ in others) and not table.spread:
+        body = []
+        for index, (block, tabular) in enumerate(others):
+            body.append(
+                "\\begin{minipage}[t]{0.32\\linewidth}\\centering\n"
+                f"\\textbf{{{_tex(block.title)}}}\\\\[2pt]\n{tabular}\n"
+                "\\end{minipage}" + _between(index + 1, len(others))
+            )
+        lines += _float(table, _tex(f"{table.title}: each dataset."), "each", body)
+    else:
+        for block, tabular in others:
+            lines += _float(table, _tex(f"{table.title}: {block.title}."), block.key, [tabular])
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """One rectangle for all blocks: value, standard deviation and completeness of each column."""
+    columns = list(dict.fromkeys(name for block in table.blocks for name in block.columns))
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    suffixes = ("", " std", " complete")
+    writer.writerow(
+        ["block", table.corner.lower(), *(name + end for name in columns for end in suffixes)]
+    )
+    for block in table.blocks:
+        for name, entries in block.rows:
+            found = dict(zip(block.columns, entries, strict=True))
+            cells = [_csv_cells(found.get(column), table.metric) for column in columns]
+            writer.writerow([block.key, name, *(text for cell in cells for text in cell)])
+    return out.getvalue()
+
+
+def _csv_cells(entry: Entry | None, metric: Metric) -> tuple[str, str, str]:
+    if entry is None or entry.amount is None:
+        return "", "", ""
+    amount = entry.amount
+    value, std = (f"{number * metric.scale:.4f}" for number in (amount.value, amount.std))
+    return value, std, "yes" if amount.complete else f"no ({amount.done} of {amount.planned})"
+
+
+def _texts(
+    table: Table, block: Block, decimals: int, plus_minus: str, marks: dict[str, str]
+) -> list[tuple[str, list[str]]]:
+    """Rows of a block as text, with marks for best and second."""
+    ranks = _ranks(table, block, decimals)
+    found = []
+    for row, (name, entries) in enumerate(block.rows):
+        texts = []
+        for column, entry in enumerate(entries):
+            text = _number(entry, table, decimals, plus_minus)
+            texts.append(marks[ranks.get((row, column), "")].format(text))
+        found.append((name, texts))
+    return found
+
+
+def _number(entry: Entry, table: Table, decimals: int, plus_minus: str) -> str:
+    amount = entry.amount
+    if amount is None:
+        return ""
+    text = f"{amount.value * table.metric.scale:.{decimals}f}"
+    if table.spread:
+        text += f"{plus_minus}{amount.std * table.metric.scale:.{decimals}f}"
+    if amount.complete:
+        return text
+    return f"({text}, {amount.done}/{amount.planned})" if entry.average else f"({text})"
+
+
+def _ranks(table: Table, block: Block, decimals: int) -> dict[tuple[int, int], str]:
+    """Which cells are the "best" and the "second" of their group; equal as printed is equal."""
+    groups: dict[Hashable, dict[tuple[int, int], float]] = {}
+    for row, (_, entries) in enumerate(block.rows):
+        for column, entry in enumerate(entries):
+            if entry.amount is not None and entry.amount.complete:
+                value = round(entry.amount.value * table.metric.scale, decimals)
+                groups.setdefault(entry.group, {})[row, column] = value
+    found: dict[tuple[int, int], str] = {}
+    for members in groups.values():
+        if len(members) < 2:
+            continue
+        order = sorted(set(members.values()), reverse=not table.metric.lower_is_better)
+        # Of two, the other one needs no mark.
+        names = dict(zip(order, ("best", "second")[: len(members) - 1], strict=False))
+        found |= {cell: names[value] for cell, value in members.items() if value in names}
+    return found
+
+
+def _tabular(table: Table, block: Block) -> str:
+    marks = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}", "": "{}"}
+    cells = _texts(table, block, table.metric.decimals + 1, " $\\pm$ ", marks)
+    rows = [" & ".join([_tex(name), *texts]) + " \\\\" for name, texts in cells]
+    text = "\n".join(
+        [
+            f"\\begin{{tabular}}{{l{'r' * len(block.columns)}}}",
+            "\\toprule",
+            _row([table.corner, *block.columns], _tex, " & ") + " \\\\",
+            "\\midrule",
+            *rows,
+            "\\bottomrule",
+            "\\end{tabular}",
+        ]
+    )
+    wide = len(block.columns) > _WIDE
+    return f"\\resizebox{{\\linewidth}}{{!}}{{%\n{text}}}" if wide else text
+
+
+def _between(done: int, total: int) -> str:
+    if done == total:
+        return ""
+    return "\\hfill" if done % 3 else "\\\\[6pt]"
+
+
+def _float(table: Table, caption: str, key: str, body: Sequence[str]) -> list[str]:
+    label = re.sub(r"[^A-Za-z0-9-]+", "-", f"{table.name}-{key}" if key else table.name)
+    head = [
+        "\\begin{table}[t]",
+        "\\centering",
+        f"\\caption{{{caption}}}",
+        f"\\label{{tab:{label}}}",
+    ]
+    return [*head, *body, "\\end{table}"]
+
+
+def _row(texts: Sequence[str], escape: Callable[[str], str], between: str = " | ") -> str:
+    line = between.join(escape(text) for text in texts)
+    return f"| {line} |" if escape is _pipe else line
+
+
+def _pipe(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_SPECIAL |= {"±": r"$\pm$", "γ": r"$\gamma$", "≤": r"$\leq$"}
+_SPECIAL |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
+
+
+def _tex(text: str) -> str:
+    return "".join(_SPECIAL.get(letter, letter) for letter in text)

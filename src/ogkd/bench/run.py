@@ -1,0 +1,282 @@
+"""A group of runs, from specifications to results: what shares frozen work is computed once."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ogkd.backbones import Backbone
+from ogkd.bench.results import Predictions
+from ogkd.bench.sources import Dataset, Source, open_source
+from ogkd.bench.spec import RunSpec
+from ogkd.classifier import versions
+from ogkd.datasets.groups import separate_groups
+from ogkd.datasets.manifest import Item, Manifest, require_files
+from ogkd.datasets.splits import (
+    base_and_novel,
+    flip_labels,
+    keep_classes,
+    support_and_val,
+)
+from ogkd.datasets.subsets import manifest_digest
+from ogkd.errors import ConfigError, DataError
+from ogkd.evaluation.evaluate import is_graded
+from ogkd.evaluation.metrics import plain, summary_metrics
+from ogkd.features.store import FeatureStore
+from ogkd.fitting import make_support, normal_labels, validation_features
+from ogkd.geometry import class_graph, prototypes
+from ogkd.methods import Head, Method, Support, TextSide, Workplace, make_method, presets
+from ogkd.methods.ogkd import OGKDConfig
+from ogkd.prompts.bank import bank_for
+
+__all__ = ["Finished", "Group", "Runner", "group_runs"]
+
+MOST_TOGETHER = 12  # runs in one pass: more gain little speed, and a kill loses them all
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that are trained in one pass; they differ in seed, labels or free settings alone."""
+
+    specs: tuple[RunSpec, ...]
+
+    @property
+    def name(self) -> str:
+        """The same for the same runs: where a process says that it is working on them."""
+        return self.specs[0].hash
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A result that is not written yet."""
+
+    spec: RunSpec
+    result: Mapping[str, Any]
+    predictions: Mapping[str, Predictions]
+
+
+def group_runs(specs: Sequence[RunSpec]) -> list[Group]:
+    """Runs that can share one pass, as a function of all runs that were asked for.
+
+    What is finished already is not looked at: a run beside others has the same numbers up to
+    rounding, so a rerun after a kill repeats the whole group and ends with the same bits.
+    """
+    groups: dict[str, list[RunSpec]] = {}
+    for spec in {spec.hash: spec for spec in specs}.values():
+        groups.setdefault(_shape(spec), []).append(spec)
+    return [
+        Group(tuple(mine[start : start + MOST_TOGETHER]))
+        for mine in groups.values()
+        for start in range(0, len(mine), MOST_TOGETHER)
+    ]
+
+
+def _shape(spec: RunSpec) -> str:
+    method = _method(spec)
+    config = method.config.model_dump(mode="json", exclude=set(method.free))
+    rest = spec.without("seed", "flips", "settings", "preset")
+    return f"{rest} {json.dumps(config, sort_keys=True)} {method.uses_patches}"
+
+
+def _method(spec: RunSpec) -> Method:
+    return make_method(spec.method, preset=spec.preset, settings=spec.settings)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Test images of some classes: features, labels, and the text side of those classes."""
+
+    features: Tensor
+    labels: Tensor
+    text: TextSide
+
+
+class Runner:
+    """Runs groups with one backbone; datasets, texts and features stay in memory between them."""
+
+    def __init__(self, load: Callable[[], Backbone], sources: Mapping[str, Source]) -> None:
+        self._load = load
+        self._sources = sources
+        self._texts: dict[tuple[object, ...], TextSide] = {}
+        self._open = cache(lambda name: _checked(open_source(self._sources[name])))
+        self._features = cache(self._test_features)
+
+    @property
+    def backbone(self) -> Backbone:
+        """Loaded when first needed."""
+        if not hasattr(self, "_backbone"):
+            self._backbone = self._load()
+            self._store = FeatureStore(self._backbone)
+        return self._backbone
+
+    def run(self, group: Group) -> list[Finished]:
+        """Train the group in one pass and judge every run on its test images."""
+        first = group.specs[0]
+        clock = _Clock()
+        backbone = self.backbone
+        clock.lap("load")
+        dataset = self._open(first.dataset)
+        parts = self._parts(first, dataset)
+        clock.lap("encode")
+        trained = next(iter(parts.values())).text
+        methods = [_method(spec) for spec in group.specs]
+        if methods[0].needs_training or not methods[0].needs_images:
+            _ = trained.bank  # encoded here, so that it is not counted as training
+        clock.lap("text")
+        supports = [
+            self._support(method, spec, dataset)
+            for method, spec in zip(methods, group.specs, strict=True)
+            if method.needs_images
+        ]
+        clock.lap("encode")
+        seeds = [spec.seed for spec in group.specs]
+        heads = type(methods[0]).fit_beside(
+            methods, supports, trained, seeds=seeds, workplace=Workplace()
+        )
+        clock.lap("train")
+        judged = [
+            self._judge(method, head, parts, _alpha(first))
+            for method, head in zip(methods, heads, strict=True)
+        ]
+        clock.lap("test")
+        share = {phase: seconds / len(group.specs) for phase, seconds in clock.seconds.items()}
+        common = {
+            "class_names": {name: list(part.text.class_names) for name, part in parts.items()},
+            "normal": {name: list(part.text.normal) for name, part in parts.items()},
+            "seconds": share,
+            "together": len(group.specs),
+            "peak_mib": _peak_mib(),
+            "versions": dict(versions()),
+            "backbone_digest": backbone.digest,
+            "data_sha256": manifest_digest(dataset.manifest),
+        }
+        return [
+            Finished(spec, {"metrics": _metrics(found, parts), **common}, found)
+            for spec, found in zip(group.specs, judged, strict=True)
+        ]
+
+    def _parts(self, spec: RunSpec, dataset: Dataset) -> dict[str, _Part]:
+        """What is judged: "test", or "base" (which is also learned) and "novel"."""
+        manifest = dataset.manifest
+        everything = tuple(range(len(manifest.class_names)))
+        chosen = {"test": everything}
+        if spec.protocol == "base-to-novel":
+            base, novel = base_and_novel(manifest.class_names)
+            chosen = {"base": base, "novel": novel}
+        features, labels = self._features(spec.dataset)
+        parts = {}
+        for name, classes in chosen.items():
+            kept = torch.isin(labels, torch.tensor(classes))
+            if not bool(kept.any()):
+                raise DataError(f"{spec.dataset} has no test images of its {name} classes.")
+            new = labels[kept] - classes[0]  # the classes of a part follow one another
+            parts[name] = _Part(features[kept], new, self._text(spec, dataset, classes))
+        return parts
+
+    def _test_features(self, name: str) -> tuple[Tensor, Tensor]:
+        items = self._open(name).manifest.part("test")
+        require_files(items)
+        features = self._store.get([item.path for item in items]).globals[:, 0]
+        return features, torch.tensor([item.label for item in items])
+
+    def _text(self, spec: RunSpec, dataset: Dataset, classes: Sequence[int]) -> TextSide:
+        key = (spec.dataset, spec.budget, tuple(classes))
+        if key not in self._texts:
+            names = tuple(dataset.manifest.class_names[label] for label in classes)
+            texts = bank_for(names, dataset.bank)
+            if spec.budget is not None:
+                fewest = min(len(row) for row in texts)
+                if spec.budget > fewest:
+                    raise ConfigError(
+                        f"A budget of {spec.budget} prompts is more than the {fewest} that the "
+                        f"bank of {spec.dataset} has. Use budgets up to {fewest}."
+                    )
+                texts = [row[: spec.budget] for row in texts]
+            marked = normal_labels(dataset.manifest.class_names, dataset.normal)
+            normal = tuple(number for number, label in enumerate(classes) if label in marked)
+            side = TextSide(self.backbone, names, tuple(tuple(row) for row in texts), normal)
+            self._texts[key] = side
+        return self._texts[key]
+
+    def _support(self, method: Method, spec: RunSpec, dataset: Dataset) -> Support:
+        """The released order: shots of all classes, then the base classes only, then flips."""
+        manifest = dataset.manifest
+        pool = manifest.part("train")
+        val = [item for item in manifest.items if item.split == "val"]
+        val = val if method.uses_validation else []
+        drawn, others = support_and_val(pool, val, spec.shots, spec.seed, sampling=spec.sampling)
+        if spec.protocol == "base-to-novel":
+            base, _ = base_and_novel(manifest.class_names)
+            drawn, others = _only(drawn, manifest, base), _only(others, manifest, base)
+        allowed = sorted({item.label for item in drawn})
+        drawn = flip_labels(drawn, spec.flips, spec.seed, allowed=allowed)
+        require_files(drawn)
+        validation = validation_features(self._store, others)
+        return make_support(method, self._store, drawn, spec.seed, validation)
+
+    def _judge(
+        self, method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
+    ) -> dict[str, Predictions]:
+        found = {}
+        for name, part in parts.items():
+            mine = method.head_for(head, part.text) if name == "novel" else head
+            p = mine.logits(part.features).softmax(dim=-1)
+            W = class_graph(prototypes(part.text.bank), alpha)
+            found[name] = Predictions(part.labels.numpy(), p.float().numpy(), W.numpy())
+        return found
+
+
+def _alpha(spec: RunSpec) -> float:
+    """The sharpness of the dataset's class graph, the same beside predictions of all methods."""
+    name = f"paper/{spec.protocol}/{spec.bank}"
+    method = make_method("ogkd", preset=name if name in presets("ogkd") else "auto")
+    return float(cast(OGKDConfig, method.config).alpha)
+
+
+def _only(items: Sequence[Item], manifest: Manifest, classes: Sequence[int]) -> list[Item]:
+    kept = keep_classes(Manifest(tuple(items), manifest.class_names), classes)
+    return list(kept.items)
+
+
+def _checked(dataset: Dataset) -> Dataset:
+    """Patients of the test part are not learned from."""
+    manifest, _ = separate_groups(dataset.manifest)
+    return replace(dataset, manifest=manifest)
+
+
+def _metrics(
+    judged: Mapping[str, Predictions], parts: Mapping[str, _Part]
+) -> dict[str, dict[str, float | None]]:
+    found = {}
+    for name, said in judged.items():
+        graded = is_graded(parts[name].text.class_names)
+        metrics = summary_metrics(said.labels, said.probabilities, graded=graded)
+        found[name] = {key: plain(value) for key, value in metrics.items()}
+    return found
+
+
+class _Clock:
+    """Seconds by phase; a phase may come back."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._then = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._then
+        self._then = now
+
+
+def _peak_mib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1024**2 if sys.platform == "darwin" else 1024), 1)

@@ -1,0 +1,130 @@
+"""The datasets of a grid: benchmarks by name, a folder of datasets, or phantoms."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from ogkd.datasets.catalog import benchmarks
+from ogkd.datasets.fetch import read_benchmark
+from ogkd.datasets.manifest import Manifest, read_manifest
+from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
+from ogkd.errors import ConfigError
+from ogkd.files import cache_dir
+from ogkd.prompts.bank import read_bank, shipped_banks
+
+__all__ = ["Dataset", "Source", "find_sources", "open_source"]
+
+_PHANTOMS = "phantoms"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset that is not opened yet."""
+
+    name: str
+    folder: str | None = None  # None: a downloaded benchmark
+    bank: str | None = None
+    phantom: tuple[tuple[str, int], ...] = ()  # images per class of each split, to be drawn
+
+    @property
+    def collection(self) -> str | None:
+        """What tells datasets of one name apart: the folder's name, the number of phantoms."""
+        if self.phantom:
+            return f"{_PHANTOMS} {'/'.join(str(count) for _, count in self.phantom)}"
+        return None if self.folder is None else Path(self.folder).resolve().parent.name
+
+    def as_json(self) -> str:
+        """For a worker in another process."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Source:
+        """Back from `as_json`."""
+        content = json.loads(text)
+        content["phantom"] = tuple((key, value) for key, value in content["phantom"])
+        return cls(**content)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """An open dataset: its images, its prompts and the names of its normal classes."""
+
+    manifest: Manifest
+    bank: Mapping[str, Sequence[str]] | None
+    normal: Sequence[str] | None
+
+
+def find_sources(
+    data: str | None,
+    names: Sequence[str],
+    banks: Mapping[str, str],
+    phantoms: Mapping[str, int],
+) -> dict[str, Source]:
+    """Look every dataset up before anything runs; an unknown one is named with the nearest."""
+    if data is None:
+        known = list(benchmarks())
+    elif data == _PHANTOMS:
+        known = list(PHANTOMS)
+    else:
+        root = Path(data).expanduser()
+        if not root.is_dir():
+            raise ConfigError(
+                f"There is no folder {data} of datasets. Give one with --data; each folder in it "
+                "holds {train,val,test}/class."
+            )
+        known = sorted(path.name for path in root.iterdir() if (path / "train").is_dir())
+        if not known:
+            raise ConfigError(f"{data} holds no folder with {{train,val,test}}/class in it.")
+    chosen = known if list(names) == ["*"] else list(dict.fromkeys(names))
+    for name in chosen:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+            hint = f" Did you mean '{close[0]}'?" if close else ""
+            raise ConfigError(f"Unknown dataset '{name}'.{hint} Known: {', '.join(known)}.")
+    shipped = shipped_banks()
+    found = {}
+    for name in chosen:
+        bank = banks.get(name, name.lower())
+        found[name] = Source(
+            name=name,
+            folder=str(Path(data).expanduser() / name) if data not in (None, _PHANTOMS) else None,
+            bank=bank if bank in shipped or name in banks else None,
+            phantom=tuple(phantoms.items()) if data == _PHANTOMS else (),
+        )
+    return found
+
+
+def open_source(source: Source) -> Dataset:
+    """Read the dataset; phantoms are drawn once and kept in the cache."""
+    if source.phantom:
+        record = phantom(source.name)
+        bank = dict(zip(record.class_names, record.descriptions, strict=True))
+        normal = [] if record.normal is None else [record.class_names[record.normal]]
+        return Dataset(read_manifest(_drawn(source)), bank, normal)
+    known = benchmarks().get(source.bank or "")
+    texts = None if source.bank is None else read_bank(Path(source.bank))
+    marked = None if known is None else known.normal
+    if source.folder is None:
+        return Dataset(read_benchmark(source.name), texts, marked)
+    manifest = read_manifest(source.folder)
+    if marked is not None and not set(marked) <= set(manifest.class_names):
+        marked = None  # other names: those with "normal" or "healthy" in them are taken
+    return Dataset(manifest, texts, marked)
+
+
+def _drawn(source: Source) -> Path:
+    text = json.dumps([source.name, source.phantom])
+    name = f"{source.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    folder = cache_dir() / _PHANTOMS / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{name}.lock")):  # one process draws, the others wait
+        if not folder.is_dir():
+            write_folder(source.name, folder, splits=dict(source.phantom), seed=1)
+    return folder

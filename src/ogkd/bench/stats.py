@@ -1,0 +1,268 @@
+"""Whether two methods differ: paired bootstrap over seeds and test images of each dataset.
+
+The datasets are what they are: nothing is said about datasets that were not tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.bench.results import Plan, Run, RunsFolder
+from ogkd.bench.summary import At, harmonic_mean, place_of
+from ogkd.errors import ConfigError, DataError
+from ogkd.methods import METHODS
+
+__all__ = [
+    "DatasetDifference",
+    "Difference",
+    "compare_labels",
+    "compare_methods",
+    "differences_markdown",
+    "resample",
+]
+
+Pair = NDArray[np.float32]  # [2, S, N]: 1 where a method was right, by seed and image
+
+
+@dataclass(frozen=True)
+class DatasetDifference:
+    """The difference on one dataset, as fractions: 0.01 is one point of accuracy."""
+
+    dataset: str
+    a: float
+    b: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+    images: int
+
+    @property
+    def mean(self) -> float:
+        """How much better `a` is."""
+        return self.a - self.b
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better `a` is than `b`, on average over datasets."""
+
+    mean: float
+    low: float
+    high: float
+    p: float  # two-sided
+    per_dataset: tuple[DatasetDifference, ...]
+
+
+def compare_methods(
+    runs_a: Sequence[Run],
+    runs_b: Sequence[Run],
+    *,
+    part: str | None = None,
+    resamples: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Difference:
+    """Accuracy of `a` less that of `b` on the datasets and seeds that both have.
+
+    `part` is "test", "base", "novel" or "hm" (the harmonic mean of the last two); by default
+    "test" where there is one, else "hm". A method that learns nothing is the same in every seed.
+    """
+    if resamples < 100 or not 0 < level < 1:
+        raise ConfigError("Use at least 100 resamples, and a level between 0 and 1.")
+    a, b = _by_dataset(runs_a), _by_dataset(runs_b)
+    datasets = [name for name in a if name in b]
+    if not datasets:
+        raise DataError("The two methods have no finished runs on the same dataset.")
+    rng = np.random.default_rng(seed)
+    found, draws = [], []
+    for name in datasets:
+        pair = _paired(name, a[name], b[name])
+        chosen = part or ("test" if "test" in pair[0][0].parts else "hm")
+        names = ("base", "novel") if chosen == "hm" else (chosen,)
+        tables = [_right(pair, piece) for piece in names]
+        means, drawn = resample(tables, resamples=resamples, rng=rng)
+        difference = drawn[0] - drawn[1]
+        low, high, p = _interval(means[0] - means[1], difference, level)
+        seeds, images = len(pair[0]), sum(table.shape[2] for table in tables)
+        found.append(DatasetDifference(name, *means, low, high, p, seeds, images))
+        draws.append(difference)
+    mean = float(np.mean([one.mean for one in found]))
+    low, high, p = _interval(mean, np.mean(draws, axis=0), level)
+    return Difference(mean, low, high, p, tuple(found))
+
+
+def compare_labels(
+    folder: RunsFolder,
+    plan: Plan,
+    a: str,
+    b: str,
+    *,
+    part: str | None = None,
+    resamples: int = 2000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> dict[At, Difference]:
+    """Row `a` less row `b` of a plan's table, for each column where both have finished runs."""
+    known = list(dict.fromkeys(cell.label for cell in plan.cells))
+    for label in (a, b):
+        if label not in known:
+            raise ConfigError(f"Plan '{plan.name}' has no row '{label}'. Rows: {', '.join(known)}.")
+    sides: dict[str, dict[At, list[Run]]] = {a: {}, b: {}}
+    for label, run in folder.finished(plan):
+        if label in sides:
+            sides[label].setdefault(place_of(run.spec, plan.sweep), []).append(run)
+    return {
+        place: compare_methods(
+            sides[a][place],
+            sides[b][place],
+            part=part,
+            resamples=resamples,
+            level=level,
+            seed=seed,
+        )
+        for place in sides[a]
+        if place in sides[b]
+    }
+
+
+def differences_markdown(found: Mapping[At, Difference], a: str, b: str) -> str:
+    """What `compare_labels` found, in points: the mean of each column, then its datasets."""
+    lines = [
+        f"| {a} less {b} | datasets | difference | interval | p |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for place, one in found.items():
+        words = ["all images" if place.shots is None else f"K={place.shots}"]
+        words += [f"{place.flips} flips"] if place.flips else []
+        words += [str(place.value)] if place.value is not None else []
+        rows: list[tuple[str, Difference | DatasetDifference]] = [
+            (f"mean of {len(one.per_dataset)}", one)
+        ]
+        rows += [(each.dataset, each) for each in one.per_dataset]
+        for name, row in rows:
+            numbers = (100 * row.mean, 100 * row.low, 100 * row.high)
+            cells = [", ".join(words), name, "{:+.2f} | {:+.2f} to {:+.2f}".format(*numbers)]
+            p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
+            lines.append(f"| {' | '.join(cells)} | {p} |")
+    return "\n".join(lines) + "\n"
+
+
+def resample(
+    parts: Sequence[Pair], *, resamples: int, rng: np.random.Generator
+) -> tuple[tuple[float, float], NDArray[np.float64]]:
+    """Accuracy of two methods on one dataset, and [2, R] of the same for resampled runs.
+
+    `parts` holds one pair, or those of base and novel classes, whose harmonic mean is taken.
+    Both methods meet the same resampled seeds and images.
+    """
+    seeds = parts[0].shape[1]
+    weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples) / seeds  # [R, S]
+    means = [pair.mean(axis=(1, 2), dtype=np.float64) for pair in parts]  # [2] each
+    drawn = [
+        mean[:, None] + _of_seeds(pair, weights) + _of_images(pair, resamples, rng)
+        for pair, mean in zip(parts, means, strict=True)
+    ]
+    if len(parts) == 1:
+        return (float(means[0][0]), float(means[0][1])), drawn[0]
+    a, b = (harmonic_mean(float(means[0][side]), float(means[1][side])) for side in (0, 1))
+    base, novel = (np.maximum(part, 1e-9) for part in drawn)
+    return (a, b), 2 * base * novel / (base + novel)
+
+
+def _of_seeds(pair: Pair, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far the means of resampled seeds lie from the mean: [2, R].
+
+    Resampling seeds and images of one table counts what is neither the seed's nor the image's
+    own three times (Owen 2007, the pigeonhole bootstrap), and S seeds show (S - 1) / S of their
+    variance. So deviations are scaled to the variance of seeds alone; images bring the rest.
+    """
+    _, seeds, images = pair.shape
+    if seeds == 1:
+        return np.zeros((2, len(weights)))  # one seed says nothing about seeds
+    difference = (pair[0] - pair[1]).astype(np.float64)
+    rows, columns = difference.mean(axis=1), difference.mean(axis=0)
+    noise = difference - rows[:, None] - columns + difference.mean()
+    between = float(rows.var(ddof=1))
+    within = float((noise**2).sum()) / max(1, (seeds - 1) * (images - 1)) / images
+    share = max(0.0, 1 - within / between) if between > 0 else 0.0
+    deviations = pair.mean(axis=2, dtype=np.float64)  # [2, S]
+    deviations -= deviations.mean(axis=1, keepdims=True)
+    scale = math.sqrt(share * seeds / (seeds - 1))
+    return np.asarray(scale * deviations @ weights.T)
+
+
+def _of_images(pair: Pair, resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """How far the means of resampled images lie from the mean: [2, R]."""
+    _, seeds, images = pair.shape
+    hits = pair.sum(axis=1).astype(np.int64)  # [2, N]: right how often, of S seeds
+    # Images with equal hits are the same to the bootstrap: a few kinds instead of N images.
+    kinds, counts = np.unique(hits[0] * (seeds + 1) + hits[1], return_counts=True)
+    shares = np.stack(np.divmod(kinds, seeds + 1)) / seeds  # [2, kinds]
+    drawn = rng.multinomial(images, counts / images, size=resamples)  # [R, kinds]
+    return np.asarray(shares @ (drawn - counts).T / images)
+
+
+def _interval(mean: float, draws: NDArray[np.float64], level: float) -> tuple[float, float, float]:
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    # Under "no difference" the draws would lie around 0 as they lie around the mean.
+    beyond = np.sum(np.abs(draws - mean) >= abs(mean) - 1e-12)
+    return float(low), float(high), float((beyond + 1) / (len(draws) + 1))
+
+
+def _by_dataset(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    found: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        mine = found.setdefault(run.spec.dataset, {})
+        if run.spec.seed in mine:
+            raise ConfigError(
+                f"Two runs on {run.spec.dataset} have seed {run.spec.seed}: {run.spec} and "
+                f"{mine[run.spec.seed].spec}. Compare one setting with one other."
+            )
+        mine[run.spec.seed] = run
+    return found
+
+
+def _paired(
+    dataset: str, a: Mapping[int, Run], b: Mapping[int, Run]
+) -> tuple[list[Run], list[Run]]:
+    """Runs of both, seed by seed."""
+    seeds = sorted(set(a) & set(b))
+    if not (_same_in_all(a) or _same_in_all(b)):
+        if not seeds:
+            raise DataError(f"The two methods have no seed in common on {dataset}.")
+        return [a[seed] for seed in seeds], [b[seed] for seed in seeds]
+    seeds = sorted(b if _same_in_all(a) else a)
+    return _spread(a, seeds), _spread(b, seeds)
+
+
+def _same_in_all(runs: Mapping[int, Run]) -> bool:
+    method = METHODS.get(next(iter(runs.values())).spec.method)
+    return method is not None and not method.needs_images
+
+
+def _spread(runs: Mapping[int, Run], seeds: Sequence[int]) -> list[Run]:
+    first = next(iter(runs.values()))
+    return [runs.get(seed, first) for seed in seeds]
+
+
+def _right(pair: tuple[list[Run], list[Run]], part: str) -> Pair:
+    rows = []
+    labels = None
+    for run in (*pair[0], *pair[1]):
+        if part not in run.parts:
+            raise ConfigError(f"{run.spec} has no part '{part}'. It has: {', '.join(run.parts)}.")
+        found = run.predictions(part)
+        labels = found.labels if labels is None else labels
+        if not np.array_equal(labels, found.labels):
+            raise DataError(
+                f"Runs on {run.spec.dataset} were tested on different images: "
+                f"{pair[0][0].folder} and {run.folder}. Run them again on the same data."
+            )
+        rows.append(found.probabilities.argmax(axis=1) == found.labels)
+    return np.stack(rows).astype(np.float32).reshape(2, len(pair[0]), -1)

@@ -1,0 +1,309 @@
+"""`ogkd bench`: grids of runs, resumable, with the paper's tables and figures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from ogkd.cli.options import DeviceOption
+from ogkd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ogkd.bench.results import Plan, RunsFolder
+    from ogkd.bench.sources import Source
+
+app = typer.Typer(help="Repeat the paper, or compare methods on your own data.")
+
+GridArgument = Annotated[
+    str, typer.Argument(help="A grid (TOML), or one of ours: see `ogkd bench list`.")
+]
+RunsArgument = Annotated[Path, typer.Argument(help="The folder that `bench run --out` made.")]
+PlanOption = Annotated[
+    str | None, typer.Option("--plan", help="Which grid of this folder, if it has several.")
+]
+DataOption = Annotated[
+    str | None, typer.Option(help="A folder of datasets ({train,val,test}/class), or phantoms.")
+]
+NamesOption = Annotated[str | None, typer.Option(help="Only these, separated by commas.")]
+BackboneChoice = Annotated[
+    str | None, typer.Option("--backbone", "-b", help="Instead of the grid's.")
+]
+
+
+def _changes(
+    data: str | None,
+    datasets: str | None,
+    methods: str | None,
+    shots: str | None,
+    seeds: str | None,
+    backbone: str | None,
+) -> dict[str, Any]:
+    """The fields of the grid that options replace."""
+    return {
+        "data": data,
+        "datasets": _list(datasets),
+        "only": _list(methods),
+        "shots": _numbers("--shots", shots),
+        "seeds": _numbers("--seeds", seeds),
+        "backbone": backbone,
+    }
+
+
+def _list(text: str | None) -> list[str] | None:
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(option: str, text: str | None) -> list[int] | None:
+    """The numbers of `1,2,4` or `1-8`."""
+    found: list[int] = []
+    for part in _list(text) or []:
+        first, dash, last = part.partition("-")
+        try:
+            found += range(int(first), int(last if dash else first) + 1)
+        except ValueError:
+            raise ConfigError(
+                f"{option} takes numbers such as 1,4,16 or 1-8, not '{text}'."
+            ) from None
+    return found or None
+
+
+def _expand(grid: str, changes: dict[str, Any]) -> tuple[Plan, dict[str, Source], str]:
+    from ogkd.bench.grid import expand, read_grid
+
+    found = read_grid(grid, changes)
+    plan, sources = expand(found)
+    return plan, sources, found.backbone
+
+
+@app.command("list")
+def list_grids() -> None:
+    """The grids that come with ogkd."""
+    from ogkd.bench.grid import protocols
+
+    found = protocols()
+    width = max(map(len, found))
+    for name, title in found.items():
+        typer.echo(f"{name:{width}}  {title}")
+
+
+@app.command()
+def plan(
+    grid: GridArgument,
+    *,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Runs done so far.")] = None,
+    data: DataOption = None,
+    datasets: NamesOption = None,
+    methods: NamesOption = None,
+    shots: NamesOption = None,
+    seeds: NamesOption = None,
+    backbone: BackboneChoice = None,
+    show: Annotated[bool, typer.Option("--show", help="One line for each run.")] = False,
+) -> None:
+    """How many runs a grid has, how many are done, and about how long the rest takes."""
+    from ogkd.bench.cost import estimate
+    from ogkd.bench.results import RunsFolder
+    from ogkd.bench.run import group_runs
+    from ogkd.bench.watch import duration
+
+    chosen, sources, _ = _expand(grid, _changes(data, datasets, methods, shots, seeds, backbone))
+    folder = RunsFolder(out) if out is not None else None
+    specs = {cell.spec.hash: cell.spec for cell in chosen.cells}
+    missing = [spec for spec in specs.values() if folder is None or not folder.has(spec)]
+    if show:
+        for spec in specs.values():
+            done = folder is not None and folder.has(spec)
+            typer.echo(f"{'done   ' if done else 'missing'} {spec.hash}  {spec}")
+    finished = folder.runs() if folder is not None else []
+    typer.echo(f"{chosen.title}: {len(specs)} runs on {len(sources)} dataset(s)")
+    typer.echo(f"  done      {len(specs) - len(missing)}")
+    typer.echo(f"  missing   {len(missing)}, trained in {len(group_runs(missing))} passes")
+    how = "from finished runs" if finished else "a rough guess until some are finished"
+    typer.echo(f"  about     {duration(estimate(missing, finished))} on one worker ({how})")
+
+
+@app.command()
+def run(
+    grid: GridArgument,
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs go.")],
+    engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
+    workers: Annotated[
+        int, typer.Option(min=0, help="Processes on this machine; 0: in this one.")
+    ] = 1,
+    address: Annotated[
+        str | None, typer.Option(help="Of the Ray cluster; none: start one.")
+    ] = None,
+    data: DataOption = None,
+    datasets: NamesOption = None,
+    methods: NamesOption = None,
+    shots: NamesOption = None,
+    seeds: NamesOption = None,
+    backbone: BackboneChoice = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Run what is missing. Stop it at any time: the same command goes on where it was."""
+    from ogkd.bench.cost import estimate
+    from ogkd.bench.engines import make_job, prepare, run_here, run_local
+    from ogkd.bench.results import RunsFolder
+    from ogkd.bench.watch import Watch
+
+    if engine not in ("local", "ray"):
+        raise ConfigError(f"--engine is local or ray, not '{engine}'.")
+    changes = _changes(data, datasets, methods, shots, seeds, backbone)
+    chosen, sources, place = _expand(grid, changes)
+    folder = RunsFolder(out)
+    for note in prepare(folder, chosen):
+        typer.echo(f"Note: {note}", err=True)
+    specs = {cell.spec.hash: cell.spec for cell in chosen.cells}
+    missing = [spec for spec in specs.values() if not folder.has(spec)]
+    job = make_job(chosen, sources, place, device=device)
+    seconds = estimate(missing, folder.runs())
+    done = len(specs) - len(missing)
+    typer.echo(f"{chosen.title}: {len(specs)} runs, {done} done before.", err=True)
+    with Watch(total=len(specs), done=done, seconds=seconds, workers=max(1, workers)) as watch:
+        try:
+            if not missing:
+                pass
+            elif engine == "ray":
+                from ogkd.bench.on_ray import run_ray
+
+                run_ray(folder, job, watch, address=address)
+            elif workers == 0:
+                run_here(folder, job, watch)
+            else:
+                run_local(folder, job, watch, workers=workers)
+        except KeyboardInterrupt:
+            typer.echo("Stopped. The same command goes on where it was.", err=True)
+            sys.exit(130)
+    _close(folder, chosen)
+
+
+def _close(folder: RunsFolder, plan: Plan) -> None:
+    """Say how it ended; exit code 1 where runs failed."""
+    specs = {cell.spec.hash: cell.spec for cell in plan.cells}
+    failed = [spec for spec in specs.values() if folder.failure_of(spec).is_file()]
+    finished = sum(folder.has(spec) for spec in specs.values())
+    typer.echo(f"{finished} of {len(specs)} runs are finished in {folder.root}.", err=True)
+    if failed:
+        reasons = folder.failures()
+        for spec in failed[:10]:
+            last = reasons.get(str(spec), "").strip().splitlines()
+            typer.echo(f"  failed: {spec}: {last[-1] if last else ''}", err=True)
+        typer.echo(f"{len(failed)} failed; their errors are in {folder.root}/failed.", err=True)
+        sys.exit(1)
+    typer.echo(f"Next: ogkd bench table {folder.root}", err=True)
+
+
+@app.command()
+def status(runs: RunsArgument) -> None:
+    """What is done, missing and failed in a folder of runs."""
+    folder = _open(runs)
+    for name, found in folder.plans().items():
+        specs = {cell.spec.hash: cell.spec for cell in found.cells}
+        done = sum(folder.has(spec) for spec in specs.values())
+        failed = sum(folder.failure_of(spec).is_file() for spec in specs.values())
+        missing = len(specs) - done - failed
+        typer.echo(f"{name}: {done} done, {missing} missing, {failed} failed of {len(specs)}")
+    for spec, reason in folder.failures().items():
+        typer.echo(f"failed: {spec}\n  {reason.strip().splitlines()[-1]}")
+
+
+@app.command()
+def collect(runs: RunsArgument) -> None:
+    """Write every finished run into RUNS/results.csv and results.json, one tidy row each."""
+    from ogkd.bench.collect import collect as collect_runs
+
+    rows = collect_runs(_open(runs))
+    typer.echo(f"{len(rows)} rows: {runs / 'results.csv'}, {runs / 'results.json'}")
+
+
+@app.command()
+def table(
+    runs: RunsArgument,
+    *,
+    plan: PlanOption = None,
+    metric: Annotated[str, typer.Option(help="accuracy, macro_f1, aurc, ece, ...")] = "accuracy",
+    format: Annotated[
+        Literal["markdown", "latex", "csv"], typer.Option(help="How it is written.")
+    ] = "markdown",
+    every_dataset: Annotated[
+        bool, typer.Option("--datasets/--average", help="A table for each dataset too.")
+    ] = True,
+) -> None:
+    """The paper's table of finished runs; best bold, second underlined."""
+    from ogkd.bench.tables import make_table
+
+    folder = _open(runs)
+    chosen = _plan(folder, plan)
+    text = make_table(folder, chosen, metric=metric, format=format, per_dataset=every_dataset)
+    typer.echo(text)
+
+
+@app.command()
+def figure(
+    runs: RunsArgument,
+    names: Annotated[list[str] | None, typer.Argument(help="Which; all that can be made.")] = None,
+    *,
+    plan: PlanOption = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for SVG and PNG.")] = Path(
+        "figures"
+    ),
+) -> None:
+    """The paper's figures of finished runs, as SVG and PNG."""
+    from ogkd.bench.figures import make_figures
+
+    folder = _open(runs)
+    for path in make_figures(folder, _plan(folder, plan), out, names=names or None):
+        typer.echo(path)
+
+
+@app.command()
+def compare(
+    runs: RunsArgument,
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(help="Two row labels: their difference with an interval. None: published."),
+    ] = None,
+    *,
+    plan: PlanOption = None,
+    part: Annotated[str | None, typer.Option(help="base or novel; none: each of them.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV (published numbers).")] = False,
+) -> None:
+    """Ours beside the published numbers, or two methods with a paired bootstrap."""
+    from ogkd.bench.compare import compare_with_published, comparison_csv, comparison_markdown
+    from ogkd.bench.stats import compare_labels, differences_markdown
+
+    folder = _open(runs)
+    chosen = _plan(folder, plan)
+    if methods and len(methods) != 2:
+        raise ConfigError(f"Give two labels to compare, not {len(methods)}, or none.")
+    if methods:
+        first, second = methods
+        found = compare_labels(folder, chosen, first, second, part=part)
+        typer.echo(differences_markdown(found, first, second))
+        return
+    rows = compare_with_published(folder, chosen)
+    typer.echo(comparison_csv(rows) if as_csv else comparison_markdown(rows))
+
+
+def _open(runs: Path) -> RunsFolder:
+    from ogkd.bench.results import RunsFolder
+
+    if not (runs / "plans").is_dir():
+        raise ConfigError(f"{runs} is not a folder of runs. Give one that `bench run --out` made.")
+    return RunsFolder(runs)
+
+
+def _plan(folder: RunsFolder, name: str | None) -> Plan:
+    plans = folder.plans()
+    if name is None and len(plans) == 1:
+        return next(iter(plans.values()))
+    if name not in plans:
+        problem = (
+            f"There is no grid '{name}' in {folder.root}" if name else "There are several grids"
+        )
+        raise ConfigError(f"{problem}. Choose one with --plan: {', '.join(plans)}.")
+    return plans[name]

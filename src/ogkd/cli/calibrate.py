@@ -1,0 +1,78 @@
+"""`ogkd calibrate`: probabilities that mean what they say, sets, and when to abstain."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from ogkd.cli.options import (
+    ClassesOption,
+    DataArgument,
+    DeviceOption,
+    ModelArgument,
+    OnErrorOption,
+    RootOption,
+    SliceOption,
+    read_classes,
+)
+
+
+def calibrate(
+    model: ModelArgument,
+    data: DataArgument,
+    *,
+    split: Annotated[str, typer.Option(help="Which part, where the data has splits.")] = "val",
+    leave_out_used: Annotated[
+        bool, typer.Option(help="Leave out images that the model was fitted on.")
+    ] = False,
+    root: RootOption = None,
+    classes: ClassesOption = None,
+    slice: SliceOption = None,
+    on_error: OnErrorOption = "stop",
+    backbone: Annotated[
+        str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
+    ] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Calibrate a model on labelled images that it has not learned from.
+
+    Writes calibration.json into the model folder: a temperature, and what
+    `predict --max-risk` and conformal sets need. Predictions stay the same;
+    their probabilities change. Fitting the model again discards it.
+    """
+    from ogkd.calibration import CALIBRATION
+    from ogkd.classifier import load
+    from ogkd.cli.evaluate import usable
+    from ogkd.datasets.fetch import resolve_data
+    from ogkd.evaluation.calibrate import calibrate as calibrate_model
+    from ogkd.features.usable import check_on_error
+    from ogkd.images.address import parse_rule
+
+    skip = check_on_error(on_error) == "skip"
+    rule = None if slice is None else str(parse_rule(slice))
+    manifest = resolve_data(data, root=root, class_names=read_classes(classes))
+    # An old calibration must not stand in the way of a new one, whatever is wrong with it.
+    classifier = load(model, backbone=backbone, device=device, calibrated=False)
+    manifest, _ = usable(manifest, split, rule or classifier.card.slice, skip=skip)
+    found = calibrate_model(
+        classifier,
+        manifest,
+        split=split,
+        leave_out_used=leave_out_used,
+        say=lambda note: typer.echo(note, err=True),
+    )
+    found.write(model / CALIBRATION)
+    held_out = len(found.confidences)
+    typer.echo(
+        f"Calibrated on {found.images} images: {found.images - held_out} set the temperature, "
+        f"{held_out} the sets and thresholds."
+    )
+    shape = "less" if found.temperature > 1 else "more"
+    typer.echo(
+        f"temperature {found.temperature:.3f}: probabilities are now {shape} sure than before."
+        if found.temperature != 1.0
+        else "temperature 1: probabilities stay as they are."
+    )
+    typer.echo(f"accuracy on those {held_out}: {100 * sum(found.correct) / held_out:.1f} %")
+    typer.echo(f"Wrote {model / CALIBRATION}")

@@ -1,0 +1,192 @@
+"""`OGKDClassifier`: fit, predict and score in scikit-learn's way, on files, arrays or pictures.
+
+Arrays and pictures go through temporary PNG files, which lose nothing: so everything that works
+for files, the feature cache included, works for them, and cross-validation encodes nothing twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.validation import check_is_fitted
+
+from ogkd.backbones import Backbone
+from ogkd.datasets._items import read_class_names
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.errors import ConfigError, DataError
+from ogkd.features.store import FeatureStore
+from ogkd.fitting import fit_seeds
+
+__all__ = ["OGKDClassifier"]
+
+_AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")  # Pillow's modes that a PNG can hold
+
+
+class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped there
+    """A classifier on a frozen vision-language model, for scikit-learn's tools.
+
+    `X` is a sequence of image files, of arrays [H, W] or [H, W, 3] (uint8, or floats from 0 to
+    1), or of PIL images; an array [N, H, W] or [N, H, W, 3] will do. `y` are labels of any kind.
+    Their texts are what the text tower reads: the labels themselves if they are names, or
+    `class_names`, a mapping from label to name. Other parameters are those of `ogkd.fit`.
+
+    After `fit`: `classes_`, and `model_`, the `Classifier`, which can be saved.
+    """
+
+    def __init__(
+        self,
+        backbone: str | Path | Backbone = "builtin",
+        method: str = "ogkd",
+        *,
+        shots: int | None = None,
+        preset: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        prompts: str | Path | Mapping[str, Sequence[str]] | None = None,
+        class_names: Mapping[Any, str] | None = None,
+        normal: Sequence[str] | None = None,
+        seed: int = 1,
+        device: str = "auto",
+        engine: str = "torch",
+    ) -> None:
+        self.backbone = backbone
+        self.method = method
+        self.shots = shots
+        self.preset = preset
+        self.settings = settings
+        self.prompts = prompts
+        self.class_names = class_names
+        self.normal = normal
+        self.seed = seed
+        self.device = device
+        self.engine = engine
+
+    def fit(self, X: Any, y: Any) -> OGKDClassifier:
+        """Learn from images X and their labels y."""
+        images, labels = _listed(X), np.asarray(y)
+        if labels.ndim != 1 or len(labels) != len(images):
+            raise DataError(
+                f"There are {len(images)} images, but labels of shape {labels.shape}. Give one "
+                "label for each image."
+            )
+        classes, numbers = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise DataError(f"A classifier needs at least 2 classes, but y has {len(classes)}.")
+        names = self._names(classes)
+        with _files(images) as paths:
+            pairs = zip(paths, numbers, strict=True)
+            items = tuple(Item(path, int(number)) for path, number in pairs)
+            self.model_ = fit_seeds(
+                Manifest(items, names),
+                seeds=[self.seed],
+                backbone=self.backbone,
+                method=self.method,
+                shots=self.shots,
+                preset=self.preset,
+                settings=self.settings,
+                prompts=self.prompts,
+                normal=self.normal,
+                device=self.device,
+                engine=self.engine,
+            )[0]
+        self.classes_ = classes
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float32]:
+        """Probabilities [N, C] of the classes, in the order of `classes_`."""
+        check_is_fitted(self, "model_")
+        with _files(_listed(X)) as paths:
+            store = FeatureStore(self.model_.backbone)
+            features = store.get(paths).globals[:, 0]
+        return self.model_.probabilities(features)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable label of each image."""
+        best = self.predict_proba(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+    def _names(self, classes: NDArray[Any]) -> tuple[str, ...]:
+        """The class texts, in label order."""
+        known = self.class_names
+        if known is None:
+            if classes.dtype.kind not in "UO" or not all(isinstance(c, str) for c in classes):
+                warnings.warn(
+                    f"The labels are {', '.join(map(str, classes[:5]))}, which says nothing to the "
+                    "text tower. Pass their names: class_names={label: name}.",
+                    stacklevel=3,
+                )
+            return read_class_names([str(label) for label in classes])
+        missing = [label for label in classes.tolist() if label not in known]
+        if missing:
+            raise ConfigError(
+                f"class_names has no name for the label {missing[0]!r} of y. It has: "
+                f"{', '.join(map(repr, known))}."
+            )
+        return read_class_names([known[label] for label in classes.tolist()])
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn may expect: images, not a table of numbers."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        tags.input_tags.three_d_array = True
+        tags.input_tags.string = True
+        tags.no_validation = True
+        return tags
+
+
+def _listed(X: Any) -> list[Any]:
+    """X as a list of images, refused where it is no sequence of them."""
+    if isinstance(X, str | os.PathLike | Image.Image):
+        raise DataError("X is one image. Give a list of images, even if it holds only one.")
+    images = list(X)
+    if not images:
+        raise DataError("X holds no image.")
+    return images
+
+
+@contextlib.contextmanager
+def _files(images: Sequence[Any]) -> Iterator[list[Path]]:
+    """Image files with the content of the images; those made here are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="ogkd-") as folder:
+        yield [_file(image, Path(folder) / f"{row}.png") for row, image in enumerate(images)]
+
+
+def _file(image: Any, place: Path) -> Path:
+    if isinstance(image, str | os.PathLike):
+        return Path(image)
+    picture = image
+    if not isinstance(image, Image.Image):
+        picture = Image.fromarray(_pixels(np.asarray(image), int(place.stem)))
+    upright = ImageOps.exif_transpose(picture)
+    if upright.mode not in _AS_PNG:
+        upright = upright.convert("RGB")
+    upright.save(place, compress_level=1)
+    return place
+
+
+def _pixels(array: NDArray[Any], row: int) -> NDArray[np.uint8]:
+    """An array as bytes [H, W] or [H, W, 3]."""
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    colours = array.shape[2:] in ((), (3,))
+    if array.ndim not in (2, 3) or not colours or array.size == 0:
+        raise DataError(
+            f"Image {row} of X has shape {array.shape}. Arrays are [H, W] or [H, W, 3]."
+        )
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:  # false for NaN too
+        return np.asarray(np.rint(array * 255), dtype=np.uint8)
+    raise DataError(
+        f"Image {row} of X has {array.dtype} values that are not bytes and not shares. Give uint8 "
+        "from 0 to 255, or floats from 0 to 1."
+    )

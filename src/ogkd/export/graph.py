@@ -1,0 +1,145 @@
+"""Image tower and head as one torch module, and that as an ONNX graph that names no path."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ogkd.classifier import Classifier
+from ogkd.errors import ConfigError
+from ogkd.methods.cocoop import ImagePromptHead
+
+__all__ = ["INPUT", "OUTPUTS", "Graph", "build", "quiet", "strip"]
+
+INPUT = "pixels"
+OUTPUTS = ("logits", "probabilities", "features")
+_OPSET = 18
+_MOST_BYTES = 2_000_000_000  # a protobuf file ends at 2 GiB
+
+
+class Graph(nn.Module):
+    """Pixels in; logits, calibrated probabilities and unit features out."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, classifier: Classifier, *, include_preprocessing: bool) -> None:
+        super().__init__()
+        backbone, calibration = classifier.backbone, classifier.calibration
+        self.backbone = backbone
+        # A backbone is no module itself; its modules must be ours for their weights to be found.
+        for name, value in vars(backbone).items():
+            if isinstance(value, nn.Module):
+                self.add_module(name.strip("_"), value)
+        self.head = classifier.head
+        self.temperature = 1.0 if calibration is None else calibration.temperature
+        self.include_preprocessing = include_preprocessing
+        self.register_buffer("mean", torch.tensor(backbone.preprocessing.mean).view(1, 3, 1, 1))
+        self.register_buffer("std", torch.tensor(backbone.preprocessing.std).view(1, 3, 1, 1))
+
+    def example(self) -> Tensor:
+        """Two images of the right shape; two, as a batch of one would count as fixed."""
+        size = self.backbone.preprocessing.size
+        if self.include_preprocessing:
+            return torch.zeros(2, size, size, 3, dtype=torch.uint8)
+        return torch.zeros(2, 3, size, size)
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """[N, 3, H, W] float32, or with preprocessing [N, H, W, 3] uint8."""
+        if self.include_preprocessing:
+            pixels = (pixels.permute(0, 3, 1, 2).float() / 255.0 - self.mean) / self.std
+        features = self.backbone.encode_images(pixels, patches=False).globals
+        logits = self.head.logits(features)
+        return logits, (logits / self.temperature).softmax(dim=-1), features
+
+
+def build(classifier: Classifier, *, include_preprocessing: bool = False) -> Any:
+    """The model as an onnx.ModelProto for any number of images."""
+    _refuse(classifier)
+    module = Graph(classifier, include_preprocessing=include_preprocessing).eval()
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                module,
+                (module.example(),),
+                dynamo=True,
+                opset_version=_OPSET,
+                input_names=[INPUT],
+                output_names=list(OUTPUTS),
+                dynamic_shapes=({0: torch.export.Dim("N")},),
+                verbose=False,
+            )
+            model = program.model_proto  # type: ignore[union-attr]
+    except Exception as error:  # the exporter raises many kinds
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"torch {torch.__version__} cannot write {classifier.card.method} on "
+            f"{classifier.backbone.name} as ONNX ({reason}). Nothing was written. Try another "
+            "version of torch, or use the model folder itself."
+        ) from error
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _MOST_BYTES:
+        raise ConfigError(
+            f"{classifier.backbone.name} has more than 2 GB of weights, which one ONNX file "
+            "cannot hold. Use the model folder itself, or a smaller backbone."
+        )
+    strip(model)
+    return model
+
+
+def _refuse(classifier: Classifier) -> None:
+    """Say what cannot be exported before minutes are spent on it."""
+    backbone, head = classifier.backbone, classifier.head
+    if backbone.engine != "torch":
+        raise ConfigError(
+            f"This model encodes images with the engine {backbone.engine}, whose kernels ONNX does "
+            "not have. Export the float32 encoder with --encoder-engine torch (its probabilities "
+            "differ a little from this model's), and add --int8 if it is to be small."
+        )
+    if backbone.device.type != "cpu":
+        raise ConfigError(
+            f"The export runs on the CPU, but the model is on {backbone.device}. Load it with "
+            'device="cpu".'
+        )
+    if isinstance(head, ImagePromptHead):
+        raise ConfigError(
+            "cocoop writes new texts for every image and needs the whole text tower to predict, "
+            "so it is not exported. Fit ogkd, coop or another method that `ogkd methods` lists."
+        )
+    bad = [name for name, tensor in head.tensors().items() if not tensor.isfinite().all()]
+    if bad:
+        raise ConfigError(
+            f"The model's weights hold numbers that are not finite ({', '.join(bad)}). Fit again."
+        )
+
+
+def strip(model: Any) -> None:
+    """Take out what the exporter notes about source files; the computation stays."""
+    model.doc_string = ""
+    graph = model.graph
+    graph.doc_string = ""
+    del graph.metadata_props[:]
+    # Besides, the optimiser leaves shapes here that contradict the graph.
+    del graph.value_info[:]
+    named = [*graph.input, *graph.output, *graph.initializer, *graph.node, *model.functions]
+    for part in [*named, *(node for function in model.functions for node in function.node)]:
+        part.doc_string = ""
+        del part.metadata_props[:]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Nothing of the exporters' advice about their own insides; errors still come through."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

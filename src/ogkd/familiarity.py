@@ -1,0 +1,83 @@
+"""Is a new image like those that the model learned from? Judged by their features alone.
+
+The strangeness of an image is the share of its feature v that no mixture of the support features
+S explains: r = rho v' (S'S + rho I)^-1 v, from 0 (a support image) to 1 (nothing in common). It is
+compared with the strangeness of each support image to the others. docs/predict.md has measured
+rates of false alarms and of images of other modalities that are found.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.features.support import SupportFeatures
+
+__all__ = ["Familiarity", "can_judge", "nearest", "unfamiliar"]
+
+FEWEST = 8  # support images below which there is too little to judge by
+_RHO = 0.02  # the ridge: how closely a mixture has to fit
+_QUANTILE = 0.9  # so that a few odd support images do not make everything familiar
+_MARGIN = 1.4  # times that strangeness is still familiar
+
+
+class Familiarity:
+    """What the support says about how strange an image may be; computed once, asked often."""
+
+    def __init__(self, support: SupportFeatures) -> None:
+        S = _unit(support.features)  # [M, d]
+        P = np.linalg.inv(S.T @ S + _RHO * np.eye(S.shape[1]))
+        self._P: NDArray[np.float64] = P.astype(np.float64)  # [d, d]
+        self.limit = np.inf  # too little to judge by: nothing is unfamiliar
+        if can_judge(support):
+            h = _quadratic(S, self._P)
+            # Sherman-Morrison gives each image's strangeness to all the others without a loop.
+            self.limit = _MARGIN * float(np.quantile(_RHO * h / (1.0 - h), _QUANTILE))
+
+    def strangeness(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The share of each row of features [N, d] that the support does not explain: [N]."""
+        return _RHO * _quadratic(_unit(features), self._P)
+
+    def unfamiliar(self, features: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Whether each row is stranger than the support allows: [N]."""
+        return np.asarray(self.strangeness(features) > self.limit)
+
+
+def unfamiliar(support: SupportFeatures, features: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Whether each row of features [N, d] is unlike everything that was learned from: [N].
+
+    True means: of another modality, another organ, or no medical image at all. It does not mean
+    that the prediction is wrong, nor False that it is right. With fewer than 8 support images
+    (see `can_judge`) nothing is called unfamiliar.
+    """
+    return Familiarity(support).unfamiliar(features)
+
+
+def can_judge(support: SupportFeatures | None) -> bool:
+    """Whether there are enough support images to call another image unfamiliar."""
+    return support is not None and len(support.features) >= FEWEST
+
+
+def nearest(
+    support: SupportFeatures, features: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The k nearest support images of each row of features [N, d], the nearest first.
+
+    Gives their numbers [N, k] and cosines [N, k]; k is cut to the size of the support.
+    """
+    cosines = (_unit(features) @ _unit(support.features).T).astype(np.float32)  # [N, M]
+    order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
+    return order.astype(np.int64), np.take_along_axis(cosines, order, axis=1)
+
+
+def _quadratic(rows: NDArray[np.float64], P: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The value v' P v of each row, [N]."""
+    values: NDArray[np.float64] = ((rows @ P) * rows).sum(axis=1)
+    return values
+
+
+def _unit(features: NDArray[np.float32]) -> NDArray[np.float64]:
+    rows = np.atleast_2d(np.asarray(features, dtype=np.float64))
+    length = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: NDArray[np.float64] = rows / np.maximum(length, 1e-12)
+    return unit

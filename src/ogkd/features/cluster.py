@@ -1,0 +1,109 @@
+"""Ray, joined or started: without telemetry, and a cluster of our own only on loopback."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ogkd.errors import ConfigError
+from ogkd.files import cache_dir
+
+__all__ = ["absolute", "cluster", "fitting_workers", "places", "take_places"]
+
+_OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster of our own; more goes to disk
+_PLACES = ("OGKD_CACHE", "OGKD_DATA")
+
+
+@contextmanager
+def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
+    """The module `ray`, joined to the cluster at `address`; None starts one with `cpus` cores.
+
+    In a process that has joined a cluster already, that one is used, and left as it was.
+    """
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else C++ warnings among our lines
+    if address is None and "ray" not in sys.modules:
+        # Ray's own switch for "one machine only": its servers then listen on loopback alone.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            'Ray is not installed. Install it with: pip install "ogkd[ray]", or leave --engine '
+            "ray out."
+        ) from None
+    if ray.is_initialized():
+        yield ray
+        return
+    own: dict[str, Any] = {}
+    if address is None:
+        cores = None if cpus is None else max(1, round(cpus))
+        own = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": _OBJECTS}
+    try:
+        ray.init(
+            address=address or "local",
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            **own,
+        )
+    except Exception as error:  # Ray raises many kinds, its very own and plain ones
+        where = f"the Ray cluster at '{address}'" if address else "a Ray cluster on this machine"
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"Cannot reach {where}: {reason}. Give --address auto on a node of a running cluster, "
+            "or HOST:PORT of its head; without --address one is started here."
+        ) from None
+    _hush(ray)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _hush(ray: Any) -> None:
+    """Ray prints pages about a lost node on standard output, where results go; we say a line."""
+    inside = ray._private.worker
+    if hasattr(inside, "print_to_stdstream"):
+        inside.print_to_stdstream = lambda *_, **__: None
+
+
+def fitting_workers(ray: Any, cpus: float, gpus: float) -> int:
+    """How many workers of this size fit on the nodes that are there now."""
+    total = 0
+    for node in ray.nodes():
+        if node["Alive"]:
+            has = node["Resources"]
+            room = [
+                has.get(kind, 0.0) / size for kind, size in (("CPU", cpus), ("GPU", gpus)) if size
+            ]
+            total += int(min(room)) if room else 1
+    return total
+
+
+def absolute(place: str) -> str:
+    """A folder by its whole path, as a process elsewhere needs it; other names as they are."""
+    path = Path(place).expanduser()
+    return str(path.resolve()) if path.exists() else place
+
+
+def places() -> dict[str, str]:
+    """Where this process keeps the cache and the benchmarks: workers look there too."""
+    found = {
+        name: str(Path(os.environ[name]).expanduser().resolve())
+        for name in _PLACES
+        if os.environ.get(name)
+    }
+    return {"OGKD_CACHE": str(cache_dir().resolve())} | found
+
+
+def take_places(found: Mapping[str, str]) -> None:
+    """In a worker: the places of the process that asked for the work."""
+    for name in _PLACES:
+        os.environ.pop(name, None)
+    os.environ.update(found)

@@ -1,0 +1,96 @@
+// Uses the page as people do and prints what they meet, as one JSON object.
+// node page.mjs PLAYWRIGHT CHROMIUM ADDRESS GOOD STRANGER BROKEN SHOTS
+const [, , playwright, chromiumPath, address, good, stranger, broken, shots] = process.argv;
+const { chromium } = (await import(playwright)).default;
+
+const browser = await chromium.launch({
+  executablePath: chromiumPath,
+  args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
+});
+const found = { outside: [], failed: [], pageErrors: [] };
+const wait = { timeout: 90000 };
+
+async function open(options) {
+  const context = await browser.newContext(options);
+  const page = await context.newPage();
+  page.on("request", (request) => {
+    const url = request.url();
+    if (!url.startsWith(address) && !/^(data|blob):/.test(url)) found.outside.push(url);
+  });
+  page.on("response", (response) => {
+    if (response.status() >= 400) found.failed.push(`${response.status()} ${response.url()}`);
+  });
+  page.on("pageerror", (error) => found.pageErrors.push(String(error)));
+  // Heard from the start: playwright takes a while to intercept the dialog.
+  page.on("filechooser", (chooser) => chooser.setFiles(good));
+  await page.goto(address + "/", wait);
+  await page.waitForSelector("#ogkd-upload button", wait);
+  return page;
+}
+
+async function upload(page, file) {
+  await page.evaluate(() => document.querySelector("#ogkd-answer .ogkd")?.setAttribute("data-old", ""));
+  await page.locator("#ogkd-upload input[type=file]").setInputFiles(file);
+  await page.waitForSelector("#ogkd-answer .ogkd:not([data-old])", wait);
+}
+
+const texts = (page, selector) => page.locator(selector).allInnerTexts();
+
+// A mouse, a wide light screen: a good image, a broken file, an image of another kind.
+const light = await open({ colorScheme: "light", viewport: { width: 1280, height: 900 } });
+found.header = await texts(light, ".ogkd-header");
+found.title = await light.title();
+found.language = await light.getAttribute("html", "lang");
+await upload(light, good);
+found.good = {
+  models: await texts(light, ".ogkd-card h2"),
+  states: await texts(light, ".ogkd-state"),
+  classes: await texts(light, ".ogkd-card:first-child .ogkd-classes tr"),
+  sets: await texts(light, ".ogkd-set"),
+  similar: await light.locator(".ogkd-similar img").count(),
+  evidence: await light.locator("figure img").count(),
+  agree: await texts(light, ".ogkd-agree"),
+  drawn: await light.locator(".ogkd img").evaluateAll((all) => all.every((one) => one.naturalWidth > 0)),
+  described: await light.locator("img").evaluateAll((all) => all.every((one) => one.alt.length > 0)),
+};
+await light.screenshot({ path: `${shots}/light.png`, fullPage: true });
+await upload(light, broken);
+found.broken = { alert: await texts(light, "[role=alert]"), cards: await light.locator(".ogkd-card").count() };
+await light.screenshot({ path: `${shots}/error.png` });
+await upload(light, stranger);
+found.stranger = await texts(light, ".ogkd-uncertain");
+found.background = await light.evaluate(() => getComputedStyle(document.body).backgroundColor);
+await light.context().close();
+
+// No mouse at all, dark.
+const dark = await open({ colorScheme: "dark", viewport: { width: 1280, height: 900 } });
+async function tabTo(selector) {
+  for (let presses = 1; presses <= 20; presses++) {
+    await dark.keyboard.press("Tab");
+    if (await dark.evaluate((wanted) => document.activeElement?.matches(wanted), selector)) return presses;
+  }
+  return 0;
+}
+found.keyboard = { upload: await tabTo("#ogkd-upload button") };
+found.keyboard.name = await dark.evaluate(() => document.activeElement.getAttribute("aria-label"));
+found.keyboard.outline = await dark.evaluate(() => {
+  const style = getComputedStyle(document.activeElement);
+  return style.outlineStyle !== "none" || style.boxShadow !== "none";
+});
+await dark.keyboard.press("Enter");
+await dark.waitForSelector(".ogkd-card", wait);
+await dark.screenshot({ path: `${shots}/dark.png`, fullPage: true });
+found.keyboard.clear = await tabTo("#ogkd-clear");
+await dark.keyboard.press("Enter");
+await dark.waitForSelector(".ogkd-welcome", wait);
+found.keyboard.cards = await dark.locator(".ogkd-card").count();
+found.darkBackground = await dark.evaluate(() => getComputedStyle(document.body).backgroundColor);
+await dark.context().close();
+
+// A telephone.
+const narrow = await open({ viewport: { width: 360, height: 740 } });
+await upload(narrow, good);
+found.overflow = await narrow.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+await narrow.screenshot({ path: `${shots}/narrow.png`, fullPage: true });
+await browser.close();
+console.log(JSON.stringify(found));

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from app_models import by_hand
+
+import ogkd.app.answers as asking
+from ogkd.app.answers import answers, as_json
+from ogkd.app.models import Model, load_models
+from ogkd.app.render import render_answers, render_error
+from ogkd.app.support import with_pictures
+from ogkd.app.uploads import Picture
+from ogkd.classifier import Classifier
+from ogkd.errors import BackboneError, ConfigError
+from ogkd.images import read_image
+
+
+def picture(path):
+    return Picture(path.name, path, read_image(path))
+
+
+@pytest.fixture(scope="session")
+def image(phantoms):
+    return picture(phantoms / "test" / "simple_cyst" / "0000.png")
+
+
+def changed(gda, **changes):
+    kept = {"calibration": gda.calibration, "support": gda.support}
+    return Classifier(gda.backbone, gda.head, gda.card, **{**kept, **changes})
+
+
+def ask(gda, image, *, pictures=False, model=None, **changes):
+    asked = model or Model("m", changed(gda, **changes))
+    return answers([asked], image, pictures=pictures)[0]
+
+
+def test_the_answer_ranks_what_the_classifier_says(gda, image):
+    answer = ask(gda, image)
+    expected = gda.predict_proba([image.path])[0]
+    assert [value for _, value in answer.ranked] == sorted(expected.tolist(), reverse=True)
+    assert dict(answer.ranked) == dict(zip(gda.class_names, expected.tolist(), strict=True))
+    assert answer.ranked[0][0] == gda.predict([image.path])[0]
+    assert answer.calibrated
+
+
+def test_one_plausible_class_of_a_familiar_image_is_no_reason_to_abstain(gda, image):
+    answer = ask(gda, image)
+    assert answer.ranked[0][1] > 0.45 > answer.ranked[1][1]
+    assert answer.plausible == (answer.ranked[0][0],)
+    assert not answer.uncertain
+
+
+@pytest.mark.parametrize(("limit", "plausible"), [(1.0, 4), (0.0, 0)])
+def test_no_or_several_plausible_classes_are_uncertain(gda, image, limit, plausible):
+    answer = ask(gda, image, calibration=by_hand(limit))
+    assert len(answer.plausible) == plausible
+    assert answer.uncertain
+    assert "90%" in answer.reasons[0]
+
+
+def test_an_unfamiliar_image_is_uncertain(gda, image, stranger):
+    for calibration in (gda.calibration, None):
+        answer = ask(gda, picture(stranger), calibration=calibration)
+        assert any("unlike" in reason for reason in answer.reasons)
+    assert not any("unlike" in reason for reason in ask(gda, image).reasons)
+
+
+def test_below_the_threshold_of_the_risk_it_is_uncertain(gda, image):
+    top = ask(gda, image).ranked[0][1]
+    for threshold, uncertain in ((top + 1e-4, True), (top, False), (0.0, False)):
+        model = Model("m", gda, max_risk=0.1, threshold=threshold)
+        assert ask(gda, image, model=model).uncertain is uncertain
+
+
+def test_without_a_calibration_nothing_is_claimed(gda, image):
+    answer = ask(gda, image, calibration=None)
+    assert (answer.calibrated, answer.plausible, answer.reasons) == (False, None, ())
+    page = render_answers(image, [answer])
+    assert "not calibrated" in page
+    assert "cannot say when it is unsure" in page
+
+
+def test_the_nearest_support_images_are_named_and_shown_where_they_are_known(gda, phantoms):
+    learned = picture(phantoms / "train" / "simple_cyst" / "0003.png")
+    near = ask(gda, learned).similar
+    assert near[0].name == "simple cyst"
+    assert near[0].similarity == pytest.approx(1, abs=1e-3)
+    assert [one.similarity for one in near] == sorted([one.similarity for one in near])[::-1]
+    assert not any(one.picture for one in near)
+    (model,) = with_pictures([Model("m", gda)], phantoms)
+    assert sorted(model.pictures) == list(range(24))
+    shown = ask(gda, learned, model=model).similar
+    assert all(one.picture.startswith("data:image/jpeg;base64,") for one in shown)
+    assert len({one.picture for one in shown}) == len(shown)
+
+
+def test_support_images_that_are_not_the_model_s_are_refused(gda, stranger):
+    with pytest.raises(ConfigError, match="learned from"):
+        with_pictures([Model("m", gda)], stranger.parents[2])
+
+
+def test_a_model_without_support_features_is_answered_without_neighbours(gda, image):
+    assert ask(gda, image, support=None).similar == ()
+
+
+def test_evidence_is_drawn_for_the_answer_only_where_asked(gda, image):
+    assert ask(gda, image).evidence == ""
+    assert ask(gda, image, pictures=True).evidence.startswith("data:image/jpeg;base64,")
+
+
+def test_models_of_one_backbone_encode_an_image_once(gda, image, monkeypatch):
+    seen = []
+    inner = asking._features
+    monkeypatch.setattr(asking, "_features", lambda *a: seen.append(1) or inner(*a))
+    first, second = answers([Model("a", gda), Model("b", gda)], image, pictures=False)
+    assert len(seen) == 1
+    assert replace(second, model="a") == first
+
+
+def test_the_api_s_answer_holds_no_picture_unless_asked(gda, image):
+    bare = as_json(image, [ask(gda, image)], pictures=False)
+    assert "data:" not in str(bare)
+    assert sum(bare["models"][0]["probabilities"].values()) == pytest.approx(1, abs=1e-4)
+    full = as_json(image, [ask(gda, image, pictures=True)], pictures=True)
+    assert full["models"][0]["evidence"].startswith("data:image/jpeg")
+
+
+def test_the_page_says_whether_models_agree(gda, image):
+    one = ask(gda, image)
+    other = replace(one, ranked=one.ranked[::-1])
+    assert "All 2 models" in render_answers(image, [one, one])
+    assert "disagree" in render_answers(image, [one, other])
+    assert "models" not in render_answers(image, [one])
+
+
+def test_whatever_a_name_holds_the_page_shows_it_as_text(gda, image):
+    bad = "<img src=x onerror=alert(1)>"
+    answer = ask(gda, image)
+    names = tuple((bad, value) for _, value in answer.ranked)
+    hostile = replace(answer, model=bad, ranked=names, plausible=(bad, bad), reasons=(bad,))
+    page = render_answers(replace(image, name=bad, note=bad), [hostile]) + render_error(bad)
+    assert "<img src=x" not in page
+    assert page.count("&lt;img src=x onerror") >= 8
+
+
+def test_models_of_one_backbone_share_it_and_names_stay_apart(folders, tmp_path):
+    (tmp_path / "gda").symlink_to(folders / "gda")
+    models = load_models([folders / "gda", folders / "zero", folders / "gda"])
+    assert len({id(model.classifier.backbone) for model in models}) == 1
+    assert len({model.name for model in models}) == 3
+    assert [model.name for model in load_models([folders / "zero"])] == ["zero"]
+
+
+def test_settings_that_a_model_cannot_keep_are_refused_at_the_start(folders):
+    with pytest.raises(ConfigError, match="zero is not"):
+        load_models([folders / "zero"], max_risk=0.1)
+    with pytest.raises(ConfigError, match="more are needed"):
+        load_models([folders / "gda"], coverage=0.999)
+    with pytest.raises(ConfigError, match="coverage"):
+        load_models([folders / "gda"], coverage=2)
+    with pytest.raises(BackboneError, match="no backbone"):
+        load_models([folders / "gda"], backbone="no/such/backbone/folder")
+
+
+def test_the_threshold_of_a_risk_comes_from_the_calibration(folders):
+    (model,) = load_models([folders / "gda"], max_risk=0.3)
+    assert model.threshold == model.classifier.calibration.threshold(0.3) > 0

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+import pytest
+import typer
+
+import ogkd.app.models as loading
+import ogkd.app.server as serving
+from ogkd.app.server import Settings, is_loopback
+from ogkd.cli import main
+from ogkd.errors import ConfigError
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys):
+    """The message of `ogkd app ...` that must end in one message and code 2."""
+    monkeypatch.setattr(serving, "need_gradio", lambda: None)  # it leaves sockets open in here
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["ogkd", "app", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        said = capsys.readouterr()
+        assert (stop.value.code, said.out) == (2, "")
+        assert "Traceback" not in said.err
+        return " ".join(said.err.replace("│", " ").split())
+
+    return run
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The settings that `ogkd app MODEL ...` would serve with."""
+    found = []
+    monkeypatch.setattr(serving, "need_gradio", lambda: None)
+    monkeypatch.setattr(loading, "load_models", lambda *_, **__: [])
+    monkeypatch.setattr(serving, "serve", lambda _, settings, say: found.append(settings))
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["ogkd", "app", "model", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+        return found.pop()
+
+    return run
+
+
+def test_by_default_only_this_machine_is_served(served):
+    assert served() == Settings("127.0.0.1", None, None, 50_000_000, 50_000_000)
+    assert served("--max-mb", 3, "--max-pixels", "2e6", "--port", 0) == Settings(
+        port=0, max_bytes=3_000_000, max_pixels=2_000_000
+    )
+
+
+def test_another_address_needs_a_password(refused, served, folders, monkeypatch):
+    monkeypatch.delenv("OGKD_APP_PASSWORD", raising=False)
+    for host in ("0.0.0.0", "192.168.1.5", "::", "myhost"):
+        assert "OGKD_APP_PASSWORD" in refused(folders / "gda", "--host", host)
+    monkeypatch.setenv("OGKD_APP_PASSWORD", "short")
+    assert "at least 8" in refused(folders / "gda", "--host", "0.0.0.0")
+    monkeypatch.setenv("OGKD_APP_PASSWORD", "long enough")
+    assert served("--host", "0.0.0.0").password == "long enough"
+    assert served("--host", "127.0.0.2").password is None
+
+
+def test_a_terminal_is_asked_for_the_password(served, monkeypatch):
+    asked = {}
+    monkeypatch.delenv("OGKD_APP_PASSWORD", raising=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "prompt", lambda *_, **how: asked.update(how) or "from a prompt")
+    assert served("--host", "0.0.0.0").password == "from a prompt"
+    assert asked == {"hide_input": True, "confirmation_prompt": True}
+
+
+def test_without_a_password_the_server_itself_refuses_other_addresses():
+    with pytest.raises(ConfigError, match="needs a password"):
+        serving.serve([], Settings(host="0.0.0.0"), say=print)
+
+
+def test_without_gradio_the_message_says_what_to_install(refused, folders, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert 'pip install "ogkd[serve]"' in refused(folders / "gda")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["gone"], "not a model folder"),
+        (["gone", "--max-mb", "0"], "--max-mb must be a positive number"),
+        (["gone", "--max-pixels", "nan"], "--max-pixels must be a positive number"),
+        (["gone", "--port", "70000"], "--port"),
+        ([], "models"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(refused, words, message):
+    assert message in refused(*words).lower() or message in refused(*words)
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("[::1]", True), ("LocalHost", True)]
+    + [(host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "example.com", "", "localhost.x")],
+)
+def test_what_counts_as_this_machine(host, own):
+    assert is_loopback(host) is own
+
+
+def test_a_port_that_is_taken_is_refused_if_asked_for_and_passed_over_if_not(monkeypatch):
+    with contextlib.closing(serving._listen(Settings(port=0))) as first:
+        taken = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"port {taken}.*--port"):
+            serving._listen(Settings(port=taken))
+        monkeypatch.setattr(serving, "_PORT", taken)
+        with contextlib.closing(serving._listen(Settings())) as second:
+            assert second.getsockname()[1] > taken
+        assert serving._address(first) == f"http://127.0.0.1:{taken}"
+    with pytest.raises(ConfigError, match="Cannot serve"):
+        serving._listen(Settings(host="no.such.host.invalid", port=0))
+
+
+def test_the_uploads_folder_is_private_and_goes_away():
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    with serving._private_folder() as folder:
+        assert folder.stat().st_mode & 0o077 == 0
+        assert os.environ["GRADIO_TEMP_DIR"] == str(folder)
+        (folder / "x").write_bytes(b"x")
+    assert not folder.exists()
+    assert os.environ.get("GRADIO_TEMP_DIR") == before
+
+
+def test_a_page_without_a_password_answers_to_this_machine_s_names_alone():
+    open_to_all = serving.guarded(None, Settings(host="127.0.0.2"), lambda: False)
+    assert open_to_all.password is None
+    assert open_to_all.hosts == {"localhost", "127.0.0.1", "127.0.0.2", "[::1]"}
+    closed = Settings(host="0.0.0.0", password="long enough")
+    assert serving.guarded(None, closed, lambda: False).password == "long enough"

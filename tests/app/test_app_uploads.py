@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import io
+import os
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ogkd.app.uploads import Uploads
+from ogkd.errors import DataError
+from tiny_images import SHADES, dicom
+
+RGB = np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)
+
+
+def encoded(kind, array=RGB):
+    memory = io.BytesIO()
+    Image.fromarray(array).save(memory, kind)
+    return memory.getvalue()
+
+
+@pytest.fixture
+def uploads(tmp_path):
+    (tmp_path / "uploads").mkdir()
+    return Uploads(tmp_path / "uploads", max_pixels=2000)
+
+
+def put(uploads, content, name="a.png"):
+    place = uploads.place(name)
+    place.write_bytes(content)
+    return uploads.find(str(place))
+
+
+def test_an_upload_is_decoded_and_then_gone(uploads):
+    with uploads.take(put(uploads, encoded("PNG"), "scan.png")) as picture:
+        np.testing.assert_array_equal(picture.pixels, RGB)
+        assert picture.name == "scan.png"
+        assert picture.path.is_file()
+    assert list(uploads.folder.iterdir()) == []
+
+
+def test_the_content_decides_what_a_file_is_and_not_its_name(uploads):
+    for name in ("a.dcm", "a.nii.gz", "a.npz", "noending", "a#index=2", "#.png", "..", "ä 1.png"):
+        with uploads.take(put(uploads, encoded("JPEG"), name)) as picture:
+            assert picture.pixels.shape == RGB.shape
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"%PDF-1.7", encoded("BMP"), encoded("TIFF")])
+def test_other_kinds_of_files_are_refused_and_gone(uploads, content):
+    with (
+        pytest.raises(DataError, match="not a PNG, JPEG or DICOM"),
+        uploads.take(put(uploads, content)),
+    ):
+        pass
+    assert list(uploads.folder.iterdir()) == []
+
+
+def test_damaged_files_are_refused_without_the_server_s_paths(uploads):
+    whole = encoded("PNG")
+    hostile = [whole[:60], whole[:20], b"\xff\xd8\xff\xe0" + bytes(50), bytes(128) + b"DICMxx"]
+    for content in hostile:
+        with pytest.raises(DataError) as error, uploads.take(put(uploads, content, "my.png")):
+            pass
+        assert str(uploads.folder) not in str(error.value)
+        assert list(uploads.folder.iterdir()) == []
+
+
+def test_an_image_of_too_many_pixels_is_refused_with_the_limit(uploads):
+    large = np.zeros((50, 41), np.uint8)
+    with (
+        pytest.raises(DataError, match=r"41 x 50 pixels.*2,000"),
+        uploads.take(put(uploads, encoded("PNG", large))),
+    ):
+        pass
+
+
+def test_a_dicom_file_is_shown_as_it_asks(uploads, tmp_path):
+    content = dicom(tmp_path / "a.dcm", SHADES.astype(np.uint8)).read_bytes()
+    with uploads.take(put(uploads, content, "IM0001")) as picture:
+        np.testing.assert_array_equal(picture.pixels[:, :, 0], SHADES.astype(np.uint8))
+        assert picture.note == ""
+
+
+def test_of_several_frames_the_middle_one_or_the_model_s_is_taken(uploads, tmp_path):
+    frames = np.stack([np.full((8, 9), value, np.uint8) for value in (10, 20, 30)])
+    content = dicom(tmp_path / "a.dcm", frames, frames=True).read_bytes()
+    with uploads.take(put(uploads, content)) as picture:
+        assert picture.pixels.mean() == 20
+        assert "3 frames" in picture.note
+        assert str(picture.path).endswith(".dcm#index=middle")
+    first = Uploads(uploads.folder, max_pixels=100, frame="axis=2,index=0")
+    with first.take(put(first, content)) as picture:
+        assert picture.pixels.mean() == 10
+
+
+def test_only_a_waiting_upload_can_be_named(uploads, tmp_path):
+    place = put(uploads, encoded("PNG"))
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(encoded("PNG"))
+    link = place.with_name("link.png")
+    link.symlink_to(secret)
+    outside = f"{place.parent}/../../secret.png"
+    others = ["/etc/passwd", str(secret), outside, str(link), str(place.parent), "", "None", "~"]
+    others += [f"{uploads.folder}/secret.png", f"{uploads.folder}/xx/secret.png", place.name]
+    others += ["http://127.0.0.1/a.png", "file:///etc/passwd", str(place) + "\0"]
+    for other in others:
+        with pytest.raises(DataError):
+            uploads.find(other)
+    with uploads.take(place):
+        pass
+    with pytest.raises(DataError, match="used once"):
+        uploads.find(str(place))
+
+
+def test_equal_uploads_do_not_meet(uploads):
+    first, second = (put(uploads, encoded("PNG")) for _ in range(2))
+    with uploads.take(first):
+        pass
+    with uploads.take(second) as picture:
+        assert picture.pixels.shape == RGB.shape
+
+
+def test_an_upload_that_nobody_came_back_for_is_removed_in_time(uploads):
+    old, new = (put(uploads, encoded("PNG")) for _ in range(2))
+    os.utime(old.parent, (time.time() - 3700,) * 2)
+    uploads.sweep()
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_uploads_can_be_read_by_their_owner_alone(uploads):
+    assert put(uploads, b"x").parent.stat().st_mode & 0o077 == 0

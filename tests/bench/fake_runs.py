@@ -1,0 +1,106 @@
+"""Runs that were never run: a model of a test set that methods, shots and settings move."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ogkd.bench.results import Cell, Plan, Predictions, RunsFolder
+from ogkd.bench.spec import RunSpec
+
+DATASETS = {
+    "retina": ("diabetic retinopathy", "glaucoma", "cataract", "normal retina"),
+    "busi": ("benign tumor", "malignant tumor", "normal scan"),
+    "kvasir": (
+        "dyed lifted polyps", "dyed resection margins", "esophagitis", "normal cecum",
+        "normal pylorus", "normal z line", "polyps", "ulcerative colitis",
+    ),
+    "covid": ("covid lungs", "lung opacity lungs", "viral pneumonia lungs", "normal lungs"),
+}  # fmt: skip
+SKILL = {"ogkd": 0.35, "biomedcoop": 0.2, "coop": 0.0, "zero-shot": -0.6, "gda": 0.3}
+
+
+def graph(names: Sequence[str], alpha: float = 4.0) -> np.ndarray:
+    """A class graph: similarities that depend on the names alone."""
+    rng = np.random.default_rng(zlib.crc32("|".join(names).encode()))
+    T = rng.normal(size=(len(names), 6)) + 1.0
+    T /= np.linalg.norm(T, axis=1, keepdims=True)
+    W = np.exp(alpha * T @ T.T)
+    return (W / W.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def predictions(spec: RunSpec, names: Sequence[str], part: str, images: int) -> Predictions:
+    """Noisy logits; images are as hard for one method as for another."""
+    same = np.random.default_rng(zlib.crc32(f"{spec.dataset} {part}".encode()))
+    labels = same.integers(0, len(names), images)
+    hard = same.normal(size=(images, len(names)))
+    own = np.random.default_rng(zlib.crc32(spec.hash.encode()))
+    shots = 1.0 if spec.method == "zero-shot" else float(spec.shots or 1)
+    gamma = float(spec.settings.get("gamma", 0.5))
+    skill = 1.2 + 0.35 * np.log2(shots) + SKILL.get(spec.method, 0.0) - 0.06 * spec.flips
+    skill += 0.3 * np.sin(np.pi * gamma) + 0.004 * (spec.budget or 50) - 0.3 * (part == "novel")
+    logits = 1.2 * hard + 0.8 * own.normal(size=hard.shape) + own.normal(scale=0.06)
+    logits[np.arange(images), labels] += skill
+    p = np.exp(logits - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    return Predictions(labels.astype(np.int64), p.astype(np.float32), graph(names))
+
+
+def write(
+    root: Path,
+    labelled: Iterable[tuple[str, RunSpec]],
+    *,
+    classes: Mapping[str, Sequence[str]] = DATASETS,
+    images: int = 150,
+    change: Any = None,
+    **plan: Any,
+) -> tuple[RunsFolder, Plan]:
+    """A folder with a run for each specification, and their plan; `change` edits predictions."""
+    folder = RunsFolder(root)
+    cells = tuple(Cell(label=label, spec=spec) for label, spec in labelled)
+    for cell in cells:
+        names = classes[cell.spec.dataset]
+        half = -(-len(names) // 2)
+        parts = {"test": names}
+        if cell.spec.protocol == "base-to-novel":
+            parts = {"base": names[:half], "novel": names[half:]}
+        found = {part: predictions(cell.spec, mine, part, images) for part, mine in parts.items()}
+        if change:
+            found = {part: change(cell.spec, said) for part, said in found.items()}
+        result = {
+            "metrics": {part: {"accuracy": _accuracy(said)} for part, said in found.items()},
+            "class_names": {part: list(mine) for part, mine in parts.items()},
+            "normal": {
+                part: [i for i, name in enumerate(mine) if "normal" in name]
+                for part, mine in parts.items()
+            },
+            "seconds": {"train": 1.0},
+        }
+        folder.write(cell.spec, result, found)
+    plan = {"name": "fake", "title": "Fake", "table": "few-shot"} | plan
+    return folder, Plan(cells=cells, **plan)
+
+
+def _accuracy(said: Predictions) -> float:
+    return float((said.probabilities.argmax(axis=1) == said.labels).mean())
+
+
+def specs(
+    methods: Sequence[str] = ("biomedcoop", "ogkd"),
+    datasets: Iterable[str] = ("retina", "busi"),
+    shots: Sequence[int] = (1, 4, 16),
+    seeds: Sequence[int] = (1, 2),
+    **fields: Sequence[Any],
+) -> list[tuple[str, RunSpec]]:
+    """Every combination, labelled by method; other fields of RunSpec take lists too."""
+    found = [
+        {"dataset": dataset, "method": method, "shots": k, "seed": seed}
+        for dataset in datasets for method in methods for k in shots for seed in seeds
+    ]  # fmt: skip
+    for name, values in fields.items():
+        found = [{**old, name: value} for old in found for value in values]
+    return [(str(content["method"]), RunSpec.model_validate(content)) for content in found]

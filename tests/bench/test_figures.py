@@ -1,0 +1,299 @@
+"""Figures of runs that were never run: what is averaged, which images, what is written."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from fake_runs import specs, write
+from PIL import Image
+
+from ogkd.bench.figures import FIGURES, make_figures
+from ogkd.bench.figures.averages import average, harmonic, spread
+from ogkd.bench.figures.pairing import choose_pair, paired
+from ogkd.bench.figures.panels import gain
+from ogkd.bench.figures.selective import mean_curve
+from ogkd.bench.results import Plan, Predictions, RunsFolder
+from ogkd.bench.spec import RunSpec
+from ogkd.errors import ConfigError, DataError
+
+
+def texts(path: Path) -> str:
+    """All text of an SVG, with line breaks between the pieces."""
+    found = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"), re.DOTALL)
+    return "\n".join(unescape(re.sub(r"<[^>]+>", "", piece)).strip() for piece in found)
+
+
+def prose(path: Path) -> str:
+    """The same in one line: long sentences are drawn in several."""
+    return " ".join(texts(path).split())
+
+
+def drawn(out: Path, names: list[str], made: tuple[RunsFolder, Plan], **more: object) -> list[Path]:
+    """Make figures; every one is there twice, and not blank."""
+    paths = make_figures(*made, out, names=names, **more)  # type: ignore[arg-type]
+    assert {path.suffix for path in paths} == {".svg", ".png"}
+    for path in paths:
+        if path.suffix == ".png":
+            assert len(np.unique(np.asarray(Image.open(path).convert("L")))) > 20
+    return [path for path in paths if path.suffix == ".svg"]
+
+
+# What is averaged
+
+
+def test_an_average_is_over_seeds_then_datasets_and_deviates_as_the_seeds_averages() -> None:
+    values = {
+        ("a", 1.0): {"x": {1: 50.0, 2: 60.0}, "y": {1: 80.0, 2: 70.0}},
+        ("a", 4.0): {"x": {1: 60.0, 2: 64.0}, "y": {1: 80.0, 2: 88.0}},
+    }
+    (curve,) = average(values, "").curves
+    assert curve.x.tolist() == [1.0, 4.0]
+    assert curve.mean.tolist() == [65.0, 73.0]
+    # By seed: (50+80)/2, (60+70)/2 at 1; (60+80)/2, (64+88)/2 at 4; population deviation.
+    assert curve.std == pytest.approx([0.0, 3.0])
+
+
+def test_a_dataset_that_lacks_a_point_is_left_out_of_all() -> None:
+    cells = {"x": {1: 50.0}, "y": {1: 90.0}}
+    panel = average({("a", 1.0): cells, ("b", 1.0): cells, ("b", 4.0): {"x": {1: 70.0}}}, "")
+    assert panel.datasets == ("x",)
+    assert panel.left_out == ("y",)
+    assert [curve.mean.tolist() for curve in panel.curves] == [[50.0], [50.0, 70.0]]
+    assert all(math.isnan(value) for curve in panel.curves for value in curve.std)
+
+
+def test_a_point_that_few_datasets_have_does_not_cost_the_others_their_datasets() -> None:
+    full = {name: {1: 50.0} for name in "uvwxyz"}
+    panel = average({("a", 1.0): full, ("a", 4.0): full, ("slow", 4.0): {"u": {1: 9.0}}}, "")
+    assert len(panel.datasets) == 6
+    assert [curve.label for curve in panel.curves] == ["a"]
+    assert panel.left_out == ("slow at 4",)
+
+
+def test_hm_is_of_the_averages_and_not_the_mean_of_hms() -> None:
+    base = {("a", 0.0): {"x": {1: 90.0}, "y": {1: 50.0}}}
+    novel = {("a", 0.0): {"x": {1: 30.0}, "y": {1: 50.0}}}
+    (curve,) = harmonic(base, novel, "").curves
+    assert curve.mean[0] == pytest.approx(2 * 70 * 40 / 110)  # the mean of HMs would be 47.5
+
+
+def test_spread_needs_two_runs() -> None:
+    assert math.isnan(spread([1.0]))
+    assert spread([1.0, 3.0]) == 1.0
+
+
+def test_a_gain_is_where_both_methods_have_a_point() -> None:
+    values = {
+        ("ours", 10.0): {"x": {1: 60.0}}, ("ours", 20.0): {"x": {1: 70.0}},
+        ("theirs", 10.0): {"x": {1: 57.5}}, ("ours", None): {"x": {1: 99.0}},
+    }  # fmt: skip
+    x, delta = gain(average(values, "").curves, ("ours", "theirs"))
+    assert (x.tolist(), delta.tolist()) == ([10.0], [2.5])
+
+
+def test_the_mean_of_risk_curves_is_taken_at_equal_coverage() -> None:
+    one = (np.array([0.5, 1.0]), np.array([0.0, 0.5]))
+    other = (np.array([0.5, 1.0]), np.array([1.0, 0.5]))
+    x, mean, std = mean_curve([one, other])
+    assert (x.tolist(), mean.tolist(), std.tolist()) == ([0.5, 1.0], [0.5, 0.5], [0.5, 0.0])
+
+
+# Which runs and images are compared
+
+
+def test_the_pair_is_the_whole_ogkd_and_biomedcoop_else_the_first_two() -> None:
+    rows = {"B": "biomedcoop", "B + GAD": "ogkd", "B + GAD + LGD": "ogkd", "c": "coop"}
+    assert choose_pair(rows) == ("B + GAD + LGD", "B")
+    assert choose_pair({"x": "coop", "y": "gda"}) == ("x", "y")
+    assert choose_pair({"x": "coop"}) is None
+
+
+def test_runs_pair_at_the_most_shots_that_both_have_and_seeds_are_pooled(tmp_path: Path) -> None:
+    made = specs(datasets=["retina"]) + specs(("ogkd",), ["retina"], shots=(32,))
+    folder, plan = write(tmp_path, made, images=30)
+    (pair,) = paired(folder.finished(plan), ("ogkd", "biomedcoop"))
+    assert pair.title == "retina, 16 shots"
+    assert pair.y.shape == (60,)
+    assert pair.seeds == 2
+    last = RunSpec(dataset="retina", method="biomedcoop", shots=16, seed=2)
+    assert pair.b[30:] == pytest.approx(folder.read(last).predictions().probabilities)
+
+
+def test_rows_without_numbers_are_left_out_of_both(tmp_path: Path) -> None:
+    def spoil(spec: RunSpec, said: Predictions) -> Predictions:
+        p = said.probabilities.copy()
+        p[3 if spec.method == "ogkd" else 5, 0] = np.nan
+        return replace(said, probabilities=p)
+
+    made = specs(datasets=["retina"], shots=[4], seeds=[1])
+    folder, plan = write(tmp_path / "runs", made, images=40, change=spoil)
+    (pair,) = paired(folder.finished(plan), ("ogkd", "biomedcoop"))
+    assert (len(pair.y), pair.dropped) == (38, 2)
+    (path,) = drawn(tmp_path, ["risk-coverage"], (folder, plan))
+    assert "2 predictions that are not numbers are left out" in prose(path)
+
+
+def test_runs_on_different_images_are_refused(tmp_path: Path) -> None:
+    def other(spec: RunSpec, said: Predictions) -> Predictions:
+        return replace(said, labels=said.labels[:: 1 if spec.method == "ogkd" else -1].copy())
+
+    made = write(tmp_path, specs(datasets=["retina"], shots=[4]), images=20, change=other)
+    with pytest.raises(DataError, match="different images"):
+        make_figures(*made, tmp_path / "out", names=["wins"])
+
+
+# What is written
+
+
+def test_a_few_shot_plan_gives_every_figure_that_it_allows(tmp_path: Path) -> None:
+    many = specs(("biomedcoop", "ogkd", "coop"), datasets=["retina"], shots=(1, 16))
+    paths = make_figures(*write(tmp_path / "runs", many), tmp_path / "out")
+    said = {path.stem: prose(path) for path in paths if path.suffix == ".svg"}
+    kinds = ("wins", "losses", "disease-mass", "disease-mass-other", "graph")
+    assert set(said) == {"few-shot", "few-shot-average", "risk-coverage"} | {
+        f"{kind}-retina" for kind in kinds
+    }
+    assert {path.stem for path in paths if path.suffix == ".png"} == set(said)
+    assert "p of all 3 other classes, 1 − p(y)" in said["wins-retina"]
+    assert "p of all diseases but the true one" in said["disease-mass-other-retina"]
+    assert "diabetic retinopathy" in said["graph-retina"]
+
+
+def test_few_shot_curves_name_all_and_have_the_same_bytes_each_time(tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    made = write(tmp_path / "runs", specs(("biomedcoop", "ogkd", "coop"), shots=(1, 16)))
+    (path,) = drawn(tmp_path / "one", ["few-shot"], made)
+    (again,) = drawn(tmp_path / "two", ["few-shot"], made)
+    assert path.read_bytes() == again.read_bytes()
+    assert path.with_suffix(".png").read_bytes() == again.with_suffix(".png").read_bytes()
+    assert dict(matplotlib.rcParams) == before
+    for text in ("biomedcoop", "ogkd", "coop", "retina", "busi", "Shots per class"):
+        assert text in texts(path).splitlines()
+    assert "Mean of 2 seeds; band: ± std over seeds" in prose(path)
+
+
+def test_the_legends_of_risk_and_mass_have_the_numbers_of_the_definitions(tmp_path: Path) -> None:
+    folder, plan = write(tmp_path / "runs", specs(datasets=["retina"], shots=[4], seeds=[1]))
+    risk, mass = drawn(tmp_path, ["risk-coverage", "disease-mass"], (folder, plan))
+    runs = dict(folder.finished(plan))
+    p, y = runs["ogkd"].predictions().probabilities, runs["ogkd"].predictions().labels
+    order = np.argsort(-p.max(axis=1))
+    wrong = (p.argmax(axis=1) != y)[order]
+    area = 100 * np.mean(np.cumsum(wrong) / np.arange(1, len(y) + 1))
+    assert f"ogkd {area:.1f}\n" in texts(risk)
+    total = 1 - p[y == 3, 3].astype(float)
+    assert f"ogkd: Σ = {total.sum():.1f}, mean {total.mean():.2f}" in texts(mass)
+    assert f"Normal images (n = {(y == 3).sum()})" in texts(mass)
+
+
+def test_budgets_have_gains_in_writing(tmp_path: Path) -> None:
+    many = specs(shots=(1,), budget=(10, 30), datasets=["busi"])
+    folder, plan = write(tmp_path / "runs", many, sweep="budget", table="sweep")
+    (path,) = drawn(tmp_path, ["budget"], (folder, plan))
+    runs = [(label, run) for label, run in folder.finished(plan) if run.spec.budget == 10]
+    ours, theirs = (
+        np.mean([run.metric("accuracy") for label, run in runs if label == name])
+        for name in ("ogkd", "biomedcoop")
+    )
+    delta = f"{100 * (ours - theirs):+.1f}".replace("-", "−")
+    assert delta in texts(path).splitlines()
+    assert "Δ = ogkd − biomedcoop, in points" in texts(path)
+
+
+def test_gamma_has_rows_that_are_not_swept_as_levels(tmp_path: Path) -> None:
+    many = specs(("ogkd",), shots=[4], settings=[{"gamma": 0.0}, {"gamma": 0.5}, {}])
+    made = write(tmp_path / "runs", many + specs(("biomedcoop",), shots=[4]), sweep="gamma")
+    (path,) = drawn(tmp_path, ["gamma"], made)
+    said = texts(path).splitlines()
+    assert {"ogkd", "ogkd (preset)", "biomedcoop", "4 shots"} <= set(said)
+    assert "Geometry strength γ" in said
+
+
+def test_noise_in_base_to_novel_has_base_novel_and_hm(tmp_path: Path) -> None:
+    many = specs(shots=[16], flips=[0, 8], protocol=["base-to-novel"])
+    made = write(tmp_path / "runs", many, sweep="flips", table="noise")
+    (path,) = drawn(tmp_path, ["noise"], made)
+    for title in ("Base, 16 shots", "Novel, 16 shots", "HM of averages, 16 shots"):
+        assert title in texts(path)
+
+
+def test_one_seed_and_one_dataset_have_no_band(tmp_path: Path) -> None:
+    made = write(tmp_path / "runs", specs(datasets=["busi"], seeds=[1], shots=(1, 4)))
+    (path,) = drawn(tmp_path, ["few-shot-average"], made)
+    assert "busi: mean of 1 seed" in texts(path)
+    assert "band" not in texts(path)
+    assert "PolyCollection" not in path.read_text()
+
+
+def test_a_single_image_gives_strokes_and_says_that_there_is_no_density(tmp_path: Path) -> None:
+    def sure(spec: RunSpec, said: Predictions) -> Predictions:
+        p = np.full_like(said.probabilities, 0.1)
+        p[np.arange(len(p)), said.labels] = 0.7
+        if spec.method == "biomedcoop":
+            p[0] = np.roll(p[0], 1)
+        return replace(said, probabilities=p)
+
+    made = write(tmp_path / "runs", specs(datasets=["retina"], shots=[4], seeds=[1]), change=sure)
+    won, mass = drawn(tmp_path, ["wins", "disease-mass"], made)
+    assert texts(won).count("one value: no density") == 2
+    assert "no such image" in texts(mass)
+    with pytest.raises(ConfigError, match="no image that 'biomedcoop' has right and 'ogkd' wrong"):
+        make_figures(*made, tmp_path, names=["losses"])
+
+
+@pytest.mark.filterwarnings("error")
+def test_odd_names_of_classes_and_datasets_are_drawn_as_they_are(tmp_path: Path) -> None:
+    odd = {"a/b $x$": ("$\\frac{", "<b> & co", "normal \x07 bell", "肺炎"), "a-b $x$": ("p", "q")}
+    many = specs(datasets=odd, shots=[4], seeds=[1])
+    paths = drawn(tmp_path, ["graph"], write(tmp_path / "runs", many, classes=odd))
+    assert [path.name for path in paths] == ["graph-a-b-x.svg", "graph-a-b-x-2.svg"]
+    for name in ("$\\frac{", "<b> & co", "normal ? bell", "肺炎"):
+        assert name in texts(paths[0])
+
+
+# What cannot be drawn
+
+
+def test_what_is_impossible_is_said_and_the_rest_is_written(tmp_path: Path) -> None:
+    made = write(tmp_path / "runs", specs(("ogkd",), datasets=["busi"], shots=[4], seeds=[1]))
+    with pytest.raises(ConfigError) as caught:
+        make_figures(*made, tmp_path / "out", names=["wins", "few-shot", "gamma", "graph"])
+    message = str(caught.value)
+    assert "- wins: It compares two methods" in message
+    assert "- few-shot: A curve needs finished runs with at least two values of shots" in message
+    assert "- gamma: It needs a plan that sweeps gamma, but 'fake' sweeps nothing" in message
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "graph-busi.svg", "graph-busi.png"}  # fmt: skip
+
+
+def test_wrong_names_and_labels_are_answered_with_the_nearest(tmp_path: Path) -> None:
+    folder, plan = write(tmp_path, specs(datasets=["busi"], shots=[4], seeds=[1]))
+    with pytest.raises(ConfigError, match=r"Unknown figure 'gama'.* mean 'gamma'"):
+        make_figures(folder, plan, tmp_path, names=["gama"])
+    with pytest.raises(ConfigError, match=r"called 'biomedcop'.* mean 'biomedcoop'"):
+        make_figures(folder, plan, tmp_path, pair=("OGKD", "biomedcop"))
+    with pytest.raises(ConfigError, match="with itself"):
+        make_figures(folder, plan, tmp_path, pair=("ogkd", "OGKD"))
+    with pytest.raises(ConfigError, match="no finished runs"):
+        make_figures(RunsFolder(tmp_path / "empty"), plan, tmp_path)
+
+
+def test_runs_that_a_figure_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    many = specs(("ogkd",), ["busi"], [1, 4], [1], settings=[{}, {"gamma": 0.1}])
+    made = write(tmp_path, many + specs(("biomedcoop",), ["busi"], [1, 4], [1]), images=20)
+    for name in ("few-shot", "wins"):
+        with pytest.raises(ConfigError, match="several runs of 'ogkd' that differ in settings"):
+            make_figures(*made, tmp_path / "out", names=[name])
+
+
+def test_every_figure_is_documented() -> None:
+    page = Path(__file__).parents[2] / "docs" / "bench-figures.md"
+    for name in FIGURES:
+        assert f"`{name}`" in page.read_text(encoding="utf-8")

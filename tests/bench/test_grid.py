@@ -1,0 +1,105 @@
+"""Grids become plans; what cannot be is refused with the nearest that can."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from ogkd.bench.grid import expand, protocols, read_grid
+from ogkd.datasets.catalog import benchmarks
+from ogkd.errors import ConfigError
+
+
+def test_every_list_multiplies_the_runs(grid_file):
+    plan, sources = expand(read_grid(grid_file))
+    assert set(sources) == {"first", "second"}
+    assert len(plan.cells) == 2 * 4 * 2 * 2  # datasets, rows, shots, seeds
+    assert Counter(cell.label for cell in plan.cells)["OGKD"] == 8
+    specs = {cell.spec.hash for cell in plan.cells}
+    assert len(specs) == len(plan.cells)
+    ogkd = next(cell.spec for cell in plan.cells if cell.label == "OGKD")
+    assert ogkd.settings == {"train.epochs": 2}
+    zero = next(cell.spec for cell in plan.cells if cell.label == "zero-shot")
+    assert zero.settings == {}  # it has no training
+
+
+def test_a_moved_folder_or_backbone_keeps_the_names_of_its_runs(grid_file, datasets, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    moved = tmp_path / "elsewhere" / datasets.name
+    moved.symlink_to(datasets)
+    before = [cell.spec.hash for cell in expand(read_grid(grid_file))[0].cells]
+    after = [cell.spec.hash for cell in expand(read_grid(grid_file, {"data": str(moved)}))[0].cells]
+    assert before == after
+
+
+def test_a_sweep_changes_one_setting_and_is_the_axis_of_the_figure(grid_file):
+    text = grid_file.read_text().replace('methods = ["zero-shot", "gda", "coop"]', "")
+    grid_file.write_text(text + "\n[sweep]\ngamma = [0.0, 0.5]\n")
+    plan, _ = expand(read_grid(grid_file))
+    assert plan.sweep == "gamma"
+    assert Counter(cell.spec.settings["gamma"] for cell in plan.cells) == {0.0: 8, 0.5: 8}
+
+
+def test_options_replace_fields_and_choose_rows(grid_file):
+    changes = {"shots": [2], "seeds": [7], "datasets": ["first"], "only": ["OGKD", "gda"]}
+    plan, _ = expand(read_grid(grid_file, changes))
+    assert [(cell.label, cell.spec.shots, cell.spec.seed) for cell in plan.cells] == [
+        ("gda", 2, 7),
+        ("OGKD", 2, 7),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"datasets": ["frist"]}, "Unknown dataset 'frist'. Did you mean 'first'"),
+        ({"methods": ["ogdk"]}, "Unknown method 'ogdk'. Did you mean 'ogkd'"),
+        ({"settings": {"train.epoch": 3}}, "train.epoch"),
+        ({"shots": ["many"]}, "'shots.0' is wrong"),
+        ({"seedz": [1]}, "Did you mean 'seeds'"),
+        ({"protocol": "base-to-novel"}, "gda knows only the classes"),
+        ({"only": ["ogkt"]}, "Did you mean 'ogkd'"),
+        ({"data": "nowhere"}, "no folder nowhere"),
+        ({"methods": [], "rows": []}, "names no method"),
+        ({"sweep": {"gamma": [0.1], "alpha": [1.0]}}, "sweeps one setting"),
+        ({"datasets": []}, "'datasets' is wrong"),
+    ],
+)
+def test_mistakes_are_named_with_what_is_known(grid_file, change, message):
+    with pytest.raises(ConfigError) as caught:
+        expand(read_grid(grid_file, change))
+    assert message in str(caught.value)
+
+
+def test_an_unknown_or_broken_grid_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="Did you mean 'paper/few-shot'"):
+        read_grid("paper/few-shots")
+    (tmp_path / "bad.toml").write_text("shots = [1,")
+    with pytest.raises(ConfigError, match="not TOML"):
+        read_grid(tmp_path / "bad.toml")
+
+
+@pytest.mark.parametrize("name", sorted(protocols()))
+def test_every_shipped_grid_is_a_plan(name, tmp_path):
+    changes = {}
+    if name.startswith("real-small"):
+        for dataset in (*benchmarks(), "COVID_19"):
+            for spelled in (dataset, dataset.upper(), _as_in_small(dataset)):
+                (tmp_path / spelled / "train").mkdir(parents=True, exist_ok=True)
+        changes = {"data": str(tmp_path)}
+    plan, sources = expand(read_grid(name, changes))
+    assert plan.cells
+    assert plan.title
+    assert plan.name == name.split("/")[-1]
+    if name.startswith("paper"):
+        assert all(source.bank == dataset for dataset, source in sources.items())
+        trained = [cell.spec for cell in plan.cells if cell.spec.method == "ogkd"]
+        assert all(str(spec.preset).startswith("paper/") for spec in trained)
+
+
+def _as_in_small(dataset: str) -> str:
+    known = {"ctkidney": "CTKidney", "dermamnist": "DermaMNIST", "kneexray": "KneeXray"}
+    return known.get(dataset) or {"kvasir": "Kvasir", "lungcolon": "LungColon"}.get(
+        dataset, dataset
+    )

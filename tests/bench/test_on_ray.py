@@ -1,0 +1,421 @@
+"""Runs on a Ray cluster: the accounting with a stand-in for Ray, the rest with a real cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ogkd.bench import on_ray
+from ogkd.bench.engines import make_job, prepare, run_here
+from ogkd.bench.grid import expand, read_grid
+from ogkd.bench.on_ray import run_ray
+from ogkd.bench.ray_worker import Answer, Hello, Worker
+from ogkd.bench.results import Predictions, RunsFolder
+from ogkd.bench.run import Finished
+from ogkd.bench.work import claim, record
+from ogkd.errors import ConfigError, StorageError
+from ogkd.features import cluster as cluster_module
+from ogkd.features.cluster import places
+
+HERE = Path(__file__).parent
+WORDS = [sys.executable, "-m", "ogkd", "bench", "run"]
+
+
+@pytest.fixture
+def bench(grid_file, tmp_path):
+    def make(out="runs", **changes):
+        grid = read_grid(grid_file, {"shots": [1], "seeds": [1], **changes})
+        plan, sources = expand(grid)
+        folder = RunsFolder(tmp_path / out)
+        prepare(folder, plan)
+        return folder, plan, make_job(plan, sources, grid.backbone, device="cpu")
+
+    return make
+
+
+class Lost(Exception):
+    """Stands for every error of Ray itself."""
+
+
+class StandIn:
+    """As much of Ray as is used, without processes: an answer is computed when it is fetched."""
+
+    def __init__(self, worker, *, cores=2.0, deaths=lambda method, *_: False):
+        self.worker, self.cores, self.deaths = worker, cores, deaths
+        self.exceptions = SimpleNamespace(RayError=Lost)
+        self.started = self.killed = 0
+        self.calls = []
+        self.order = itertools.count()
+
+    def remote(self, _class):
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
+
+    def _start(self, *arguments):
+        self.started += 1
+        worker = self.worker(*arguments)
+
+        def method(name):
+            return SimpleNamespace(remote=lambda *given: (next(self.order), name, worker, given))
+
+        return SimpleNamespace(hello=method("hello"), encode=method("encode"), run=method("run"))
+
+    def wait(self, references, **_):
+        return [min(references, key=lambda reference: reference[0])], []  # first asked, first done
+
+    def get(self, reference):
+        _, name, worker, given = reference
+        self.calls.append((name, *given))
+        if self.deaths(name, *given):
+            raise Lost("the node is gone")
+        return getattr(worker, name)(*given)
+
+    def kill(self, _actor):
+        self.killed += 1
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": {"CPU": self.cores}}, {"Alive": False}]
+
+
+def results(group):
+    one = Predictions(np.zeros(1, np.int64), np.ones((1, 1), np.float32), np.ones((1, 1)))
+    names = {"class_names": {"test": ["a"]}, "normal": {"test": []}, "seconds": {"train": 1.0}}
+    result = {"metrics": {"test": {"accuracy": 1.0}}, "backbone_digest": "d", **names}
+    return [Finished(spec, result, {"test": one}) for spec in group.specs]
+
+
+class Quick:
+    """A worker that has its results at once."""
+
+    hello_ = Hello("node", "d", shares_cache=True)
+
+    def __init__(self, *_):
+        pass
+
+    def hello(self):
+        return self.hello_
+
+    def encode(self, paths):
+        return None
+
+    def run(self, group):
+        return Answer(results(group))
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    def use(worker=Quick, **options):
+        ray = StandIn(worker, **options)
+        monkeypatch.setattr(on_ray, "cluster", lambda *_, **__: _given(ray))
+        monkeypatch.setattr(on_ray, "_PAUSE", 0.01)
+        return ray
+
+    return use
+
+
+class _given:  # noqa: N801
+    def __init__(self, value):
+        self.value = value
+
+    def __enter__(self):
+        return self.value
+
+    def __exit__(self, *_):
+        return None
+
+
+def done(events):
+    return Counter(event["group"] for event in events if event["event"] == "done")
+
+
+def test_every_group_is_run_once_and_workers_are_ended(bench, stand_in):
+    folder, plan, job = bench()
+    ray = stand_in()
+    events = []
+    run_ray(folder, job, events.append)
+    assert len(folder.finished(plan)) == len(plan.cells)
+    assert done(events) == {group.name: 1 for group in job.groups()}
+    assert ray.started == ray.killed == 2
+
+
+def test_test_images_are_encoded_once_before_the_runs_of_their_dataset(bench, stand_in):
+    folder, _, job = bench()
+    ray = stand_in()
+    run_ray(folder, job, lambda _: None)
+    encoded = [call[1] for call in ray.calls if call[0] == "encode"]
+    assert sorted(len(paths) for paths in encoded) == [12, 12]
+    assert len({path for paths in encoded for path in paths}) == 24
+    names = [call[0] for call in ray.calls if call[0] != "hello"]
+    assert names[:2] == ["encode", "encode"]
+
+
+def test_without_a_common_cache_nothing_is_encoded_beforehand(bench, stand_in):
+    class Alone(Quick):
+        hello_ = Hello("node", "d", shares_cache=False)
+
+    folder, plan, job = bench()
+    ray = stand_in(Alone)
+    run_ray(folder, job, lambda _: None)
+    assert not [call for call in ray.calls if call[0] == "encode"]
+    assert len(folder.finished(plan)) == len(plan.cells)
+
+
+def test_what_a_lost_worker_was_doing_is_done_by_another(bench, stand_in):
+    folder, plan, job = bench()
+    left = Counter({"run": 2, "encode": 1, "hello": 1})
+
+    def die(name, *_):
+        left[name] -= 1
+        return left[name] >= 0
+
+    ray = stand_in(deaths=die)
+    events = []
+    run_ray(folder, job, events.append)
+    assert len(folder.finished(plan)) == len(plan.cells)
+    assert not folder.failures()
+    assert set(done(events).values()) == {1}
+    assert sum(event["event"] == "died" for event in events) == 3
+    assert ray.killed == ray.started
+
+
+def test_a_group_that_costs_three_workers_fails_and_the_rest_goes_on(bench, stand_in):
+    folder, plan, job = bench()
+    fatal = job.groups()[3]
+    stand_in(deaths=lambda name, *given: name == "run" and given[0].name == fatal.name)
+    run_ray(folder, job, lambda _: None)
+    assert set(folder.failures()) == {str(spec) for spec in fatal.specs}
+    assert all("died 3 times" in reason for reason in folder.failures().values())
+    assert len(folder.finished(plan)) == len(plan.cells) - len(fatal.specs)
+
+
+def test_workers_that_never_start_are_one_clear_error(bench, stand_in):
+    folder, _, job = bench()
+    ray = stand_in(deaths=lambda name, *_: name == "hello")
+    with pytest.raises(ConfigError, match=r"cannot be started.*the node is gone.*every node"):
+        run_ray(folder, job, lambda _: None)
+    assert ray.killed == ray.started
+
+
+def test_an_error_of_a_run_is_recorded_and_a_full_disk_ends_the_work(bench, stand_in):
+    class Wrong(Quick):
+        def run(self, group):
+            return Answer(error="no such prompt")
+
+    class Full(Quick):
+        def run(self, group):
+            return Answer(error="No space left", no_space=True)
+
+    folder, plan, job = bench()
+    stand_in(Wrong)
+    run_ray(folder, job, lambda _: None)
+    assert set(folder.failures().values()) == {"no such prompt"}
+    prepare(folder, plan)
+    ray = stand_in(Full)
+    with pytest.raises(StorageError, match="No space left"):
+        run_ray(folder, job, lambda _: None)
+    assert ray.killed == ray.started
+
+
+@pytest.mark.parametrize(
+    ("hellos", "words"),
+    [
+        ([Hello("n1", problem="there is no folder X")], "node n1 .*no folder X"),
+        ([Hello("n1", "d", True), Hello("n2", "e", True)], "another backbone on node n2"),
+    ],
+)
+def test_a_node_that_is_not_like_the_others_is_named(bench, stand_in, hellos, words):
+    waiting = list(hellos)
+
+    class Odd(Quick):
+        def hello(self):
+            return waiting.pop(0)
+
+    folder, _, job = bench()
+    stand_in(Odd)
+    with pytest.raises(ConfigError, match=words):
+        run_ray(folder, job, lambda _: None)
+
+
+def test_results_of_another_backbone_are_not_mixed(bench, stand_in):
+    folder, _, job = bench()
+    stand_in()
+    run_ray(folder, job.model_copy(update={"specs": job.specs[:2]}), lambda _: None)
+
+    class Other(Quick):
+        hello_ = Hello("node", "other", shares_cache=True)
+
+    stand_in(Other)
+    with pytest.raises(ConfigError, match=r"digest d, but this one has other.*another --out"):
+        run_ray(folder, job, lambda _: None)
+
+
+def test_what_another_process_works_on_is_left_to_it(bench, stand_in):
+    folder, plan, job = bench()
+    ray = stand_in()
+    theirs = job.groups()[0]
+    lock = claim(folder, theirs)
+    lock.acquire()
+    ours = len(job.groups()) - 1
+    count = Counter()
+
+    def say(event):
+        count[event["event"]] += 1
+        if count["done"] == ours and lock.is_locked:  # the other process finishes
+            record(folder, theirs, results(theirs), lambda _: None)
+            lock.release()
+
+    run_ray(folder, job, say)
+    assert count["done"] == ours
+    assert theirs.name not in {call[1].name for call in ray.calls if call[0] == "run"}
+    assert len(folder.finished(plan)) == len(plan.cells)
+
+
+def test_a_run_larger_than_every_node_is_refused(bench, stand_in):
+    folder, _, job = bench()
+    stand_in(cores=2.0)
+    with pytest.raises(ConfigError, match=r"No node .*4 CPU\(s\) and 0 GPU\(s\)"):
+        run_ray(folder, job, lambda _: None, cpus=4)
+    with pytest.raises(ConfigError, match=r"1 CPU\(s\) and 0\.5 GPU\(s\)"):
+        run_ray(folder, job, lambda _: None, gpus=0.5)
+
+
+def worker(job, tmp_path, ogkd=None):
+    from importlib.metadata import version
+
+    return Worker(job.model_dump_json(), places(), str(tmp_path / "seal"), ogkd or version("ogkd"))
+
+
+def test_a_worker_says_what_its_node_lacks(bench, tmp_path, datasets):
+    _, _, job = bench()
+    assert "same version" in worker(job, tmp_path, "0.0.0").hello().problem
+    moved = {name: text.replace(str(datasets), "/nowhere") for name, text in job.sources.items()}
+    elsewhere = job.model_copy(update={"sources": moved})
+    problem = worker(elsewhere, tmp_path).hello().problem
+    assert "no folder /nowhere/first" in problem
+    assert "shared storage" in problem
+    gone = job.model_copy(update={"backbone": "/no/backbone"})
+    assert "/no/backbone" in worker(gone, tmp_path).hello().problem
+
+
+def test_a_worker_answers_with_what_the_runner_gives_or_why_not(bench, tmp_path, monkeypatch):
+    _, _, job = bench()
+    mine = worker(job, tmp_path)
+    (tmp_path / "seal").touch()
+    hello = mine.hello()
+    assert (hello.problem, hello.shares_cache) == ("", True)
+    group = job.groups()[0]
+    answer = mine.run(group)
+    assert answer.finished is not None
+    assert [run.spec for run in answer.finished] == list(group.specs)
+    assert answer.finished[0].result["backbone_digest"] == hello.digest
+
+    def fail(error):
+        def run(_):
+            raise error
+
+        monkeypatch.setattr(mine._runner, "run", run)
+        return mine.run(group)
+
+    assert fail(ConfigError("too many prompts")).error == "too many prompts"
+    assert "a mistake" in fail(ValueError("a mistake")).error
+    assert fail(StorageError("full")).no_space
+
+
+def test_without_ray_the_message_says_how_to_install_it(bench, monkeypatch):
+    folder, _, job = bench()
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r'pip install "ogkd\[ray\]"'):
+        run_ray(folder, job, lambda _: None)
+
+
+def test_a_cluster_that_cannot_be_reached_is_one_clear_error(monkeypatch):
+    def init(**_):
+        raise ConnectionError("nobody listens\nmore words")
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    join = cluster_module.cluster("head:6379")
+    with pytest.raises(ConfigError, match=r"'head:6379': nobody listens\. Give --address"):
+        join.__enter__()
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """A head and two worker nodes; `lose()` kills one of the workers."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip('Ray is not installed: pip install "ogkd[ray]" to run this test')
+    for name, value in (("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"), ("RAY_AUTH_MODE", "disabled")):
+        monkeypatch.setenv(name, value)
+    with subprocess.Popen(
+        [sys.executable, HERE / "ray_cluster.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        address = process.stdout.readline().strip()
+        assert address.startswith("127.0.0.1:"), "the cluster did not start"
+
+        def lose():
+            process.stdin.write("lose\n")
+            process.stdin.flush()
+            assert process.stdout.readline().strip() == "lost"
+
+        yield SimpleNamespace(address=address, lose=lose)
+        process.stdin.close()  # it ends what it started
+        process.wait(timeout=60)
+
+
+def content(folder):
+    """Metrics and predictions of every run, as bytes where they must be equal."""
+    return {
+        run.spec.hash: (
+            run.result["metrics"],
+            (run.folder / "predictions.safetensors").read_bytes(),
+        )
+        for run in folder.runs()
+    }
+
+
+def test_a_real_cluster_that_loses_a_node_ends_with_the_results_of_one_process(
+    bench, grid_file, nodes, tmp_path
+):
+    text = grid_file.read_text().replace('epochs" = 2', 'epochs" = 25')
+    grid_file.write_text(
+        text + '\n[[rows]]\nlabel = "too long"\nmethod = "coop"\nsettings = { n_ctx = 70 }\n'
+    )
+    where = ["--engine", "ray", "--address", nodes.address, "--device", "cpu"]
+    with subprocess.Popen(
+        [*WORDS, grid_file, "--out", tmp_path / "cluster", *where],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("done") and len([one for one in said if one[:4] == "done"]) == 2:
+                nodes.lose()
+        assert process.stdout.read() == ""
+    assert process.returncode == 1, said  # some runs failed, and only those that must
+    assert sum(line.startswith("A worker died") for line in said) == 1, said
+
+    folder, plan, job = bench("alone", shots=None, seeds=None)
+    run_here(folder, job, lambda _: None)
+    cluster = RunsFolder(tmp_path / "cluster")
+    assert content(cluster) == content(folder)
+    assert cluster.failures() == folder.failures()
+    assert len(cluster.failures()) == 8
+    # Nothing is doubled: each group is reported once, and the last line counts every run.
+    finished = [line.split()[1] for line in said if line.startswith("done")]
+    assert len(finished) == len(set(finished)) == len(job.groups()) - 4
+    assert finished[-1].split("/")[0] == str(len(plan.cells) - 8)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import ogkd as library
+from tiny_data import CLASSES, write_dataset
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """Images that the model has not seen: 24 in val, 6 in test."""
+    return write_dataset(tmp_path_factory.mktemp("others"), splits={"x": 1, "val": 8, "test": 2})
+
+
+def test_a_calibration_appears_in_the_folder_and_changes_no_prediction(ogkd, model, others):
+    before = library.load(model)
+    outcome = ogkd("calibrate", model, others)
+    assert outcome.code == 0, outcome.err
+    assert "Calibrated on 24 images: 8 set the temperature, 16 the sets" in outcome.out
+    assert "Note: 24 images are too few for promising at most 10 % errors" in outcome.err
+    assert "more." in outcome.err
+    after = library.load(model)
+    assert after.calibration.images == 24
+    files = sorted((others / "test").rglob("*.png"))
+    assert after.predict(files) == before.predict(files)
+    text = (model / "calibration.json").read_text()
+    assert ".png" not in text
+    assert str(others) not in text
+
+
+def test_evaluate_shows_before_and_after_and_warns_of_calibration_images(ogkd, model, others):
+    assert ogkd("calibrate", model, others).code == 0
+    outcome = ogkd("evaluate", model, others, "--resamples", 0)
+    assert (outcome.code, outcome.err) == (0, "")
+    for words in ("before", "after", "LAC", "APS", "Thresholds", "calibrated on 24 images"):
+        assert words in outcome.out
+    outcome = ogkd("evaluate", model, others, "--resamples", 0, "--split", "val")
+    assert "calibrated on 24 of these 24 images" in outcome.err
+
+
+def test_images_used_for_fitting_are_refused_and_may_be_left_out(
+    ogkd, refused, model, data, others
+):
+    assert "All 9 images were used" in refused("calibrate", model, data, "--split", "train")
+    table = others / "t.csv"
+    rows = [f"{path},{path.parent.name.replace('_', ' ')}" for path in others.rglob("val/*/*.png")]
+    rows += [f"{path},{path.parent.name.replace('_', ' ')}" for path in data.rglob("train/*/*.png")]
+    table.write_text("path,label\n" + "\n".join(rows) + "\n")
+    assert "9 of the 33 images were used" in refused("calibrate", model, table)
+    assert not (model / "calibration.json").exists()
+    assert ogkd("calibrate", model, table, "--leave-out-used").code == 0
+    assert library.load(model).calibration.images == 24
+
+
+def test_what_cannot_work_is_refused_and_writes_nothing(refused, model, data, others, tmp_path):
+    assert "6 images are too few" in refused("calibrate", model, data, "--split", "test")
+    assert "no split 'val'" in refused("calibrate", model, data)
+    assert "not a model folder" in refused("calibrate", others, others)
+    write_dataset(tmp_path / "d", ["benign tumor", "stone"], {"val": 8})
+    assert "does not know: stone" in refused("calibrate", model, tmp_path / "d")
+
+
+def test_a_damaged_calibration_is_told_and_a_new_one_mends_it(ogkd, refused, model, others):
+    (model / "calibration.json").write_text("{")
+    file = next((others / "test").rglob("*.png"))
+    assert "calibration.json is damaged" in refused("predict", model, file)
+    assert ogkd("calibrate", model, others).code == 0
+    assert ogkd("predict", model, file).code == 0
+    content = json.loads((model / "calibration.json").read_text())
+    (model / "calibration.json").write_text(json.dumps(content | {"schema_version": 9}))
+    assert "newer ogkd" in refused("predict", model, file)
+
+
+def test_the_classes_are_those_of_the_model(model, others, ogkd):
+    ogkd("calibrate", model, others)
+    assert library.load(model).calibration.counts == (8,) * len(CLASSES)

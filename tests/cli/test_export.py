@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+import ogkd as library
+from ogkd.export import write
+from ogkd.images import read_image, to_pixels
+from tiny_data import CLASSES, write_image
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def built():
+    return []
+
+
+@pytest.fixture(autouse=True)
+def _one_graph(built, monkeypatch):
+    """The first export builds the graph, the others take it: torch needs seconds each time."""
+    build = write.build
+
+    def once(classifier, *, include_preprocessing):
+        assert not include_preprocessing  # which is another graph
+        if not built:
+            built.append(build(classifier).SerializeToString())
+        return onnx.ModelProto.FromString(built[0])
+
+    monkeypatch.setattr(write, "build", once)
+
+
+def test_a_file_is_written_that_answers_as_predict_does(ogkd, fitted, data, tmp_path):
+    out = tmp_path / "new" / "model.onnx"
+    outcome = ogkd("export", fitted, "--onnx", out, "--check", data / "test")
+    assert (outcome.code, outcome.err) == (0, "")
+    first, second, last = outcome.out.splitlines()
+    assert first.startswith("Checked on 10 images (4 of them phantoms")
+    assert float(first.split("probability ")[1].split(",")[0]) <= 1e-4
+    assert "torch" in second
+    assert "onnx" in second
+    assert last.startswith(f"Wrote {out}")
+    assert [path.name for path in out.parent.iterdir()] == ["model.onnx"]
+    model = library.load(fitted, device="cpu")
+    files = sorted((data / "test").rglob("*.png"))
+    pixels = to_pixels([read_image(file) for file in files], model.backbone.preprocessing)
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    (found,) = session.run(["probabilities"], {"pixels": pixels.numpy()})
+    np.testing.assert_allclose(found, model.predict_proba(files), atol=1e-4)
+
+
+def test_int8_says_what_it_costs_on_labelled_images(ogkd, fitted, data, tmp_path):
+    out = tmp_path / "m.onnx"
+    outcome = ogkd("export", fitted, "--onnx", out, "--int8", "--data", data, "--split", "test")
+    assert (outcome.code, outcome.err) == (0, "")
+    session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+    card = json.loads(session.get_modelmeta().custom_metadata_map["ogkd"])
+    cost = card["int8"]
+    assert card["class_names"] == list(CLASSES)
+    assert cost["images"] == 6
+    expected = library.evaluate(library.load(fitted, device="cpu"), data)["accuracy"]
+    assert cost["float32_accuracy"] == pytest.approx(expected)
+    assert f"Accuracy {100 * cost['accuracy']:.2f} % instead of" in outcome.out
+    assert f"speed {cost['speed_gain']:.2f} times" in outcome.out
+    assert ("int8 is slower" in outcome.out) == (cost["speed_gain"] < 1)
+
+
+def test_a_difference_above_the_tolerance_leaves_no_file(refused, fitted, tmp_path):
+    words = ("export", fitted, "--onnx", tmp_path / "m.onnx", "--tolerance", 1e-12)
+    assert "allow it with --tolerance" in refused(*words)
+
+
+def test_an_image_that_cannot_be_read_leaves_no_file(refused, fitted, tmp_path):
+    write_image(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    message = refused("export", fitted, "--onnx", tmp_path / "m.onnx", "--check", tmp_path)
+    assert "b.png" in message
+
+
+def test_what_cannot_work_is_refused_before_anything_is_loaded(refused, fitted, data, tmp_path):
+    out = tmp_path / "m.onnx"
+    assert "is a folder" in refused("export", fitted, "--onnx", tmp_path)
+    assert "must end in .onnx" in refused("export", fitted, "--onnx", tmp_path / "m.json")
+    assert "not both" in refused("export", fitted, "--onnx", out, "--check", data, "--data", data)
+    assert "gone" in refused("export", fitted, "--onnx", out, "--check", tmp_path / "gone")
+    assert "not a model folder" in refused("export", tmp_path, "--onnx", out)
+    assert "--onnx" in refused("export", fitted)
+    assert "ogkd calibrate" in refused("export", fitted, "--onnx", out, "--max-risk", 0.1)
+
+
+def test_a_place_that_cannot_be_written_is_named_with_its_option(refused, fitted, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = refused("export", fitted, "--onnx", tmp_path / "file" / "m.onnx")
+    assert "Choose another place with --onnx" in message
+
+
+def test_a_missing_extra_is_named(refused, fitted, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    message = refused("export", fitted, "--onnx", tmp_path / "m.onnx")
+    assert 'pip install "ogkd[onnx]"' in message

@@ -1,0 +1,72 @@
+"""The code of docs/*.md is run: blocks that start with ```python test or ```bash test.
+
+The blocks of a page run in order, in an empty folder. Python blocks share their names; a bash
+block holds `ogkd` commands, one after the other, with `> FILE` at most.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from ogkd.cli import main
+
+DOCS = Path(__file__).parents[2] / "docs"
+BLOCK = re.compile(r"^```(python|bash) test\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks_of(text):
+    return [
+        (match[1], match[2], text[: match.start()].count("\n") + 2)
+        for match in BLOCK.finditer(text)
+    ]
+
+
+PAGES = [page for page in sorted(DOCS.glob("*.md")) if blocks_of(page.read_text(encoding="utf-8"))]
+
+
+def run_bash(code, monkeypatch):
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        assert words[0] == "ogkd", f"only ogkd commands can be run: {line}"
+        place = Path(words.pop()) if words[-2:-1] == [">"] else None
+        if place is not None:
+            words.pop()
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stop:
+            if place is None:
+                main()
+            else:
+                with place.open("w", encoding="utf-8") as file, redirect_stdout(file):
+                    main()
+        assert not stop.value.code, f"exit code {stop.value.code}: {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "__docs__"}
+    for language, code, line in blocks_of(page.read_text(encoding="utf-8")):
+        if language == "bash":
+            run_bash(code, monkeypatch)
+        else:
+            # Line numbers of errors are those of the page.
+            exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+
+
+def test_the_pages_that_teach_by_code_are_among_them():
+    assert {"predict", "python-api"} <= {page.stem for page in PAGES}
+
+
+@pytest.mark.parametrize("code", ["ogkd methods --no-such-option", "rm -r /", "ogkd predict a b"])
+def test_a_command_that_fails_is_noticed(code, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError):
+        run_bash(code, monkeypatch)

@@ -1,0 +1,66 @@
+"""A tiny model judged on tiny pictures, and a reader of the page as a browser sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+from ogkd.classifier import Classifier
+from ogkd.datasets.manifest import Manifest, read_manifest
+from ogkd.evaluation import Judged, judge
+from ogkd.evaluation.calibrate import calibrate
+from ogkd.fitting import fit
+
+# A name that would run a script and end the style sheet, were it not escaped.
+HOSTILE = "</style><script>alert(1)</script> \"'><img src=x onerror=alert(2)>"
+NAMES = ("benign tumor", HOSTILE, "normal lung")
+
+
+@dataclass(frozen=True)
+class World:
+    classifier: Classifier
+    manifest: Manifest
+    judged: Judged
+
+    def judge(self, split: str) -> World:
+        return replace(self, judged=judge(self.classifier, self.manifest, split=split))
+
+
+def make_world(clip: Path, pictures: Path, method: str, *, calibrated: bool = True) -> World:
+    manifest = replace(read_manifest(pictures), class_names=NAMES)
+    classifier = fit(manifest, backbone=clip, method=method)
+    if calibrated:
+        classifier.calibration = calibrate(classifier, manifest)
+    return World(classifier, manifest, judge(classifier, manifest))
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a browser would make of the page."""
+
+    tags: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def all(self, *names: str) -> list[tuple[str, dict[str, str]]]:
+        return [(tag, attrs) for tag, attrs in self.tags if tag in names]
+
+
+def read_page(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    page.close()
+    return page

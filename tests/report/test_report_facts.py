@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from report_world import make_world
+
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.report import facts
+from ogkd.report.pictures import confident_mistakes, right_examples
+
+
+def test_the_graph_of_a_text_head_is_that_of_its_texts(world):
+    W, alpha, learned = facts.graph(world.classifier)
+    T = world.classifier.head.T.double().numpy()
+    T /= np.linalg.norm(T, axis=1, keepdims=True)
+    odds = np.exp(alpha * T @ T.T)
+    np.testing.assert_allclose(W, odds / odds.sum(axis=1, keepdims=True), rtol=1e-5)
+    assert learned
+
+
+def test_a_head_without_texts_has_the_graph_of_its_class_names(clip, pictures_of):
+    found = make_world(clip, pictures_of, "linear-probe", calibrated=False)
+    W, _, learned = facts.graph(found.classifier)
+    assert not learned
+    np.testing.assert_allclose(W.sum(axis=1), 1, rtol=1e-5)
+    assert (W.argmax(axis=1) == range(3)).all()
+
+
+def test_parts_are_counted_by_class_name_whatever_the_order(world):
+    card = world.classifier.card
+    names = (*reversed(card.class_names), "unknown_thing")
+    items = (Item("a", 0, "test"), Item("b", 0, "test"), Item("c", 3, "train"))
+    counts = facts.part_counts(Manifest(items, names), card)
+    assert counts.columns == ("test", "train", "learned from")
+    rows = dict(counts.rows)
+    assert rows[card.class_names[-1]][:2] == ("2", "0")
+    assert rows["unknown_thing"] == ("0", "1", "0")
+    assert rows[card.class_names[0]][2] == str(card.support_counts[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("ogkd report /home/jane/model data --split test", "ogkd report model data --split test"),
+        ("ogkd report m d --out=/secret/place/r.html", "ogkd report m d --out=r.html"),
+        ("ogkd report '/a b/the model/' d", "ogkd report 'the model' d"),
+        ("ogkd report 'open", "ogkd report ''\"'\"'open'"),
+    ],
+)
+def test_the_command_line_is_shown_without_folders_above(given, shown):
+    assert facts.plain_command(given, show_names=False) == shown
+    assert facts.plain_command(given, show_names=True) == given
+
+
+def test_settings_have_the_names_that_set_takes():
+    rows = facts.settings_rows({"views": 2, "train": {"lr": 0.1, "more": {"x": None}}, "empty": {}})
+    assert rows == [("views", "2"), ("train.lr", "0.1"), ("train.more.x", "null"), ("empty", "{}")]
+
+
+def test_the_surest_mistakes_come_first_and_are_limited():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet(np.ones(3), 200)
+    labels = rng.integers(0, 3, 200)
+    chosen = confident_mistakes(labels, p)
+    wrong = p.argmax(axis=1) != labels
+    assert len(chosen) == 12
+    assert wrong[chosen].all()
+    assert sorted(p[wrong].max(axis=1), reverse=True)[:12] == list(p[chosen].max(axis=1))
+
+
+def test_a_class_without_a_right_answer_has_no_example():
+    p = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]])
+    assert right_examples(np.array([0, 0, 1]), p).tolist() == [0]

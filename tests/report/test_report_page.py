@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from report_world import HOSTILE, NAMES, make_world, read_page
+
+from ogkd.audit import audit_data
+from ogkd.calibration import softmax
+from ogkd.report import report_page, write_report
+
+
+def build(world, **options):
+    return report_page(world.classifier, world.manifest, world.judged, **options)
+
+
+@pytest.fixture(scope="module")
+def text(world):
+    return build(world, command="ogkd report model data")
+
+
+@pytest.fixture(scope="module")
+def page(text):
+    return read_page(text)
+
+
+def test_the_page_loads_nothing_and_runs_nothing(page, text):
+    assert not page.all("script", "link", "iframe", "object", "embed", "base", "form")
+    for tag, attrs in page.tags:
+        assert not [name for name in attrs if name.startswith("on")], tag
+        for name in ("src", "href", "action", "srcset", "poster", "data"):
+            assert attrs.get(name, "#").startswith(("#", "data:image/jpeg;base64,")), (tag, attrs)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "://" not in text
+
+
+def test_the_browser_is_told_to_refuse_scripts_and_the_network(page):
+    rules = [a["content"] for _, a in page.all("meta") if a.get("http-equiv")]
+    assert len(rules) == 1
+    assert "default-src 'none'" in rules[0]
+    assert "script-src" not in rules[0]
+
+
+def test_a_hostile_class_name_is_shown_as_text(page, text):
+    assert HOSTILE not in text
+    assert HOSTILE in page.text
+    assert len(page.all("style")) == 1
+    assert not [attrs for _, attrs in page.all("img") if attrs["src"] == "x"]
+
+
+def test_headings_come_in_order_and_every_link_leads_somewhere(page):
+    levels = [int(tag[1]) for tag, _ in page.all("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(later <= before + 1 for before, later in pairwise(levels))
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    links = [attrs["href"].removeprefix("#") for _, attrs in page.all("a")]
+    assert links == ids  # the contents name every section
+
+
+def test_pictures_charts_and_tables_can_be_read_aloud(page):
+    assert page.all("img")
+    assert all(attrs["alt"].strip() for _, attrs in page.all("img"))
+    drawn = [attrs for _, attrs in page.all("svg")]
+    assert all(a.get("aria-label") or a.get("aria-hidden") == "true" for a in drawn)
+    assert page.all("th")
+    assert all(attrs["scope"] in ("row", "col") for _, attrs in page.all("th"))
+    assert [attrs["lang"] for _, attrs in page.all("html")] == ["en"]
+
+
+def test_every_part_that_the_report_promises_is_there(page):
+    ids = [attrs["id"] for _, attrs in page.all("section")]
+    assert ids == [
+        "summary",
+        "metrics",
+        "confusion",
+        "screening",
+        "selective",
+        "calibration",
+        "conformal",
+        "errors",
+        "examples",
+        "graph",
+        "data",
+        "making",
+        "caution",
+    ]
+    for words in ("AURC", "ECE", "Brier", "LAC", "APS", "not intended for autonomous clinical"):
+        assert words in page.text
+
+
+def test_numbers_are_those_of_the_judged_images(page, world):
+    p = softmax(world.judged.logits, world.classifier.calibration.temperature)
+    right = int((p.argmax(axis=1) == world.judged.labels).sum())
+    assert f"the right class for {right} of {len(p)} images" in page.text
+    assert world.classifier.weights_sha256 in page.text
+    assert world.classifier.card.data_sha256 in page.text
+    assert "ogkd report model data" in page.text
+
+
+def test_file_names_stay_out_unless_asked_for(world, text):
+    assert "Jane-Doe" not in text
+    assert str(world.judged.paths[0].parent) not in text
+    assert "Jane-Doe-test" in build(world, show_names=True)
+
+
+def test_without_pictures_there_is_a_table_of_mistakes(world):
+    bare = read_page(build(world, images=False))
+    assert not bare.all("img")
+    assert "small copies" not in bare.text
+    assert "examples" not in [attrs["id"] for _, attrs in bare.all("section")]
+    assert "Jane-Doe" not in bare.text
+    named = read_page(build(world, images=False, show_names=True))
+    assert "Jane-Doe-test" in named.text
+
+
+def test_the_same_input_gives_the_same_bytes(world, text):
+    assert build(world, command="ogkd report model data") == text
+
+
+def test_a_model_that_was_not_calibrated_says_so(world):
+    plain = replace(world, classifier=_uncalibrated(world.classifier))
+    page = read_page(build(plain, images=False))
+    assert "not calibrated" in page.text
+    assert "conformal" not in [attrs["id"] for _, attrs in page.all("section")]
+    assert "After calibration" not in page.text
+
+
+def test_images_that_were_learned_from_are_pointed_out(clip, pictures_of):
+    learned = make_world(clip, pictures_of, "gda", calibrated=False).judge("train")
+    text = read_page(build(learned, images=False)).text
+    assert "9 of the 9 judged images were learned from" in text
+
+
+def test_what_the_data_check_found_is_told_without_files(world, pictures_of, text):
+    assert "The data was not checked for this report" in text
+    audit = audit_data(world.manifest, root=pictures_of)
+    assert audit.findings
+    page = build(world, audit=audit, images=False)
+    for finding in audit.findings:
+        assert finding.what in read_page(page).text
+    assert "Jane-Doe" not in page
+    assert "small" in page  # pictures of 40 x 48 pixels are worth a note
+
+
+def test_a_perfect_model_and_classes_without_images_are_no_trouble(world):
+    rows = [r for r, label in enumerate(world.judged.labels) if label != 1]
+    judged = world.judged.without({key for r, key in enumerate(world.judged.keys) if r not in rows})
+    perfect = judged.logits.copy() * 0
+    perfect[range(len(rows)), judged.labels] = 9
+    page = read_page(build(replace(world, judged=replace(judged, logits=perfect))))
+    assert "The model made no mistake on these images" in page.text
+    assert "nothing is known of them" in page.text
+    assert "nan" not in re.findall(r"\w+", page.text.lower())
+
+
+def test_without_a_normal_class_there_is_no_screening_view(world):
+    page = read_page(build(replace(world, judged=replace(world.judged, normal=())), images=False))
+    assert "screening" not in [attrs["id"] for _, attrs in page.all("section")]
+
+
+def test_the_file_is_small_and_names_its_classes(world, tmp_path):
+    place = tmp_path / "new folder" / "report.html"
+    write_report(place, world.classifier, world.manifest, world.judged)
+    assert place.stat().st_size < 400_000
+    page = read_page(place.read_text(encoding="utf-8"))
+    assert all(" ".join(name.split()) in page.text for name in NAMES)
+    assert re.search(r"Made on \d{4}-\d{2}-\d{2}", page.text)
+
+
+def _uncalibrated(classifier):
+    return type(classifier)(classifier.backbone, classifier.head, classifier.card)

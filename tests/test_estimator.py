@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.base import clone, is_classifier
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+
+import ogkd
+from ogkd import OGKDClassifier
+from ogkd.errors import ConfigError, DataError
+from tiny_backbones import make_clip
+
+NAMES = ("benign tumor", "malignant tumor", "normal lung")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("estimator") / "clip"
+    make_clip(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Arrays [N, H, W, 3] of three classes that differ in brightness, and their names."""
+    rng = np.random.default_rng(0)
+    pixels = [rng.integers(0, 40, (36, 40, 3)) + 70 * (row % 3) for row in range(18)]
+    return np.stack(pixels).astype(np.uint8), np.array([NAMES[row % 3] for row in range(18)])
+
+
+@pytest.fixture(autouse=True)
+def _own_temporary_folder(tmp_path, monkeypatch):
+    """What is left in it after a test was left by the estimator."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    yield
+    assert list(place.iterdir()) == []
+
+
+def files_of(pixels, folder):
+    paths = []
+    for row, image in enumerate(pixels):
+        paths.append(str(folder / f"{row}.png"))
+        Image.fromarray(image).save(paths[-1])
+    return paths
+
+
+def test_files_arrays_and_pictures_of_the_same_images_give_the_same_model(clip, images, tmp_path):
+    pixels, y = images
+    forms = {
+        "paths": files_of(pixels, tmp_path),
+        "Path objects": [Path(path) for path in files_of(pixels, tmp_path)],
+        "array of paths": np.array(files_of(pixels, tmp_path)),
+        "bytes": pixels,
+        "shares": pixels / 255.0,
+        "float32 shares": (pixels / 255.0).astype(np.float32),
+        "list of arrays": list(pixels),
+        "pictures": [Image.fromarray(image) for image in pixels],
+    }
+    expected = None
+    for name, X in forms.items():
+        model = OGKDClassifier(clip, "gda").fit(X, y)
+        p = model.predict_proba(X[:5])
+        assert p.shape == (5, 3), name
+        expected = p if expected is None else expected
+        np.testing.assert_array_equal(p, expected, err_msg=name)
+
+
+def test_it_agrees_with_fit_on_a_folder_and_its_model_can_be_saved(clip, images, tmp_path):
+    pixels, y = images
+    folder = tmp_path / "data"
+    for row, image in enumerate(pixels):
+        (folder / y[row]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / y[row] / f"{row:02}.png")
+    files = sorted(folder.rglob("*.png"))
+    same = ogkd.fit(folder, backbone=clip, method="gda")
+    model = OGKDClassifier(clip, "gda").fit(files, [file.parent.name for file in files])
+    assert list(model.classes_) == list(same.class_names) == list(NAMES)
+    np.testing.assert_allclose(model.predict_proba(files), same.predict_proba(files), atol=1e-5)
+    model.model_.save(tmp_path / "model")
+    again = ogkd.load(tmp_path / "model")
+    np.testing.assert_allclose(again.predict_proba(files), model.predict_proba(files), atol=1e-5)
+    assert model.score(files, [file.parent.name for file in files]) == pytest.approx(
+        np.mean([a == f.parent.name for a, f in zip(same.predict(files), files, strict=True)])
+    )
+
+
+def test_gray_arrays_are_gray_pictures(clip, images):
+    gray, y = images[0][..., 0], images[1]
+    model = OGKDClassifier(clip, "gda").fit(gray, y)
+    expected = model.predict_proba(np.repeat(gray[..., None], 3, axis=3))
+    np.testing.assert_array_equal(model.predict_proba(gray), expected)
+    np.testing.assert_array_equal(model.predict_proba(gray[..., None]), expected)
+
+
+def test_labels_come_back_as_they_were_given(clip, images):
+    pixels, names = images
+    numbers = np.array([10 * NAMES.index(name) - 5 for name in names])
+    known = {-5: NAMES[0], 5: NAMES[1], 15: NAMES[2]}
+    model = OGKDClassifier(clip, "gda", class_names=known).fit(pixels, numbers)
+    assert model.classes_.tolist() == [-5, 5, 15]
+    assert model.model_.class_names == NAMES
+    assert model.predict(pixels).dtype == numbers.dtype
+    by_name = OGKDClassifier(clip, "gda").fit(pixels, names)
+    assert [known[label] for label in model.predict(pixels).tolist()] == list(
+        by_name.predict(pixels)
+    )
+
+
+def test_numbers_without_names_are_warned_of(clip, images):
+    pixels, names = images
+    y = [NAMES.index(name) for name in names]
+    with pytest.warns(UserWarning, match="class_names"):
+        model = OGKDClassifier(clip, "gda").fit(pixels, y)
+    assert model.model_.class_names == ("0", "1", "2")
+
+
+def test_parameters_are_kept_cloned_and_changed_as_scikit_learn_does():
+    settings = {"train.epochs": 3}
+    model = OGKDClassifier("builtin", "coop", shots=4, settings=settings, class_names={0: "a"})
+    params = model.get_params()
+    assert params["settings"] is settings
+    copy = clone(model)
+    assert copy is not model
+    assert copy.get_params() == params
+    assert copy.set_params(shots=8, method="gda").shots == 8
+    assert model.shots == 4
+    assert is_classifier(model)
+    assert "shots=4" in repr(model)
+
+
+def test_the_shots_and_the_seed_decide_what_is_learned_from(clip, images):
+    pixels, y = images
+    model = OGKDClassifier(clip, "gda", shots=2, seed=3).fit(pixels, y)
+    assert model.model_.card.support_counts == (2, 2, 2)
+    assert (model.model_.card.shots, model.model_.card.seed) == (2, 3)
+
+
+def test_cross_validation_and_grid_search_work(clip, images, tmp_path):
+    pixels, y = images
+    model = OGKDClassifier(clip, "gda")
+    scores = cross_val_score(model, np.array(files_of(pixels, tmp_path)), y, cv=3)
+    np.testing.assert_allclose(scores, cross_val_score(model, pixels, y, cv=3))
+    assert scores.shape == (3,)
+    assert np.isfinite(scores).all()
+    settings = [{"alpha": 0.01}, {"alpha": 10.0}]
+    search = GridSearchCV(model, {"settings": settings, "method": ["gda"]}, cv=2)
+    search.fit(pixels, y)
+    assert search.best_params_["settings"] in settings
+    assert search.predict(pixels).shape == (18,)
+
+
+def test_a_prompt_learner_trains_through_it(clip, images):
+    pixels, y = images
+    fast = {"train.epochs": 1, "views": 1}
+    model = OGKDClassifier(clip, shots=2, settings=fast).fit(pixels, y)
+    assert model.model_.card.method == "ogkd"
+    np.testing.assert_allclose(model.predict_proba(pixels).sum(axis=1), 1, atol=1e-5)
+
+
+def test_it_must_be_fitted_first():
+    with pytest.raises(NotFittedError):
+        OGKDClassifier().predict(["a.png"])
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    [
+        (np.zeros((2, 8, 8), np.uint8), ["a"], "2 images, but labels of shape"),
+        (np.zeros((2, 8, 8), np.uint8), ["a", "a"], "at least 2 classes"),
+        (np.zeros((2, 8, 8, 5), np.uint8), ["a", "b"], r"shape \(8, 8, 5\)"),
+        (np.zeros((2, 8), np.uint8), ["a", "b"], r"shape \(8,\)"),
+        (np.full((2, 8, 8), 7.5), ["a", "b"], "floats from 0 to 1"),
+        (np.full((2, 8, 8), np.nan), ["a", "b"], "floats from 0 to 1"),
+        (np.zeros((2, 8, 8), np.int64), ["a", "b"], "int64 values"),
+        ([], [], "no image"),
+        ("a.png", ["a"], "Give a list"),
+        (["gone.png", "away.png"], ["a", "b"], "are not there"),
+        (np.zeros((2, 8, 8), np.uint8), ["a_b", "A b"], "differ only in case"),
+    ],
+)
+def test_data_that_cannot_be_used_is_refused(clip, X, y, message):
+    with pytest.raises(DataError, match=message):
+        OGKDClassifier(clip, "gda").fit(X, y)
+
+
+def test_a_label_without_a_name_is_refused(clip, images):
+    with pytest.raises(ConfigError, match="no name for the label 'normal lung'"):
+        OGKDClassifier(clip, "gda", class_names={n: n for n in NAMES[:2]}).fit(*images)
+
+
+def test_pictures_of_other_modes_and_turned_ones_are_read_like_their_files(clip, images, tmp_path):
+    pixels, y = images
+    model = OGKDClassifier(clip, "gda").fit(pixels, y)
+    wide = Image.fromarray(pixels[0][:20])
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    wide.save(tmp_path / "turned.png", exif=exif)
+    deep = Image.fromarray(pixels[1][..., 0].astype(np.uint16) * 200)
+    deep.save(tmp_path / "deep.png")
+    wide.convert("CMYK").convert("RGB").save(tmp_path / "cmyk.png")
+    pictures = [Image.open(tmp_path / "turned.png"), deep, wide.convert("CMYK")]
+    names = ("turned.png", "deep.png", "cmyk.png")
+    files = [tmp_path / name for name in names]
+    np.testing.assert_array_equal(model.predict_proba(pictures), model.predict_proba(files))
+    pictures[0].close()

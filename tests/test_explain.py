@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ogkd.backbones.base import ImageFeatures
+from ogkd.classifier import Classifier
+from ogkd.errors import ConfigError, DataError
+from ogkd.explain import Evidence, draw, evidence, patch_evidence
+from ogkd.fitting import fit
+from ogkd.images.decode import read_image
+from ogkd.images.transforms import center_crop
+from ogkd.methods.heads import KernelHead, LinearHead, TextHead
+from tiny_backbones import make_clip
+from tiny_data import write_dataset, write_image
+
+SIZE, GRID, WIDTH = 32, (4, 4), 20
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("explain")
+    make_clip(folder / "clip")
+    data = write_dataset(folder / "data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OGKD_CACHE", str(folder / "cache"))
+        return fit(data, backbone=folder / "clip", method="zero-shot")
+
+
+class Bright:
+    """A backbone whose features say how bright a patch is, along one axis."""
+
+    def __init__(self, like, grid):
+        self.preprocessing = like.preprocessing
+        self.patch_grid = grid
+        self.embed_dim = WIDTH
+        self.device = torch.device("cpu")
+        self.name = "bright"
+
+    def encode_images(self, pixels, *, patches=True):
+        h, w = self.patch_grid
+        cell = pixels.shape[-1] // w
+        means = pixels.mean(1)[:, : h * cell, : w * cell]
+        means = means.unflatten(1, (h, cell)).unflatten(3, (w, cell)).mean((2, 4)).flatten(1)
+        rows = torch.zeros(*means.shape, WIDTH)
+        rows[..., 0], rows[..., 1] = means, 1.0
+        rows = torch.nn.functional.normalize(rows, dim=-1)
+        return ImageFeatures(torch.nn.functional.normalize(rows.mean(1), dim=-1), rows)
+
+
+def heads():
+    T = torch.nn.functional.normalize(torch.randn(3, WIDTH, generator=torch.manual_seed(0)), dim=-1)
+    T[0] = torch.eye(WIDTH)[0]  # class 0 likes brightness
+    K = torch.nn.functional.normalize(torch.randn(5, WIDTH), dim=-1)
+    K[0] = torch.eye(WIDTH)[0]
+    A = torch.zeros(5, 3)
+    A[0, 0] = 5.0
+    return {
+        "text": TextHead(T, 10.0),
+        "linear": LinearHead(10 * T, torch.tensor([0.5, -0.5, 0.0])),
+        "kernel": KernelHead(T, 10.0, K, A, 2.0),
+    }
+
+
+def bright(classifier, kind="text", grid=GRID):
+    return Classifier(Bright(classifier.backbone, grid), heads()[kind], classifier.card)
+
+
+def planted(path, row, column, *, shape=(SIZE, SIZE), offset=(0, 0), cell=8):
+    """A dark picture with one bright patch at a place of the grid of the cropped square."""
+    pixels = np.full((*shape, 3), 20, np.uint8)
+    top, left = offset[0] + row * cell, offset[1] + column * cell
+    pixels[top : top + cell, left : left + cell] = 250
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["text", "linear", "kernel"])
+@pytest.mark.parametrize("place", [(0, 3), (2, 1), (3, 0)])
+def test_a_bright_patch_is_found_at_its_row_and_column(classifier, tmp_path, kind, place):
+    file = planted(tmp_path / "a.png", *place)
+    found = next(evidence(bright(classifier, kind), [file], labels=[0], top=1))
+    assert found.grid.shape == GRID
+    assert np.unravel_index(found.grid.argmax(), GRID) == place
+    assert found.top == [place]
+    assert (found.path, found.label) == (file, 0)
+
+
+@pytest.mark.parametrize(("shape", "offset"), [((32, 48), (0, 8)), ((64, 32), (16, 0))])
+def test_places_count_from_the_corner_of_the_cropped_square(classifier, tmp_path, shape, offset):
+    file = planted(tmp_path / "a.png", 1, 2, shape=shape, offset=offset)
+    found = next(evidence(bright(classifier), [file], labels=[0], top=1))
+    assert found.top == [(1, 2)]
+    assert found.image.size == (SIZE, SIZE)
+    expected = center_crop(read_image(file), classifier.backbone.preprocessing)
+    np.testing.assert_array_equal(np.asarray(found.image), expected)
+
+
+def test_a_grid_that_is_not_square_keeps_rows_and_columns_apart(classifier, tmp_path):
+    file = planted(tmp_path / "a.png", 1, 3)
+    found = next(evidence(bright(classifier, grid=(2, 4)), [file], labels=[0], top=1))
+    assert found.grid.shape == (2, 4)
+    assert found.top == [(1, 3)]
+
+
+def test_evidence_is_the_logit_above_the_mean_of_the_other_classes():
+    rng = torch.manual_seed(1)
+    logits = torch.randn(2, 5, 4, generator=rng)
+    got = patch_evidence(logits, torch.tensor([3, 1]))
+    for image, label in ((0, 3), (1, 1)):
+        for patch in range(5):
+            scores = logits[image, patch].tolist()
+            own = scores.pop(label)
+            assert got[image, patch].item() == pytest.approx(own - sum(scores) / 3, abs=1e-5)
+
+
+def test_every_image_of_a_real_tower_gets_its_own_map_in_order(classifier, tmp_path):
+    files = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(5)]
+    together = list(evidence(classifier, files, batch_size=2))
+    assert [found.path for found in together] == files
+    predicted = classifier.predict_proba(files).argmax(axis=1)
+    assert [found.label for found in together] == list(predicted)
+    for file, found in zip(files, together, strict=True):
+        alone = next(evidence(classifier, [file]))
+        np.testing.assert_allclose(found.grid, alone.grid, atol=1e-4)
+        assert len(found.top) == len(set(found.top)) == 2  # a tenth of 16 patches
+
+
+def test_the_most_attentive_patches_of_a_text_head_are_nearest_to_the_text(classifier, tmp_path):
+    file = write_image(tmp_path / "a.png", 3)
+    found = next(evidence(classifier, [file], labels=[2], top=4))
+    pixels = torch.from_numpy(np.array(found.image)).permute(2, 0, 1)[None] / 255
+    prep = classifier.backbone.preprocessing
+    pixels = (pixels - torch.tensor(prep.mean).view(3, 1, 1)) / torch.tensor(prep.std).view(3, 1, 1)
+    near = classifier.backbone.encode_images(pixels).patches[0] @ classifier.head.T[2]
+    assert [4 * row + column for row, column in found.top] == near.argsort(descending=True)[
+        :4
+    ].tolist()
+
+
+def test_other_labels_give_other_evidence(classifier, tmp_path):
+    file = write_image(tmp_path / "a.png")
+    maps = [next(evidence(classifier, [file], labels=[label])).grid for label in range(3)]
+    # logits above the mean of the others: over all classes they add up to nothing
+    np.testing.assert_allclose(sum(maps), 0, atol=1e-3)
+    assert np.abs(maps[0]).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"labels": [3]}, "no class number 3"),
+        ({"labels": [-1]}, "no class number -1"),
+        ({"labels": [0, 1]}, "1 images, but 2 labels"),
+        ({"top": 17}, "between 0 and the 16 patches"),
+    ],
+)
+def test_impossible_wishes_are_refused(classifier, tmp_path, options, message):
+    file = write_image(tmp_path / "a.png")
+    with pytest.raises(ConfigError, match=message):
+        list(evidence(classifier, [file], **options))
+
+
+def test_an_unreadable_file_is_a_data_error(classifier, tmp_path):
+    (tmp_path / "a.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match="not a readable image"):
+        list(evidence(classifier, [tmp_path / "a.png"]))
+
+
+def flat(size, grid, place, *, level=60):
+    values = np.zeros(grid, np.float32)
+    values[place] = 1.0
+    picture = Image.new("RGB", (size, size), (level,) * 3)
+    return Evidence(path=None, image=picture, label=0, grid=values, top=[place])
+
+
+@pytest.mark.parametrize(
+    ("size", "side"), [(32, 672), (128, 640), (224, 672), (336, 672), (384, 384), (1024, 672)]
+)
+def test_a_drawn_map_is_a_square_of_at_most_672_pixels(size, side):
+    drawn = draw(flat(size, (4, 4), (0, 0)))
+    assert (drawn.size, drawn.mode) == ((side, side), "RGB")
+
+
+def test_heat_lies_where_the_evidence_is_and_nowhere_else():
+    drawn = np.asarray(draw(replace(flat(224, (4, 4), (1, 3)), top=[]))).astype(int)
+    changed = np.abs(drawn - 60).sum(axis=2)
+    hottest = np.unravel_index(changed.argmax(), changed.shape)
+    assert (hottest[0] // 168, hottest[1] // 168) == (1, 3)
+    assert changed[:, :168].max() == 0
+    assert changed[500:].max() == 0
+
+
+def test_the_hottest_place_is_lighter_on_dark_ground():
+    """Colours alone must not carry the message."""
+    drawn = np.asarray(draw(replace(flat(224, (4, 4), (2, 2)), top=[])).convert("L")).astype(int)
+    assert drawn.max() > 60 + 60
+
+
+def test_top_patches_are_outlined_together():
+    spec = replace(flat(224, (4, 4), (0, 0)), top=[(2, 1), (2, 2)], grid=np.zeros((4, 4), "f4"))
+    drawn = np.asarray(draw(spec)).astype(int).sum(axis=2)
+    line, ground = 3 * 255, 3 * 60
+    assert drawn[336, 250] == line  # above the left patch
+    assert drawn[420, 168] == line  # to its left
+    assert drawn[420, 504 - 1] == line or drawn[420, 504] == line  # right of the right patch
+    assert drawn[420, 336] == ground  # no line between them
+    assert drawn[100, 100] == ground
+
+
+def test_patches_that_do_not_fill_the_image_are_drawn_at_their_true_size():
+    """384 pixels in patches of 14 leave 6 pixels over: 27 patches end at 378."""
+    found = replace(flat(384, (27, 27), (26, 26)), grid=np.zeros((27, 27), "f4"))
+    drawn = np.asarray(draw(found)).astype(int).sum(axis=2)
+    rows = np.flatnonzero((drawn == 3 * 255).any(axis=1))
+    assert rows.min() == pytest.approx(26 * 14, abs=1)
+    assert rows.max() == pytest.approx(27 * 14, abs=1)
+
+
+def test_a_map_without_differences_leaves_the_picture_as_it_is():
+    found = replace(flat(224, (4, 4), (0, 0)), grid=np.full((4, 4), 3.0, "f4"), top=[])
+    assert set(np.asarray(draw(found)).flatten()) == {60}

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ogkd.familiarity import FEWEST, Familiarity, can_judge, nearest, unfamiliar
+from ogkd.features.support import SupportFeatures
+
+
+def cloud(rng, centre, count, *, spread=0.4):
+    rows = centre + spread * rng.normal(size=(count, len(centre))) / np.sqrt(len(centre))
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def support_of(rows):
+    return SupportFeatures(rows, np.zeros(len(rows), dtype=np.int64))
+
+
+@pytest.fixture
+def world():
+    """The modality that was learned from, and another one."""
+    rng = np.random.default_rng(0)
+    own, other = np.linalg.qr(rng.normal(size=(64, 2)))[0].T
+    return rng, own, other
+
+
+def test_images_of_another_modality_are_unfamiliar_and_others_are_not(world):
+    rng, own, other = world
+    support = support_of(cloud(rng, own, 32))
+    assert unfamiliar(support, cloud(rng, other, 200)).all()
+    assert unfamiliar(support, cloud(rng, own, 1000)).mean() < 0.05
+
+
+def test_a_few_odd_support_images_do_not_make_everything_familiar(world):
+    rng, own, other = world
+    away = cloud(rng, rng.normal(size=64), 2)
+    support = support_of(np.concatenate([cloud(rng, own, 32), away]))
+    assert unfamiliar(support, cloud(rng, other, 200)).all()
+
+
+@given(st.integers(2, 40), st.integers(0, 100))
+def test_strangeness_is_what_ridge_regression_leaves_over(count, seed):
+    """The oracle fits mixtures of the support one by one, by least squares."""
+    rng = np.random.default_rng(seed)
+    S = cloud(rng, rng.normal(size=12), count)
+    v = cloud(rng, rng.normal(size=12), 3)
+    rho = 0.02
+    expected = []
+    for row in v.astype(np.float64):
+        tall = np.concatenate([S.T.astype(np.float64), np.sqrt(rho) * np.eye(count)])
+        mixture = np.linalg.lstsq(tall, np.concatenate([row, np.zeros(count)]), rcond=None)[0]
+        expected.append(((row - S.T @ mixture) ** 2).sum() + rho * (mixture**2).sum())
+    np.testing.assert_allclose(Familiarity(support_of(S)).strangeness(v), expected, atol=1e-6)
+
+
+def test_the_limit_comes_from_support_images_left_out_in_turn(world):
+    rng, own, _ = world
+    rows = cloud(rng, own, 12)
+    alone = [
+        Familiarity(support_of(np.delete(rows, row, axis=0))).strangeness(rows[row])[0]
+        for row in range(12)
+    ]
+    limit = Familiarity(support_of(rows)).limit
+    assert limit == pytest.approx(1.4 * np.quantile(alone, 0.9), rel=1e-6)
+
+
+def test_the_length_of_features_does_not_matter(world):
+    rng, own, _ = world
+    judge, rows = Familiarity(support_of(cloud(rng, own, 16))), cloud(rng, own, 5)
+    np.testing.assert_allclose(judge.strangeness(rows), judge.strangeness(7 * rows), atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, FEWEST - 1])
+def test_with_too_few_support_images_nothing_is_called_unfamiliar(world, count):
+    rng, own, other = world
+    support = support_of(cloud(rng, own, count))
+    assert not can_judge(support)
+    assert not unfamiliar(support, cloud(rng, other, 20)).any()
+
+
+def test_without_support_there_is_no_judgement():
+    assert not can_judge(None)
+
+
+def test_copies_of_one_support_image_are_familiar_after_rounding_on_disk(world):
+    rng, own, other = world
+    image = cloud(rng, own, 1)
+    kept = np.repeat(image, FEWEST, axis=0).astype(np.float16).astype(np.float32)
+    assert not unfamiliar(support_of(kept), image).any()
+    assert unfamiliar(support_of(kept), cloud(rng, other, 3)).all()
+
+
+def test_nearest_gives_the_most_alike_support_images_first(world):
+    rng, own, other = world
+    support = support_of(np.concatenate([cloud(rng, own, 6), cloud(rng, other, 6)]))
+    rows = cloud(rng, other, 4)
+    places, cosines = nearest(support, rows, 3)
+    assert places.shape == cosines.shape == (4, 3)
+    for row, found, near in zip(rows, places, cosines, strict=True):
+        everything = support.features @ row
+        assert list(found) == sorted(range(12), key=lambda place: -everything[place])[:3]
+        np.testing.assert_allclose(near, everything[found], atol=1e-6)
+    assert nearest(support, rows, 99)[0].shape == (4, 12)

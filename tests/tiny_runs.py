@@ -1,0 +1,48 @@
+"""Folders of benchmark runs whose numbers the test chooses; nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ogkd.bench.results import Cell, Plan, Predictions, RunsFolder
+from ogkd.bench.spec import RunSpec
+
+
+def make_plan(cells: Sequence[tuple[str, RunSpec]], table: str, **fields: Any) -> Plan:
+    fields = {"name": "tiny", "title": "Tiny", **fields}
+    return Plan(
+        table=table, cells=tuple(Cell(label=label, spec=spec) for label, spec in cells), **fields
+    )
+
+
+def write_run(
+    folder: RunsFolder,
+    spec: RunSpec,
+    accuracy: float | Mapping[str, float],
+    correct: Mapping[str, np.ndarray] | None = None,
+    **metrics: float | None,
+) -> None:
+    """A run with this accuracy of each part; `correct` [N] says which images were right."""
+    parts = accuracy if isinstance(accuracy, Mapping) else {"test": accuracy}
+    predictions = {}
+    for part in parts:
+        right = np.ones(4, dtype=bool) if correct is None else np.asarray(correct[part])
+        labels = np.arange(len(right)) % 2
+        guess = np.where(right, labels, 1 - labels)
+        probabilities = np.eye(2, dtype=np.float32)[guess] * 0.8 + 0.1
+        predictions[part] = Predictions(labels, probabilities, np.eye(2, dtype=np.float32))
+    result = {
+        "metrics": {part: {"accuracy": value, **metrics} for part, value in parts.items()},
+        "class_names": {part: ["sick", "healthy"] for part in parts},
+        "normal": {part: [1] for part in parts},
+        "seconds": {"encode": 1.5, "train": 2.0},
+        "together": 3,
+        "peak_mib": 100.0,
+        "versions": {"ogkd": "0.1.0"},
+        "backbone_digest": "ab" * 32,
+        "data_sha256": "cd" * 32,
+    }
+    folder.write(spec, result, predictions)
