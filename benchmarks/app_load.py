@@ -1,4 +1,4 @@
-"""Load on `ogkd app`: many clients at once, is any request lost, is any answer wrong, does memory grow.
+"""Load on `ogkd app`: whether of many requests at once any is lost or wrong, or memory grows.
 
     python benchmarks/app_load.py MODEL IMAGES [--clients 200] [--rounds 3]
 

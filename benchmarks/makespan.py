@@ -15,7 +15,7 @@ import argparse
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +56,6 @@ class Task:
     text: float = 0.0  # once for each worker and dataset
     support: float = 0.0  # once for each dataset and number of shots
     shots: int = 0
-    pieces: list[float] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
@@ -123,7 +122,7 @@ def encode_seconds(datasets: Sequence[str], workers: int) -> float:
     """All test images once, in tasks of CHUNK images, before the groups."""
     chunks = []
     for name in datasets:
-        left = benchmarks()[name].counts["test"]
+        left = benchmarks()[name].counts.test
         chunks += [min(CHUNK, left - start) / IMAGES_PER_S for start in range(0, left, CHUNK)]
     ends = [0.0] * workers
     for seconds in sorted(chunks, reverse=True):

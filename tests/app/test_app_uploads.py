@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -73,6 +75,15 @@ def test_an_image_of_too_many_pixels_is_refused_with_the_limit(uploads):
         pytest.raises(DataError, match=r"41 x 50 pixels.*2,000"),
         uploads.take(put(uploads, encoded("PNG", large))),
     ):
+        pass
+
+
+def test_a_header_that_promises_gigabytes_is_refused_undecoded(uploads):
+    chunks = [b"IHDR" + struct.pack(">IIBBBBB", 46340, 46340, 8, 2, 0, 0, 0), b"IDAT" + bytes(9)]
+    bomb = b"\x89PNG\r\n\x1a\n"
+    for chunk in chunks:
+        bomb += struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    with pytest.raises(DataError, match="far more pixels"), uploads.take(put(uploads, bomb)):
         pass
 
 

@@ -111,6 +111,8 @@ def test_the_mean_of_risk_curves_is_taken_at_equal_coverage() -> None:
 def test_the_pair_is_the_whole_ogkd_and_biomedcoop_else_the_first_two() -> None:
     rows = {"B": "biomedcoop", "B + GAD": "ogkd", "B + GAD + LGD": "ogkd", "c": "coop"}
     assert choose_pair(rows) == ("B + GAD + LGD", "B")
+    tuned = {"biomedcoop": "biomedcoop", "ogkd": "ogkd", "ogkd (auto)": "ogkd"}
+    assert choose_pair(tuned) == ("ogkd", "biomedcoop")
     assert choose_pair({"x": "coop", "y": "gda"}) == ("x", "y")
     assert choose_pair({"x": "coop"}) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -386,12 +387,12 @@ def content(folder):
 
 
 def test_a_real_cluster_that_loses_a_node_ends_with_the_results_of_one_process(
-    bench, grid_file, nodes, tmp_path
+    bench, datasets, grid_file, nodes, tmp_path
 ):
+    data = shutil.copytree(datasets, tmp_path / "data")
+    next((data / "second" / "test").rglob("*.png")).write_bytes(b"no picture")
     text = grid_file.read_text().replace('epochs" = 2', 'epochs" = 25')
-    grid_file.write_text(
-        text + '\n[[rows]]\nlabel = "too long"\nmethod = "coop"\nsettings = { n_ctx = 70 }\n'
-    )
+    grid_file.write_text(text.replace(str(datasets), str(data)))
     where = ["--engine", "ray", "--address", nodes.address, "--device", "cpu"]
     with subprocess.Popen(
         [*WORDS, grid_file, "--out", tmp_path / "cluster", *where],
@@ -400,22 +401,22 @@ def test_a_real_cluster_that_loses_a_node_ends_with_the_results_of_one_process(
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     ) as process:
-        said = []
+        said, finished = [], []
         for line in process.stderr:
             said.append(line)
-            if line.startswith("done") and len([one for one in said if one[:4] == "done"]) == 2:
-                nodes.lose()
+            if line.startswith("done"):
+                finished.append(line.split()[1])
+                if len(finished) == 1:
+                    nodes.lose()
         assert process.stdout.read() == ""
-    assert process.returncode == 1, said  # some runs failed, and only those that must
+    assert process.returncode == 1, said  # some runs fail, and only those that must
     assert sum(line.startswith("A worker died") for line in said) == 1, said
 
     folder, plan, job = bench("alone", shots=None, seeds=None)
     run_here(folder, job, lambda _: None)
     cluster = RunsFolder(tmp_path / "cluster")
+    assert len(folder.runs()) == len(folder.failures()) == len(plan.cells) // 2 == 16
     assert content(cluster) == content(folder)
     assert cluster.failures() == folder.failures()
-    assert len(cluster.failures()) == 8
-    # Nothing is doubled: each group is reported once, and the last line counts every run.
-    finished = [line.split()[1] for line in said if line.startswith("done")]
-    assert len(finished) == len(set(finished)) == len(job.groups()) - 4
-    assert finished[-1].split("/")[0] == str(len(plan.cells) - 8)
+    # Nothing is doubled: each of the eight groups of two runs is reported once.
+    assert finished == [f"{count}/32" for count in range(2, 17, 2)]

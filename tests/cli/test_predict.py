@@ -16,7 +16,7 @@ from PIL import Image
 import ogkd as library
 import ogkd.features.extract as extract
 import ogkd.images as images
-from ogkd.calibration import Calibration, aps_scores
+from ogkd.calibration import Calibration
 from ogkd.cli import main
 from ogkd.familiarity import unfamiliar
 from ogkd.features.support import SupportFeatures
@@ -161,61 +161,49 @@ def test_rows_go_to_a_file_whole_or_not_at_all(ogkd, fitted, data, tmp_path, mon
     assert list(out.parent.iterdir()) == [out]
 
 
-def calibrated(model, *, images=200, wrong=0.1):
-    """Give the model a calibration on made-up logits."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, images)
-    seen = np.where(rng.random(images) < wrong, (labels + 1) % 3, labels)
-    logits = np.eye(3)[seen] * rng.uniform(0.5, 8, (images, 1))
-    sha256 = json.loads((model / "model.json").read_text())["weights_sha256"]
-    keys = [f"{number:016x}" for number in range(images)]
-    found = Calibration.fit(logits, labels, keys, weights_sha256=sha256)
+def calibrated(model, files, *, copies):
+    """Calibrate on the model's own answers: right on the surer half of the files only."""
+    loaded = library.load(model)
+    logits = loaded.logits(np.stack([answer.features for answer in loaded.stream(files)]))
+    tops = loaded.predict_proba(files).max(axis=1)
+    sure = tops >= np.median(tops)
+    labels = np.where(sure, logits.argmax(axis=1), logits.argmin(axis=1))
+    found = Calibration.fit(
+        np.tile(logits, (copies, 1)),
+        np.tile(labels, copies),
+        [f"{number:016x}" for number in range(copies * len(files))],
+        weights_sha256=json.loads((model / "model.json").read_text())["weights_sha256"],
+    )
     found.write(model / "calibration.json")
     return found
 
 
 def test_a_calibrated_model_fills_the_sets_and_abstains_below_the_threshold(ogkd, model, data):
     files = sorted(data.rglob("*.png"))
+    found = calibrated(model, files, copies=20)
     p = library.load(model).predict_proba(files)
-    middle = float(np.median(p.max(axis=1)))
-    # As if calibrated on these very images, so that each rule parts them.
-    lac, aps = ((1 - p).flatten().tolist(), aps_scores(p).flatten().tolist())
-    held_out = len(lac)
-    found = calibrated(model).model_copy(
-        update={
-            "temperature": 1.0,
-            "candidates": (middle,),
-            "confidences": (1.0,) * held_out,
-            "correct": (True,) * held_out,
-            "lac": tuple(lac),
-            "aps": tuple(aps),
-        }
-    )
-    found.write(model / "calibration.json")
-    outcome = ogkd("predict", model, *files, "--max-risk", 0.2, "--coverage", 0.5)
+    threshold = found.threshold(0.2)
+    outcome = ogkd("predict", model, *files, "--max-risk", 0.2, "--coverage", 0.6)
     assert outcome.code == 0
-    assert f"below {middle:.4f}" in outcome.err
+    assert f"below {threshold:.4f}" in outcome.err
     table = named(outcome.out)
-    assert [row["abstain"] for row in table] == [
-        "yes" if top < middle else "no" for top in p.max(axis=1)
-    ]
-    assert {row["abstain"] for row in table} == {"yes", "no"}
-    inside = found.sets(p, coverage=0.5)
+    abstained = ["yes" if top < threshold else "no" for top in p.max(axis=1).tolist()]
+    assert [row["abstain"] for row in table] == abstained
+    assert set(abstained) == {"yes", "no"}
+    inside = found.sets(p, coverage=0.6)
     expected = ["|".join(np.array(CLASSES)[row]) or "(none)" for row in inside]
     assert [row["set"] for row in table] == expected
-    assert len(set(expected)) > 1
-    table = named(ogkd("predict", model, *files, "--sets", "aps", "--coverage", 0.7).out)
-    inside = found.sets(p, coverage=0.7, kind="aps")
-    assert [row["set"].split("|") for row in table] == [
-        [name for name, member in zip(CLASSES, row, strict=True) if member] for row in inside
-    ]
+    table = named(ogkd("predict", model, *files, "--sets", "aps").out)
+    inside = found.sets(p, coverage=0.9, kind="aps")
+    assert [row["set"] for row in table] == ["|".join(np.array(CLASSES)[row]) for row in inside]
     assert {row["abstain"] for row in table} == {""}
+    assert len({*expected, *(row["set"] for row in table)}) > 2
 
 
 def test_a_calibration_too_small_for_sets_is_an_error_only_where_sets_were_asked_for(
     ogkd, refused, model, data
 ):
-    calibrated(model, images=9)
+    calibrated(model, sorted((data / "test").rglob("*.png")), copies=1)
     outcome = ogkd("predict", model, data)
     assert outcome.code == 0
     assert "`set` stays empty" in outcome.err

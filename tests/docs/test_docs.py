@@ -40,12 +40,11 @@ def run_bash(code, monkeypatch):
         if place is not None:
             words.pop()
         monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as stop:
-            if place is None:
-                main()
-            else:
-                with place.open("w", encoding="utf-8") as file, redirect_stdout(file):
-                    main()
+        output = sys.stdout if place is None else place.open("w", encoding="utf-8")
+        with redirect_stdout(output), pytest.raises(SystemExit) as stop:
+            main()
+        if place is not None:
+            output.close()
         assert not stop.value.code, f"exit code {stop.value.code}: {line}"
 
 

@@ -81,7 +81,7 @@ def test_a_calibrated_model_is_kept_and_read_with_its_calibration(model, data, t
     model.save(tmp_path / "m")
     before = ogkd.load(tmp_path / "m", backbone=model.backbone)
     assert before.calibration is None
-    found = calibrate(before, data)
+    found = calibrate(before, data).model_copy(update={"temperature": 2.5})
     before.calibration = found
     before.save(tmp_path / "m")
     after = ogkd.load(tmp_path / "m", backbone=model.backbone)

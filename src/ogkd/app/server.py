@@ -33,6 +33,7 @@ _QUIET = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
+    "GRADIO_ANALYTICS_MAX_EVENTS": "100",  # it keeps a list of them, for itself
     "GRADIO_RUN_HISTORY": "False",
     "GRADIO_SHARE": "False",
     "GRADIO_MCP_SERVER": "False",

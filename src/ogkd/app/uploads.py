@@ -94,8 +94,13 @@ class Uploads:
                 pixels = read_plain(file, max_pixels=self.max_pixels)
         except OgkdError as error:
             raise type(error)(str(error).replace(str(file), "The file")) from None
-        except (UnidentifiedImageError, Image.DecompressionBombError):
+        except UnidentifiedImageError:
             raise _no_image() from None
+        except Image.DecompressionBombError:
+            raise DataError(
+                f"The file declares far more pixels than the limit of {self.max_pixels:,}. Scale "
+                "it down first."
+            ) from None
         except Exception as error:  # decoders raise all kinds of things on hostile bytes
             raise DataError(
                 "The file is damaged or cut short. Save it again, or choose another."

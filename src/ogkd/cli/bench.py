@@ -248,6 +248,9 @@ def figure(
     names: Annotated[list[str] | None, typer.Argument(help="Which; all that can be made.")] = None,
     *,
     plan: PlanOption = None,
+    pair: Annotated[
+        tuple[str, str] | None, typer.Option(help="Labels of the two methods that are compared.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for SVG and PNG.")] = Path(
         "figures"
     ),
@@ -256,7 +259,8 @@ def figure(
     from ogkd.bench.figures import make_figures
 
     folder = _open(runs)
-    for path in make_figures(folder, _plan(folder, plan), out, names=names or None):
+    chosen = _plan(folder, plan)
+    for path in make_figures(folder, chosen, out, names=names or None, pair=pair):
         typer.echo(path)
 
 

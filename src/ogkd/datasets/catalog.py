@@ -43,6 +43,7 @@ class Benchmark(BaseModel):
     base: int  # the first so many labels are base classes
     base_to_novel: bool = True  # whether the paper uses it in that protocol
     normal: tuple[str, ...] = ()
+    graded: bool = False  # whether the classes are grades, in order
     archive: _FileName
     url: str
     archive_sha256: _Sha256 | None = None

@@ -35,7 +35,6 @@ __all__ = ["Judged", "describe", "evaluate", "is_graded", "judge"]
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 SET_COVERAGES = (0.9, 0.95)
-_GRADED = ("kneexray",)  # benchmarks whose classes are grades, in order
 _POINTS = 200  # of the risk-coverage curve that are kept
 
 
@@ -113,8 +112,8 @@ def describe(
 
 def is_graded(class_names: Sequence[str]) -> bool:
     """Whether the catalogue knows these classes as grades in order."""
-    known = benchmarks()
-    return tuple(class_names) in {known[name].class_names for name in _GRADED}
+    known = benchmarks().values()
+    return tuple(class_names) in {record.class_names for record in known if record.graded}
 
 
 def _per_class(judged: Judged, columns: Columns) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
     In a process that has joined a cluster already, that one is used, and left as it was.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else C++ warnings among our lines
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side warns of harmless things
     if address is None and "ray" not in sys.modules:
         # Ray's own switch for "one machine only": its servers then listen on loopback alone.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -46,12 +46,13 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
         cores = None if cpus is None else max(1, round(cpus))
         own = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": _OBJECTS}
     try:
-        ray.init(
-            address=address or "local",
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            **own,
-        )
+        with _mute():
+            ray.init(
+                address=address or "local",
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                **own,
+            )
     except Exception as error:  # Ray raises many kinds, its very own and plain ones
         where = f"the Ray cluster at '{address}'" if address else "a Ray cluster on this machine"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -64,6 +65,19 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _mute() -> Iterator[None]:
+    """Standard error to nowhere: Ray's C++ side greets there, whatever its log level."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _hush(ray: Any) -> None:

@@ -78,16 +78,12 @@ def data_facts(judged: Judged, audit: Audit | None) -> Pairs:
         if audit is not None
         else Counter(_size(path) for path in _spread(judged.paths))
     )
+    total = sum(sizes.values())
     shown = [f"{size} ({count})" for size, count in sizes.most_common(_SIZES)]
     more = len(sizes) - len(shown)
-    among = "all images of the data" if audit is not None else "judged images looked at"
-    facts = [
-        (
-            "Width x height in pixels",
-            f"{', '.join(shown)}{f' and {more} more' if more > 0 else ''}; {sum(sizes.values())} "
-            f"{among}",
-        )
-    ]
+    others = f" and {more} other sizes" if more > 0 else ""
+    among = "all images of the data" if audit is not None else f"{total} of the judged images"
+    facts = [("Width x height in pixels", f"{', '.join(shown)}{others}; seen: {among}")]
     groups = {group for group in judged.groups if group is not None}
     known = f"{len(groups)} among the judged images" if groups else "not known"
     facts.append(("Patients (groups)", known))

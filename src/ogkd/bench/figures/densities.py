@@ -135,6 +135,7 @@ def _draw(samples: list[_Sample], pair: tuple[str, str]) -> Figure:
             _curve(ax, values, grid, sample.bounds, look[label].colour, shown(label, 20))
             if 0 < len(values) <= _RUG:
                 _rug(ax, values, row, look[label].colour)
+        ax.locator_params(axis="x", nbins=6)
         ax.set_xlim(grid[0], grid[-1])
         ax.set_ylim(bottom=0)
         ax.set_xlabel(sample.x_name)

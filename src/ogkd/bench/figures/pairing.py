@@ -59,8 +59,10 @@ def choose_pair(methods: Mapping[str, str]) -> tuple[str, str] | None:
     """OGKD and BiomedCoOp where they are there, else the first two; `methods`: label -> method."""
     ours = [label for label, method in methods.items() if method == "ogkd"][-1:]
     theirs = [label for label, method in methods.items() if method == "biomedcoop"][:1]
-    # Of several variants of OGKD, the last row is the one with all components.
-    names = list(dict.fromkeys([*ours, *theirs, *methods]))
+    # Rows called just so come first; of other variants of OGKD the last has all components.
+    ours = [label for label in methods if label.casefold() == "ogkd"] or ours
+    theirs = [label for label in methods if label.casefold() == "biomedcoop"] or theirs
+    names = list(dict.fromkeys([*ours[:1], *theirs[:1], *methods]))
     return (names[0], names[1]) if len(names) > 1 else None
 
 

@@ -1,0 +1,94 @@
+"""What the runner gains by sharing: the same runs with it, and each for itself.
+
+Interleaved rounds on phantoms with the built-in backbone. "alone" is one process's work per run
+without a common cache of features: what a loop over scripts does. "shared" is `ogkd bench run`.
+The loading of Python and of the backbone is in neither.
+
+    python benchmarks/sharing.py --out runs/sharing.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from ogkd.backbones import load_backbone
+from ogkd.bench.engines import make_job, prepare
+from ogkd.bench.grid import Grid, expand
+from ogkd.bench.results import RunsFolder
+from ogkd.bench.run import Runner, group_runs
+from ogkd.bench.work import work
+from ogkd.files import write_json
+
+GRID = {
+    "name": "sharing",
+    "data": "phantoms",
+    "backbone": "builtin",
+    "datasets": ["us-breast"],
+    "shots": [4],
+    "settings": {"train.epochs": 5},
+    "methods": ["gda", "coop", "biomedcoop", "ogkd"],
+}
+
+
+def shared(grid: Grid, root: Path) -> float:
+    """Seconds of all runs with common features, texts and passes."""
+    plan, sources = expand(grid)
+    folder = RunsFolder(root / "runs")
+    prepare(folder, plan)
+    backbone = load_backbone("builtin")
+    job = make_job(plan, sources, "builtin")
+    began = time.perf_counter()
+    work(folder, job.groups(), Runner(lambda: backbone, sources), lambda _: None)
+    return time.perf_counter() - began
+
+
+def alone(grid: Grid, root: Path) -> float:
+    """Seconds of the same runs, each with an empty cache and a pass of its own."""
+    plan, sources = expand(grid)
+    backbone = load_backbone("builtin")
+    total = 0.0
+    for number, cell in enumerate(plan.cells):
+        os.environ["OGKD_CACHE"] = str(root / str(number))
+        runner = Runner(lambda: backbone, sources)
+        runner._open(cell.spec.dataset)  # phantoms are drawn outside of the measurement
+        began = time.perf_counter()
+        runner.run(group_runs([cell.spec])[0])
+        total += time.perf_counter() - began
+    return total
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("runs/sharing.json"))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=8)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    grid = Grid.model_validate({**GRID, "seeds": list(range(1, arguments.seeds + 1))})
+    found: dict[str, list[float]] = {"shared": [], "alone": []}
+    for _ in range(arguments.rounds):
+        for name, measure in (("shared", shared), ("alone", alone)):
+            with tempfile.TemporaryDirectory() as folder:
+                os.environ["OGKD_CACHE"] = str(Path(folder) / "cache")
+                expanded = expand(grid)
+                Runner(lambda: load_backbone("builtin"), expanded[1])._open("us-breast")
+                found[name].append(measure(grid, Path(folder)))
+    runs = 4 * arguments.seeds
+    ratio = median(found["alone"]) / median(found["shared"])
+    write_json(arguments.out, {"runs": runs, "seconds": found, "ratio": ratio})
+    print(
+        f"{runs} runs: shared {median(found['shared']):.1f} s, alone {median(found['alone']):.1f} s"
+    )
+    print(f"ratio of medians: {ratio:.1f}x")
+
+
+if __name__ == "__main__":
+    main()
