@@ -21,8 +21,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from ogkd.backbones import Backbone
-from ogkd.datasets._items import read_class_names
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Item, Manifest, read_class_names
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting import fit_seeds

@@ -386,6 +386,7 @@ def content(folder):
     }
 
 
+@pytest.mark.timeout(900)  # many processes start: a busy machine takes minutes
 def test_a_real_cluster_that_loses_a_node_ends_with_the_results_of_one_process(
     bench, datasets, grid_file, nodes, tmp_path
 ):

@@ -80,6 +80,7 @@ def embed(*words, **environment):
     )
 
 
+@pytest.mark.timeout(900)  # many processes start: a busy machine takes minutes
 def test_a_cluster_of_its_own_writes_the_file_that_one_process_writes(pictures, tmp_path):
     if importlib.util.find_spec("ray") is None:
         pytest.skip('Ray is not installed: pip install "ogkd[ray]" to run this test')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ogkd.datasets._items import SPLITS, Item, Manifest, first_lines
+from ogkd.datasets._items import SPLITS, Item, Manifest, first_lines, read_class_names
 from ogkd.datasets.coop_json import read_coop_json
 from ogkd.datasets.folders import read_folders
 from ogkd.datasets.medmnist import read_medmnist
@@ -13,7 +13,7 @@ from ogkd.datasets.tables import read_table
 from ogkd.errors import ConfigError, DataError
 from ogkd.images.address import file_of
 
-__all__ = ["SPLITS", "Item", "Manifest", "read_manifest", "require_files"]
+__all__ = ["SPLITS", "Item", "Manifest", "read_class_names", "read_manifest", "require_files"]
 
 
 def read_manifest(

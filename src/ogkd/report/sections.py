@@ -85,7 +85,7 @@ def screening(result: Values, outcome: Outcome) -> Values | None:
     return {
         "words": f"All classes but {normal} count as a finding; one finding taken for another "
         "counts as noticed. The question here is only who would be sent on.",
-        "table": pair_heat(np.array([ill, healthy]), ("finding", normal)),
+        "table": pair_heat(np.array([ill, healthy]), ("finding", "no finding")),
         "rows": [
             _row(
                 "Sensitivity",
@@ -98,7 +98,7 @@ def screening(result: Values, outcome: Outcome) -> Values | None:
                 found["specificity"],
                 between["specificity"],
                 f"{found['false_positives']} false alarms on {found['normal_images']} images "
-                f"of {normal}",
+                "without a finding",
             ),
             _row(
                 "AUROC",
@@ -167,9 +167,9 @@ def calibration(result: Values) -> Values:
     if found is None:
         words = [
             "The model was not calibrated, so its probabilities are as they came out of training. "
-            "`ogkd calibrate` mends them with labelled images that it has not learned from."
+            "The command ogkd calibrate mends them with images that it has not learned from."
         ]
-        states = {"as it is": {**result, "reliability": result["reliability"]}}
+        states = {"as it is": result}
     else:
         t = found["temperature"]
         change = (

@@ -190,7 +190,7 @@ def _certainty(found: Outcome) -> str:
         judged = "its certainty is about right on average"
     else:
         judged = "it is surer than it should be" if gap > 0 else "it is less sure than it could be"
-    advice = "" if found.calibrated else " (not calibrated: see `ogkd calibrate`)"
+    advice = "" if found.calibrated else " (not calibrated: see ogkd calibrate)"
     return f"{start}{judged}{advice}."
 
 
