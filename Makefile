@@ -32,7 +32,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) --no-build-isolation -e ".[dev,dicom,audit]"
+	$(PIP) --no-build-isolation -e ".[dev,dicom,audit,serve,onnx,ray]"
+	@# For the tests of the web page, where there is a browser; they are skipped without it.
+	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund \
+	  --prefix $(VENV)/node playwright-core@1.65.0 || true
 	@touch $@
 
 clean:
