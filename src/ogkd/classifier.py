@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +21,7 @@ from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import digest_with, with_engine, without_engine
 from ogkd.calibration import CALIBRATION, Calibration, softmax
 from ogkd.errors import BackboneError, ConfigError, DataError
-from ogkd.features.extract import BadFile, encode_files, unreadable_error
+from ogkd.features.extract import BadFile, EncodedBatch, encode_files, unreadable_error
 from ogkd.features.support import SUPPORT, SupportFeatures
 from ogkd.features.usable import SKIPPED
 from ogkd.files import folder_atomically, write_json
@@ -88,7 +88,11 @@ class Classifier:
         """Predict files one after the other, in order, with bounded memory."""
         if rule := self.card.slice:
             paths = [with_slice(path, rule) for path in paths]
-        for batch in encode_files(self.backbone, paths, batch_size=batch_size):
+        yield from self.answers(encode_files(self.backbone, paths, batch_size=batch_size))
+
+    def answers(self, batches: Iterable[EncodedBatch]) -> Iterator[Prediction]:
+        """Predictions of files that were encoded here or elsewhere, in order."""
+        for batch in batches:
             answers: dict[Path, Prediction] = {
                 bad.path: Prediction(bad.path, None, bad.reason) for bad in batch.bad
             }

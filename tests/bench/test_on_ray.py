@@ -19,13 +19,12 @@ from ogkd.bench import on_ray
 from ogkd.bench.engines import make_job, prepare, run_here
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.on_ray import run_ray
-from ogkd.bench.ray_worker import Answer, Hello, Worker
+from ogkd.bench.ray_worker import Answer, Hello
 from ogkd.bench.results import Predictions, RunsFolder
 from ogkd.bench.run import Finished
 from ogkd.bench.work import claim, record
 from ogkd.errors import ConfigError, StorageError
 from ogkd.features import cluster as cluster_module
-from ogkd.features.cluster import places
 
 HERE = Path(__file__).parent
 WORDS = [sys.executable, "-m", "ogkd", "bench", "run"]
@@ -288,48 +287,6 @@ def test_a_run_larger_than_every_node_is_refused(bench, stand_in):
         run_ray(folder, job, lambda _: None, gpus=0.5)
 
 
-def worker(job, tmp_path, ogkd=None):
-    from importlib.metadata import version
-
-    return Worker(job.model_dump_json(), places(), str(tmp_path / "seal"), ogkd or version("ogkd"))
-
-
-def test_a_worker_says_what_its_node_lacks(bench, tmp_path, datasets):
-    _, _, job = bench()
-    assert "same version" in worker(job, tmp_path, "0.0.0").hello().problem
-    moved = {name: text.replace(str(datasets), "/nowhere") for name, text in job.sources.items()}
-    elsewhere = job.model_copy(update={"sources": moved})
-    problem = worker(elsewhere, tmp_path).hello().problem
-    assert "no folder /nowhere/first" in problem
-    assert "shared storage" in problem
-    gone = job.model_copy(update={"backbone": "/no/backbone"})
-    assert "/no/backbone" in worker(gone, tmp_path).hello().problem
-
-
-def test_a_worker_answers_with_what_the_runner_gives_or_why_not(bench, tmp_path, monkeypatch):
-    _, _, job = bench()
-    mine = worker(job, tmp_path)
-    (tmp_path / "seal").touch()
-    hello = mine.hello()
-    assert (hello.problem, hello.shares_cache) == ("", True)
-    group = job.groups()[0]
-    answer = mine.run(group)
-    assert answer.finished is not None
-    assert [run.spec for run in answer.finished] == list(group.specs)
-    assert answer.finished[0].result["backbone_digest"] == hello.digest
-
-    def fail(error):
-        def run(_):
-            raise error
-
-        monkeypatch.setattr(mine._runner, "run", run)
-        return mine.run(group)
-
-    assert fail(ConfigError("too many prompts")).error == "too many prompts"
-    assert "a mistake" in fail(ValueError("a mistake")).error
-    assert fail(StorageError("full")).no_space
-
-
 def test_without_ray_the_message_says_how_to_install_it(bench, monkeypatch):
     folder, _, job = bench()
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -337,14 +294,21 @@ def test_without_ray_the_message_says_how_to_install_it(bench, monkeypatch):
         run_ray(folder, job, lambda _: None)
 
 
-def test_a_cluster_that_cannot_be_reached_is_one_clear_error(monkeypatch):
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:1", r"cluster at '127\.0\.0\.1:1': .*refused"),  # Ray would try for minutes
+        ("auto", r"cluster at 'auto': nobody listens\. Give --address"),
+    ],
+)
+def test_a_cluster_that_cannot_be_reached_is_one_clear_error(monkeypatch, address, words):
     def init(**_):
         raise ConnectionError("nobody listens\nmore words")
 
     ray = SimpleNamespace(is_initialized=lambda: False, init=init)
     monkeypatch.setitem(sys.modules, "ray", ray)
-    join = cluster_module.cluster("head:6379")
-    with pytest.raises(ConfigError, match=r"'head:6379': nobody listens\. Give --address"):
+    join = cluster_module.cluster(address)
+    with pytest.raises(ConfigError, match=words):
         join.__enter__()
 
 

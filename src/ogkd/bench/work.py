@@ -136,11 +136,12 @@ def _attempt(folder: RunsFolder, group: Group, runner: Runner, say: Say) -> None
 
 
 def record(folder: RunsFolder, group: Group, finished: Sequence[Finished], say: Say) -> None:
-    """Write the results of a group."""
-    for run in finished:
+    """Write the results of a group; what was there before a kill stays and is not counted."""
+    new = [run for run in finished if not folder.has(run.spec)]
+    for run in new:
         folder.write(run.spec, run.result, run.predictions)
     seconds = sum(sum(run.result["seconds"].values()) for run in finished)
-    say({"event": "done", "group": group.name, "runs": len(finished), "seconds": seconds})
+    say({"event": "done", "group": group.name, "runs": len(new), "seconds": seconds})
 
 
 def record_failure(folder: RunsFolder, group: Group, reason: str, say: Say) -> None:

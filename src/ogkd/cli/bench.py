@@ -131,8 +131,15 @@ def run(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs go.")],
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     workers: Annotated[
-        int, typer.Option(min=0, help="Processes on this machine; 0: in this one.")
-    ] = 1,
+        int | None,
+        typer.Option(min=0, help="Processes (default 1; ray: as many as fit); 0: in this one."),
+    ] = None,
+    cpus_per_run: Annotated[
+        float, typer.Option(min=0.1, help="CPU cores of each Ray worker.")
+    ] = 1.0,
+    gpus_per_run: Annotated[
+        float, typer.Option(min=0.0, help="GPUs of each Ray worker, such as 0.25.")
+    ] = 0.0,
     address: Annotated[
         str | None, typer.Option(help="Of the Ray cluster; none: start one.")
     ] = None,
@@ -163,18 +170,19 @@ def run(
     seconds = estimate(missing, folder.runs())
     done = len(specs) - len(missing)
     typer.echo(f"{chosen.title}: {len(specs)} runs, {done} done before.", err=True)
-    with Watch(total=len(specs), done=done, seconds=seconds, workers=max(1, workers)) as watch:
+    with Watch(total=len(specs), done=done, seconds=seconds, workers=workers or 1) as watch:
         try:
             if not missing:
                 pass
             elif engine == "ray":
                 from ogkd.bench.on_ray import run_ray
 
-                run_ray(folder, job, watch, address=address)
+                cores = {"cpus": cpus_per_run, "gpus": gpus_per_run}
+                run_ray(folder, job, watch, address=address, workers=workers or None, **cores)
             elif workers == 0:
                 run_here(folder, job, watch)
             else:
-                run_local(folder, job, watch, workers=workers)
+                run_local(folder, job, watch, workers=workers or 1)
         except KeyboardInterrupt:
             typer.echo("Stopped. The same command goes on where it was.", err=True)
             sys.exit(130)

@@ -12,6 +12,14 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from ogkd.cli.cluster_options import (
+    AddressOption,
+    ClusterEngineOption,
+    CpusOption,
+    GpusOption,
+    WorkersOption,
+    read_crew,
+)
 from ogkd.cli.options import DeviceOption, EngineOverride, ModelArgument, SliceOption
 from ogkd.cli.predict_rows import FORMATS, Judge, Row
 from ogkd.errors import ConfigError
@@ -53,6 +61,11 @@ def predict(
     batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 32,
     device: DeviceOption = "auto",
     encoder_engine: EngineOverride = None,
+    engine: ClusterEngineOption = "local",
+    address: AddressOption = None,
+    workers: WorkersOption = None,
+    cpus_per_worker: CpusOption = 1.0,
+    gpus_per_worker: GpusOption = 0.0,
 ) -> None:
     """Print a CSV: path, prediction, probability, abstain, set, unfamiliar, error, every class.
 
@@ -60,7 +73,8 @@ def predict(
     1. `abstain` is filled with --max-risk, `set` for calibrated models (`ogkd
     calibrate`), `unfamiliar` says which images are unlike all that the model
     learned from. Volumes without a slice of their own get the one of --slice,
-    or else the one that the model learned from.
+    or else the one that the model learned from. Very large folders: --engine
+    ray spreads the work over a cluster.
     """
     from ogkd.classifier import load
     from ogkd.images import find_images, with_slice
@@ -68,6 +82,7 @@ def predict(
 
     if format not in FORMATS:
         raise ConfigError(f"--format is csv or jsonl, but got '{format}'.")
+    crew = read_crew(engine, address, workers, cpus_per_worker, gpus_per_worker)
     chosen = None if slice is None else parse_rule(slice)
     paths = find_images(images)
     classifier = load(model, backbone=backbone, device=device, engine=encoder_engine)
@@ -86,7 +101,22 @@ def predict(
     try:
         with _output(out) as file, _bar(out, len(paths)) as advance:
             writer = FORMATS[format](file, classifier.class_names)
-            answers = classifier.stream(paths, batch_size=batch_size)
+            if crew is None:
+                answers = classifier.stream(paths, batch_size=batch_size)
+            else:
+                from ogkd.features.on_ray import encode_files_on_ray
+
+                card = classifier.card.backbone
+                batches = encode_files_on_ray(
+                    classifier.backbone,
+                    paths,
+                    place=backbone or card.name,
+                    crew=crew,
+                    device=device,
+                    engine=encoder_engine or card.engine,
+                    batch_size=batch_size,
+                )
+                answers = classifier.answers(batches)
             for number, answer in enumerate(answers, start=1):
                 row = judge.row(answer)
                 failed += row.error is not None

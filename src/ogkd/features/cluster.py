@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -46,6 +47,7 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
         cores = None if cpus is None else max(1, round(cpus))
         own = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": _OBJECTS}
     try:
+        _knock(address)
         with _mute():
             ray.init(
                 address=address or "local",
@@ -53,7 +55,7 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
                 log_to_driver=False,
                 **own,
             )
-    except Exception as error:  # Ray raises many kinds, its very own and plain ones
+    except Exception as error:  # nobody listens, or any of Ray's many kinds
         where = f"the Ray cluster at '{address}'" if address else "a Ray cluster on this machine"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
@@ -65,6 +67,13 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Fail at once where nobody listens: Ray itself tries for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 @contextmanager
