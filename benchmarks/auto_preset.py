@@ -45,14 +45,14 @@ def rows() -> list[dict[str, Any]]:
     return found
 
 
-def make_grid(data: Path, shots: list[int], seeds: list[int]) -> Grid:
+def make_grid(data: Path, datasets: list[str], shots: list[int], seeds: list[int]) -> Grid:
     """The grid over a folder whose test part are validation images."""
     return Grid.model_validate(
         {
             "name": "auto-preset",
             "data": str(data),
             "backbone": str(SHARED / BACKBONE),
-            "datasets": ["*"],
+            "datasets": datasets,
             "banks": {"COVID_19": "covid"},
             "shots": shots,
             "seeds": seeds,
@@ -107,6 +107,7 @@ def main() -> None:
     """Run what is missing, then print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/auto"))
+    parser.add_argument("--datasets", nargs="+", default=["*"])
     parser.add_argument("--shots", nargs="+", type=int, default=[4, 16])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--threads", type=int, default=1)
@@ -116,7 +117,8 @@ def main() -> None:
     folder = RunsFolder(arguments.out)
     if not arguments.table:
         with tempfile.TemporaryDirectory() as place:
-            grid = make_grid(link_validation(Path(place)), arguments.shots, arguments.seeds)
+            data = link_validation(Path(place))
+            grid = make_grid(data, arguments.datasets, arguments.shots, arguments.seeds)
             plan, sources = expand(grid)
             prepare(folder, plan)
             job = make_job(plan, sources, grid.backbone)

@@ -300,7 +300,8 @@ def test_every_measure_of_a_run_can_be_shown() -> None:
 
     p = np.asarray([[0.7, 0.3], [0.4, 0.6], [0.2, 0.8], [0.9, 0.1]])
     measured = summary_metrics(np.asarray([0, 1, 0, 0]), p, graded=True)
-    assert set(METRICS) <= set(measured)
+    screening = {"false_alarms", "sensitivity"}  # where a class is normal: tests/bench/test_run.py
+    assert set(METRICS) - screening <= set(measured)
 
 
 def test_a_summary_averages_over_chosen_datasets(done: tuple[RunsFolder, Plan]) -> None:

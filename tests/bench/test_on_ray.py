@@ -339,15 +339,16 @@ def nodes(monkeypatch):
         process.wait(timeout=60)
 
 
-def content(folder):
-    """Metrics and predictions of every run, as bytes where they must be equal."""
-    return {
-        run.spec.hash: (
-            run.result["metrics"],
-            (run.folder / "predictions.safetensors").read_bytes(),
-        )
-        for run in folder.runs()
-    }
+def assert_same_results(found, expected):
+    """Equal up to rounding: two workers may encode one image, each in a batch of its own."""
+    theirs = {run.spec.hash: run for run in expected.runs()}
+    ours = {run.spec.hash: run for run in found.runs()}
+    assert ours.keys() == theirs.keys()
+    for name, run in ours.items():
+        said, other = run.predictions(), theirs[name].predictions()
+        assert (said.labels == other.labels).all()
+        np.testing.assert_allclose(said.probabilities, other.probabilities, atol=1e-4)
+        assert run.metric("accuracy") == theirs[name].metric("accuracy")
 
 
 @pytest.mark.timeout(900)  # many processes start: a busy machine takes minutes
@@ -381,7 +382,7 @@ def test_a_real_cluster_that_loses_a_node_ends_with_the_results_of_one_process(
     run_here(folder, job, lambda _: None)
     cluster = RunsFolder(tmp_path / "cluster")
     assert len(folder.runs()) == len(folder.failures()) == len(plan.cells) // 2 == 16
-    assert content(cluster) == content(folder)
+    assert_same_results(cluster, folder)
     assert cluster.failures() == folder.failures()
     # Nothing is doubled: each of the eight groups of two runs is reported once.
     assert finished == [f"{count}/32" for count in range(2, 17, 2)]

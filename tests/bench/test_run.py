@@ -122,3 +122,14 @@ def test_the_same_group_gives_the_same_bits(plan_of):
     for name, done in first.items():
         a, b = done.predictions["test"], second[name].predictions["test"]
         assert torch.equal(torch.from_numpy(a.probabilities), torch.from_numpy(b.probabilities))
+
+
+def test_false_alarms_are_normal_images_called_a_disease(plan_of):
+    specs, runner = plan_of(only=["zero-shot"], shots=[1], seeds=[1])
+    ((_, done),) = run_all(specs, runner).items()
+    found = done.predictions["test"]
+    said = found.probabilities.argmax(axis=1)
+    normal = done.result["normal"]["test"][0]
+    metrics = done.result["metrics"]["test"]
+    assert metrics["false_alarms"] == np.mean(said[found.labels == normal] != normal)
+    assert metrics["sensitivity"] == np.mean(said[found.labels != normal] != normal)

@@ -196,7 +196,7 @@ def test_a_text_side_without_class_texts_is_refused():
     with pytest.raises(ConfigError, match="'gda' does not learn"):
         images.fit([make_support()], make_text(), seeds=[1], workplace=Workplace())
     with pytest.raises(ConfigError, match=r"train\.epochs"):
-        make_method("fused", settings={"train.epochs": 0})
+        make_method("fused", preset="ogkd", settings={"train.epochs": 0})
 
 
 def test_patches_are_asked_for_only_if_the_text_side_looks_at_them():

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ogkd.backbones import Backbone
@@ -31,6 +33,7 @@ from ogkd.datasets.subsets import manifest_digest
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.evaluate import is_graded
 from ogkd.evaluation.metrics import plain, summary_metrics
+from ogkd.evaluation.screening import screening_masks
 from ogkd.features.store import FeatureStore
 from ogkd.fitting import make_support, normal_labels, validation_features
 from ogkd.geometry import class_graph, prototypes
@@ -261,7 +264,16 @@ def _metrics(
         graded = is_graded(parts[name].text.class_names)
         metrics = summary_metrics(said.labels, said.probabilities, graded=graded)
         found[name] = {key: plain(value) for key, value in metrics.items()}
+        if normal := parts[name].text.normal:
+            ill, flagged = screening_masks(said.labels, said.probabilities, normal)
+            found[name]["false_alarms"] = plain(_share(flagged[~ill]))
+            found[name]["sensitivity"] = plain(_share(flagged[ill]))
     return found
+
+
+def _share(which: NDArray[np.bool_]) -> float:
+    """The share that is true; NaN of nothing."""
+    return float(which.mean()) if len(which) else float("nan")
 
 
 class _Clock:

@@ -55,6 +55,8 @@ METRICS = {
     "brier": Metric("Brier score", scale=1.0, lower_is_better=True, decimals=3),
     "nll": Metric("Negative log-likelihood", scale=1.0, lower_is_better=True, decimals=3),
     "aurc": Metric("AURC", lower_is_better=True),
+    "false_alarms": Metric("Normal images called a disease", lower_is_better=True),
+    "sensitivity": Metric("Diseased images called a disease"),
 }
 
 
