@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
+from bench_data import make_dataset
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
-CLASSES = ("benign_tumor", "malignant_tumor", "normal_lung", "striped_cyst")
 
 GRID = """
 name = "tiny"
@@ -28,17 +26,6 @@ methods = ["zero-shot", "gda", "coop"]
 label = "OGKD"
 method = "ogkd"
 """
-
-
-def make_dataset(root: Path, *, seed: int = 0) -> None:
-    for label, name in enumerate(CLASSES):
-        for split, count in (("train", 4), ("val", 1), ("test", 3)):
-            folder = root / split / name
-            folder.mkdir(parents=True)
-            for index in range(count):
-                rng = np.random.default_rng([seed, label, index, len(split)])
-                image = rng.integers(0, 100, (36, 40, 3)) + 45 * label
-                Image.fromarray(image.astype(np.uint8)).save(folder / f"{index}.png")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from bench_data import make_dataset
 
 from ogkd.bench import work as work_module
 from ogkd.bench.engines import make_job, prepare, run_here, run_local
@@ -65,7 +66,7 @@ def test_a_failed_run_is_recorded_and_the_rest_goes_on(bench, datasets, monkeypa
     events = []
     run_here(folder, job, events.append)
     assert len(folder.failures()) == 8
-    assert all("a mistake in the code" in reason for reason in folder.failures().values())
+    assert all("a mistake in the code" in reason for _, reason in folder.failures())
     assert len(folder.runs()) == len(plan.cells) - 8
     monkeypatch.setattr(Runner, "run", whole)
     prepare(folder, plan)  # the next command tries them again
@@ -86,22 +87,75 @@ def test_a_full_disk_ends_the_work_at_once(bench, monkeypatch):
     assert not folder.failures()
 
 
-def test_a_group_that_kills_its_process_is_given_up_after_three_times(bench, monkeypatch):
-    folder, _, job = bench(datasets=["first"], only=["gda"], shots=[1])
-
-    class Killed(BaseException):
-        pass
-
-    def die(*_):
-        raise Killed
-
-    monkeypatch.setattr(Runner, "run", die)
-    for _ in range(3):
-        with pytest.raises(Killed):
-            run_here(folder, job, lambda _: None)
-        assert not folder.failures()
+def test_a_group_that_kills_its_process_is_given_up_after_three_times(bench):
+    folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
+    count = folder.root / ".claims" / f"{job.groups()[0].name}.tries"
+    count.parent.mkdir()
+    count.write_text("3")  # what three processes that were killed leave behind
     run_here(folder, job, lambda _: None)
-    assert all("died 3 times" in reason for reason in folder.failures().values())
+    assert all("died 3 times" in reason for _, reason in folder.failures())
+    assert len(folder.failures()) == 2
+    prepare(folder, plan)  # the next command counts anew
+    run_here(folder, job, lambda _: None)
+    assert len(folder.runs()) == 2
+
+
+def test_stopping_by_hand_is_no_death(bench, monkeypatch):
+    folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
+    whole = Runner.run
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    for _ in range(4):
+        monkeypatch.setattr(Runner, "run", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_here(folder, job, lambda _: None)
+    monkeypatch.setattr(Runner, "run", whole)
+    run_here(folder, job, lambda _: None)
+    assert len(folder.runs()) == len(plan.cells)
+
+
+def test_one_bad_run_does_not_take_its_group_with_it(bench, monkeypatch):
+    folder, plan, job = bench(datasets=["first"], only=["OGKD"], shots=[1], seeds=[1, 2, 3])
+    whole = Runner.run
+
+    def fail_with_seed_2(self, group):
+        if any(spec.seed == 2 for spec in group.specs):
+            raise ConfigError("Seed 2 is unlucky.")
+        return whole(self, group)
+
+    monkeypatch.setattr(Runner, "run", fail_with_seed_2)
+    run_here(folder, job, lambda _: None)
+    assert sorted(run.spec.seed for run in folder.runs()) == [1, 3]
+    assert [(spec.seed, reason) for spec, reason in folder.failures()] == [
+        (2, "Seed 2 is unlucky.")
+    ]
+    assert len(plan.cells) == 3
+
+
+def test_changed_images_are_not_mixed_into_one_table(grid_file, tmp_path):
+    make_dataset(tmp_path / "data" / "first")
+
+    def run(**changes):
+        grid = read_grid(grid_file, {"data": str(tmp_path / "data"), "shots": [1], **changes})
+        plan, sources = expand(grid)
+        folder = RunsFolder(tmp_path / "runs")
+        prepare(folder, plan)
+        run_here(folder, make_job(plan, sources, grid.backbone, device="cpu"), lambda _: None)
+
+    run(only=["gda"], seeds=[1])
+    next((tmp_path / "data" / "first" / "test").rglob("*.png")).unlink()
+    with pytest.raises(ConfigError, match="other images of 'first'"):
+        run(only=["gda"], seeds=[1, 2])
+
+
+def test_a_selection_that_hides_rows_is_told(bench):
+    folder, plan, _ = bench(datasets=["first"])
+    assert prepare(folder, plan) == []
+    _, part, _ = bench(datasets=["first"], only=["gda"], out="elsewhere")
+    (note,) = prepare(folder, part)
+    assert "12 other runs" in note
 
 
 def test_a_damaged_result_is_put_aside_and_run_again(bench):

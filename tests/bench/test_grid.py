@@ -64,6 +64,12 @@ def test_options_replace_fields_and_choose_rows(grid_file):
         ({"methods": [], "rows": []}, "names no method"),
         ({"sweep": {"gamma": [0.1], "alpha": [1.0]}}, "sweeps one setting"),
         ({"datasets": []}, "'datasets' is wrong"),
+        ({"shots": [0]}, "'shots.0' is wrong"),
+        ({"flips": [-1]}, "'flips.0' is wrong"),
+        ({"flips": [0, 2]}, "needs as many shots"),
+        ({"flips": [0, 1], "budgets": [2, 4]}, "one axis beside shots"),
+        ({"banks": {"frist": "busi"}}, "[banks] names 'frist'"),
+        ({"rows": [{"metod": "ogkd"}]}, "Did you mean 'method'"),
     ],
 )
 def test_mistakes_are_named_with_what_is_known(grid_file, change, message):

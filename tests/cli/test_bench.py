@@ -83,6 +83,7 @@ def test_every_grid_of_ours_is_listed():
         (["plan", "paper/fewshot"], "Did you mean 'paper/few-shot'"),
         (["run", "phantoms/gamma", "--out", "x", "--engine", "slurm"], "local or ray"),
         (["plan", "phantoms/gamma", "--shots", "few"], "--shots takes numbers"),
+        (["plan", "phantoms/gamma", "--seeds", "3-1"], "--seeds takes numbers"),
         (["table", "nowhere"], "not a folder of runs"),
     ],
 )

@@ -109,7 +109,8 @@ class Guard:
 
     def _too_much(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         length = headers.get("content-length", "")
-        if not length.isdecimal():
+        # A chunked body may be longer than it says: the length would not bind it.
+        if "transfer-encoding" in headers or not length.isdecimal():
             return 411, "Say how long the request is (Content-Length)."
         most = self.max_bytes + _FORM if path == UPLOAD else _MOST_TEXT
         if int(length) > most:
@@ -155,7 +156,8 @@ def _with_headers(send: Send) -> Send:
 async def _drain(headers: dict[str, str], receive: Receive) -> None:
     """Read what is being sent, so that the sender comes to read the answer."""
     length = headers.get("content-length", "0")
-    if not length.isdecimal() or int(length) > _DRAINED:
+    endless = "transfer-encoding" in headers
+    if endless or not length.isdecimal() or int(length) > _DRAINED:
         return
     more = True
     while more:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ogkd.bench.results import Plan, RunsFolder
 from ogkd.bench.sources import Source
-from ogkd.bench.work import Job, Say, make_runner, work
+from ogkd.bench.work import TRIES, Job, Say, make_runner, work
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import storage_errors, write_text
 
@@ -50,6 +50,11 @@ def prepare(folder: RunsFolder, plan: Plan) -> list[str]:
         raise ConfigError(f"{root} exists and is not a folder of runs. Choose another --out.")
     notes = []
     with storage_errors(root):
+        if (lost := _left_out(folder, plan)) > 0:
+            notes.append(
+                f"The last '{plan.name}' in {root} asked for {lost} other runs; tables now show "
+                "this selection. Run it without options to show all."
+            )
         folder.write_plan(plan)
         for cell in plan.cells:
             place = folder.folder_of(cell.spec)
@@ -65,7 +70,15 @@ def prepare(folder: RunsFolder, plan: Plan) -> list[str]:
                 notes.append(f"{error} It was put aside in {aside} and will be run again.")
         for cell in plan.cells:
             folder.failure_of(cell.spec).unlink(missing_ok=True)
+            (root / ".claims" / f"{cell.spec.hash}{TRIES}").unlink(missing_ok=True)
     return notes
+
+
+def _left_out(folder: RunsFolder, plan: Plan) -> int:
+    """How many runs of the plan that was there by this name are not in the new one."""
+    old = folder.plans().get(plan.name)
+    asked = {cell.spec.hash for cell in plan.cells}
+    return 0 if old is None else sum(cell.spec.hash not in asked for cell in old.cells)
 
 
 def _made(folder: Path) -> Path:
@@ -106,6 +119,7 @@ def _file(folder: RunsFolder, job: Job) -> Iterator[Path]:
 class _Worker:
     process: subprocess.Popen[str]
     fatal: bool = False
+    spoke: bool = False  # whether it came as far as a group
 
 
 class _Crew:
@@ -152,9 +166,10 @@ class _Crew:
             self._alive.remove(worker)
             if code == 0:
                 continue
-            if worker.fatal or restarts == 0:
+            if worker.fatal or (restarts == 0 and not worker.spoke):
                 raise ConfigError(self._last_words(worker, code))
-            restarts -= 1
+            # Deaths within a group are counted there; here, those of workers that cannot start.
+            restarts -= not worker.spoke
             say({"event": "died", "code": code})
             self.start()
 
@@ -163,6 +178,7 @@ class _Crew:
             record: dict[str, Any] = json.loads(line)
         except ValueError:
             return  # a library's own words
+        worker.spoke = True
         if record.get("event") == "fatal":
             worker.fatal = True
             self._fatal = str(record["error"])

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -21,6 +21,10 @@ from ogkd.methods import METHODS, make_method, presets
 from ogkd.methods.base import Method
 
 __all__ = ["Grid", "Row", "expand", "protocols", "read_grid"]
+
+
+_Positive = Annotated[int, Field(ge=1)]
+_Whole = Annotated[int, Field(ge=0)]
 
 
 class _Record(BaseModel):
@@ -56,10 +60,10 @@ class Grid(_Record):
     data: str | None = None  # a folder of datasets, "phantoms", or None: the benchmarks by name
     datasets: list[str] = Field(min_length=1)  # names, or ["*"] for all that are there
     banks: dict[str, str] = {}  # prompt bank of a dataset that is not called like it
-    shots: list[int] = Field(default=[16], min_length=1)
-    seeds: list[int] = Field(default=[1, 2, 3], min_length=1)
-    flips: list[int] = Field(default=[0], min_length=1)
-    budgets: list[int | None] = Field(default=[None], min_length=1)
+    shots: list[_Positive] = Field(default=[16], min_length=1)
+    seeds: list[_Whole] = Field(default=[1, 2, 3], min_length=1)
+    flips: list[_Whole] = Field(default=[0], min_length=1)
+    budgets: list[_Positive | None] = Field(default=[None], min_length=1)
     sampling: Sampling = "released"
     preset: str = "auto"  # "{bank}" is replaced; a method without it takes "auto", or its defaults
     settings: dict[str, Any] = {}  # for every row whose method has them
@@ -98,10 +102,11 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        hint = _nearest(str(problem["loc"][-1]), Grid.model_fields)
+        fields = Row.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
+        hint = _nearest(str(problem["loc"][-1]), fields)
         raise ConfigError(
-            f"{source}: '{place}' is wrong: {problem['msg']}.{hint} A grid has: "
-            f"{', '.join(Grid.model_fields)}."
+            f"{source}: '{place}' is wrong: {problem['msg']}.{hint} Known there: "
+            f"{', '.join(fields)}."
         ) from None
 
 
@@ -144,6 +149,15 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
             cells.setdefault((cell.label, cell.spec.hash), cell)
+    if len(grid.budgets) > 1 and (grid.sweep or len(grid.flips) > 1):
+        raise ConfigError(
+            f"A table has one axis beside shots, but '{grid.name}' has budgets and another one. "
+            "Make a grid for each."
+        )
+    if (most := max(grid.flips)) > min(grid.shots):
+        raise ConfigError(
+            f"flips = {most} needs as many shots, but '{grid.name}' has shots = {min(grid.shots)}."
+        )
     axis = next(iter(grid.sweep), None)
     axis = axis or ("flips" if len(grid.flips) > 1 else None)
     axis = axis or ("budget" if len(grid.budgets) > 1 else None)
@@ -204,8 +218,8 @@ def _settings(
 def _preset(row: Row, wanted: str, source: Source) -> str | None:
     known = presets(row.method)
     if row.preset is not None:
-        return row.preset.format(bank=source.bank)
-    names = [wanted.format(bank=source.bank), "auto"]
+        return row.preset.replace("{bank}", str(source.bank))
+    names = [wanted.replace("{bank}", str(source.bank)), "auto"]
     return next((name for name in names if name in known), None)
 
 

@@ -142,7 +142,7 @@ class _Crew:
         self._arguments = (job.model_dump_json(), places(), str(seal), version("ogkd"))
         self._all = job.groups()
         missing = [group for group in self._all if not settled(folder, group)]
-        finished = folder.runs()
+        finished = folder.readable_runs()
         # The longest first: a long one that starts last is waited for by everybody.
         cost = {group.name: estimate(group.specs, finished) for group in missing}
         self._groups = sorted(missing, key=lambda group: -cost[group.name])

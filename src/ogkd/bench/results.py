@@ -6,6 +6,7 @@ how they are called in tables; RUNS/failed/HASH.json why a run did not finish.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -123,6 +124,15 @@ class RunsFolder:
         folders = sorted(place.iterdir()) if place.is_dir() else []
         return [_read_run(folder) for folder in folders if not folder.name.startswith(".")]
 
+    def readable_runs(self) -> list[Run]:
+        """Every finished run that can be read."""
+        place = self.root / "runs"
+        found = []
+        for folder in sorted(place.iterdir()) if place.is_dir() else []:
+            with contextlib.suppress(DataError):
+                found.append(_read_run(folder))
+        return found
+
     def write(
         self, spec: RunSpec, result: Mapping[str, Any], predictions: Mapping[str, Predictions]
     ) -> None:
@@ -148,12 +158,16 @@ class RunsFolder:
         """Record why a run did not finish."""
         write_json(self.failure_of(spec), {"error": error, "spec": spec.model_dump(mode="json")})
 
-    def failures(self) -> dict[str, str]:
-        """The reason of every run that failed, by its specification's text."""
-        found = {}
+    def failures(self) -> list[tuple[RunSpec, str]]:
+        """Every run that failed, and why."""
+        found = []
         for path in sorted((self.root / "failed").glob("*.json")):
             content = _read_json(path)
-            found[str(RunSpec.model_validate(content["spec"]))] = str(content["error"])
+            try:
+                spec = RunSpec.model_validate(content["spec"])
+                found.append((spec, str(content["error"])))
+            except (KeyError, ValidationError) as error:
+                raise DataError(f"{path} is damaged ({error}). Remove it.") from None
         return found
 
     def write_plan(self, plan: Plan) -> None:

@@ -88,6 +88,11 @@ def find_sources(
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
             hint = f" Did you mean '{close[0]}'?" if close else ""
             raise ConfigError(f"Unknown dataset '{name}'.{hint} Known: {', '.join(known)}.")
+    for name in banks:
+        if name not in known:
+            raise ConfigError(
+                f"[banks] names '{name}', which is no dataset here. Known: {', '.join(known)}."
+            )
     shipped = shipped_banks()
     found = {}
     for name in chosen:
@@ -109,7 +114,7 @@ def open_source(source: Source) -> Dataset:
         normal = [] if record.normal is None else [record.class_names[record.normal]]
         return Dataset(read_manifest(_drawn(source)), bank, normal)
     known = benchmarks().get(source.bank or "")
-    texts = None if source.bank is None else read_bank(Path(source.bank))
+    texts = None if source.bank is None else _bank(source.bank)
     marked = None if known is None else known.normal
     if source.folder is None:
         return Dataset(read_benchmark(source.name), texts, marked)
@@ -117,6 +122,11 @@ def open_source(source: Source) -> Dataset:
     if marked is not None and not set(marked) <= set(manifest.class_names):
         marked = None  # other names: those with "normal" or "healthy" in them are taken
     return Dataset(manifest, texts, marked)
+
+
+def _bank(name: str) -> dict[str, list[str]]:
+    """A shipped bank by name, whatever lies in the working folder, or a file."""
+    return read_bank(shipped_banks().get(name, Path(name)))
 
 
 def _drawn(source: Source) -> Path:

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from ogkd.bench.run import Finished, Group, Runner, group_runs
 from ogkd.bench.sources import Source
 from ogkd.bench.spec import RunSpec
 from ogkd.errors import ConfigError, OgkdError, StorageError
+from ogkd.files import storage_errors
 
 __all__ = [
     "MOST_ATTEMPTS",
@@ -33,6 +34,7 @@ __all__ = [
     "record",
     "record_failure",
     "settled",
+    "short",
     "title",
     "work",
 ]
@@ -40,6 +42,7 @@ __all__ = [
 Say = Callable[[dict[str, Any]], None]  # is told what happens, as small records
 
 MOST_ATTEMPTS = 3  # at a group whose processes die
+TRIES = ".tries"  # ending of the file that counts them
 _PAUSE = 0.5  # seconds between looks at what others are working on
 
 
@@ -74,6 +77,7 @@ def make_runner(job: Job) -> Runner:
 def work(folder: RunsFolder, groups: Sequence[Group], runner: Runner, say: Say) -> None:
     """Run every group that nobody else has run or is running; return when all are settled."""
     checked = False
+    data: dict[str, str] = {}
     waiting = list(groups)
     while waiting:
         busy = []
@@ -86,8 +90,9 @@ def work(folder: RunsFolder, groups: Sequence[Group], runner: Runner, say: Say) 
                         continue
                     if not checked:
                         check_digest(folder, groups, runner.backbone.digest)
+                        data = _data_of_finished(folder, groups)
                         checked = True
-                    _attempt(folder, group, runner, say)
+                    _attempt(folder, group, runner, say, data)
             except Timeout:
                 busy.append(group)
         if len(busy) == len(waiting):
@@ -111,28 +116,69 @@ def _claims(folder: RunsFolder) -> Path:
     return place
 
 
-def _attempt(folder: RunsFolder, group: Group, runner: Runner, say: Say) -> None:
+def _attempt(
+    folder: RunsFolder, group: Group, runner: Runner, say: Say, data: dict[str, str]
+) -> None:
     """Run a claimed group; an error is recorded, a full disk ends the work."""
-    tries = _claims(folder) / f"{group.name}.tries"
+    tries = _claims(folder) / f"{group.name}{TRIES}"
     before = int(tries.read_text() or 0) if tries.is_file() else 0
     if before >= MOST_ATTEMPTS:
         # A process that is killed cannot say why; without this it would be tried for ever.
         reason = f"The process died {before} times while working on this (out of memory?)."
         record_failure(folder, group, reason, say)
+        tries.unlink(missing_ok=True)
         return
-    tries.write_text(str(before + 1))
+    with storage_errors(folder.root):
+        tries.write_text(str(before + 1))
+    try:
+        for part, finished in _run(group, runner, say, folder):
+            if isinstance(finished, str):
+                record_failure(folder, part, finished, say)
+            else:
+                _check_data(folder, data, finished)
+                record(folder, part, finished, say)
+    finally:
+        tries.unlink(missing_ok=True)  # stays only where the process is killed
+
+
+def _run(
+    group: Group, runner: Runner, say: Say, folder: RunsFolder
+) -> Iterator[tuple[Group, list[Finished] | str]]:
+    """The group's results or why there are none; where it fails, each of its runs by itself."""
     say({"event": "start", "group": group.name, "runs": len(group.specs), "what": title(group)})
     try:
-        finished = runner.run(group)
+        yield group, runner.run(group)
     except StorageError:
         raise
-    except OgkdError as error:
-        record_failure(folder, group, str(error), say)
-    except Exception:
-        record_failure(folder, group, traceback.format_exc(limit=8), say)
-    else:
-        record(folder, group, finished, say)
-    tries.unlink(missing_ok=True)
+    except Exception as error:
+        if len(group.specs) == 1:
+            known = isinstance(error, OgkdError)
+            yield group, str(error) if known else traceback.format_exc(limit=8)
+            return
+        for spec in group.specs:
+            if not folder.has(spec):
+                yield from _run(Group((spec,)), runner, say, folder)
+
+
+def _data_of_finished(folder: RunsFolder, groups: Sequence[Group]) -> dict[str, str]:
+    """What images each dataset had in the runs that are there."""
+    found: dict[str, str] = {}
+    for group in groups:
+        for spec in group.specs:
+            name = f"{spec.data} {spec.dataset}"
+            if name not in found and folder.has(spec):
+                found[name] = str(folder.read(spec).result.get("data_sha256"))
+    return found
+
+
+def _check_data(folder: RunsFolder, known: dict[str, str], finished: Sequence[Finished]) -> None:
+    """Refuse to put results on other images in one table."""
+    spec, sha = finished[0].spec, str(finished[0].result["data_sha256"])
+    if known.setdefault(f"{spec.data} {spec.dataset}", sha) != sha:
+        raise ConfigError(
+            f"{folder.root} holds runs on other images of '{spec.dataset}': files were added or "
+            "removed since. Choose another --out."
+        )
 
 
 def record(folder: RunsFolder, group: Group, finished: Sequence[Finished], say: Say) -> None:
@@ -150,7 +196,13 @@ def record_failure(folder: RunsFolder, group: Group, reason: str, say: Say) -> N
         if not folder.has(spec):
             folder.write_failure(spec, reason)
     event = {"event": "failed", "group": group.name, "runs": len(group.specs)}
-    say(event | {"what": title(group), "error": reason.strip().splitlines()[-1]})
+    say(event | {"what": title(group), "error": short(reason)})
+
+
+def short(reason: str) -> str:
+    """A line about a failure: the end of a traceback, or the beginning of a message."""
+    lines = [line.strip() for line in reason.strip().splitlines()] or [""]
+    return lines[-1] if lines[0].startswith("Traceback") else " ".join(lines[:2])
 
 
 def title(group: Group) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -58,16 +59,16 @@ def _list(text: str | None) -> list[str] | None:
 
 def _numbers(option: str, text: str | None) -> list[int] | None:
     """The numbers of `1,2,4` or `1-8`."""
+    if text is None:
+        return None
     found: list[int] = []
     for part in _list(text) or []:
         first, dash, last = part.partition("-")
-        try:
+        with contextlib.suppress(ValueError):
             found += range(int(first), int(last if dash else first) + 1)
-        except ValueError:
-            raise ConfigError(
-                f"{option} takes numbers such as 1,4,16 or 1-8, not '{text}'."
-            ) from None
-    return found or None
+    if len(found) < len(_list(text) or [""]):
+        raise ConfigError(f"{option} takes numbers such as 1,4,16 or 1-8, not '{text}'.")
+    return found
 
 
 def _expand(grid: str, changes: dict[str, Any]) -> tuple[Plan, dict[str, Source], str]:
@@ -116,7 +117,7 @@ def plan(
         for spec in specs.values():
             done = folder is not None and folder.has(spec)
             typer.echo(f"{'done   ' if done else 'missing'} {spec.hash}  {spec}")
-    finished = folder.runs() if folder is not None else []
+    finished = folder.readable_runs() if folder is not None else []
     typer.echo(f"{chosen.title}: {len(specs)} runs on {len(sources)} dataset(s)")
     typer.echo(f"  done      {len(specs) - len(missing)}")
     typer.echo(f"  missing   {len(missing)}, trained in {len(group_runs(missing))} passes")
@@ -167,7 +168,7 @@ def run(
     specs = {cell.spec.hash: cell.spec for cell in chosen.cells}
     missing = [spec for spec in specs.values() if not folder.has(spec)]
     job = make_job(chosen, sources, place, device=device)
-    seconds = estimate(missing, folder.runs())
+    seconds = estimate(missing, folder.readable_runs())
     done = len(specs) - len(missing)
     typer.echo(f"{chosen.title}: {len(specs)} runs, {done} done before.", err=True)
     with Watch(total=len(specs), done=done, seconds=seconds, workers=workers or 1) as watch:
@@ -191,15 +192,16 @@ def run(
 
 def _close(folder: RunsFolder, plan: Plan) -> None:
     """Say how it ended; exit code 1 where runs failed."""
+    from ogkd.bench.work import short
+
     specs = {cell.spec.hash: cell.spec for cell in plan.cells}
     failed = [spec for spec in specs.values() if folder.failure_of(spec).is_file()]
     finished = sum(folder.has(spec) for spec in specs.values())
     typer.echo(f"{finished} of {len(specs)} runs are finished in {folder.root}.", err=True)
     if failed:
-        reasons = folder.failures()
+        reasons = {spec.hash: reason for spec, reason in folder.failures()}
         for spec in failed[:10]:
-            last = reasons.get(str(spec), "").strip().splitlines()
-            typer.echo(f"  failed: {spec}: {last[-1] if last else ''}", err=True)
+            typer.echo(f"  failed: {spec}: {short(reasons.get(spec.hash, ''))}", err=True)
         typer.echo(f"{len(failed)} failed; their errors are in {folder.root}/failed.", err=True)
         sys.exit(1)
     typer.echo(f"Next: ogkd bench table {folder.root}", err=True)
@@ -208,6 +210,8 @@ def _close(folder: RunsFolder, plan: Plan) -> None:
 @app.command()
 def status(runs: RunsArgument) -> None:
     """What is done, missing and failed in a folder of runs."""
+    from ogkd.bench.work import short
+
     folder = _open(runs)
     for name, found in folder.plans().items():
         specs = {cell.spec.hash: cell.spec for cell in found.cells}
@@ -215,8 +219,8 @@ def status(runs: RunsArgument) -> None:
         failed = sum(folder.failure_of(spec).is_file() for spec in specs.values())
         missing = len(specs) - done - failed
         typer.echo(f"{name}: {done} done, {missing} missing, {failed} failed of {len(specs)}")
-    for spec, reason in folder.failures().items():
-        typer.echo(f"failed: {spec}\n  {reason.strip().splitlines()[-1]}")
+    for spec, reason in folder.failures():
+        typer.echo(f"failed: {spec}\n  {short(reason)}")
 
 
 @app.command()
@@ -281,7 +285,9 @@ def compare(
     ] = None,
     *,
     plan: PlanOption = None,
-    part: Annotated[str | None, typer.Option(help="base or novel; none: each of them.")] = None,
+    part: Annotated[
+        str | None, typer.Option(help="Of two methods: test, base, novel or hm.")
+    ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV (published numbers).")] = False,
 ) -> None:
     """Ours beside the published numbers, or two methods with a paired bootstrap."""

@@ -22,6 +22,7 @@ from ogkd.cli.options import (
     SliceOption,
     read_classes,
 )
+from ogkd.cli.predict_rows import harmless, harmless_path
 from ogkd.errors import ConfigError
 from ogkd.files import write_atomically, write_json
 
@@ -166,12 +167,13 @@ def _write_rows(place: Path, classifier: Classifier, judged: Judged, *, paths: b
     ):
         table = csv.writer(file, lineterminator="\n")
         head = ["image", *(["path"] if paths else [])]
-        table.writerow([*head, "truth", "prediction", "probability", *names])
+        shown = [harmless(name) for name in names]  # a spreadsheet takes no name for a formula
+        table.writerow([*head, "truth", "prediction", "probability", *shown])
         rows = classifier.probabilities(judged.features)
         for key, path, label, row in zip(
             judged.keys, judged.paths, judged.labels, rows, strict=True
         ):
             best = int(row.argmax())
             shares = [f"{value:.6f}" for value in row]
-            where = [key, *([path] if paths else [])]
-            table.writerow([*where, names[label], names[best], shares[best], *shares])
+            where = [key, *([harmless_path(path)] if paths else [])]
+            table.writerow([*where, shown[label], shown[best], shares[best], *shares])

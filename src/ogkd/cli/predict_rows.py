@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ogkd.calibration import Calibration, SetKind
     from ogkd.classifier import Classifier, Prediction
 
-__all__ = ["FORMATS", "CsvWriter", "JsonlWriter", "Judge", "Row"]
+__all__ = ["FORMATS", "CsvWriter", "JsonlWriter", "Judge", "Row", "harmless", "harmless_path"]
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a cell that starts so
 
@@ -121,7 +121,7 @@ class CsvWriter:
         self._table = csv.writer(file, lineterminator="\n")
         self._classes = len(class_names)
         fixed = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
-        self._table.writerow([*fixed, *map(_harmless, class_names)])
+        self._table.writerow([*fixed, *map(harmless, class_names)])
 
     def write(self, row: Row) -> None:
         shares = [""] * self._classes
@@ -129,13 +129,13 @@ class CsvWriter:
             shares = [f"{value:.6f}" for value in row.probabilities]
         self._table.writerow(
             [
-                _harmless_path(row.path),
-                _harmless(row.prediction or ""),
+                harmless_path(row.path),
+                harmless(row.prediction or ""),
                 "" if row.probability is None else f"{row.probability:.6f}",
                 _yes_or_no(row.abstain),
-                _harmless(_joined(row.set)),
+                harmless(_joined(row.set)),
                 _yes_or_no(row.unfamiliar),
-                _harmless(row.error or ""),
+                harmless(row.error or ""),
                 *shares,
             ]
         )
@@ -179,11 +179,11 @@ def _joined(names: Sequence[str] | None) -> str:
     return "" if names is None else "|".join(names) or "(none)"
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
-def _harmless_path(path: Path) -> str:
+def harmless_path(path: Path) -> str:
     """The same file, but never a formula."""
     text = str(path)
     return f"./{text}" if text.startswith(_FORMULA) else text

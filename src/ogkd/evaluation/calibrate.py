@@ -45,6 +45,11 @@ def calibrate(
             f"class with 90 % probability need at least {FEWEST}, so {more} more. Label more "
             "images that the model has not learned from."
         )
+    if len({group or key for group, key in zip(judged.groups, judged.keys, strict=True)}) < 2:
+        raise DataError(
+            "All images are of one patient or group, but calibration needs at least two. Check the "
+            "column of patients or groups."
+        )
     if not classifier.card.support_images and any(classifier.card.support_counts):
         say(
             "Note: this model does not say which images it learned from. Make sure that none of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -191,4 +191,5 @@ def _last(name: str) -> str:
     option, equals, value = name.partition("=")
     if equals and option.startswith("-"):
         return f"{option}={_last(value)}"
-    return os.path.basename(name.rstrip("/\\")) if Path(name).is_absolute() else name  # noqa: PTH119
+    parts = re.split(r"[/\\]", name.rstrip("/\\"))
+    return f"-o{parts[-1]}" if name.startswith("-o") and len(parts) > 1 else parts[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -129,7 +130,11 @@ def risk(result: Values) -> Values:
             text=f"Risk-coverage curve: error rate among the images kept. {told} kept.",
         ),
         "rows": [
-            {"referred": percent(1 - c), "kept": round(c * images), "risk": _share(r)}
+            {
+                "referred": percent(1 - c),
+                "kept": max(1, math.ceil(c * images - 1e-9)),
+                "risk": _share(r),
+            }
             for c, r in at
         ],
         "areas": [(name, f"{found[key]:.4f}", words) for key, name, words in _AREAS],

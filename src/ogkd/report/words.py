@@ -171,7 +171,13 @@ def screening_counts(
 
 def _referral(found: Outcome) -> str:
     error = 1 - found.accuracy
-    change = "falls" if found.risk < error - 0.002 else "rises" if found.risk > error else "stays"
+    change = (
+        "falls"
+        if found.risk < error - 0.002
+        else "rises"
+        if found.risk > error + 0.002
+        else "stays"
+    )
     start = f"If the least certain {percent(1 - found.kept)} of the images go to a specialist, "
     if change == "stays":
         return start + f"the error rate of the others stays at {percent(error)}."
