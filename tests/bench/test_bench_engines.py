@@ -244,7 +244,9 @@ def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_f
     out = tmp_path / "killed"
     arguments = [sys.executable, "-m", "ogkd", "bench", "run", str(grid_file), "--out", str(out)]
     arguments += ["--workers", "0", "--methods", "gda,OGKD", "--device", "cpu"]
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in this process: threads round differently
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(arguments, env=alone, **quiet)
     while len(list((out / "runs").glob("[0-9a-f]*"))) < 9:
         assert process.poll() is None
         time.sleep(0.02)
@@ -252,6 +254,6 @@ def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_f
     process.wait()
     half = RunsFolder(out)
     assert 9 <= len(half.runs()) < len(plan.cells)
-    again = subprocess.run(arguments, capture_output=True, text=True)
+    again = subprocess.run(arguments, env=alone, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert content(half) == expected
