@@ -4,6 +4,9 @@ Each message says what was wrong, with which file or value, and what to do next.
 The command line prints the message alone and exits with `exit_code`.
 """
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "BackboneError",
     "ConfigError",
@@ -12,6 +15,7 @@ __all__ = [
     "OgkdError",
     "StorageError",
     "TrainingError",
+    "did_you_mean",
 ]
 
 
@@ -45,3 +49,13 @@ class Interrupted(OgkdError):
     """The user stopped a training; the message says how to go on."""
 
     exit_code = 130
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """A sentence that names what is nearest, with a space before it; empty where nothing is near.
+
+    >>> did_you_mean("ogdk", ["coop", "ogkd"])
+    " Did you mean 'ogkd'?"
+    """
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean '{close[0]}'?" if close else ""

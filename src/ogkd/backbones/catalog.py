@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import tomllib
@@ -11,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ogkd.errors import BackboneError
+from ogkd.errors import BackboneError, did_you_mean
 from ogkd.files import cache_dir
 
 __all__ = ["Record", "catalog", "find_record", "read_catalog", "record_for_hub_id", "unknown"]
@@ -87,8 +86,7 @@ def record_for_hub_id(hub_id: str) -> Record | None:
 def unknown(name: str) -> BackboneError:
     """The error for a name that is nothing we know."""
     known = list(catalog())
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    hint = did_you_mean(name.lower(), known)
     return BackboneError(
         f"There is no backbone called '{name}'.{hint}\n"
         f"  Known names: {', '.join(known)}.\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -16,7 +15,7 @@ from ogkd.bench.results import Cell, Plan
 from ogkd.bench.sources import Source, find_sources
 from ogkd.bench.spec import Protocol, RunSpec
 from ogkd.datasets.splits import Sampling
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods import METHODS, make_method, presets
 from ogkd.methods.base import Method
 
@@ -103,7 +102,7 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
         fields = Row.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
-        hint = _nearest(str(problem["loc"][-1]), fields)
+        hint = did_you_mean(str(problem["loc"][-1]), fields)
         raise ConfigError(
             f"{source}: '{place}' is wrong: {problem['msg']}.{hint} Known there: "
             f"{', '.join(fields)}."
@@ -120,7 +119,7 @@ def _text(source: str | Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"There is no grid '{source}' ({error}).{_nearest(str(source), known)} Give a TOML "
+            f"There is no grid '{source}' ({error}).{did_you_mean(str(source), known)} Give a TOML "
             f"file, or one of: {', '.join(known)}."
         ) from None
 
@@ -135,8 +134,8 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
             if name not in known:
                 names = ", ".join(sorted(known))
                 raise ConfigError(
-                    f"Grid '{grid.name}' has no method '{name}'.{_nearest(name, known)} It has: "
-                    f"{names}."
+                    f"Grid '{grid.name}' has no method '{name}'.{did_you_mean(name, known)} It "
+                    f"has: {names}."
                 )
         rows = [row for row in rows if {row.method, row.label} & set(grid.only)]
     if not rows:
@@ -226,7 +225,7 @@ def _preset(row: Row, wanted: str, source: Source) -> str | None:
 def _method_class(name: str) -> type[Method]:
     if name not in METHODS:
         known = ", ".join(sorted(METHODS))
-        raise ConfigError(f"Unknown method '{name}'.{_nearest(name, METHODS)} Known: {known}.")
+        raise ConfigError(f"Unknown method '{name}'.{did_you_mean(name, METHODS)} Known: {known}.")
     return METHODS[name]
 
 
@@ -237,8 +236,3 @@ def _refuse_wrong_protocol(grid: Grid, method: Method) -> None:
             f"{method.name} knows only the classes that it saw images of, so it cannot be judged "
             f"on novel classes. Methods for base-to-novel: {', '.join(sorted(able))}."
         )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""

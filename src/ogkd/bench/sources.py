@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from ogkd.datasets.catalog import benchmarks
 from ogkd.datasets.fetch import read_benchmark
 from ogkd.datasets.manifest import Manifest, read_manifest
 from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir
 from ogkd.prompts.bank import read_bank, shipped_banks
 
@@ -85,8 +84,7 @@ def find_sources(
     chosen = known if list(names) == ["*"] else list(dict.fromkeys(names))
     for name in chosen:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-            hint = f" Did you mean '{close[0]}'?" if close else ""
+            hint = did_you_mean(name, known, cutoff=0.4)
             raise ConfigError(f"Unknown dataset '{name}'.{hint} Known: {', '.join(known)}.")
     for name in banks:
         if name not in known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 
 from ogkd.bench.results import Plan, RunsFolder
 from ogkd.bench.spec import RunSpec
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, did_you_mean
 
 __all__ = [
     "METRICS",
@@ -63,8 +62,7 @@ METRICS = {
 def metric_named(name: str) -> Metric:
     """A measure by its name in result.json."""
     if name not in METRICS:
-        close = difflib.get_close_matches(name, METRICS, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
+        hint = did_you_mean(name, METRICS, cutoff=0.6)
         raise ConfigError(f"Unknown metric '{name}'.{hint} Known: {', '.join(METRICS)}.")
     return METRICS[name]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, did_you_mean
 
 __all__ = ["Benchmark", "Counts", "benchmark", "benchmarks", "read_catalog"]
 
@@ -116,8 +115,7 @@ def benchmark(name: str) -> Benchmark:
     for record in known.values():
         if wanted in (record.name, record.folder.lower(), record.title.lower()):
             return record
-    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    hint = did_you_mean(wanted, known)
     raise ConfigError(
         f"There is no benchmark dataset called '{name}'.{hint} Known names: {', '.join(known)}."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
@@ -10,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods.base import Method
 
 __all__ = ["METHODS", "make_method", "presets", "register"]
@@ -89,6 +88,5 @@ def _update(target: dict[str, Any], source: Mapping[str, Any]) -> None:
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    hint = did_you_mean(name, known, cutoff=0.6)
     return f"Unknown {kind} '{name}'.{hint} Known: {', '.join(sorted(known)) or 'none'}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from ogkd.bench.figures.averages import Material
 from ogkd.bench.figures.pairing import choose_pair
 from ogkd.bench.figures.style import Drawn, styled, write
 from ogkd.bench.results import Plan, RunsFolder
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, did_you_mean
 
 __all__ = ["FIGURES", "make_figures"]
 
@@ -89,9 +88,7 @@ def _labels(pair: tuple[str, str], methods: Mapping[str, str]) -> tuple[str, str
 
 
 def _known(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
-    return f"{hint} Known: {', '.join(known)}."
+    return f"{did_you_mean(name, known)} Known: {', '.join(known)}."
 
 
 def _free(stem: str, taken: set[str]) -> str:

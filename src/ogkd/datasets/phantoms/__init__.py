@@ -6,7 +6,6 @@ An image depends only on (name, label, seed, index): not on the process, nor on 
 
 from __future__ import annotations
 
-import difflib
 import json
 import multiprocessing
 import zlib
@@ -23,7 +22,7 @@ from PIL import Image
 
 from ogkd.datasets.phantoms import _eye, _histology, _slices, _surface, _ultrasound, _xray
 from ogkd.datasets.phantoms._draw import Drawing, Rng, new_rng
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError, DataError, did_you_mean
 from ogkd.files import folder_atomically
 from ogkd.progress import progress_bar
 
@@ -99,8 +98,7 @@ def phantom(name: str) -> PhantomDataset:
     """Look a phantom dataset up by name."""
     if name in PHANTOMS:
         return PHANTOMS[name]
-    close = difflib.get_close_matches(name, PHANTOMS, n=1, cutoff=0.4)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, PHANTOMS, cutoff=0.4)
     raise ConfigError(f"There is no phantom dataset {name!r}.{hint} Known: {', '.join(PHANTOMS)}.")
 
 
