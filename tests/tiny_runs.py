@@ -23,6 +23,7 @@ def write_run(
     spec: RunSpec,
     accuracy: float | Mapping[str, float],
     correct: Mapping[str, np.ndarray] | None = None,
+    images_per_class: Sequence[int] | None = None,
     **metrics: float | None,
 ) -> None:
     """A run with this accuracy of each part; `correct` [N] says which images were right."""
@@ -44,5 +45,6 @@ def write_run(
         "versions": {"ogkd": "0.1.0"},
         "backbone_digest": "ab" * 32,
         "data_sha256": "cd" * 32,
+        "images_per_class": images_per_class,
     }
     folder.write(spec, result, predictions)

@@ -34,7 +34,14 @@ from ogkd.methods import Method, Support, TextSide, Workplace, make_method, pres
 from ogkd.modelcard import BackboneCard, ModelCard
 from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank
 
-__all__ = ["fit", "fit_seeds", "make_support", "normal_labels", "validation_features"]
+__all__ = [
+    "fit",
+    "fit_seeds",
+    "make_support",
+    "normal_labels",
+    "refuse_classes_without_images",
+    "validation_features",
+]
 
 _GIB = 1024**3
 
@@ -175,7 +182,7 @@ def fit_seeds(
     for name, count in shortfalls(manifest.class_names, drawn[0], shots).items():
         say(f"Note: '{name}' has only {count} of {shots} images; all of them are used.")
     if chosen.needs_training:
-        _refuse_classes_without_images(manifest, drawn[0])
+        refuse_classes_without_images(manifest, drawn[0])
     require_files([item for items in drawn for item in items])
     if not isinstance(backbone, Backbone):
         backbone = load_backbone(backbone, device=device, engine=engine)
@@ -350,7 +357,8 @@ def _log_lines(log: Path) -> str:
     return "".join(f"{kept[epoch]}\n" for epoch in sorted(kept))
 
 
-def _refuse_classes_without_images(manifest: Manifest, items: Sequence[Item]) -> None:
+def refuse_classes_without_images(manifest: Manifest, items: Sequence[Item]) -> None:
+    """A trained context needs an image of every class."""
     present = {item.label for item in items}
     names = [name for label, name in enumerate(manifest.class_names) if label not in present]
     if names:

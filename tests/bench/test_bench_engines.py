@@ -11,12 +11,14 @@ import time
 
 import pytest
 from bench_data import make_dataset
+from filelock import Timeout
 
 from ogkd.bench import work as work_module
 from ogkd.bench.engines import make_job, prepare, run_here, run_local
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.results import RunsFolder
-from ogkd.bench.run import Runner
+from ogkd.bench.run import Group, Runner
+from ogkd.bench.work import Claim
 from ogkd.errors import ConfigError, StorageError
 
 
@@ -257,3 +259,17 @@ def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_f
     again = subprocess.run(arguments, env=alone, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert content(half) == expected
+
+
+def test_groups_that_overlap_are_not_worked_on_at_the_same_time(bench):
+    folder, plan, _ = bench(shots=[1], only=["gda"], datasets=["first"], seeds=[1, 2, 3])
+    one, two, three = (cell.spec for cell in plan.cells)
+    ours, theirs = Claim(folder, Group((one, two))), Claim(folder, Group((three, two)))
+    with ours:
+        with pytest.raises(Timeout):
+            theirs.acquire()
+        with Claim(folder, Group((three,))):  # was given back
+            pass
+    with theirs:
+        assert theirs.is_held
+        assert not ours.is_held

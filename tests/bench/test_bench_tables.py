@@ -310,3 +310,14 @@ def test_a_summary_averages_over_chosen_datasets(done: tuple[RunsFolder, Plan]) 
     amount = summary.average("coop", place, "test", ["covid"])
     assert amount is not None
     assert (amount.value, amount.done, amount.planned) == (pytest.approx(0.3), 1, 1)
+
+
+def test_a_table_says_where_there_were_fewer_images_than_k(folder: RunsFolder) -> None:
+    cells = []
+    for dataset, counts in (("busi", [16, 16]), ("covid", [16, 4])):
+        spec = RunSpec(dataset=dataset, method="gda", shots=16, seed=1)
+        write_run(folder, spec, 0.5, images_per_class=counts)
+        cells.append(("gda", spec))
+    text = make_table(folder, make_plan(cells, "few-shot"))
+    assert "fewer than K images, all of which were used: covid 4 (K=16)." in text
+    assert "busi 1" not in text

@@ -22,7 +22,7 @@ from ogkd.bench.on_ray import run_ray
 from ogkd.bench.ray_worker import Answer, Hello
 from ogkd.bench.results import Predictions, RunsFolder
 from ogkd.bench.run import Finished
-from ogkd.bench.work import claim, record
+from ogkd.bench.work import Claim, record
 from ogkd.errors import ConfigError, StorageError
 from ogkd.features import cluster as cluster_module
 
@@ -261,14 +261,14 @@ def test_what_another_process_works_on_is_left_to_it(bench, stand_in):
     folder, plan, job = bench()
     ray = stand_in()
     theirs = job.groups()[0]
-    lock = claim(folder, theirs)
+    lock = Claim(folder, theirs)
     lock.acquire()
     ours = len(job.groups()) - 1
     count = Counter()
 
     def say(event):
         count[event["event"]] += 1
-        if count["done"] == ours and lock.is_locked:  # the other process finishes
+        if count["done"] == ours and lock.is_held:  # the other process finishes
             record(folder, theirs, results(theirs), lambda _: None)
             lock.release()
 

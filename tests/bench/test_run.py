@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
+from bench_data import make_dataset
 
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.run import Runner, group_runs
 from ogkd.datasets.manifest import read_manifest
 from ogkd.datasets.splits import flip_labels
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.metrics import summary_metrics
 from ogkd.fitting import fit_seeds
 
@@ -113,7 +117,40 @@ def test_features_are_encoded_once(plan_of, monkeypatch, bert_backbone):
 
     monkeypatch.setattr(type(bert_backbone), "encode_images", refuse)
     again = Runner(lambda: bert_backbone, runner._sources)
-    run_all(specs, again)
+    assert len(run_all(specs, again)) == len(specs)
+    assert again._store.encoded == 0
+
+
+def test_of_two_workers_one_encodes_a_dataset(plan_of, datasets):
+    specs, first = plan_of(only=["zero-shot"], shots=[1], seeds=[1])
+    _, second = plan_of(only=["zero-shot"], shots=[1], seeds=[1])
+    images = len(read_manifest(datasets / "first").part("test"))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda runner: run_all(specs, runner), (first, second)))
+    assert sorted(runner._store.encoded for runner in (first, second)) == [0, images]
+
+
+def test_images_of_each_class_are_counted_where_there_are_fewer_than_k(plan_of):
+    specs, runner = plan_of(only=["gda", "zero-shot"], shots=[3, 9], seeds=[1])
+    counted = {
+        (done.spec.method, done.spec.shots): done.result["images_per_class"]
+        for done in run_all(specs, runner).values()
+    }
+    assert counted[("gda", 3)] == [3] * 4
+    assert counted[("gda", 9)] == [4] * 4
+    assert counted[("zero-shot", 9)] is None
+
+
+def test_what_trains_refuses_a_class_without_images(tmp_path, plan_of):
+    make_dataset(tmp_path / "data" / "first")
+    shutil.rmtree(tmp_path / "data" / "first" / "train" / "striped_cyst")
+    specs, runner = plan_of(data=str(tmp_path / "data"), only=["OGKD"], shots=[1])
+    with pytest.raises(DataError, match="no image to learn from for: striped cyst"):
+        run_all(specs, runner)
+    specs, runner = plan_of(
+        data=str(tmp_path / "data"), only=["OGKD"], shots=[1], protocol="base-to-novel"
+    )
+    assert len(run_all(specs, runner)) == 2  # it is a novel class there
 
 
 def test_the_same_group_gives_the_same_bits(plan_of):

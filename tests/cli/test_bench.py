@@ -77,6 +77,20 @@ def test_every_grid_of_ours_is_listed():
     assert "phantoms/noise-base-to-novel" in answer
 
 
+def test_a_set_of_grids_is_planned_and_run_together(grid, tmp_path, monkeypatch):
+    planned = ogkd("plan", "phantoms").output
+    assert planned.count("  missing ") == 9
+    assert re.search(r"In all: \d+ different runs are missing", planned)
+    other = tmp_path / "other.toml"
+    other.write_text(GRID.replace('"small"', '"other"').replace("[1, 2]", "[1]"))
+    monkeypatch.setattr("ogkd.bench.grid.grid_names", lambda name: [grid, other])
+    answer = ogkd("run", "ours", "--out", tmp_path / "runs", "--workers", "0")
+    assert answer.exit_code == 0
+    assert "8 of 8 runs are finished" in answer.output
+    assert "--plan small" in answer.output
+    assert "In all: 0 different runs" in ogkd("plan", "ours", "--out", tmp_path / "runs").output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -19,7 +19,7 @@ from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods import METHODS, make_method, presets
 from ogkd.methods.base import Method
 
-__all__ = ["Grid", "Row", "expand", "protocols", "read_grid"]
+__all__ = ["Grid", "Row", "expand", "grid_names", "protocols", "read_grid"]
 
 
 _Positive = Annotated[int, Field(ge=1)]
@@ -107,6 +107,15 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
             f"{source}: '{place}' is wrong: {problem['msg']}.{hint} Known there: "
             f"{', '.join(fields)}."
         ) from None
+
+
+def grid_names(source: str) -> list[str]:
+    """The grids of a set of ours ("phantoms", "paper"), or just what was given.
+
+    >>> grid_names("phantoms")[0]
+    'phantoms/base-to-novel'
+    """
+    return [name for name in protocols() if name.startswith(f"{source.rstrip('/')}/")] or [source]
 
 
 def _text(source: str | Path) -> str:

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from ogkd.bench.cost import estimate
 from ogkd.bench.ray_worker import Answer, Hello, Worker
@@ -25,10 +25,10 @@ from ogkd.bench.run import Group
 from ogkd.bench.sources import Source, open_source
 from ogkd.bench.work import (
     MOST_ATTEMPTS,
+    Claim,
     Job,
     Say,
     check_digest,
-    claim,
     record,
     record_failure,
     settled,
@@ -112,7 +112,7 @@ class _Hand:
     actor: Any
     asked: Any = None  # the reference of the answer; None: it has nothing to do
     task: Group | _Images | None = None  # None while it is getting ready
-    lock: FileLock | None = None
+    lock: Claim | None = None
 
 
 class _Crew:
@@ -194,14 +194,14 @@ class _Crew:
                 self._say({"event": "start"} | what)
                 hand.task, hand.asked = group, hand.actor.run.remote(group)
 
-    def _claimed(self) -> tuple[Group, FileLock] | None:
+    def _claimed(self) -> tuple[Group, Claim] | None:
         """The next group that nobody works on and whose images are encoded."""
         tasks = [hand.task for hand in self._hands]
         unready = {task.dataset for task in tasks if isinstance(task, _Images)}
         for group in list(self._groups):
             if group.specs[0].dataset in unready:
                 continue
-            lock = claim(self._folder, group)
+            lock = Claim(self._folder, group)
             try:
                 lock.acquire()
             except Timeout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import resource
 import sys
@@ -13,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -35,7 +37,12 @@ from ogkd.evaluation.evaluate import is_graded
 from ogkd.evaluation.metrics import plain, summary_metrics
 from ogkd.evaluation.screening import screening_masks
 from ogkd.features.store import FeatureStore
-from ogkd.fitting import make_support, normal_labels, validation_features
+from ogkd.fitting import (
+    make_support,
+    normal_labels,
+    refuse_classes_without_images,
+    validation_features,
+)
 from ogkd.geometry import class_graph, prototypes
 from ogkd.methods import Head, Method, Support, TextSide, Workplace, make_method, presets
 from ogkd.methods.ogkd import OGKDConfig
@@ -128,18 +135,24 @@ class Runner:
         backbone = self.backbone
         clock.lap("load")
         dataset = self._open(first.dataset)
-        parts = self._parts(first, dataset)
+        with self._encoding(first.dataset):
+            parts = self._parts(first, dataset)
         clock.lap("encode")
         trained = next(iter(parts.values())).text
         methods = [_method(spec) for spec in group.specs]
         if methods[0].needs_training or not methods[0].needs_images:
             _ = trained.bank  # encoded here, so that it is not counted as training
         clock.lap("text")
-        supports = [
-            self._support(method, spec, dataset)
+        drawn = [
+            self._draw(method, spec, dataset)
             for method, spec in zip(methods, group.specs, strict=True)
-            if method.needs_images
         ]
+        with self._encoding(first.dataset):
+            supports = [
+                self._support(method, spec, items, others)
+                for method, spec, (items, others) in zip(methods, group.specs, drawn, strict=True)
+                if method.needs_images
+            ]
         clock.lap("encode")
         seeds = [spec.seed for spec in group.specs]
         heads = type(methods[0]).fit_beside(
@@ -163,9 +176,25 @@ class Runner:
             "data_sha256": manifest_digest(dataset.manifest),
         }
         return [
-            Finished(spec, {"metrics": _metrics(found, parts), **common}, found)
-            for spec, found in zip(group.specs, judged, strict=True)
+            Finished(
+                spec,
+                {
+                    "metrics": _metrics(found, parts),
+                    "images_per_class": _counts(items, trained) if method.needs_images else None,
+                    **common,
+                },
+                found,
+            )
+            for spec, method, (items, _), found in zip(
+                group.specs, methods, drawn, judged, strict=True
+            )
         ]
+
+    def _encoding(self, dataset: str) -> FileLock:
+        """One process encodes a dataset; others wait, and find it done."""
+        self._store.folder.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(dataset.encode()).hexdigest()[:16]
+        return FileLock(self._store.folder / f".{name}.lock")
 
     def _parts(self, spec: RunSpec, dataset: Dataset) -> dict[str, _Part]:
         """What is judged: "test", or "base" (which is also learned) and "novel"."""
@@ -210,8 +239,10 @@ class Runner:
             self._texts[key] = side
         return self._texts[key]
 
-    def _support(self, method: Method, spec: RunSpec, dataset: Dataset) -> Support:
-        """The released order: shots of all classes, then the base classes only, then flips."""
+    def _draw(
+        self, method: Method, spec: RunSpec, dataset: Dataset
+    ) -> tuple[list[Item], list[Item]]:
+        """Images to learn from and to choose by: shots of all classes, then the base ones only."""
         manifest = dataset.manifest
         pool = manifest.part("train")
         val = [item for item in manifest.items if item.split == "val"]
@@ -220,8 +251,17 @@ class Runner:
         if spec.protocol == "base-to-novel":
             base, _ = base_and_novel(manifest.class_names)
             drawn, others = _only(drawn, manifest, base), _only(others, manifest, base)
-        allowed = sorted({item.label for item in drawn})
-        drawn = flip_labels(drawn, spec.flips, spec.seed, allowed=allowed)
+            manifest = keep_classes(manifest, base)
+        if method.needs_training:
+            refuse_classes_without_images(manifest, drawn)
+        return list(drawn), list(others)
+
+    def _support(
+        self, method: Method, spec: RunSpec, items: Sequence[Item], others: Sequence[Item]
+    ) -> Support:
+        """Their features, with labels flipped as the released code does it: after the draw."""
+        allowed = sorted({item.label for item in items})
+        drawn = flip_labels(items, spec.flips, spec.seed, allowed=allowed)
         require_files(drawn)
         validation = validation_features(self._store, others)
         return make_support(method, self._store, drawn, spec.seed, validation)
@@ -243,6 +283,12 @@ def _alpha(spec: RunSpec) -> float:
     name = f"paper/{spec.protocol}/{spec.bank}"
     method = make_method("ogkd", preset=name if name in presets("ogkd") else "auto")
     return float(cast(OGKDConfig, method.config).alpha)
+
+
+def _counts(items: Sequence[Item], text: TextSide) -> list[int]:
+    """How many images of each class were drawn: K, or fewer where there are no more."""
+    labels = [item.label for item in items]
+    return [labels.count(label) for label in range(len(text.class_names))]
 
 
 def _only(items: Sequence[Item], manifest: Manifest, classes: Sequence[int]) -> list[Item]:

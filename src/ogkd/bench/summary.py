@@ -103,12 +103,14 @@ class Summary:
         found = {run.spec.hash: run for _, run in folder.finished(plan)}
         self._planned: dict[tuple[str, str, At, str], set[int]] = {}
         self._done: dict[tuple[str, str, At, str], dict[int, float]] = {}
+        self.fewest: dict[tuple[At, str], int] = {}  # images of a class, where fewer than K
         for cell in plan.cells:
             spec = cell.spec
             for part in _parts(spec):
                 key = (cell.label, spec.dataset, place_of(spec, plan.sweep), part)
                 self._plan_seed(key, spec.seed)
                 if run := found.get(spec.hash):
+                    self._note_fewest(key[2], spec, run.result.get("images_per_class"))
                     # Some measures are not there for all data: kappa is for grades.
                     value = run.result["metrics"].get(part, {}).get(metric)
                     if value is not None:
@@ -129,6 +131,11 @@ class Summary:
                 f"seed {seed}. Give each row of the grid a label of its own."
             )
         seeds.add(seed)
+
+    def _note_fewest(self, place: At, spec: RunSpec, counts: Sequence[int] | None) -> None:
+        if counts and spec.shots is not None and min(counts) < spec.shots:
+            key = (place, spec.dataset)
+            self.fewest[key] = min(min(counts), self.fewest.get(key, spec.shots))
 
     def parts(self, place: At) -> list[str]:
         """The measured parts that were planned at a place, in the order of columns."""

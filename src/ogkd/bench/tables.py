@@ -231,6 +231,10 @@ def _notes(summary: Summary, blocks: list[Block]) -> Iterable[str]:
             f"{_heading(summary, place, 'test')}: {size}" for place, size in sizes.items()
         )
         yield f"Datasets in the average: {words}."
+    short = {(at.shots, name): count for (at, name), count in summary.fewest.items()}
+    if short:
+        words = ", ".join(f"{name} {count} (K={shots})" for (shots, name), count in short.items())
+        yield f"Classes with fewer than K images, all of which were used: {words}."
     if summary.plan.table == "few-shot":
         yield (
             "± is the standard deviation over seeds (population); of an average it is the mean of "

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict
@@ -26,10 +26,10 @@ from ogkd.files import storage_errors
 
 __all__ = [
     "MOST_ATTEMPTS",
+    "Claim",
     "Job",
     "Say",
     "check_digest",
-    "claim",
     "make_runner",
     "record",
     "record_failure",
@@ -85,7 +85,7 @@ def work(folder: RunsFolder, groups: Sequence[Group], runner: Runner, say: Say) 
             if settled(folder, group):
                 continue
             try:
-                with claim(folder, group):
+                with Claim(folder, group):
                     if settled(folder, group):
                         continue
                     if not checked:
@@ -105,9 +105,40 @@ def settled(folder: RunsFolder, group: Group) -> bool:
     return all(folder.has(spec) or folder.failure_of(spec).is_file() for spec in group.specs)
 
 
-def claim(folder: RunsFolder, group: Group) -> FileLock:
-    """The lock of whoever works on a group; Timeout where somebody else has it."""
-    return FileLock(_claims(folder) / f"{group.name}.lock", blocking=False)
+class Claim:
+    """The locks of whoever works on a group, one for each run: groups of two grids may overlap."""
+
+    def __init__(self, folder: RunsFolder, group: Group) -> None:
+        place = _claims(folder)
+        self._locks = [
+            FileLock(place / f"{spec.hash}.lock", blocking=False) for spec in group.specs
+        ]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is ours."""
+        return all(lock.is_locked for lock in self._locks)
+
+    def acquire(self) -> None:
+        """Take all locks or none; Timeout where somebody else has one of them."""
+        try:
+            for lock in self._locks:
+                lock.acquire()
+        except Timeout:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Give back what is held."""
+        for lock in self._locks:
+            lock.release()
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 def _claims(folder: RunsFolder) -> Path:

@@ -13,13 +13,22 @@ from ogkd.cli.options import DeviceOption
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ogkd.bench.results import Plan, RunsFolder
+    from ogkd.bench.run import Group
     from ogkd.bench.sources import Source
+    from ogkd.bench.spec import RunSpec
+    from ogkd.bench.watch import Watch
+    from ogkd.bench.work import Job
 
 app = typer.Typer(help="Repeat the paper, or compare methods on your own data.")
 
 GridArgument = Annotated[
-    str, typer.Argument(help="A grid (TOML), or one of ours: see `ogkd bench list`.")
+    str,
+    typer.Argument(
+        help="A grid (TOML), one of ours (`ogkd bench list`), or a set of ours such as phantoms."
+    ),
 ]
 RunsArgument = Annotated[Path, typer.Argument(help="The folder that `bench run --out` made.")]
 PlanOption = Annotated[
@@ -71,12 +80,12 @@ def _numbers(option: str, text: str | None) -> list[int] | None:
     return found
 
 
-def _expand(grid: str, changes: dict[str, Any]) -> tuple[Plan, dict[str, Source], str]:
-    from ogkd.bench.grid import expand, read_grid
+def _expand(grid: str, changes: dict[str, Any]) -> list[tuple[Plan, dict[str, Source], str]]:
+    """The plan of a grid, or of every grid of a set, with its datasets and backbone."""
+    from ogkd.bench.grid import expand, grid_names, read_grid
 
-    found = read_grid(grid, changes)
-    plan, sources = expand(found)
-    return plan, sources, found.backbone
+    grids = [read_grid(name, changes) for name in grid_names(grid)]
+    return [(*expand(found), found.backbone) for found in grids]
 
 
 @app.command("list")
@@ -106,23 +115,40 @@ def plan(
     """How many runs a grid has, how many are done, and about how long the rest takes."""
     from ogkd.bench.cost import estimate
     from ogkd.bench.results import RunsFolder
-    from ogkd.bench.run import group_runs
     from ogkd.bench.watch import duration
 
-    chosen, sources, _ = _expand(grid, _changes(data, datasets, methods, shots, seeds, backbone))
+    plans = _expand(grid, _changes(data, datasets, methods, shots, seeds, backbone))
     folder = RunsFolder(out) if out is not None else None
-    specs = {cell.spec.hash: cell.spec for cell in chosen.cells}
-    missing = [spec for spec in specs.values() if folder is None or not folder.has(spec)]
-    if show:
-        for spec in specs.values():
-            done = folder is not None and folder.has(spec)
-            typer.echo(f"{'done   ' if done else 'missing'} {spec.hash}  {spec}")
     finished = folder.readable_runs() if folder is not None else []
-    typer.echo(f"{chosen.title}: {len(specs)} runs on {len(sources)} dataset(s)")
-    typer.echo(f"  done      {len(specs) - len(missing)}")
-    typer.echo(f"  missing   {len(missing)}, trained in {len(group_runs(missing))} passes")
     how = "from finished runs" if finished else "a rough guess until some are finished"
-    typer.echo(f"  about     {duration(estimate(missing, finished))} on one worker ({how})")
+    everything: dict[str, RunSpec] = {}
+    for chosen, sources, _ in plans:
+        specs = {cell.spec.hash: cell.spec for cell in chosen.cells}
+        missing = [spec for spec in specs.values() if folder is None or not folder.has(spec)]
+        everything |= {spec.hash: spec for spec in missing}
+        if show:
+            for spec in specs.values():
+                done = folder is not None and folder.has(spec)
+                typer.echo(f"{'done   ' if done else 'missing'} {spec.hash}  {spec}")
+        passes = _passes(list(specs.values()), missing)
+        together = [spec for group in passes for spec in group.specs]
+        typer.echo(f"{chosen.title}: {len(specs)} runs on {len(sources)} dataset(s)")
+        typer.echo(f"  done      {len(specs) - len(missing)}")
+        typer.echo(f"  missing   {len(missing)}, trained in {len(passes)} passes")
+        typer.echo(f"  about     {duration(estimate(together, finished))} on one worker ({how})")
+    if len(plans) > 1:
+        typer.echo(
+            f"In all: {len(everything)} different runs are missing, "
+            f"about {duration(estimate(list(everything.values()), finished))}"
+        )
+
+
+def _passes(specs: list[RunSpec], missing: list[RunSpec]) -> list[Group]:
+    """The groups that will be trained: those with a missing run, as a whole."""
+    from ogkd.bench.run import group_runs
+
+    wanted = {spec.hash for spec in missing}
+    return [group for group in group_runs(specs) if wanted & {spec.hash for spec in group.specs}]
 
 
 @app.command()
@@ -153,48 +179,67 @@ def run(
     device: DeviceOption = "auto",
 ) -> None:
     """Run what is missing. Stop it at any time: the same command goes on where it was."""
-    from ogkd.bench.cost import estimate
-    from ogkd.bench.engines import make_job, prepare, run_here, run_local
+    from ogkd.bench.engines import make_job, run_here, run_local
     from ogkd.bench.results import RunsFolder
-    from ogkd.bench.watch import Watch
 
     if engine not in ("local", "ray"):
         raise ConfigError(f"--engine is local or ray, not '{engine}'.")
-    changes = _changes(data, datasets, methods, shots, seeds, backbone)
-    chosen, sources, place = _expand(grid, changes)
     folder = RunsFolder(out)
+
+    def do(job: Job, watch: Watch) -> None:
+        if engine == "ray":
+            from ogkd.bench.on_ray import run_ray
+
+            cores = {"cpus": cpus_per_run, "gpus": gpus_per_run}
+            run_ray(folder, job, watch, address=address, workers=workers or None, **cores)
+        elif workers == 0:
+            run_here(folder, job, watch)
+        else:
+            run_local(folder, job, watch, workers=workers or 1)
+
+    changes = _changes(data, datasets, methods, shots, seeds, backbone)
+    plans = _expand(grid, changes)
+    for chosen, sources, place in plans:
+        job = make_job(chosen, sources, place, device=device)
+        _run_plan(folder, chosen, job, do, workers=workers or 1)
+    _close(folder, [chosen for chosen, _, _ in plans])
+
+
+def _run_plan(
+    folder: RunsFolder,
+    chosen: Plan,
+    job: Job,
+    do: Callable[[Job, Watch], None],
+    *,
+    workers: int,
+) -> None:
+    """Run what is missing of one plan, with a live table."""
+    from ogkd.bench.cost import estimate
+    from ogkd.bench.engines import prepare
+    from ogkd.bench.watch import Watch
+
     for note in prepare(folder, chosen):
         typer.echo(f"Note: {note}", err=True)
     specs = {cell.spec.hash: cell.spec for cell in chosen.cells}
     missing = [spec for spec in specs.values() if not folder.has(spec)]
-    job = make_job(chosen, sources, place, device=device)
     seconds = estimate(missing, folder.readable_runs())
     done = len(specs) - len(missing)
     typer.echo(f"{chosen.title}: {len(specs)} runs, {done} done before.", err=True)
-    with Watch(total=len(specs), done=done, seconds=seconds, workers=workers or 1) as watch:
+    if not missing:
+        return
+    with Watch(total=len(specs), done=done, seconds=seconds, workers=workers) as watch:
         try:
-            if not missing:
-                pass
-            elif engine == "ray":
-                from ogkd.bench.on_ray import run_ray
-
-                cores = {"cpus": cpus_per_run, "gpus": gpus_per_run}
-                run_ray(folder, job, watch, address=address, workers=workers or None, **cores)
-            elif workers == 0:
-                run_here(folder, job, watch)
-            else:
-                run_local(folder, job, watch, workers=workers or 1)
+            do(job, watch)
         except KeyboardInterrupt:
             typer.echo("Stopped. The same command goes on where it was.", err=True)
             sys.exit(130)
-    _close(folder, chosen)
 
 
-def _close(folder: RunsFolder, plan: Plan) -> None:
+def _close(folder: RunsFolder, plans: list[Plan]) -> None:
     """Say how it ended; exit code 1 where runs failed."""
     from ogkd.bench.work import short
 
-    specs = {cell.spec.hash: cell.spec for cell in plan.cells}
+    specs = {cell.spec.hash: cell.spec for plan in plans for cell in plan.cells}
     failed = [spec for spec in specs.values() if folder.failure_of(spec).is_file()]
     finished = sum(folder.has(spec) for spec in specs.values())
     typer.echo(f"{finished} of {len(specs)} runs are finished in {folder.root}.", err=True)
@@ -204,7 +249,8 @@ def _close(folder: RunsFolder, plan: Plan) -> None:
             typer.echo(f"  failed: {spec}: {short(reasons.get(spec.hash, ''))}", err=True)
         typer.echo(f"{len(failed)} failed; their errors are in {folder.root}/failed.", err=True)
         sys.exit(1)
-    typer.echo(f"Next: ogkd bench table {folder.root}", err=True)
+    choice = f" --plan {plans[0].name}" if len(folder.plans()) > 1 else ""
+    typer.echo(f"Next: ogkd bench table {folder.root}{choice}", err=True)
 
 
 @app.command()

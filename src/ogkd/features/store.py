@@ -110,7 +110,8 @@ class FeatureStore:
             if shard in self._shards:
                 continue
             with contextlib.suppress(SafetensorError, OSError), safe_open(shard, "pt") as file:
-                self._entries.update(dict.fromkeys(file.keys(), shard))
+                for key in file.keys():  # noqa: SIM118 - not a dict
+                    self._entries.setdefault(key, shard)  # what was read once stays the same
             self._shards.add(shard)
 
     def _read(self, keys: Sequence[str], *, patches: bool) -> ImageFeatures:
