@@ -7,6 +7,8 @@ dataset is one JSON file in --out; what is there is not run again.
     python benchmarks/fused.py --out runs/fused --table       # print the tables
     python benchmarks/fused.py --out runs/fused-ogkd --ogkd 50 --seeds 1 2 3 \
         --shots 1 4 16 --datasets RETINA OCTMNIST             # with OGKD's texts, 50 epochs
+    python benchmarks/fused.py --out runs/fused-constants --constants --judge rest \
+        --shots 1 2 4 16 --seeds 1 2 3                        # choose nu, kappa0 and rho
 
 The support is drawn from train and the test split is judged, once. With `--judge rest` it is
 the images of train and val that are not in the support: all choices were made by those.
@@ -15,6 +17,7 @@ the images of train and val that are not in the support: all choices were made b
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 from pathlib import Path
@@ -40,6 +43,11 @@ from ogkd.prompts.bank import bank_for, read_bank
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
 BANKS = {"COVID_19": "covid"}  # whose bank is not called like the folder in small letters
 ZERO_SHOT = "zero-shot ensemble"
+CONSTANTS = [
+    {"rho": 1.0, "nu": nu, "kappa0": kappa0}
+    for nu, kappa0 in itertools.product((4.0, 16.0, 64.0), (2.0, 4.0, 8.0, 16.0))
+]
+CONSTANTS += [{"rho": rho, "nu": 16.0, "kappa0": 8.0} for rho in (0.3, 3.0)]
 
 
 def judge(head: Head, features: Tensor, labels: Tensor) -> dict[str, float]:
@@ -94,6 +102,9 @@ def fitted(
         chosen = make_method(method, settings=settings)
         return chosen.fit(supports, text, seeds=options.seeds, workplace=Workplace())
 
+    if options.constants:
+        found = {_constants(**one): fit("fused", text="bank", **one) for one in CONSTANTS}
+        return {ZERO_SHOT: fit("zero-shot-ensemble"), **found}
     images: list[Head] = []
     for support in supports:
         W, b = gaussian(rows_of(support, text.class_names))
@@ -113,6 +124,29 @@ def fitted(
         heads["OGKD's texts alone"] = [h.text for h in learned if isinstance(h, FusedHead)]
         heads["fused, OGKD's texts"] = learned
     return heads
+
+
+def _constants(rho: float, nu: float, kappa0: float) -> str:
+    return f"rho {rho:g}, nu {nu:g}, kappa0 {kappa0:g}"
+
+
+def choice(done: list[dict[str, Any]]) -> str:
+    """Accuracy of each setting of the constants, and which one the other datasets choose."""
+    labels = [_constants(**one) for one in CONSTANTS]
+    shots = sorted({row["shots"] for one in done for row in one["rows"]})
+    # [settings, shots, datasets]
+    value = 100 * np.array([[means(done, label, K) for K in shots] for label in labels])
+    zero = 100 * np.array([means(done, ZERO_SHOT, K) for K in shots])
+    lines = ["| | " + " | ".join(f"K={K}" for K in shots) + " | mean | worst less ensemble |"]
+    lines.append("|---" * (len(shots) + 3) + "|")
+    for label, one in sorted(zip(labels, value, strict=True), key=lambda pair: -pair[1].mean()):
+        cells = " | ".join(f"{row.mean():.1f}" for row in one)
+        lines.append(f"| {label} | {cells} | {one.mean():.2f} | {(one - zero).min():+.1f} |")
+    lines.append("")
+    for place, one in enumerate(done):
+        rest = np.delete(value, place, axis=2).mean(axis=(1, 2))
+        lines.append(f"- without {one['dataset']}: {labels[int(rest.argmax())]}")
+    return "\n".join(lines)
 
 
 def tables(done: list[dict[str, Any]]) -> str:
@@ -167,6 +201,7 @@ def main() -> None:
     parser.add_argument("--shots", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 11)))
     parser.add_argument("--ogkd", type=int, default=0, help="epochs of OGKD; 0 leaves it out")
+    parser.add_argument("--constants", action="store_true", help="compare its constants instead")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -184,7 +219,7 @@ def main() -> None:
         if path.is_file():
             done.append(json.loads(path.read_text()))
     if done:
-        print(tables(done))
+        print(choice(done) if options.constants else tables(done))
 
 
 if __name__ == "__main__":

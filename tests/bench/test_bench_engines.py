@@ -273,3 +273,16 @@ def test_groups_that_overlap_are_not_worked_on_at_the_same_time(bench):
     with theirs:
         assert theirs.is_held
         assert not ours.is_held
+
+
+def test_a_run_made_with_other_defaults_is_put_aside_and_run_again(bench):
+    folder, plan, job = bench(shots=[1], only=["gda"], datasets=["first"], seeds=[1])
+    run_here(folder, job, lambda _: None)
+    assert prepare(folder, plan) == []
+    (spec,) = job.specs
+    path = folder.folder_of(spec) / "result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps(result | {"config": result["config"] | {"prior": "other"}}))
+    (note,) = prepare(folder, plan)
+    assert "another default or preset of gda: prior" in note
+    assert not folder.has(spec)

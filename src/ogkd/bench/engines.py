@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ogkd.bench.results import Plan, RunsFolder
+from ogkd.bench.results import Plan, Run, RunsFolder
+from ogkd.bench.run import method_of
 from ogkd.bench.sources import Source
 from ogkd.bench.work import TRIES, Job, Say, make_runner, work
 from ogkd.errors import ConfigError, DataError
@@ -64,6 +65,7 @@ def prepare(folder: RunsFolder, plan: Plan) -> list[str]:
                 run = folder.read(cell.spec)
                 for part in run.parts:
                     run.predictions(part)
+                _refuse_other_settings(run)
             except DataError as error:
                 aside = Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=_made(root / "damaged")))
                 place.rename(aside / place.name)
@@ -79,6 +81,18 @@ def _left_out(folder: RunsFolder, plan: Plan) -> int:
     old = folder.plans().get(plan.name)
     asked = {cell.spec.hash for cell in plan.cells}
     return 0 if old is None else sum(cell.spec.hash not in asked for cell in old.cells)
+
+
+def _refuse_other_settings(run: Run) -> None:
+    """A run is named by what was asked for; what that stands for may change with ogkd."""
+    config = run.result.get("config")
+    now = method_of(run.spec).config.model_dump(mode="json")
+    if config is not None and config != now:
+        names = [name for name in {**now, **config} if config.get(name) != now.get(name)]
+        raise DataError(
+            f"{run.folder} was made with another default or preset of {run.spec.method}: "
+            f"{', '.join(names)}."
+        )
 
 
 def _made(folder: Path) -> Path:

@@ -48,7 +48,7 @@ from ogkd.methods import Head, Method, Support, TextSide, Workplace, make_method
 from ogkd.methods.ogkd import OGKDConfig
 from ogkd.prompts.bank import bank_for
 
-__all__ = ["Finished", "Group", "Runner", "group_runs"]
+__all__ = ["Finished", "Group", "Runner", "group_runs", "method_of"]
 
 MOST_TOGETHER = 12  # runs in one pass: more gain little speed, and a kill loses them all
 
@@ -91,13 +91,14 @@ def group_runs(specs: Sequence[RunSpec]) -> list[Group]:
 
 
 def _shape(spec: RunSpec) -> str:
-    method = _method(spec)
+    method = method_of(spec)
     config = method.config.model_dump(mode="json", exclude=set(method.free))
     rest = spec.without("seed", "flips", "settings", "preset")
     return f"{rest} {json.dumps(config, sort_keys=True)} {method.uses_patches}"
 
 
-def _method(spec: RunSpec) -> Method:
+def method_of(spec: RunSpec) -> Method:
+    """The method of a run with all its settings."""
     return make_method(spec.method, preset=spec.preset, settings=spec.settings)
 
 
@@ -139,7 +140,7 @@ class Runner:
             parts = self._parts(first, dataset)
         clock.lap("encode")
         trained = next(iter(parts.values())).text
-        methods = [_method(spec) for spec in group.specs]
+        methods = [method_of(spec) for spec in group.specs]
         if methods[0].needs_training or not methods[0].needs_images:
             _ = trained.bank  # encoded here, so that it is not counted as training
         clock.lap("text")
@@ -180,6 +181,7 @@ class Runner:
                 spec,
                 {
                     "metrics": _metrics(found, parts),
+                    "config": method.config.model_dump(mode="json"),
                     "images_per_class": _counts(items, trained) if method.needs_images else None,
                     **common,
                 },
