@@ -114,7 +114,7 @@ def fitted(
         ZERO_SHOT: fit("zero-shot-ensemble"),
         "GDA, images alone": images,
         "GDA with text": fit("gda", prior="bank"),
-        "fused, kappa = 2": fit("fused", text="bank", kappa=2.0),
+        "fused, kappa = 8": fit("fused", text="bank", kappa=8.0),
         "fused": fit("fused", text="bank"),
     }
     if options.ogkd:

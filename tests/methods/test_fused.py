@@ -98,8 +98,7 @@ def test_useful_text_gets_more_weight_than_misleading_text():
     rows, centres = rows_of(support, NAMES), unit(4, 12, seed=100)
     good, _ = choose(rows, centres, 30.0, FusedConfig())
     bad, _ = choose(rows, centres.roll(1, 0), 30.0, FusedConfig())
-    assert good > bad
-    assert bad == 0.25
+    assert good >= 8 * bad
 
 
 def test_logits_of_hard_images_are_cooled_and_of_easy_ones_not():
@@ -141,7 +140,7 @@ def test_equal_images_of_all_classes_leave_the_decision_to_text():
     same = unit(1, 1, 12).expand(4, 1, 12)
     support = type(support)(type(support.views)(type(support.views.features)(same)), support.labels)
     text, v = make_text(2), unit(6, 12, seed=3)
-    got = fit(support, text).logits(v)
+    got = fit(support, text, nu=4.0).logits(v)
     T = prototypes(text.bank)
     # The only image there is says nothing but where the middle lies.
     expected = (T - T.mean(0)) @ (v - 4 / 8 * same[0, 0]).T

@@ -27,7 +27,7 @@ from ogkd.methods.registry import make_method, presets, register
 __all__ = ["Fused", "FusedConfig", "FusedHead", "choose"]
 
 _NAMES = {"bank": "zero-shot-ensemble", "single": "zero-shot"}
-_KAPPAS = tuple(2.0**k for k in range(-2, 5))  # 1/4 .. 16 images
+_KAPPAS = tuple(2.0**k for k in range(-2, 7))  # 1/4 .. 64 images
 _HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
 _KAPPA_SPREAD = 1.0  # of log kappa around log kappa0, beforehand
 _HEAT_SPREAD = 0.5  # of the log of the factor on logits, around 0
@@ -46,9 +46,9 @@ class FusedConfig(MethodConfig):
     train: dict[str, Any] = Field(default_factory=dict)  # its training, such as epochs
     blend: float = Field(default=0.5, ge=0, le=1)  # of learned texts; the rest is the bank's
     kappa: float | None = Field(default=None, gt=0)  # images that text is worth; None: cross-fit
-    kappa0: float = Field(default=2.0, gt=0)  # what it is worth beforehand
+    kappa0: float = Field(default=8.0, gt=0)  # what it is worth beforehand
     rho: float = Field(default=1.0, gt=0)  # ridge of the covariance
-    nu: float = Field(default=4.0, ge=0)  # images that the zero-shot head's own biases are worth
+    nu: float = Field(default=16.0, ge=0)  # images that the zero-shot head's own biases are worth
 
 
 @dataclass(frozen=True)
