@@ -5,14 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 import ogkd
-from ogkd import OGKDClassifier
+from ogkd import OGKDClassifier, estimator
 from ogkd.errors import ConfigError, DataError
+from ogkd.images import read_image
 from tiny_backbones import make_clip
 
 NAMES = ("benign tumor", "malignant tumor", "normal lung")
@@ -210,3 +212,26 @@ def test_pictures_of_other_modes_and_turned_ones_are_read_like_their_files(clip,
     files = [tmp_path / name for name in names]
     np.testing.assert_array_equal(model.predict_proba(pictures), model.predict_proba(files))
     pictures[0].close()
+
+
+@pytest.mark.parametrize("mode", ["F", "I", "I;16", "I;16B"])
+def test_deep_pictures_keep_their_range_as_files_do(images, tmp_path, mode):
+    gray = images[0][0, :, :, 0].astype(np.float64)
+    # Numbers that a byte cannot hold: shares (F), those of a scan, and more than 16 bits hold (I).
+    values = {"F": gray / 500, "I": gray * 5000 - 900}.get(mode, gray * 250 + 300)
+    kind = {"F": np.float32, "I": np.int32, "I;16": "<u2", "I;16B": ">u2"}[mode]
+    picture = Image.fromarray(values.astype(kind))
+    assert picture.mode == mode
+    tifffile.imwrite(tmp_path / "deep.tiff", values.astype(kind))
+    with estimator._files([picture]) as (file,):
+        seen = read_image(file)
+    np.testing.assert_array_equal(seen, read_image(tmp_path / "deep.tiff"))
+    shares = (gray - gray.min()) / (gray.max() - gray.min())
+    assert np.abs(seen - 255 * shares[..., None]).max() < 0.51
+
+
+def test_deep_pictures_are_fitted_and_predicted(clip, images):
+    pixels, y = images
+    deep = [Image.fromarray(image[:, :, 0].astype(np.float32) / 500) for image in pixels]
+    p = OGKDClassifier(clip, "gda").fit(deep, y).predict_proba(deep)
+    assert len(np.unique(p, axis=0)) > 3  # not one black picture eighteen times

@@ -100,3 +100,28 @@ def test_a_known_name_stays_a_name(bert_backbone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(bert_backbone, "name", "biomedclip")
     assert BackboneCard.of(bert_backbone).name == "biomedclip"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("biomedclip", "biomedclip"),
+        ("microsoft/BiomedCLIP-PubMedBERT_256", "microsoft/BiomedCLIP-PubMedBERT_256"),
+        ("hf-hub:microsoft/BiomedCLIP", "hf-hub:microsoft/BiomedCLIP"),
+        ("/home/jane/models/clip", "clip"),
+        ("/clip/", "clip"),
+        ("~/clip", "clip"),
+        ("~jane/clip", "clip"),
+        ("./clip", "clip"),
+        ("../clip", "clip"),
+        ("jane/models/clip", "clip"),
+        ("C:\\Users\\jane\\clip", "clip"),
+        ("C:/clip", "clip"),
+        ("\\\\server\\jane\\clip\\", "clip"),
+        ("jane\\clip", "clip"),
+        ("file:///home/jane/clip", "clip"),
+    ],
+)
+def test_the_short_name_keeps_a_hub_id_and_no_folder_above(name, shown):
+    card = BackboneCard(name=name, digest="d", embed_dim=4, preprocessing={})
+    assert card.short_name == shown

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ogkd.errors import ConfigError
 from ogkd.files import write_json
 
-__all__ = ["CALIBRATION", "Calibration", "SetKind", "images_needed_for_risk", "split_units"]
+__all__ = ["CALIBRATION", "Calibration", "SetKind", "split_units"]
 
 CALIBRATION = "calibration.json"
 SCHEMA = 1
@@ -38,6 +38,7 @@ class Calibration(BaseModel):
 
     schema_version: int = SCHEMA
     weights_sha256: str  # of the model that it belongs to
+    engine: str | None = None  # that encoded the images; None: not noted, as in older files
     temperature: float = Field(gt=0, allow_inf_nan=False)
     images: int = Field(ge=2)
     counts: tuple[int, ...]  # images of each class
@@ -71,10 +72,11 @@ class Calibration(BaseModel):
         *,
         groups: Sequence[str | None] | None = None,
         weights_sha256: str = "",
+        engine: str | None = None,
     ) -> Calibration:
         """Calibrate on logits [N, C] of images with labels [N]; `keys` name their content.
 
-        Images of one group (patient) stay on one side of the division.
+        Images of one group (patient) stay on one side of the division. `engine` encoded them.
         """
         z, y = np.asarray(logits, dtype=np.float64), np.asarray(labels, dtype=np.int64)
         first = split_units(keys, groups)
@@ -88,6 +90,7 @@ class Calibration(BaseModel):
         images = sorted(zip(keys, y.tolist(), strict=True))
         return cls(
             weights_sha256=weights_sha256,
+            engine=engine,
             temperature=temperature,
             images=len(y),
             counts=tuple(np.bincount(y, minlength=z.shape[1]).tolist()),
@@ -122,12 +125,13 @@ class Calibration(BaseModel):
         seen = np.sort(self.lac if kind == "lac" else self.aps)
         rank = conformal_rank(len(seen), coverage)
         if rank > len(seen):
-            needed = images_needed_for_coverage(coverage)
+            needed = held_out_for_coverage(coverage)
             raise ConfigError(
                 f"Sets that hold the true class with {100 * coverage:g} % probability need at "
-                f"least {needed} calibration images, and this calibration has {self.images}: "
-                f"{max(1, needed - self.images)} more are needed. Calibrate again with more "
-                "images (ogkd calibrate), or ask for less coverage."
+                f"least {needed} calibration images beside those that set the temperature. This "
+                f"calibration has {self.images}, of which {len(seen)} count: at least "
+                f"{self.missing(needed)} more are needed, of other patients where those are told. "
+                "Calibrate again with more images (ogkd calibrate), or ask for less coverage."
             )
         rows = np.asarray(p)
         scores = lac_scores(rows) if kind == "lac" else aps_scores(rows)
@@ -135,6 +139,14 @@ class Calibration(BaseModel):
         if kind == "aps":
             found |= rows == rows.max(axis=1, keepdims=True)
         return found
+
+    def missing(self, held_out: int) -> int:
+        """How many more images it takes, at the least, until so many do not fit the temperature.
+
+        Whole patients go to one side, so with patients it may take more.
+        """
+        short = held_out - len(self.confidences)
+        return max(short, _in_all(held_out) - self.images) if short > 0 else 0
 
     def threshold(self, max_risk: float, *, confidence: float = 0.9) -> float:
         """The top probability below which to abstain, so that few of the kept images are wrong.
@@ -305,15 +317,19 @@ def split_units(
     return first
 
 
+def held_out_for_coverage(coverage: float) -> int:
+    """The fewest images beside those that fit the temperature for sets of that coverage."""
+    return math.ceil(coverage / (1 - coverage) - 1e-9)
+
+
+def held_out_for_risk(max_risk: float, *, confidence: float = 0.9) -> int:
+    """The same for `threshold`, where the model makes no error at all."""
+    return math.ceil(math.log(1 - confidence) / math.log(1 - max_risk) - 1e-9)
+
+
 def images_needed_for_coverage(coverage: float) -> int:
-    """The fewest calibration images, all in all, for sets of that coverage."""
-    held_out = math.ceil(coverage / (1 - coverage) - 1e-9)
-    return _in_all(held_out)
-
-
-def images_needed_for_risk(max_risk: float, *, confidence: float = 0.9) -> int:
-    """The fewest calibration images for `threshold`: where the model makes no error at all."""
-    return _in_all(math.ceil(math.log(1 - confidence) / math.log(1 - max_risk) - 1e-9))
+    """The fewest calibration images, all in all and each of another patient, for such sets."""
+    return _in_all(held_out_for_coverage(coverage))
 
 
 def _in_all(held_out: int) -> int:

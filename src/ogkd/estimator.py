@@ -25,17 +25,19 @@ from ogkd.datasets.manifest import Item, Manifest, read_class_names
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting import fit_seeds
+from ogkd.images.scaling import stretch
 
 __all__ = ["OGKDClassifier"]
 
-_AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")  # Pillow's modes that a PNG can hold
+_AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")  # Pillow's modes that a PNG can hold
 
 
 class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped there
     """A classifier on a frozen vision-language model, for scikit-learn's tools.
 
     `X` is a sequence of image files, of arrays [H, W] or [H, W, 3] (uint8, or floats from 0 to
-    1), or of PIL images; an array [N, H, W] or [N, H, W, 3] will do. `y` are labels of any kind.
+    1), or of PIL images; an array [N, H, W] or [N, H, W, 3] will do. PIL images of the modes I and
+    F are brought to bytes by their own range, as files of 16 bits are. `y` are labels of any kind.
     Their texts are what the text tower reads: the labels themselves if they are names, or
     `class_names`, a mapping from label to name. Other parameters are those of `ogkd.fit`.
 
@@ -166,7 +168,9 @@ def _file(image: Any, place: Path) -> Path:
     if not isinstance(image, Image.Image):
         picture = Image.fromarray(_pixels(np.asarray(image), int(place.stem)))
     upright = ImageOps.exif_transpose(picture)
-    if upright.mode not in _AS_PNG:
+    if upright.mode[:1] in ("F", "I"):  # deeper than bytes, where converting would only cut
+        upright = Image.fromarray(stretch(np.asarray(upright)))
+    elif upright.mode not in _AS_PNG:
         upright = upright.convert("RGB")
     upright.save(place, compress_level=1)
     return place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,14 @@ from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import find_record
 from ogkd.errors import ConfigError
 
-__all__ = ["SCHEMA", "BackboneCard", "ModelCard"]
+__all__ = ["CAUTION", "SCHEMA", "BackboneCard", "ModelCard"]
 
 SCHEMA = 1
+# Said wherever a model's answers are shown or handed on.
+CAUTION = (
+    "Research software. It is not a medical device and not for autonomous clinical use: a "
+    "qualified person must judge every image. It knows only the classes it was fitted on."
+)
 
 
 class BackboneCard(BaseModel):
@@ -43,6 +49,15 @@ class BackboneCard(BaseModel):
             preprocessing=asdict(backbone.preprocessing),
             engine=backbone.engine,
         )
+
+    @property
+    def short_name(self) -> str:
+        """The name to show: a hub id as it is, of a folder only the last part of its path."""
+        parts = re.split(r"[/\\]", self.name.rstrip("/\\"))
+        # A hub id is owner/name; a path starts at a root, a drive, ~ or a dot, or goes deeper.
+        rooted = parts[0] == "" or parts[0].endswith(":") or parts[0].startswith(("~", "."))
+        is_path = rooted or len(parts) > 2 or "\\" in self.name
+        return parts[-1] if is_path else "/".join(parts)
 
 
 class ModelCard(BaseModel):

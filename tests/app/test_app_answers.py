@@ -2,13 +2,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from app_models import by_hand
 
+import ogkd
 import ogkd.app.answers as asking
 from ogkd.app.answers import answers, as_json
 from ogkd.app.models import Model, load_models
-from ogkd.app.render import render_answers, render_error
+from ogkd.app.render import render_answers, render_error, render_header
 from ogkd.app.support import with_pictures
 from ogkd.app.uploads import Picture
 from ogkd.classifier import Classifier
@@ -57,6 +59,29 @@ def test_no_or_several_plausible_classes_are_uncertain(gda, image, limit, plausi
     assert len(answer.plausible) == plausible
     assert answer.uncertain
     assert "90%" in answer.reasons[0]
+
+
+def test_shares_are_shown_as_they_were_asked_for(gda, image):
+    asked = Model("m", changed(gda, calibration=by_hand(1.0)), 0.975, 0.005, threshold=1.1)
+    answer = ask(gda, image, model=asked)
+    assert "at most 0.5%." in answer.reasons[0]
+    assert "At 97.5% coverage" in answer.reasons[1]
+    one = replace(answer, reasons=(), plausible=answer.plausible[:1])
+    page = " ".join(render_answers(image, [one]).split())
+    assert "only plausible class at 97.5 % coverage" in page
+    assert "Plausible classes at 97.5 % coverage" in page
+    assert "98 %" not in page
+
+
+@pytest.mark.parametrize("made", [None, "torch", "int8"])
+def test_a_calibration_of_another_engine_is_told_everywhere(gda, image, made):
+    made_with = by_hand().model_copy(update={"engine": made})
+    model = Model("m", changed(gda, calibration=made_with))
+    answer = ask(gda, image, model=model)
+    said = "made with the encoder engine int8, but here torch encodes the images"
+    api = as_json(image, [answer], pictures=False)["models"][0]["note"]
+    for text in (render_header([model], ""), render_answers(image, [answer]), api):
+        assert (said in text) is (made == "int8")
 
 
 def test_an_unfamiliar_image_is_uncertain(gda, image, stranger):
@@ -166,3 +191,14 @@ def test_settings_that_a_model_cannot_keep_are_refused_at_the_start(folders):
 def test_the_threshold_of_a_risk_comes_from_the_calibration(folders):
     (model,) = load_models([folders / "gda"], max_risk=0.1)
     assert model.threshold == model.classifier.calibration.threshold(0.1) > 0
+
+
+def test_a_backbone_that_moved_keeps_the_engine_of_each_model(folders, phantoms, image, tmp_path):
+    fitted = ogkd.fit(phantoms, method="zero-shot", engine="int8", out=tmp_path / "fast")
+    asked = [folders / "zero", tmp_path / "fast", tmp_path / "fast"]
+    plain, fast, again = (model.classifier for model in load_models(asked, backbone="builtin"))
+    assert (plain.backbone.engine, fast.backbone.engine) == ("torch", "int8")
+    assert again.backbone is fast.backbone
+    expected = fitted.predict_proba([image.path])
+    np.testing.assert_array_equal(fast.predict_proba([image.path]), expected)
+    assert not np.array_equal(plain.predict_proba([image.path]), expected)

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 
 import pytest
 import typer
+from app_models import by_hand
 
 import ogkd.app.models as loading
 import ogkd.app.server as serving
+from ogkd.app.models import Model
 from ogkd.app.server import Settings, is_loopback
+from ogkd.classifier import Classifier
 from ogkd.cli import main
 from ogkd.errors import ConfigError
+from ogkd.images.decode import MAX_PIXELS
 
 
 @pytest.fixture
@@ -93,6 +98,7 @@ def test_without_gradio_the_message_says_what_to_install(refused, folders, monke
         (["gone"], "not a model folder"),
         (["gone", "--max-mb", "0"], "--max-mb must be a positive number"),
         (["gone", "--max-pixels", "nan"], "--max-pixels must be a positive number"),
+        (["gone", "--max-pixels", "100000001"], "--max-pixels is at most 100,000,000"),
         (["gone", "--port", "70000"], "--port"),
         ([], "models"),
     ],
@@ -121,6 +127,38 @@ def test_a_port_that_is_taken_is_refused_if_asked_for_and_passed_over_if_not(mon
         assert serving._address(first) == f"http://127.0.0.1:{taken}"
     with pytest.raises(ConfigError, match="Cannot serve"):
         serving._listen(Settings(host="no.such.host.invalid", port=0))
+
+
+def test_only_a_taken_port_makes_it_try_the_next(monkeypatch):
+    tried = []
+
+    def bound(family, host, port):
+        tried.append(port)
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(serving, "_bound", bound)
+    with pytest.raises(ConfigError, match=r"at 192\.0\.2\.1, .*an address of this machine"):
+        serving._listen(Settings(host="192.0.2.1", password="long enough"))
+    assert len(tried) == 1
+
+
+def test_an_address_of_another_machine_is_named():
+    # 192.0.2.0/24 is set aside for documentation: no machine has it.
+    with pytest.raises(ConfigError, match=r"Cannot serve at 192\.0\.2\.1"):
+        serving._listen(Settings(host="192.0.2.1", password="long enough"))
+
+
+def test_the_most_pixels_that_may_be_asked_for_are_those_that_are_read(served):
+    assert served("--max-pixels", "100e6").max_pixels == MAX_PIXELS
+
+
+def test_a_calibration_of_another_engine_is_told_at_the_start(served, gda, monkeypatch, capsys):
+    made = by_hand().model_copy(update={"engine": "int8"})
+    model = Model("gda", Classifier(gda.backbone, gda.head, gda.card, calibration=made))
+    monkeypatch.setattr(loading, "load_models", lambda *_, **__: [model])
+    served()
+    said = capsys.readouterr().err
+    assert "Note on gda: The calibration was made with the encoder engine int8" in said
 
 
 def test_the_uploads_folder_is_private_and_goes_away():

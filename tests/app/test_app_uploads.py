@@ -142,3 +142,16 @@ def test_an_upload_that_nobody_came_back_for_is_removed_in_time(uploads):
 
 def test_uploads_can_be_read_by_their_owner_alone(uploads):
     assert put(uploads, b"x").parent.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("letter", ["x", "ä", "図", "𠀀"])
+def test_a_long_name_keeps_both_ends_and_shows_that_it_was_cut(uploads, letter):
+    name = f"patient 7 {letter * 200} no tumor.png"
+    with uploads.take(put(uploads, encoded("PNG"), name)) as picture:
+        assert picture.name.startswith(f"patient 7 {letter}")
+        assert picture.name.endswith(f"{letter} no tumor.png")
+        assert picture.name.count("...") == 1
+        assert len(picture.name) == 60
+    short = "y" * 56 + ".png"
+    with uploads.take(put(uploads, encoded("PNG"), short)) as picture:
+        assert picture.name == short

@@ -20,7 +20,7 @@ def test_a_calibration_appears_in_the_folder_and_changes_no_prediction(ogkd, mod
     assert outcome.code == 0, outcome.err
     assert "Calibrated on 24 images: 8 set the temperature, 16 the sets" in outcome.out
     assert "Note: 24 images are too few for promising at most 10 % errors" in outcome.err
-    assert "more." in outcome.err
+    assert "more are needed." in outcome.err
     after = library.load(model)
     assert after.calibration.images == 24
     files = sorted((others / "test").rglob("*.png"))
@@ -38,6 +38,30 @@ def test_evaluate_shows_before_and_after_and_warns_of_calibration_images(ogkd, m
         assert words in outcome.out
     outcome = ogkd("evaluate", model, others, "--resamples", 0, "--split", "val")
     assert "calibrated on 24 of these 24 images" in outcome.err
+
+
+def test_another_engine_than_the_calibration_s_is_told(ogkd, model, others, tmp_path):
+    assert ogkd("calibrate", model, others).code == 0
+    place = model / "calibration.json"
+    content = json.loads(place.read_text())
+    assert content["engine"] == "torch"
+    file = next((others / "test").rglob("*.png"))
+    page = tmp_path / "r.html"
+    commands = [
+        ("predict", model, file),
+        ("evaluate", model, others, "--resamples", 0),
+        ("report", model, others, "--resamples", 0, "--no-check", "--no-images", "--out", page),
+    ]
+    said = "Note: The calibration was made with the encoder engine int8, but here torch"
+    assert [said in ogkd(*words).err for words in commands] == [False] * 3
+    place.write_text(json.dumps(content | {"engine": "int8"}))
+    assert [said in ogkd(*words).err for words in commands] == [True] * 3
+    assert said.removeprefix("Note: ") in page.read_text()
+
+
+def test_the_encoder_engine_is_an_option(refused, model, others):
+    words = ("calibrate", model, others, "--encoder-engine", "tensorrt")
+    assert "no encoder engine 'tensorrt'" in refused(*words)
 
 
 def test_images_used_for_fitting_are_refused_and_may_be_left_out(

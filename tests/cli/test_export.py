@@ -89,7 +89,9 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(refused, fitted, 
     assert "gone" in refused("export", fitted, "--onnx", out, "--check", tmp_path / "gone")
     assert "not a model folder" in refused("export", tmp_path, "--onnx", out)
     assert "--onnx" in refused("export", fitted)
-    assert "ogkd calibrate" in refused("export", fitted, "--onnx", out, "--max-risk", 0.1)
+    words = ("export", fitted, "--onnx", out, "--max-risk", 0.1)
+    assert "ogkd calibrate" in refused(*words)
+    assert "Export without --int8" in refused(*words, "--int8")
 
 
 def test_a_place_that_cannot_be_written_is_named_with_its_option(refused, fitted, tmp_path):

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import re
+import shutil
+
 import pytest
 
 
@@ -41,3 +44,36 @@ def test_names_pictures_and_check_are_a_matter_of_options(ogkd, fitted, data, tm
 def test_mistakes_end_in_one_message(refused, fitted, data, words, message):
     given = [w.replace("MODEL", str(fitted)).replace("DATA", str(data)) for w in words]
     assert message in refused("report", *given)
+
+
+def test_unreadable_files_may_be_skipped_and_are_listed(ogkd, refused, fitted, data, tmp_path):
+    some = shutil.copytree(data, tmp_path / "some")
+    (some / "test" / "normal_lung" / "bad.png").write_bytes(b"no picture")
+    place = tmp_path / "out" / "r.html"
+    words = ("report", fitted, some, "--out", place, "--resamples", 0, "--no-images", "--no-check")
+    assert "bad.png" in refused(*words)
+    outcome = ogkd(*words, "--on-error", "skip")
+    assert (outcome.code, outcome.out) == (0, f"Report on 6 images: {place}\n")
+    assert "Left out 1 file(s)" in outcome.err
+    assert "bad.png" in (place.parent / "skipped.csv").read_text()
+    assert "bad.png" not in place.read_text()
+    assert "No intervals were computed" in place.read_text()
+    assert "slice" in refused(*words, "--slice", "nonsense")
+
+
+def test_evaluate_writes_the_page_with_the_same_options(ogkd, refused, fitted, data, tmp_path):
+    first, second = tmp_path / "a" / "r.html", tmp_path / "b" / "r.html"
+    same = ["--resamples", 0, "--names", "--no-images"]
+    assert ogkd("report", fitted, data, "--out", first, "--no-check", *same).code == 0
+    assert ogkd("evaluate", fitted, data, "--report", second, *same).code == 0
+    pages = [
+        re.sub(r"Made on .*|ogkd (report|evaluate) .*", "", p.read_text()) for p in (first, second)
+    ]
+    assert pages[0] == pages[1]
+    assert "data:image" not in pages[1]
+    assert str(data) in second.read_text()
+    assert ogkd("evaluate", fitted, data, "--report", second, "--resamples", 0).code == 0
+    assert "data:image" in second.read_text()
+    assert str(data) not in second.read_text()
+    for option in ("--names", "--no-images"):
+        assert "about --report" in refused("evaluate", fitted, data, option)

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import copy
+import json
+
 import numpy as np
 import pytest
 
 import ogkd
+from ogkd.calibration import Calibration
+from ogkd.classifier import Classifier
 from ogkd.datasets.manifest import Item, Manifest, read_manifest
 from ogkd.errors import ConfigError, DataError
-from ogkd.evaluation.calibrate import FEWEST, calibrate
+from ogkd.evaluation.calibrate import FEWEST, calibrate, engine_note
 from tiny_data import write_dataset
 
 NAMES = ("bright spot", "dark field", "striped tissue")
@@ -74,6 +79,7 @@ def test_images_of_few_patients_and_absent_classes_are_told(model, data):
     items = tuple(Item(i.path, i.label, "val", f"p{n // 4}") for n, i in enumerate(val))
     calibrate(model, Manifest(items, NAMES), say=notes.append)
     assert any("16 images are of 4 patients" in note for note in notes)
+    assert any("too few for prediction sets of 95 % coverage" in note for note in notes)
     assert any("no image of: striped tissue" in note for note in notes)
 
 
@@ -113,3 +119,37 @@ def test_a_calibration_of_other_weights_is_refused(model, data, tmp_path):
     other.write(tmp_path / "m" / "calibration.json")
     with pytest.raises(ConfigError, match="other weights"):
         ogkd.load(tmp_path / "m", backbone=model.backbone)
+
+
+def test_patients_of_many_images_need_more_images_than_single_ones(model, data):
+    """13 images of which one patient has 11: too few stay beside the temperature's."""
+    val = read_manifest(data).part("val")[:FEWEST]
+    items = tuple(Item(i.path, i.label, "val", f"p{max(0, n - 10)}") for n, i in enumerate(val))
+    notes = []
+    found = calibrate(model, Manifest(items, NAMES), say=notes.append)
+    beside = len(found.confidences)
+    assert found.images == FEWEST
+    assert beside != FEWEST - FEWEST // 3
+    assert any("90 % coverage" in note for note in notes) is (beside < 9)
+
+
+def test_the_engine_is_noted_and_another_one_is_told(model, data, tmp_path):
+    found = calibrate(model, data)
+    assert found.engine == "torch"
+    same = Classifier(model.backbone, model.head, model.card, calibration=found)
+    assert engine_note(same) == ""
+    fast = copy.copy(model.backbone)
+    fast.engine = "int8"
+    other = Classifier(fast, model.head, model.card, calibration=found)
+    assert "made with the encoder engine torch, but here int8 encodes" in engine_note(other)
+    assert engine_note(Classifier(fast, model.head, model.card)) == ""  # nothing is promised
+    assert calibrate(other, data).engine == "int8"
+    assert "but here onnx" in engine_note(same, engine="onnx")
+    # A file of before says nothing: the engine was that of the fit.
+    content = found.model_dump(mode="json")
+    del content["engine"]
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    old = Calibration.read(tmp_path / "old.json")
+    same.calibration = other.calibration = old
+    assert engine_note(same) == ""
+    assert "the encoder engine torch" in engine_note(other)

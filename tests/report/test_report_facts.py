@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 from report_world import make_world
 
+from ogkd.classifier import Classifier
 from ogkd.datasets.manifest import Item, Manifest
 from ogkd.report import facts
 from ogkd.report.pictures import confident_mistakes, right_examples
@@ -24,6 +27,21 @@ def test_a_head_without_texts_has_the_graph_of_its_class_names(clip, pictures_of
     assert not learned
     np.testing.assert_allclose(W.sum(axis=1), 1, rtol=1e-5)
     assert (W.argmax(axis=1) == range(3)).all()
+
+
+def test_the_backbone_is_named_without_its_folder_and_with_the_engine_that_was_used(world, clip):
+    found = world.classifier
+    facts_of = dict(facts.model_facts(found, show_names=False))
+    assert (facts_of["Backbone"], facts_of["Encoder engine"]) == ("clip (frozen)", "torch")
+    assert str(clip) in dict(facts.model_facts(found, show_names=True))["Backbone"]
+    other = copy.copy(found.backbone)
+    other.engine = "int8"
+    rows = dict(facts.model_facts(Classifier(other, found.head, found.card), show_names=False))
+    assert rows["Encoder engine"] == "int8, but torch for the fit"
+    hub = found.card.backbone.model_copy(update={"name": "owner/clip"})
+    card = found.card.model_copy(update={"backbone": hub})
+    rows = dict(facts.model_facts(Classifier(other, found.head, card), show_names=False))
+    assert rows["Backbone"] == "owner/clip (frozen)"
 
 
 def test_parts_are_counted_by_class_name_whatever_the_order(world):

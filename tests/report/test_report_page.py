@@ -9,6 +9,7 @@ from report_world import HOSTILE, NAMES, make_world, read_page
 
 from ogkd.audit import audit_data
 from ogkd.calibration import softmax
+from ogkd.modelcard import CAUTION
 from ogkd.report import report_page, write_report
 
 
@@ -89,8 +90,10 @@ def test_every_part_that_the_report_promises_is_there(page):
         "making",
         "caution",
     ]
-    for words in ("AURC", "ECE", "Brier", "LAC", "APS", "not intended for autonomous clinical"):
+    for words in ("AURC", "ECE", "Brier", "LAC", "APS"):
         assert words in page.text
+    assert page.text.count(CAUTION) == 2  # above everything, and at the end
+    assert "not for autonomous clinical use" in CAUTION
 
 
 def test_numbers_are_those_of_the_judged_images(page, world):
@@ -128,6 +131,15 @@ def test_a_model_that_was_not_calibrated_says_so(world):
     assert "not calibrated" in page.text
     assert "conformal" not in [attrs["id"] for _, attrs in page.all("section")]
     assert "After calibration" not in page.text
+
+
+@pytest.mark.parametrize("made", [None, "torch", "int8"])
+def test_a_calibration_of_another_engine_is_warned_of(world, made):
+    classifier = _uncalibrated(world.classifier)
+    classifier.calibration = world.classifier.calibration.model_copy(update={"engine": made})
+    text = read_page(build(replace(world, classifier=classifier), images=False)).text
+    warned = "made with the encoder engine int8, but here torch encodes the images" in text
+    assert warned is (made == "int8")
 
 
 def test_images_that_were_learned_from_are_pointed_out(clip, pictures_of):

@@ -18,13 +18,10 @@ from ogkd.app.uploads import Picture
 from ogkd.errors import DataError
 from ogkd.explain import draw, evidence
 from ogkd.familiarity import nearest, unfamiliar
+from ogkd.modelcard import CAUTION
 
-__all__ = ["CAUTION", "Answer", "Similar", "answers", "as_json", "data_uri"]
+__all__ = ["Answer", "Similar", "answers", "as_json", "data_uri"]
 
-CAUTION = (
-    "Research software. It is not a medical device and not for autonomous clinical use: "
-    "a qualified person must judge every image."
-)
 _SIMILAR = 4  # support images shown
 _PREVIEW = 640  # pixels of the longer side
 
@@ -51,6 +48,7 @@ class Answer:
     reasons: tuple[str, ...]
     similar: tuple[Similar, ...]
     evidence: str = ""  # data URI
+    note: str = ""  # where the calibration was made with another engine
 
     @property
     def uncertain(self) -> bool:
@@ -98,6 +96,7 @@ def _answer(
         reasons=tuple(_reasons(model, float(row.max()), plausible, features)),
         similar=_similar(model, features),
         evidence=_evidence(model, picture, int(order[0])) if pictures else "",
+        note=model.note,
     )
 
 
@@ -106,15 +105,15 @@ def _reasons(
 ) -> list[str]:
     """Why a specialist should look: the model is unsure, or this is nothing it knows."""
     reasons = []
-    if model.threshold is not None and top < model.threshold:
+    if model.max_risk is not None and model.threshold is not None and top < model.threshold:
         reasons.append(
             f"Its confidence of {top:.1%} is below the {model.threshold:.1%} that keeps the share "
-            f"of errors at most {model.max_risk:.0%}."
+            f"of errors at most {100 * model.max_risk:g}%."
         )
     if plausible is not None and len(plausible) != 1:
         several = f"{len(plausible)} classes are plausible, not one"
         found = several if plausible else "no class is plausible"
-        reasons.append(f"At {model.coverage:.0%} coverage {found}.")
+        reasons.append(f"At {100 * model.coverage:g}% coverage {found}.")
     support = model.classifier.support
     if support is not None and unfamiliar(support, features[None])[0]:
         reasons.append("The image is unlike the images that the model learned from.")
@@ -172,6 +171,7 @@ def _one(answer: Answer, pictures: bool) -> dict[str, Any]:
         "coverage": answer.coverage,
         "uncertain": answer.uncertain,
         "reasons": list(answer.reasons),
+        "note": answer.note,
         "similar": [
             {"class": near.name, "similarity": round(near.similarity, 4)} for near in answer.similar
         ],

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from ogkd.backbones import Backbone, load_backbone
+from ogkd.backbones.engines import with_engine
 from ogkd.classifier import CARD, Classifier, load
 from ogkd.errors import ConfigError
+from ogkd.evaluation.calibrate import engine_note
 from ogkd.modelcard import ModelCard
 
 __all__ = ["Model", "load_models"]
@@ -27,6 +29,11 @@ class Model:
     threshold: float | None = None  # of the top probability, for max_risk
     pictures: Mapping[int, str] = field(default_factory=dict)  # support row -> data URI
 
+    @property
+    def note(self) -> str:
+        """What to say where the calibration was made with another engine."""
+        return engine_note(self.classifier)
+
 
 def load_models(
     folders: Sequence[Path],
@@ -36,13 +43,19 @@ def load_models(
     coverage: float = 0.9,
     max_risk: float | None = None,
 ) -> list[Model]:
-    """Load model folders; models of one backbone share it. What cannot be served is refused."""
+    """Load model folders; models of one backbone share it. What cannot be served is refused.
+
+    Each model encodes images with the engine of its fit, also where `backbone` says where its
+    backbone is now.
+    """
     known: dict[str, Backbone] = {}
     moved = None if backbone is None else load_backbone(backbone, device=device)
     models = []
     for name, folder in zip(_names(folders), folders, strict=True):
         card = ModelCard.read(folder / CARD)
-        own = moved or known.get(card.backbone.digest)
+        own = known.get(card.backbone.digest)
+        if own is None and moved is not None:
+            own = with_engine(moved, card.backbone.engine)
         classifier = load(folder, backbone=own, device=device)
         known[classifier.backbone.digest] = classifier.backbone
         models.append(_model(name, classifier, coverage, max_risk))

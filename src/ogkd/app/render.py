@@ -9,9 +9,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
-from ogkd.app.answers import CAUTION, Answer, data_uri
+from ogkd.app.answers import Answer, data_uri
 from ogkd.app.models import Model
 from ogkd.app.uploads import Picture
+from ogkd.modelcard import CAUTION
 
 __all__ = ["render_answers", "render_error", "render_header", "render_welcome", "style"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -226,21 +227,29 @@ def _listen(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ports = [settings.port] if settings.port is not None else range(_PORT, _PORT + _TRIED)
     for port in ports:
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, port))
-            listener.listen(1024)
-            return listener
+            return _bound(family, host, port)
         except OSError as error:
-            listener.close()
             reason = error.strerror or str(error)
-            if settings.port is not None or isinstance(error, socket.gaierror):
+            taken = error.errno == errno.EADDRINUSE
+            if not taken or settings.port is not None:
                 raise ConfigError(
                     f"Cannot serve at {settings.host}, port {port}: {reason}. Choose another "
-                    "with --port or --host."
+                    f"{'--port' if taken else '--host (an address of this machine) or --port'}."
                 ) from error
     raise ConfigError(f"No port from {_PORT} on is free. Name one with --port.")
+
+
+def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def _address(listener: socket.socket) -> str:

@@ -24,7 +24,8 @@ __all__ = ["Picture", "Uploads"]
 
 _MARKS = ((b"\x89PNG\r\n\x1a\n", 0, ".png"), (b"\xff\xd8\xff", 0, ".jpg"), (b"DICM", 128, ".dcm"))
 _HOURS = 3600.0  # after which an upload that nobody asked about is removed
-_NAME = 100  # letters of a file's name that are kept
+_NAME = 60  # letters of a file's name that are kept; of 4 bytes each they still make a file name
+_START = 30  # of these, how many from its start
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class Uploads:
         """Where to write a new upload of that name."""
         self.sweep()
         # Only what is harmless in a path and in a page remains; the ending says nothing to us.
-        clean = re.sub(r"[^\w. ()+-]", "_", Path(name).name)[-_NAME:].strip(" .") or "image"
+        clean = re.sub(r"[^\w. ()+-]", "_", Path(name).name).strip(" .") or "image"
+        if len(clean) > _NAME:  # both ends stay, and what is missing shows
+            clean = f"{clean[:_START]}...{clean[_START + 3 - _NAME :]}"
         own = self.folder / uuid.uuid4().hex
         own.mkdir(mode=0o700)
         return own / clean

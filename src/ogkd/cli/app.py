@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from ogkd.cli.model_options import MovedBackbone
 from ogkd.cli.options import DeviceOption
 from ogkd.errors import ConfigError
 
@@ -32,9 +33,7 @@ def app_command(
     coverage: Annotated[
         float, typer.Option(help="How often the set of plausible classes holds the true one.")
     ] = 0.9,
-    backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
-    ] = None,
+    backbone: MovedBackbone = None,
     host: Annotated[
         str, typer.Option(help="The address to serve at. Any but this machine's asks a password.")
     ] = "127.0.0.1",
@@ -43,7 +42,9 @@ def app_command(
         typer.Option(min=0, max=65535, help="The port (default: 7860, or the next free one)."),
     ] = None,
     max_mb: Annotated[float, typer.Option(help="The largest upload, in megabytes.")] = 50,
-    max_pixels: Annotated[float, typer.Option(help="The most pixels of an image.")] = 50e6,
+    max_pixels: Annotated[
+        float, typer.Option(help="The most pixels of an image, at most 100e6.")
+    ] = 50e6,
     open_browser: Annotated[
         bool, typer.Option("--open", help="Open the page in the browser.")
     ] = False,
@@ -56,9 +57,15 @@ def app_command(
     from OGKD_APP_PASSWORD. Uploads are deleted as soon as they are answered.
     """
     from ogkd.app.server import Settings, is_loopback, need_gradio, serve
+    from ogkd.images.decode import MAX_PIXELS
 
     limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
     limits["max_pixels"] = _count("--max-pixels", max_pixels)
+    if limits["max_pixels"] > MAX_PIXELS:
+        raise ConfigError(
+            f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read. Cut them into "
+            "tiles or scale them down first."
+        )
     need_gradio()
     password = None if is_loopback(host) else _ask_password(host)
     settings = Settings(host=host, port=port, password=password, **limits)
@@ -71,6 +78,9 @@ def app_command(
     )
     if support is not None:
         loaded = with_pictures(loaded, support)
+    for model in loaded:
+        if model.note:
+            typer.echo(f"Note on {model.name}: {model.note}", err=True)
 
     def say(address: str) -> None:
         typer.echo(f"Serving {', '.join(model.name for model in loaded)}")

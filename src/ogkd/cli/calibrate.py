@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
+from ogkd.cli.judging import usable
+from ogkd.cli.model_options import MovedBackbone, SplitOption
 from ogkd.cli.options import (
     ClassesOption,
     DataArgument,
     DeviceOption,
+    EngineOverride,
     ModelArgument,
     OnErrorOption,
     RootOption,
@@ -22,7 +25,7 @@ def calibrate(
     model: ModelArgument,
     data: DataArgument,
     *,
-    split: Annotated[str, typer.Option(help="Which part, where the data has splits.")] = "val",
+    split: SplitOption = "val",
     leave_out_used: Annotated[
         bool, typer.Option(help="Leave out images that the model was fitted on.")
     ] = False,
@@ -30,20 +33,19 @@ def calibrate(
     classes: ClassesOption = None,
     slice: SliceOption = None,
     on_error: OnErrorOption = "stop",
-    backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
-    ] = None,
+    backbone: MovedBackbone = None,
     device: DeviceOption = "auto",
+    encoder_engine: EngineOverride = None,
 ) -> None:
     """Calibrate a model on labelled images that it has not learned from.
 
     Writes calibration.json into the model folder: a temperature, and what
     `predict --max-risk` and conformal sets need. Predictions stay the same;
-    their probabilities change. Fitting the model again discards it.
+    their probabilities change. Fitting the model again discards it. It holds for the
+    encoder engine that it was made with: that of the fit, or --encoder-engine.
     """
     from ogkd.calibration import CALIBRATION
     from ogkd.classifier import load
-    from ogkd.cli.evaluate import usable
     from ogkd.datasets.fetch import resolve_data
     from ogkd.evaluation.calibrate import calibrate as calibrate_model
     from ogkd.features.usable import check_on_error
@@ -53,7 +55,9 @@ def calibrate(
     rule = None if slice is None else str(parse_rule(slice))
     manifest = resolve_data(data, root=root, class_names=read_classes(classes))
     # An old calibration must not stand in the way of a new one, whatever is wrong with it.
-    classifier = load(model, backbone=backbone, device=device, calibrated=False)
+    classifier = load(
+        model, backbone=backbone, device=device, engine=encoder_engine, calibrated=False
+    )
     manifest, _ = usable(manifest, split, rule or classifier.card.slice, skip=skip)
     found = calibrate_model(
         classifier,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ogkd.cli.model_options import MovedBackbone
 from ogkd.cli.options import EngineOverride, ModelArgument
 from ogkd.errors import ConfigError, StorageError
 
@@ -39,14 +40,12 @@ def export(
     ] = False,
     max_risk: Annotated[
         float | None,
-        typer.Option(help="Note the threshold to abstain below, from the model's calibration."),
+        typer.Option(help="Note the threshold to abstain below, by the calibration; not in int8."),
     ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="How much a probability may differ from torch's.")
     ] = 1e-4,
-    backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
-    ] = None,
+    backbone: MovedBackbone = None,
     encoder_engine: EngineOverride = None,
 ) -> None:
     """Write image encoder and head as one ONNX file for onnxruntime.
@@ -87,6 +86,8 @@ def export(
     except StorageError as error:
         raise StorageError(str(error).replace("--out", "--onnx")) from error
     _print(exported, tolerance)
+    if exported.note:
+        typer.echo(f"Note: {exported.note} So the file holds no sets and no threshold.", err=True)
 
 
 def _print(exported: Exported, tolerance: float) -> None:

@@ -20,6 +20,7 @@ from ogkd.cli.cluster_options import (
     WorkersOption,
     read_crew,
 )
+from ogkd.cli.model_options import MovedBackbone
 from ogkd.cli.options import DeviceOption, EngineOverride, ModelArgument, SliceOption
 from ogkd.cli.predict_rows import FORMATS, Judge, Row
 from ogkd.errors import ConfigError
@@ -54,9 +55,7 @@ def predict(
         float | None, typer.Option(help="How often `set` holds the true class (default: 0.9).")
     ] = None,
     sets: Annotated[str, typer.Option(help="How sets are made: lac (smallest) or aps.")] = "lac",
-    backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
-    ] = None,
+    backbone: MovedBackbone = None,
     slice: SliceOption = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 32,
     device: DeviceOption = "auto",

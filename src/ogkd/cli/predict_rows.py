@@ -46,6 +46,7 @@ class Judge:
         coverage: float | None,
         sets: str,
     ) -> None:
+        from ogkd.evaluation.calibrate import engine_note
         from ogkd.familiarity import Familiarity, can_judge
 
         if sets not in ("lac", "aps"):
@@ -66,6 +67,8 @@ class Judge:
         if coverage is not None:
             _required(classifier, "--coverage")
         self._calibration = classifier.calibration
+        if note := engine_note(classifier):
+            self.notes.append(f"Note: {note}")
         try:
             self._set([1 / len(self._names)] * len(self._names))
         except ConfigError as error:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ogkd.cli.judging import judge_data, refuse_folders
+from ogkd.cli.model_options import (
+    GradedOption,
+    ImagesOption,
+    MovedBackbone,
+    NamesOption,
+    ResamplesOption,
+    SplitOption,
+)
 from ogkd.cli.options import (
     ClassesOption,
     DataArgument,
     DeviceOption,
+    EngineOverride,
     ModelArgument,
+    OnErrorOption,
     RootOption,
-    read_classes,
+    SliceOption,
 )
-from ogkd.errors import ConfigError
 
 
 def report(
@@ -27,60 +35,51 @@ def report(
     out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
         "report.html"
     ),
-    split: Annotated[str, typer.Option(help="Which part, where the data has splits.")] = "test",
-    graded: Annotated[
-        bool | None,
-        typer.Option(help="The classes are grades in their order: adds quadratic kappa."),
-    ] = None,
-    names: Annotated[
-        bool, typer.Option("--names", help="Show file names and whole paths (default: none).")
-    ] = False,
-    images: Annotated[
-        bool, typer.Option(help="Show small copies of images: mistakes and examples.")
-    ] = True,
+    split: SplitOption = "test",
+    graded: GradedOption = None,
+    resamples: ResamplesOption = 1000,
+    names: NamesOption = False,
+    images: ImagesOption = True,
     check: Annotated[
         bool, typer.Option(help="Check the data too, which reads all of its images.")
     ] = True,
     root: RootOption = None,
     classes: ClassesOption = None,
-    backbone: Annotated[
-        str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it moved.")
-    ] = None,
+    slice: SliceOption = None,
+    on_error: OnErrorOption = "stop",
+    backbone: MovedBackbone = None,
     device: DeviceOption = "auto",
+    encoder_engine: EngineOverride = None,
 ) -> None:
     """Write one self-contained HTML page: summary, numbers, plots, mistakes, data, settings.
 
     The page loads nothing from elsewhere. It shows small copies of images, which are data
     of your patients: treat it as you treat them, or leave them out with --no-images.
+    With --on-error skip, unreadable files are listed in skipped.csv beside --out.
     """
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder. Give the name of a file in it.")
     from ogkd.audit import audit_data
-    from ogkd.classifier import load
-    from ogkd.datasets.fetch import locate_benchmark, named_benchmark, resolve_data
-    from ogkd.evaluation import describe, judge
-    from ogkd.report import write_report
+    from ogkd.datasets.fetch import locate_benchmark, named_benchmark
 
-    manifest = resolve_data(data, root=root, class_names=read_classes(classes))
-    classifier = load(model, backbone=backbone, device=device)
-    judged = judge(classifier, manifest, split=split)
-    result = describe(
-        judged, classifier.calibration, graded=graded, learned=classifier.card.support_images
+    refuse_folders(out=out)
+    found = judge_data(
+        model,
+        data,
+        split=split,
+        graded=graded,
+        resamples=resamples,
+        root=root,
+        classes=classes,
+        slice=slice,
+        on_error=on_error,
+        backbone=backbone,
+        device=device,
+        encoder_engine=encoder_engine,
     )
     audit = None
     if check:
         named = named_benchmark(data)
         place = data if named is None else locate_benchmark(named) or data
-        audit = audit_data(manifest, root=place if place.is_dir() else place.parent)
-    write_report(
-        out,
-        classifier,
-        manifest,
-        judged,
-        command=shlex.join(["ogkd", *sys.argv[1:]]),
-        show_names=names,
-        audit=audit,
-        images=images,
-        result=result,
-    )
-    typer.echo(f"Report on {len(judged.labels)} images: {out}")
+        audit = audit_data(found.manifest, root=place if place.is_dir() else place.parent)
+    found.write_report(out, names=names, images=images, audit=audit)
+    found.write_skipped(out)
+    typer.echo(f"Report on {len(found.judged.labels)} images: {out}")

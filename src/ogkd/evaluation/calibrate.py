@@ -8,15 +8,16 @@ from pathlib import Path
 from ogkd.calibration import (
     BOUNDS,
     Calibration,
+    held_out_for_coverage,
+    held_out_for_risk,
     images_needed_for_coverage,
-    images_needed_for_risk,
 )
 from ogkd.classifier import Classifier
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError
 from ogkd.evaluation.judge import Judged, judge
 
-__all__ = ["FEWEST", "calibrate"]
+__all__ = ["FEWEST", "calibrate", "engine_note"]
 
 FEWEST = images_needed_for_coverage(0.9)
 
@@ -61,10 +62,30 @@ def calibrate(
         judged.keys,
         groups=judged.groups,
         weights_sha256=classifier.weights_sha256,
+        engine=classifier.backbone.engine,
     )
     for note in _notes(judged, found):
         say(f"Note: {note}")
     return found
+
+
+def engine_note(classifier: Classifier, *, engine: str | None = None) -> str:
+    """What to say where images are encoded in another way than for the calibration; else nothing.
+
+    `engine` is what encodes them, if it is not the classifier's backbone.
+    """
+    if classifier.calibration is None:
+        return ""
+    # Older files do not say it: `ogkd calibrate` then took the engine of the fit.
+    made = classifier.calibration.engine or classifier.card.backbone.engine
+    used = engine or classifier.backbone.engine
+    if used == made:
+        return ""
+    advice = "" if engine else f" `ogkd calibrate --encoder-engine {used}` makes one for it."
+    return (
+        f"The calibration was made with the encoder engine {made}, but here {used} encodes the "
+        f"images: what it promises (prediction sets, --max-risk) is not promised for that.{advice}"
+    )
 
 
 def _unused(classifier: Classifier, judged: Judged, *, leave_out_used: bool) -> Judged:
@@ -109,20 +130,20 @@ def _notes(judged: Judged, found: Calibration) -> list[str]:
     absent = [name for name, n in zip(judged.class_names, found.counts, strict=True) if not n]
     if absent:
         notes.append(f"there is no image of: {', '.join(absent)}. The promises do not cover them.")
-    notes += _short(found.images)
+    notes += _short(found)
     return notes
 
 
-def _short(images: int) -> list[str]:
+def _short(found: Calibration) -> list[str]:
     """What these images are too few for, and how many more it would take."""
     wanted = [
-        ("prediction sets of 95 % coverage", images_needed_for_coverage(0.95)),
-        ("promising at most 10 % errors (--max-risk 0.1)", images_needed_for_risk(0.1)),
-        ("promising at most 5 % errors (--max-risk 0.05)", images_needed_for_risk(0.05)),
+        ("prediction sets of 90 % coverage", held_out_for_coverage(0.9)),
+        ("prediction sets of 95 % coverage", held_out_for_coverage(0.95)),
+        ("promising at most 10 % errors (--max-risk 0.1)", held_out_for_risk(0.1)),
+        ("promising at most 5 % errors (--max-risk 0.05)", held_out_for_risk(0.05)),
     ]
     return [
-        f"{images} images are too few for {what}: at least {needed} are needed, "
-        f"{needed - images} more."
-        for what, needed in wanted
-        if needed > images
+        f"{found.images} images are too few for {what}: at least {more} more are needed."
+        for what, held_out in wanted
+        if (more := found.missing(held_out))
     ]

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ogkd.calibration import conformal_rank
 from ogkd.classifier import Classifier
+from ogkd.evaluation.calibrate import engine_note
 from ogkd.export.graph import INPUT
 from ogkd.images.transforms import Preprocessing
+from ogkd.modelcard import CAUTION
 
-__all__ = ["KEY", "SCHEMA", "describe"]
+__all__ = ["KEY", "SCHEMA", "describe", "promise_note"]
 
 KEY = "ogkd"  # of the JSON in the file's metadata
 SCHEMA = 1
 COVERAGE = 0.9
-CAUTION = (
-    "Research software, not a medical device and not for autonomous clinical use. Its output is "
-    "an aid for qualified people, who decide. It knows only the classes it was fitted on."
-)
+_INT8 = "onnx int8"  # no engine of ours, so no calibration is made with it
 
 
 def describe(
-    classifier: Classifier, *, include_preprocessing: bool = False, max_risk: float | None = None
+    classifier: Classifier,
+    *,
+    include_preprocessing: bool = False,
+    max_risk: float | None = None,
+    int8: bool = False,
 ) -> dict[str, Any]:
     """Everything that a program needs beside the graph; no path and no file name."""
     card, prep = classifier.card, classifier.backbone.preprocessing
@@ -51,20 +53,28 @@ def describe(
             "steps": _steps(prep, include_preprocessing=include_preprocessing),
         },
         "slice": card.slice,
-        "backbone": {"name": _last_part(card.backbone.name), "digest": classifier.backbone.digest},
+        "backbone": {"name": card.backbone.short_name, "digest": classifier.backbone.digest},
         "method": card.method,
         "preset": card.preset,
-        **_calibration(classifier, max_risk),
+        **_calibration(classifier, max_risk, int8=int8),
         "caution": CAUTION,
         "versions": {name: version(name) for name in ("ogkd", "torch", "onnx")},
     }
 
 
-def _calibration(classifier: Classifier, max_risk: float | None) -> dict[str, Any]:
+def promise_note(classifier: Classifier, *, int8: bool) -> str:
+    """Why the calibration promises nothing for the file, where it was made with another engine."""
+    return engine_note(classifier, engine=_INT8 if int8 else None)
+
+
+def _calibration(classifier: Classifier, max_risk: float | None, *, int8: bool) -> dict[str, Any]:
     """Temperature, the set of classes that holds the true one, and where to abstain."""
     found = classifier.calibration
     if found is None:
         return {"temperature": 1.0, "calibration": None}
+    if note := promise_note(classifier, int8=int8):
+        none = {"images": found.images, "sets": None, "abstain": None, "note": note}
+        return {"temperature": found.temperature, "calibration": none}
     scores = sorted(found.lac)
     rank = conformal_rank(len(scores), COVERAGE)
     sets = None  # too few images for this coverage
@@ -98,10 +108,3 @@ def _steps(prep: Preprocessing, *, include_preprocessing: bool) -> str:
         "Decode to 8-bit RGB, upright by its EXIF orientation. "
         f"{scale} with Pillow's {prep.interpolation} filter.{crop}{end}"
     )
-
-
-def _last_part(name: str) -> str:
-    """The name of a backbone; of a folder, the last part of its path alone."""
-    if PurePosixPath(name).is_absolute() or name.startswith((".", "~")):
-        return PurePosixPath(name).name
-    return PureWindowsPath(name).name if "\\" in name else name

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ogkd.classifier import Classifier
 from ogkd.errors import ConfigError
-from ogkd.export.card import KEY, describe
+from ogkd.export.card import KEY, describe, promise_note
 from ogkd.export.compare import (
     BATCHES,
     Run,
@@ -61,6 +61,7 @@ class Exported:
     largest_difference: float  # of the float32 graph's probabilities from torch's
     images_per_second: dict[str, float]  # torch, onnx and, asked for, int8: one image at a time
     int8: Int8 | None = None
+    note: str = ""  # why the calibration promises nothing for this file
 
 
 def require_extra() -> None:
@@ -105,20 +106,23 @@ def export_onnx(
         labels: class numbers of `images`, for the accuracy that int8 costs.
         include_preprocessing: take uint8 [N, H, W, 3] and normalise inside the graph.
         int8: store and multiply the image tower's weights in 8 bits.
-        max_risk: note the threshold for this error rate, from the model's calibration.
+        max_risk: note the threshold for this error rate, from the model's calibration; not
+            with int8, which the calibration was not made with.
         tolerance: how much a probability may differ from torch's.
     """
     require_extra()
     place = place_for_onnx(path)
-    if max_risk is not None and classifier.calibration is None:
-        raise ConfigError(
-            "A threshold for --max-risk comes from calibration images, and this model has seen "
-            "none. Run `ogkd calibrate` first."
-        )
+    if max_risk is not None:
+        _refuse_threshold(classifier, int8=int8)
     if labels is not None and len(labels) != len(images):
         raise ConfigError(f"There are {len(labels)} labels for {len(images)} images.")
     paths = sliced_paths([Path(image) for image in images], classifier)
-    card = describe(classifier, include_preprocessing=include_preprocessing, max_risk=max_risk)
+    card = describe(
+        classifier,
+        include_preprocessing=include_preprocessing,
+        max_risk=max_risk,
+        int8=int8,
+    )
     with write_atomically(place) as aside, tempfile.TemporaryDirectory() as folder:
         model = build(classifier, include_preprocessing=include_preprocessing)
         full = Path(folder) / "float32.onnx"
@@ -152,7 +156,25 @@ def export_onnx(
         largest_difference=found.largest_difference,
         images_per_second=per_second,
         int8=cost,
+        note=promise_note(classifier, int8=int8),
     )
+
+
+def _refuse_threshold(classifier: Classifier, *, int8: bool) -> None:
+    """A threshold to abstain below is of the encoder that it was found with, and of no other."""
+    if int8:
+        raise ConfigError(
+            "--max-risk cannot be promised with --int8: its threshold is for the encoder that the "
+            "model was calibrated with, which 8 bits change. Export without --int8; or leave out "
+            "--max-risk, and find a threshold from labelled images put through the int8 file."
+        )
+    if classifier.calibration is None:
+        raise ConfigError(
+            "A threshold for --max-risk comes from calibration images, and this model has seen "
+            "none. Run `ogkd calibrate` first."
+        )
+    if note := promise_note(classifier, int8=False):
+        raise ConfigError(f"{note} Do that first, or leave out --max-risk.")
 
 
 class _Checked:

@@ -14,7 +14,9 @@ from markupsafe import Markup
 from ogkd.audit.style import STYLE
 from ogkd.calibration import softmax
 from ogkd.evaluation import describe
+from ogkd.evaluation.calibrate import engine_note
 from ogkd.files import write_text
+from ogkd.modelcard import CAUTION
 from ogkd.report import facts, pictures, sections
 from ogkd.report.tables import confusion_heat, graph_heat
 from ogkd.report.words import Outcome, frequent_confusions, percent, sentences, warnings
@@ -108,14 +110,19 @@ def report_page(
         .get_template("report.html")
         .render(
             title="Model report",
-            subtitle=f"{card.method} on {_backbone(classifier)}: {', '.join(card.class_names)}",
+            subtitle=f"{card.method} on {card.backbone.short_name}: {', '.join(card.class_names)}",
+            caution=CAUTION,
             made=made,
             style=_style(),
             has_pictures=bool(mistakes or examples),
             contents=[(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
             tiles=_tiles(outcome, result),
             sentences=sentences(outcome),
-            warnings=[*warnings(outcome), *_unchecked(audit)],
+            warnings=[
+                *filter(None, [engine_note(classifier)]),
+                *warnings(outcome),
+                *_unchecked(audit),
+            ],
             interval_words=sections.interval_words(result),
             metrics=sections.metrics(result),
             classes=sections.classes(result),
@@ -174,10 +181,6 @@ def _outcome(result: Mapping[str, Any], judged: Judged, p: Any, *, calibrated: b
 
 def _pair(between: list[float] | None) -> tuple[float, float] | None:
     return None if between is None else (between[0], between[1])
-
-
-def _backbone(classifier: Classifier) -> str:
-    return Path(classifier.card.backbone.name).name
 
 
 def _tiles(outcome: Outcome, result: Mapping[str, Any]) -> list[dict[str, str]]:

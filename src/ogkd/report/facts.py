@@ -121,10 +121,13 @@ def graph(classifier: Classifier) -> tuple[NDArray[np.floating], float, bool]:
 def model_facts(classifier: Classifier, *, show_names: bool) -> Pairs:
     """What was fitted, on what."""
     card = classifier.card
-    backbone = card.backbone.name if show_names else _last(card.backbone.name)
+    backbone = card.backbone.name if show_names else card.backbone.short_name
+    used, fitted = classifier.backbone.engine, card.backbone.engine
+    engine = used if used == fitted else f"{used}, but {fitted} for the fit"
     rows = [
         ("Method", card.method + (f", preset {card.preset}" if card.preset else "")),
-        ("Backbone", f"{backbone} (frozen, engine {card.backbone.engine})"),
+        ("Backbone", f"{backbone} (frozen)"),
+        ("Encoder engine", engine),
         ("Classes", ", ".join(card.class_names)),
         ("Classes that mean nothing was found", ", ".join(card.normal) or "none"),
         ("Images learned from", str(sum(card.support_counts))),

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from export_world import TEMPERATURE, calibration, card_of, run, session_of
+
+from ogkd.classifier import Classifier
+from ogkd.export.card import describe
+from ogkd.export.compare import in_batches
+from ogkd.images import read_image, to_pixels
+from ogkd.images.transforms import center_crop
+from tiny_data import CLASSES
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_the_file_gives_the_models_probabilities_for_any_number_of_images(
+    exported, model, files, count
+):
+    pixels = to_pixels([read_image(path) for path in files[:count]], model.backbone.preprocessing)
+    found = run(session_of(exported.path), pixels)
+    np.testing.assert_allclose(
+        found["probabilities"], model.predict_proba(files[:count]), atol=1e-4
+    )
+    features = model.backbone.encode_images(pixels).globals
+    np.testing.assert_allclose(found["features"], features, atol=1e-5)
+    np.testing.assert_allclose(found["logits"], model.logits(features), atol=1e-3)
+
+
+def test_probabilities_are_those_of_the_calibration_and_logits_are_not(exported, model, files):
+    pixels = to_pixels([read_image(path) for path in files], model.backbone.preprocessing)
+    found = run(session_of(exported.path), pixels)
+    odds = np.exp(found["logits"] / TEMPERATURE)
+    np.testing.assert_allclose(
+        found["probabilities"], odds / odds.sum(axis=1, keepdims=True), atol=1e-5
+    )
+    plain = Classifier(model.backbone, model.head, model.card)
+    assert np.abs(plain.predict_proba(files) - found["probabilities"]).max() > 0.01
+
+
+def test_the_report_says_what_was_compared(exported, files):
+    assert exported.images == 10
+    assert exported.phantoms == 10 - len(files)
+    assert 0 <= exported.largest_difference <= 1e-4
+    assert exported.bytes == exported.path.stat().st_size
+    assert set(exported.images_per_second) == {"torch", "onnx"}
+    assert exported.int8 is None
+
+
+def test_the_file_describes_itself(exported, model):
+    card = card_of(exported.path)
+    prep = model.backbone.preprocessing
+    assert card["class_names"] == list(CLASSES)
+    assert card["input"] == {
+        "name": "pixels",
+        "type": "float32",
+        "shape": ["N", 3, 32, 32],
+        "normalised": True,
+    }
+    shown = card["preprocessing"]
+    assert (shown["size"], shown["resize"], shown["interpolation"]) == (32, "shortest", "bicubic")
+    assert (shown["mean"], shown["std"]) == (list(prep.mean), list(prep.std))
+    assert card["backbone"] == {"name": "secret-clip", "digest": model.backbone.digest}
+    assert (card["method"], card["temperature"]) == ("gda", TEMPERATURE)
+    assert card["check"]["largest_difference"] == exported.largest_difference
+    assert "not for autonomous clinical use" in card["caution"]
+
+
+def test_sets_and_threshold_of_the_file_are_the_calibrations_own(exported, model):
+    noted = card_of(exported.path)["calibration"]
+    p = np.random.default_rng(0).dirichlet([1.0, 1.0, 1.0], 200).astype(np.float32)
+    least = noted["sets"]["least_probability"]
+    expected = model.calibration.sets(p, coverage=noted["sets"]["coverage"], kind="lac")
+    assert np.array_equal(p >= least, expected)
+    assert 0 < expected.mean() < 1
+    assert noted["abstain"]["below"] == model.calibration.threshold(0.5)
+
+
+def test_too_few_calibration_images_give_no_sets_and_none_gives_nothing(model):
+    few = Classifier(model.backbone, model.head, model.card, calibration=calibration(images=6))
+    assert describe(few)["calibration"]["sets"] is None
+    plain = describe(Classifier(model.backbone, model.head, model.card))
+    assert (plain["temperature"], plain["calibration"]) == (1.0, None)
+
+
+def test_what_the_calibration_promises_is_not_in_a_file_of_8_bits(small):
+    card = card_of(small.path)
+    noted = card["calibration"]
+    assert (noted["images"], noted["sets"], noted["abstain"]) == (60, None, None)
+    assert noted["note"] == small.note
+    assert "made with the encoder engine torch, but here onnx int8" in small.note
+    assert card["temperature"] == TEMPERATURE  # which the graph applies all the same
+
+
+@pytest.mark.parametrize(("engine", "kept"), [(None, True), ("torch", True), ("int8", False)])
+def test_promises_made_with_another_engine_are_left_out(model, engine, kept):
+    made = model.calibration.model_copy(update={"engine": engine})
+    noted = describe(Classifier(model.backbone, model.head, model.card, calibration=made))
+    assert (noted["calibration"]["sets"] is not None) is kept
+    assert ("note" not in noted["calibration"]) is kept
+
+
+def test_nothing_in_the_file_tells_where_it_was_made(exported, small, folder, files):
+    for path in (exported.path, small.path):
+        model = onnx.load(path)
+        for tensor in model.graph.initializer:
+            tensor.ClearField("raw_data")  # weights may hold any bytes
+        content = model.SerializeToString()
+        words = [".py", "site-packages", str(folder), str(folder.parent), os.sep + "home"]
+        words += [file.name for file in files]
+        user = getpass.getuser()
+        words += [os.sep + user + os.sep, os.sep + "tmp" + os.sep]
+        assert [word for word in words if word.encode() in content] == []
+        assert not any(node.doc_string or node.metadata_props for node in model.graph.node)
+
+
+def test_with_preprocessing_inside_bytes_go_in(small, siglip, files):
+    session = session_of(small.path)
+    (given,) = session.get_inputs()
+    assert (given.type, given.shape[1:]) == ("tensor(uint8)", [32, 32, 3])
+    crops = [center_crop(read_image(file), siglip.backbone.preprocessing) for file in files]
+    found = np.concatenate([run(session, crop[None])["probabilities"] for crop in crops])
+    # 8 bits are not exact; what the report says of them must be what is found here.
+    difference = np.abs(found - siglip.predict_proba(files)).max()
+    assert small.int8.largest_difference == pytest.approx(difference, abs=1e-4)
+    assert difference < 0.2
+    assert card_of(small.path)["input"]["normalised"] is False
+
+
+def test_int8_is_smaller_and_its_cost_is_noted(small, files):
+    cost = small.int8
+    assert small.bytes < cost.float32_bytes
+    assert cost.images == len(files)
+    assert cost.float32_accuracy == 1.0  # the labels are what the model says
+    assert cost.accuracy == cost.agreement
+    rates = small.images_per_second
+    assert cost.speed_gain == pytest.approx(rates["int8"] / rates["onnx"])
+    assert card_of(small.path)["int8"]["accuracy"] == cost.accuracy
+    assert small.largest_difference <= 1e-4  # of the float32 graph that it was made from
+    kinds = [node.op_type for node in onnx.load(small.path).graph.node]
+    assert "MatMulInteger" in kinds
+    assert "MatMul" in kinds or "Gemm" in kinds  # the head, at least
+
+
+def example(model, files):
+    """What the example prints: for each file, each class's probability."""
+    block = (
+        "import runpy, sys; sys.modules.update(ogkd=None, torch=None, onnx=None); "
+        f"sys.argv = sys.argv[1:]; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
+    )
+    words = [sys.executable, "-c", block, EXAMPLE, model, *files]
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=True)
+    found = []
+    for line, file in zip(done.stdout.splitlines(), files, strict=True):
+        path, *ranked = line.split("\t")
+        assert path == str(file)
+        pairs = [entry.rsplit(" ", 1) for entry in ranked]
+        shares = [float(share) for _, share in pairs]
+        assert shares == sorted(shares, reverse=True)
+        found.append([float(dict(pairs)[name]) for name in CLASSES])
+    return found
+
+
+def test_the_example_agrees_with_the_model_without_torch_and_ogkd(exported, model, files):
+    np.testing.assert_allclose(example(exported.path, files), model.predict_proba(files), atol=1e-4)
+    assert len(EXAMPLE.read_text().splitlines()) <= 32
+
+
+def test_the_example_gives_bytes_where_the_file_wants_them(small, siglip, files):
+    session = session_of(small.path)
+    crops = [center_crop(read_image(file), siglip.backbone.preprocessing) for file in files]
+    expected = [run(session, crop[None])["probabilities"][0] for crop in crops]
+    np.testing.assert_allclose(example(small.path, files), expected, atol=1e-5)
+
+
+def test_batches_come_in_the_sizes_that_are_checked():
+    assert [len(batch) for batch in in_batches(range(26))] == [1, 2, 7, 7, 7, 2]
+    assert [len(batch) for batch in in_batches(range(3), (1,))] == [1, 1, 1]
