@@ -189,7 +189,7 @@ def test_the_legends_of_risk_and_mass_have_the_numbers_of_the_definitions(tmp_pa
     order = np.argsort(-p.max(axis=1))
     wrong = (p.argmax(axis=1) != y)[order]
     area = 100 * np.mean(np.cumsum(wrong) / np.arange(1, len(y) + 1))
-    assert f"ogkd {area:.1f}\n" in texts(risk)
+    assert f"{area:.1f}\n" in texts(risk)
     total = 1 - p[y == 3, 3].astype(float)
     assert f"ogkd: Σ = {total.sum():.1f}, mean {total.mean():.2f}" in texts(mass)
     assert f"Normal images (n = {(y == 3).sum()})" in texts(mass)

@@ -37,6 +37,8 @@ def risk_curves(material: Material) -> Drawn:
     Confidence is the largest probability; equal confidence counts by expectation. AURC is the
     mean risk over coverages 1/N..1, in percent, mean ± std over seeds.
     """
+    from matplotlib.lines import Line2D
+
     pair = material.two
     pairs = [mine for mine in paired(material.runs, pair) if len(mine.y)]
     if not pairs:
@@ -52,6 +54,9 @@ def risk_curves(material: Material) -> Drawn:
             ax.set_ylabel("Risk (% wrong)")
         if number // columns == rows - 1:  # higher up it would make its row lower than others
             ax.set_xlabel("Coverage (% kept)")
+    lines = [Line2D([], [], color=look[label].colour) for label in pair]
+    names = [shown(label) for label in pair]
+    figure.legend(lines, names, loc="outside lower center", ncols=len(pair))
     several = max(mine.seeds for mine in pairs) > 1
     dropped = sum(mine.dropped for mine in pairs)
     header(
@@ -74,7 +79,7 @@ def _panel(ax: Axes, mine: Pair, pair: tuple[str, str], look: dict[str, Look]) -
         deviation = f" ± {spread(areas):.1f}" if len(areas) > 1 else ""
         ax.plot(
             100 * x, 100 * mean, color=look[label].colour,
-            label=f"{shown(label, 14)} {np.mean(areas):.1f}{deviation}",
+            label=f"{np.mean(areas):.1f}{deviation}",
         )  # fmt: skip
         if len(areas) > 1:
             ax.fill_between(
