@@ -109,3 +109,22 @@ def _as_in_small(dataset: str) -> str:
     return known.get(dataset) or {"kvasir": "Kvasir", "lungcolon": "LungColon"}.get(
         dataset, dataset
     )
+
+
+def test_a_label_chooses_its_row_and_a_method_all_of_its_rows(grid_file):
+    rows = [
+        {"method": "ogkd"},
+        {"label": "ogkd, auto", "method": "ogkd", "preset": "auto"},
+        {"label": "near", "method": "kgcoop"},
+        {"label": "far", "method": "kgcoop", "settings": {"weight": 0.0}},
+    ]
+
+    def labels(*only):
+        changes = {"rows": rows, "methods": [], "datasets": ["first"], "only": list(only)}
+        plan, _ = expand(read_grid(grid_file, changes))
+        return list(dict.fromkeys(cell.label for cell in plan.cells))
+
+    assert labels("ogkd") == ["ogkd"]
+    assert labels("ogkd, auto") == ["ogkd, auto"]
+    assert labels("kgcoop") == ["near", "far"]
+    assert labels("ogkd", "far") == ["ogkd", "far"]

@@ -68,7 +68,7 @@ class Grid(_Record):
     settings: dict[str, Any] = {}  # for every row whose method has them
     sweep: dict[str, list[Any]] = {}  # one setting and its values: runs with each
     methods: list[str] = []  # rows without changes, in short
-    only: list[str] | None = None  # keep rows with these labels or methods
+    only: list[str] | None = None  # keep rows with these labels, or else of these methods
     rows: list[Row] = []
     phantoms: Phantoms = Phantoms()
 
@@ -146,7 +146,13 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
                     f"Grid '{grid.name}' has no method '{name}'.{did_you_mean(name, known)} It "
                     f"has: {names}."
                 )
-        rows = [row for row in rows if {row.method, row.label} & set(grid.only)]
+        labels = {row.label or row.method for row in rows}
+        chosen = set(grid.only)  # of a method that is no row's label, every row is meant
+        rows = [
+            row
+            for row in rows
+            if (row.label or row.method) in chosen or row.method in chosen - labels
+        ]
     if not rows:
         raise ConfigError(f"Grid '{grid.name}' names no method. Add methods = [...] or [[rows]].")
     if len(grid.sweep) > 1:
