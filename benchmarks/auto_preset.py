@@ -73,7 +73,6 @@ def make_grid(data: Path, datasets: list[str], shots: list[int], seeds: list[int
             "data": str(data),
             "backbone": str(SHARED / BACKBONE),
             "datasets": datasets,
-            "banks": {"COVID_19": "covid"},
             "shots": shots,
             "seeds": seeds,
             "preset": "paper/few-shot/{bank}",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ogkd.datasets.catalog import benchmarks
+from ogkd.datasets.catalog import benchmarks, find_benchmark
 from ogkd.datasets.fetch import read_benchmark
 from ogkd.datasets.manifest import Manifest, read_manifest
 from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
@@ -86,19 +86,18 @@ def find_sources(
         if name not in known:
             hint = did_you_mean(name, known, cutoff=0.4)
             raise ConfigError(f"Unknown dataset '{name}'.{hint} Known: {', '.join(known)}.")
-    for name in banks:
+    for name, bank in banks.items():
         if name not in known:
             raise ConfigError(
                 f"[banks] names '{name}', which is no dataset here. Known: {', '.join(known)}."
             )
-    shipped = shipped_banks()
+        _bank(bank)  # now, not when its first run fails
     found = {}
     for name in chosen:
-        bank = banks.get(name, name.lower())
         found[name] = Source(
             name=name,
             folder=str(Path(data).expanduser() / name) if data not in (None, _PHANTOMS) else None,
-            bank=bank if bank in shipped or name in banks else None,
+            bank=banks.get(name) or _shipped_bank(name),
             phantom=tuple(phantoms.items()) if data == _PHANTOMS else (),
         )
     return found
@@ -120,6 +119,13 @@ def open_source(source: Source) -> Dataset:
     if marked is not None and not set(marked) <= set(manifest.class_names):
         marked = None  # other names: those with "normal" or "healthy" in them are taken
     return Dataset(manifest, texts, marked)
+
+
+def _shipped_bank(name: str) -> str | None:
+    """The bank of ours for a dataset that is called like one, or like a benchmark's folder."""
+    record = find_benchmark(name)
+    bank = name.lower() if record is None else record.name
+    return bank if bank in shipped_banks() else None
 
 
 def _bank(name: str) -> dict[str, list[str]]:

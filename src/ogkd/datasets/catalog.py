@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ogkd.errors import ConfigError, did_you_mean
 
-__all__ = ["Benchmark", "Counts", "benchmark", "benchmarks", "read_catalog"]
+__all__ = ["Benchmark", "Counts", "benchmark", "benchmarks", "find_benchmark", "read_catalog"]
 
 HUB = "https://huggingface.co"
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -108,13 +108,20 @@ def benchmarks() -> dict[str, Benchmark]:
     return dict(_catalog())
 
 
-def benchmark(name: str) -> Benchmark:
+def find_benchmark(name: str) -> Benchmark | None:
     """The record of a dataset, in any letter case; its folder's name (COVID_19) will do too."""
-    known = _catalog()
     wanted = name.strip().lower()
-    for record in known.values():
+    for record in _catalog().values():
         if wanted in (record.name, record.folder.lower(), record.title.lower()):
             return record
+    return None
+
+
+def benchmark(name: str) -> Benchmark:
+    """The same, or an error that names those that there are."""
+    if (record := find_benchmark(name)) is not None:
+        return record
+    known, wanted = _catalog(), name.strip().lower()
     hint = did_you_mean(wanted, known)
     raise ConfigError(
         f"There is no benchmark dataset called '{name}'.{hint} Known names: {', '.join(known)}."
