@@ -57,5 +57,6 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
     >>> did_you_mean("ogdk", ["coop", "ogkd"])
     " Did you mean 'ogkd'?"
     """
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    others = [other for other in known if other != name]
+    close = difflib.get_close_matches(name, others, n=1, cutoff=cutoff)
     return f" Did you mean '{close[0]}'?" if close else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -286,3 +287,26 @@ def test_a_run_made_with_other_defaults_is_put_aside_and_run_again(bench):
     (note,) = prepare(folder, plan)
     assert "another default or preset of gda: prior" in note
     assert not folder.has(spec)
+
+
+def test_finished_runs_are_not_taken_for_other_images_or_prompts(bench, grid_file, tmp_path):
+    data = tmp_path / "data"
+    make_dataset(data / "first")
+    bank = tmp_path / "bank.json"
+    names = ("benign tumor", "malignant tumor", "normal lung", "striped cyst")
+    bank.write_text(json.dumps({name: [f"a {name}"] for name in names}))
+    changes = {"data": str(data), "only": ["zero-shot"], "banks": {"first": str(bank)}}
+    plan, sources = expand(read_grid(grid_file, changes))
+    folder = RunsFolder(tmp_path / "runs")
+    prepare(folder, plan, sources)
+    run_here(folder, make_job(plan, sources, read_grid(grid_file).backbone), lambda _: None)
+    assert prepare(folder, plan, sources) == []
+    bank.write_text(json.dumps({name: [f"the {name}"] for name in names}))
+    with pytest.raises(ConfigError, match="other prompts of 'first'"):
+        prepare(folder, plan, sources)
+    bank.write_text(json.dumps({name: [f"a {name}"] for name in names}))
+    (data / "first" / "test" / "normal_lung" / "0.png").unlink()
+    with pytest.raises(ConfigError, match="other images of 'first'"):
+        prepare(folder, plan, sources)
+    shutil.rmtree(data)  # tables can be made without the images
+    assert prepare(folder, plan, sources) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -55,6 +56,11 @@ def test_options_replace_fields_and_choose_rows(grid_file):
         ({"datasets": ["frist"]}, "Unknown dataset 'frist'. Did you mean 'first'"),
         ({"methods": ["ogdk"]}, "Unknown method 'ogdk'. Did you mean 'ogkd'"),
         ({"settings": {"train.epoch": 3}}, "train.epoch"),
+        ({"settings": {"gama": 0.3}}, "has a setting 'gama'. Did you mean 'gamma'"),
+        ({"sweep": {"gama": [0.3]}}, "has a setting 'gama'"),
+        ({"rows": [{"method": "ogkd", "settings": {"gama": 1.0}}]}, "Did you mean 'gamma'"),
+        ({"rows": [{"method": "ogkd", "settings": {"options.drop": True}}]}, "option 'drop'"),
+        ({"rows": [{"method": "gda"}, {"method": "gda", "settings": {"alpha": 1.0}}]}, "called"),
         ({"shots": ["many"]}, "'shots.0' is wrong"),
         ({"seedz": [1]}, "Did you mean 'seeds'"),
         ({"protocol": "base-to-novel"}, "gda knows only the classes"),
@@ -90,8 +96,8 @@ def test_an_unknown_or_broken_grid_is_refused(tmp_path):
 def test_every_shipped_grid_is_a_plan(name, tmp_path):
     changes = {}
     if name.startswith("real-small"):  # any folder of datasets will do
-        for dataset in ("COVID_19", "Mine"):
-            (tmp_path / dataset / "train").mkdir(parents=True)
+        for dataset, label in itertools.product(("COVID_19", "Mine"), ("a", "b", "c", "normal_d")):
+            (tmp_path / dataset / "train" / label).mkdir(parents=True)
         changes = {"data": str(tmp_path)}
     plan, sources = expand(read_grid(name, changes))
     assert plan.cells
@@ -125,3 +131,22 @@ def test_a_label_chooses_its_row_and_a_method_all_of_its_rows(grid_file):
     assert labels("ogkd, auto") == ["ogkd, auto"]
     assert labels("kgcoop") == ["near", "far"]
     assert labels("ogkd", "far") == ["ogkd", "far"]
+
+
+@pytest.mark.parametrize(
+    ("grid", "classes", "message"),
+    [
+        ("base-to-novel", ("a", "b", "normal"), "has 3 classes, but base-to-novel needs 4"),
+        ("class-gamma", ("a", "b", "c", "d"), "has no class marked as normal"),
+    ],
+)
+def test_what_a_protocol_cannot_judge_is_left_out_or_refused(tmp_path, grid, classes, message):
+    for dataset, names in (("fit", ("a", "b", "normal_c", "d")), ("unfit", classes)):
+        for name in names:
+            (tmp_path / dataset / "train" / name).mkdir(parents=True)
+    changes = {"data": str(tmp_path)}
+    plan, sources = expand(read_grid(f"real-small/{grid}", changes))
+    assert list(sources) == ["fit"]
+    assert {cell.spec.dataset for cell in plan.cells} == {"fit"}
+    with pytest.raises(ConfigError, match=message):
+        expand(read_grid(f"real-small/{grid}", changes | {"datasets": ["fit", "unfit"]}))

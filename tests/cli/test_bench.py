@@ -79,7 +79,7 @@ def test_every_grid_of_ours_is_listed():
 
 def test_a_set_of_grids_is_planned_and_run_together(grid, tmp_path, monkeypatch):
     planned = ogkd("plan", "phantoms").output
-    assert planned.count("  missing ") == 9
+    assert planned.count("  missing ") == 11
     assert re.search(r"In all: \d+ different runs are missing", planned)
     other = tmp_path / "other.toml"
     other.write_text(GRID.replace('"small"', '"other"').replace("[1, 2]", "[1]"))

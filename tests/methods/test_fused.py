@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -186,18 +188,6 @@ def test_both_sides_come_back_from_their_tensors(bert_backbone):
     torch.testing.assert_close(alone.logits(v), head.text.logits(v))
 
 
-def test_a_text_side_without_class_texts_is_refused():
-    with pytest.raises(ConfigError, match="its own text side"):
-        make_method("fused", settings={"text": "fused"})
-    with pytest.raises(ConfigError, match="Did you mean 'ogkd'"):
-        make_method("fused", settings={"text": "ogdk"})
-    images = make_method("fused", settings={"text": "gda"})
-    with pytest.raises(ConfigError, match="'gda' does not learn"):
-        images.fit([make_support()], make_text(), seeds=[1], workplace=Workplace())
-    with pytest.raises(ConfigError, match=r"train\.epochs"):
-        make_method("fused", preset="ogkd", settings={"train.epochs": 0})
-
-
 def test_patches_are_asked_for_only_if_the_text_side_looks_at_them():
     assert make_method("fused", preset="ogkd").uses_patches
     assert not make_method("fused").uses_patches
@@ -210,3 +200,24 @@ def test_the_mean_of_learned_and_bank_texts_is_taken(bert_backbone):
     T = normalize(head.text.T + bank, dim=-1)
     directions = (T - T.mean(0)) / (T - T.mean(0)).norm()
     torch.testing.assert_close(head.W / head.W.norm(), directions, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"text": "fused"}, "its own text side"),
+        ({"text": "ogdk"}, "Did you mean 'ogkd'"),
+        ({"text": "gda"}, "'gda' does not learn"),
+        ({"text": "cocoop"}, "'cocoop' does not learn"),
+        ({"text": "ogkd", "train.epochs": 0}, r"train\.epochs"),
+    ],
+)
+def test_a_text_side_that_cannot_be_is_refused_before_anything_is_trained(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_method("fused", settings=settings)
+
+
+def test_validation_images_are_not_looked_at():
+    support = make_support((4, 4, 4))
+    with_more = replace(support, validation=(unit(30, 12, seed=5), torch.arange(30) % 3))
+    assert torch.equal(fit(support).W, fit(with_more).W)

@@ -11,16 +11,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ogkd.bench.results import Plan, Run, RunsFolder
 from ogkd.bench.run import method_of
-from ogkd.bench.sources import Source
+from ogkd.bench.sources import Source, open_source
 from ogkd.bench.work import TRIES, Job, Say, make_runner, work
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import storage_errors, write_text
 
 __all__ = ["make_job", "prepare", "run_here", "run_local"]
@@ -38,10 +38,12 @@ def make_job(plan: Plan, sources: dict[str, Source], backbone: str, *, device: s
     )
 
 
-def prepare(folder: RunsFolder, plan: Plan) -> list[str]:
+def prepare(
+    folder: RunsFolder, plan: Plan, sources: Mapping[str, Source] | None = None
+) -> list[str]:
     """Make the folder ready: keep the plan, put damaged runs aside, forget old failures.
 
-    Returns what to tell the user.
+    Runs on other images or prompts than `sources` have are refused. Returns what to tell the user.
     """
     root = folder.root
     if root.exists() and not root.is_dir():
@@ -50,13 +52,13 @@ def prepare(folder: RunsFolder, plan: Plan) -> list[str]:
     if strange:
         raise ConfigError(f"{root} exists and is not a folder of runs. Choose another --out.")
     notes = []
+    made_with: dict[str, Run] = {}
     with storage_errors(root):
         if (lost := _left_out(folder, plan)) > 0:
             notes.append(
                 f"The last '{plan.name}' in {root} asked for {lost} other runs; tables now show "
                 "this selection. Run it without options to show all."
             )
-        folder.write_plan(plan)
         for cell in plan.cells:
             place = folder.folder_of(cell.spec)
             if not place.is_dir():
@@ -66,14 +68,38 @@ def prepare(folder: RunsFolder, plan: Plan) -> list[str]:
                 for part in run.parts:
                     run.predictions(part)
                 _refuse_other_settings(run)
+                made_with[run.spec.dataset] = run
             except DataError as error:
                 aside = Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=_made(root / "damaged")))
-                place.rename(aside / place.name)
+                with contextlib.suppress(FileNotFoundError):  # another command was faster
+                    place.rename(aside / place.name)
                 notes.append(f"{error} It was put aside in {aside} and will be run again.")
         for cell in plan.cells:
             folder.failure_of(cell.spec).unlink(missing_ok=True)
             (root / ".claims" / f"{cell.spec.hash}{TRIES}").unlink(missing_ok=True)
+    for name, run in made_with.items():
+        if sources is not None and name in sources:
+            _refuse_other_data(folder, run, sources[name])
+    with storage_errors(root):
+        folder.write_plan(plan)
     return notes
+
+
+def _refuse_other_data(folder: RunsFolder, run: Run, source: Source) -> None:
+    """Results on other images or prompts must not stand in one table."""
+    if source.phantom:
+        return  # drawn by their specification alone
+    try:
+        now = open_source(source).digests
+    except OgkdError:
+        return  # not there any more: tables can still be made
+    what = {"data_sha256": "images", "bank_sha256": "prompts"}
+    for key, word in what.items():
+        if run.result.get(key) not in (None, now[key]):
+            raise ConfigError(
+                f"{folder.root} holds runs on other {word} of '{source.name}': they have changed "
+                "since. Choose another --out."
+            )
 
 
 def _left_out(folder: RunsFolder, plan: Plan) -> int:

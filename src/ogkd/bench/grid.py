@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,6 +22,7 @@ from ogkd.methods.base import Method
 __all__ = ["Grid", "Row", "expand", "grid_names", "protocols", "read_grid"]
 
 
+_FEWEST = 4  # classes for base-to-novel: two of each
 _Positive = Annotated[int, Field(ge=1)]
 _Whole = Annotated[int, Field(ge=0)]
 
@@ -99,7 +100,9 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
     try:
         return Grid.model_validate(content)
     except ValidationError as error:
-        problem = error.errors()[0]
+        found = error.errors()
+        # A misspelled name is often the reason why another is missing.
+        problem = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
         place = ".".join(str(part) for part in problem["loc"])
         fields = Row.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
         hint = did_you_mean(str(problem["loc"][-1]), fields)
@@ -137,6 +140,8 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
     sources = find_sources(grid.data, grid.datasets, grid.banks, grid.phantoms.model_dump())
     rows = [*(Row(method=name) for name in grid.methods), *grid.rows]
+    if rows:
+        _refuse_unknown_settings(grid, rows)
     if grid.only is not None:
         known = {name for row in rows for name in (row.method, row.label) if name}
         for name in grid.only:
@@ -159,6 +164,7 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
         raise ConfigError(
             f"A grid sweeps one setting, but '{grid.name}' names {', '.join(grid.sweep)}."
         )
+    sources = _suited(grid, rows, sources)
     cells: dict[tuple[str, str], Cell] = {}
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
@@ -172,6 +178,7 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
         raise ConfigError(
             f"flips = {most} needs as many shots, but '{grid.name}' has shots = {min(grid.shots)}."
         )
+    _refuse_equal_labels(grid, rows)
     axis = next(iter(grid.sweep), None)
     axis = axis or ("flips" if len(grid.flips) > 1 else None)
     axis = axis or ("budget" if len(grid.budgets) > 1 else None)
@@ -183,6 +190,47 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
         cells=tuple(cells.values()),
     )
     return plan, sources
+
+
+def _refuse_unknown_settings(grid: Grid, rows: Sequence[Row]) -> None:
+    """A setting is for the methods that have it; one that none of them has is a mistake."""
+    known = {name for row in rows for name in _method_class(row.method).Config.model_fields}
+    for name in (*grid.settings, *grid.sweep):
+        if (first := name.split(".")[0]) not in known:
+            raise ConfigError(
+                f"No method of grid '{grid.name}' has a setting '{name}'."
+                f"{did_you_mean(first, known)} They have: {', '.join(sorted(known))}."
+            )
+
+
+def _refuse_equal_labels(grid: Grid, rows: Sequence[Row]) -> None:
+    labels = [row.label or row.method for row in rows]
+    for label in labels:
+        mine = [row for row in rows if (row.label or row.method) == label]
+        if any(row != mine[0] for row in mine):
+            raise ConfigError(
+                f"Two different rows of grid '{grid.name}' are called '{label}'. Give each a "
+                "label of its own."
+            )
+
+
+def _suited(grid: Grid, rows: Sequence[Row], sources: dict[str, Source]) -> dict[str, Source]:
+    """The datasets that the protocol can be done on; of "*" others are left out."""
+    normal = any("gamma_normal" in (*grid.settings, *grid.sweep, *row.settings) for row in rows)
+    if grid.protocol == "few-shot" and not normal:
+        return sources
+    reasons = {}
+    for name, source in sources.items():
+        if grid.protocol == "base-to-novel" and (count := len(source.class_names)) < _FEWEST:
+            reasons[name] = (
+                f"{name} has {count} classes, but base-to-novel needs {_FEWEST}: with one novel "
+                "class every answer is right."
+            )
+        elif normal and not source.has_normal:
+            reasons[name] = f"{name} has no class marked as normal, which gamma_normal is for."
+    if reasons and (list(grid.datasets) != ["*"] or len(reasons) == len(sources)):
+        raise ConfigError(f"{next(iter(reasons.values()))} Leave it out with --datasets.")
+    return {name: source for name, source in sources.items() if name not in reasons}
 
 
 def _cells(grid: Grid, source: Source, row: Row) -> Iterable[Cell]:

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -23,7 +23,6 @@ from ogkd.bench.results import Predictions
 from ogkd.bench.sources import Dataset, Source, open_source
 from ogkd.bench.spec import RunSpec
 from ogkd.classifier import versions
-from ogkd.datasets.groups import separate_groups
 from ogkd.datasets.manifest import Item, Manifest, require_files
 from ogkd.datasets.splits import (
     base_and_novel,
@@ -31,7 +30,6 @@ from ogkd.datasets.splits import (
     keep_classes,
     support_and_val,
 )
-from ogkd.datasets.subsets import manifest_digest
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.evaluate import is_graded
 from ogkd.evaluation.metrics import plain, summary_metrics
@@ -118,7 +116,7 @@ class Runner:
         self._load = load
         self._sources = sources
         self._texts: dict[tuple[object, ...], TextSide] = {}
-        self._open = cache(lambda name: _checked(open_source(self._sources[name])))
+        self._open = cache(lambda name: open_source(self._sources[name]))
         self._features = cache(self._test_features)
 
     @property
@@ -174,7 +172,7 @@ class Runner:
             "peak_mib": _peak_mib(),
             "versions": dict(versions()),
             "backbone_digest": backbone.digest,
-            "data_sha256": manifest_digest(dataset.manifest),
+            **dataset.digests,
         }
         return [
             Finished(
@@ -296,12 +294,6 @@ def _counts(items: Sequence[Item], text: TextSide) -> list[int]:
 def _only(items: Sequence[Item], manifest: Manifest, classes: Sequence[int]) -> list[Item]:
     kept = keep_classes(Manifest(tuple(items), manifest.class_names), classes)
     return list(kept.items)
-
-
-def _checked(dataset: Dataset) -> Dataset:
-    """Patients of the test part are not learned from."""
-    manifest, _ = separate_groups(dataset.manifest)
-    return replace(dataset, manifest=manifest)
 
 
 def _metrics(

@@ -10,12 +10,15 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ogkd.datasets.catalog import benchmarks, find_benchmark
+from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark
 from ogkd.datasets.fetch import read_benchmark
+from ogkd.datasets.groups import separate_groups
 from ogkd.datasets.manifest import Manifest, read_manifest
 from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
+from ogkd.datasets.subsets import manifest_digest
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir
+from ogkd.fitting import normal_labels
 from ogkd.prompts.bank import read_bank, shipped_banks
 
 __all__ = ["Dataset", "Source", "find_sources", "open_source"]
@@ -39,6 +42,26 @@ class Source:
             return f"{_PHANTOMS} {'/'.join(str(count) for _, count in self.phantom)}"
         return None if self.folder is None else Path(self.folder).resolve().parent.name
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes, without reading or drawing an image."""
+        if self.phantom:
+            return tuple(phantom(self.name).class_names)
+        if self.folder is None:
+            return benchmark(self.name).class_names
+        places = [path for path in Path(self.folder).glob("*/*") if path.is_dir()]
+        return tuple(sorted({path.name.replace("_", " ") for path in places}))
+
+    @property
+    def has_normal(self) -> bool:
+        """Whether a class stands for "nothing found"."""
+        if self.phantom:
+            return phantom(self.name).normal is not None
+        known = benchmarks().get(self.bank or "")
+        marked = () if known is None else known.normal
+        names = self.class_names
+        return bool(set(marked) & set(names) or normal_labels(names, None))
+
     def as_json(self) -> str:
         """For a worker in another process."""
         return json.dumps(asdict(self))
@@ -55,9 +78,18 @@ class Source:
 class Dataset:
     """An open dataset: its images, its prompts and the names of its normal classes."""
 
-    manifest: Manifest
+    manifest: Manifest  # patients of the test part are in no other
     bank: Mapping[str, Sequence[str]] | None
     normal: Sequence[str] | None
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """What tells whether it is the one that earlier runs were made with."""
+        texts = json.dumps(self.bank, sort_keys=True, ensure_ascii=True).encode()
+        return {
+            "data_sha256": manifest_digest(self.manifest),
+            "bank_sha256": hashlib.sha256(texts).hexdigest(),
+        }
 
 
 def find_sources(
@@ -109,16 +141,22 @@ def open_source(source: Source) -> Dataset:
         record = phantom(source.name)
         bank = dict(zip(record.class_names, record.descriptions, strict=True))
         normal = [] if record.normal is None else [record.class_names[record.normal]]
-        return Dataset(read_manifest(_drawn(source)), bank, normal)
+        return _dataset(read_manifest(_drawn(source)), bank, normal)
     known = benchmarks().get(source.bank or "")
     texts = None if source.bank is None else _bank(source.bank)
     marked = None if known is None else known.normal
     if source.folder is None:
-        return Dataset(read_benchmark(source.name), texts, marked)
+        return _dataset(read_benchmark(source.name), texts, marked)
     manifest = read_manifest(source.folder)
     if marked is not None and not set(marked) <= set(manifest.class_names):
         marked = None  # other names: those with "normal" or "healthy" in them are taken
-    return Dataset(manifest, texts, marked)
+    return _dataset(manifest, texts, marked)
+
+
+def _dataset(
+    manifest: Manifest, bank: Mapping[str, Sequence[str]] | None, normal: Sequence[str] | None
+) -> Dataset:
+    return Dataset(separate_groups(manifest)[0], bank, normal)
 
 
 def _shipped_bank(name: str) -> str | None:

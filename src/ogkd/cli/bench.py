@@ -201,13 +201,14 @@ def run(
     plans = _expand(grid, changes)
     for chosen, sources, place in plans:
         job = make_job(chosen, sources, place, device=device)
-        _run_plan(folder, chosen, job, do, workers=workers or 1)
+        _run_plan(folder, chosen, sources, job, do, workers=workers or 1)
     _close(folder, [chosen for chosen, _, _ in plans])
 
 
 def _run_plan(
     folder: RunsFolder,
     chosen: Plan,
+    sources: dict[str, Source],
     job: Job,
     do: Callable[[Job, Watch], None],
     *,
@@ -218,7 +219,7 @@ def _run_plan(
     from ogkd.bench.engines import prepare
     from ogkd.bench.watch import Watch
 
-    for note in prepare(folder, chosen):
+    for note in prepare(folder, chosen, sources):
         typer.echo(f"Note: {note}", err=True)
     specs = {cell.spec.hash: cell.spec for cell in chosen.cells}
     missing = [spec for spec in specs.values() if not folder.has(spec)]

@@ -52,6 +52,7 @@ class PromptMethod(Method):
 
     cost = "minutes"
     needs_training = True
+    learns_texts = True
     Config: ClassVar[type[MethodConfig]] = PromptConfig
 
     @property

@@ -88,6 +88,7 @@ class Method(ABC):
     needs_patches: ClassVar[bool] = False
     needs_training: ClassVar[bool] = False  # of a context, through the text tower
     uses_validation: ClassVar[bool] = False
+    learns_texts: ClassVar[bool] = False  # its head is one text feature for each class
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in one pass
 

@@ -143,6 +143,7 @@ class CoCoOp(PromptMethod):
     """Conditional context optimisation. Prediction runs the text tower for every image."""
 
     name = "cocoop"
+    learns_texts = False  # each image has texts of its own
     summary = "learned context, shifted for each image by a small network"
     citation = "Zhou et al. 2022, Conditional Prompt Learning for Vision-Language Models"
     cost = "slow"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -87,6 +87,11 @@ class Fused(Method):
             settings["train"] = {**settings.get("train", {}), **own.train}
         preset = "auto" if "auto" in presets(name) else None
         self.text_method = make_method(name, preset=preset, settings=settings)
+        if not self.text_method.learns_texts:
+            raise ConfigError(
+                f"fused needs class texts, which '{own.text}' does not learn. Use ogkd, bank, "
+                "single or another method that learns one context for all images."
+            )
 
     @property
     def uses_patches(self) -> bool:
@@ -102,7 +107,9 @@ class Fused(Method):
         workplace: Workplace,
     ) -> list[Head]:
         """Train the text side of all seeds together, then add the images one by one."""
-        rows = [rows_of(support, text.class_names) for support in supports]
+        # Validation images would be looked at, but the support alone is to decide.
+        alone = [replace(support, validation=None) for support in supports]
+        rows = [rows_of(support, text.class_names) for support in alone]
         learned = self.text_method.fit(supports, text, seeds=seeds, workplace=workplace)
         return [self._join(r, head, text) for r, head in zip(rows, learned, strict=True)]
 
@@ -121,12 +128,7 @@ class Fused(Method):
 
     def _join(self, rows: Rows, learned: Head, text: TextSide) -> Head:
         config = cast(FusedConfig, self.config)
-        if not isinstance(learned, TextHead):
-            raise ConfigError(
-                f"fused needs class texts, which '{config.text}' does not learn. Use ogkd, bank, "
-                "single or another method that learns one context for all images."
-            )
-        T, scale = learned.T.cpu(), text.backbone.logit_scale
+        T, scale = cast(TextHead, learned).T.cpu(), text.backbone.logit_scale
         honest = T
         if self.text_method.needs_training:
             honest = prototypes(text.bank).cpu()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from ogkd.errors import ConfigError
@@ -54,6 +54,11 @@ class OGKDConfig(PromptConfig):
     lgd_variant: LgdVariant = "label_guided"
     fidelity: Literal["released", "paper"] = "released"
     options: dict[str, Any] = Field(default_factory=dict)  # single fidelity options by name
+
+    @model_validator(mode="after")
+    def _known_options(self) -> Self:
+        fidelity(self.fidelity, **self.options)  # refuses what it does not know
+        return self
 
 
 class OGKDObjective:

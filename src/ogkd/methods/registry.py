@@ -42,10 +42,11 @@ def make_method(
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        known_fields = ", ".join(method.Config.model_fields)
+        fields = method.Config.model_fields
+        hint = did_you_mean(place, fields) if problem["type"] == "extra_forbidden" else ""
         raise ConfigError(
-            f"Setting '{place}' of {name} cannot be {problem['input']!r}: {problem['msg']}. "
-            f"Settings of {name}: {known_fields}."
+            f"Setting '{place}' of {name} cannot be {problem['input']!r}: {problem['msg']}.{hint} "
+            f"Settings of {name}: {', '.join(fields)}."
         ) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import cast
+from typing import Annotated, cast
 
 from pydantic import Field
 from torch import Tensor
@@ -24,6 +24,7 @@ class _FromText(Method):
 
     citation = "Radford et al. 2021, CLIP"
     needs_images = False
+    learns_texts = True
 
     @abstractmethod
     def class_features(self, text: TextSide) -> Tensor:
@@ -48,7 +49,7 @@ class _FromText(Method):
 class ZeroShotConfig(MethodConfig):
     """`template` has one {} for the class name."""
 
-    template: str = SINGLE
+    template: Annotated[str, Field(pattern=r"\{\}")] = SINGLE
 
 
 @register
