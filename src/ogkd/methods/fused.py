@@ -37,8 +37,7 @@ _TEXT = "text."  # before the names of the text head's tensors
 class FusedConfig(MethodConfig):
     """`text`: "bank", "single", "ogkd" or any method that learns class texts.
 
-    The rest are numbers of docs/fused.md; they were chosen on training images of eleven sets,
-    and hardly matter.
+    The rest are numbers of docs/fused.md, chosen there on training and validation images.
     """
 
     text: str = "bank"
