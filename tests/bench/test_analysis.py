@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import gaussian_kde
 
+from ogkd.bench import compare, stats, summary
 from ogkd.bench.analysis import (
     both_wrong,
     density,
@@ -20,6 +21,7 @@ from ogkd.bench.analysis import (
     right,
     wins,
 )
+from ogkd.bench.figures import averages
 
 P_A = np.array([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.1, 0.3, 0.6], [0.3, 0.4, 0.3]])
 P_B = np.array([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7], [0.1, 0.8, 0.1]])
@@ -115,7 +117,12 @@ def test_disease_mass_by_hand_with_and_without_the_true_class() -> None:
 
 def test_the_harmonic_mean_of_the_papers_average_row() -> None:
     assert harmonic_mean(79.03, 75.60) == pytest.approx(77.28, abs=0.005)
-    assert harmonic_mean([0.0, 50.0], [0.0, 0.0]).tolist() == [0.0, 0.0]
+    assert harmonic_mean(50.0, 0.0) == harmonic_mean(0.0, 0.0) == 0.0
+
+
+def test_tables_figures_and_differences_share_one_harmonic_mean() -> None:
+    for module in (summary, stats, compare, averages):
+        assert module.harmonic_mean is harmonic_mean
 
 
 def test_density_without_bounds_is_scipys() -> None:

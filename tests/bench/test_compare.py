@@ -3,6 +3,7 @@
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,36 @@ from ogkd.bench.compare import (
 from ogkd.bench.results import RunsFolder
 from ogkd.bench.spec import RunSpec
 from ogkd.datasets.catalog import benchmarks
-from tiny_runs import make_plan, write_run
+from tiny_runs import make_plan
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunsFolder:
     return RunsFolder(tmp_path)
+
+
+def _write(
+    folder: RunsFolder,
+    spec: RunSpec,
+    accuracy: float | dict[str, float],
+    classes: tuple[str, ...] | None = None,
+) -> None:
+    """A run on the benchmark's classes, or on others, of which the first half are base classes."""
+    record = benchmarks().get(catalogue_name(spec) or "")
+    parts = accuracy if isinstance(accuracy, dict) else {"test": accuracy}
+    names, base = ("sick", "healthy"), 1
+    if record is not None:
+        names, base = record.class_names, record.base
+    if classes is not None:
+        names, base = classes, -(-len(classes) // 2)
+    of = {"test": names, "base": names[:base], "novel": names[base:]}
+    result = {
+        "metrics": {part: {"accuracy": value} for part, value in parts.items()},
+        "class_names": {part: list(of[part]) for part in parts},
+        "normal": {part: [] for part in parts},
+        "seconds": {},
+    }
+    folder.write(spec, result, {})
 
 
 def _key(row: Comparison) -> tuple[str, str, str]:
@@ -71,7 +96,7 @@ def _base_to_novel(
     cells = []
     for number, dataset in enumerate(datasets):
         spec = RunSpec(protocol="base-to-novel", dataset=dataset, method="coop", shots=16)
-        write_run(folder, spec, {"base": 0.8 - number / 20, "novel": 0.4 + number / 20})
+        _write(folder, spec, {"base": 0.8 - number / 20, "novel": 0.4 + number / 20})
         cells.append((label, spec))
     return compare_with_published(folder, make_plan(cells, "base-to-novel"))
 
@@ -115,7 +140,7 @@ def _few_shot(folder: RunsFolder, datasets: list[str], method: str = "ogkd") -> 
     cells = []
     for dataset in datasets:
         spec = RunSpec(dataset=dataset, method=method, shots=4)
-        write_run(folder, spec, 0.6)
+        _write(folder, spec, 0.6)
         cells.append((method, spec))
     return compare_with_published(folder, make_plan(cells, "few-shot"))
 
@@ -139,7 +164,7 @@ def test_missing_runs_leave_no_difference(folder: RunsFolder) -> None:
     for seed in (1, 2):
         spec = RunSpec(dataset="busi", method="ogkd", shots=16, flips=8, seed=seed)
         cells.append(("ogkd", spec))
-    write_run(folder, spec, 0.7)
+    _write(folder, spec, 0.7)
     row, average = compare_with_published(folder, make_plan(cells, "noise", sweep="flips"))
     assert (row.dataset, row.published, row.note) == ("busi", 63.98, "1 of 2 runs")
     assert row.difference is None
@@ -152,7 +177,7 @@ def test_noise_is_matched_by_its_number_of_flips(folder: RunsFolder) -> None:
         spec = RunSpec(
             protocol="base-to-novel", dataset="retina", method="biomedcoop", shots=16, flips=flips
         )
-        write_run(folder, spec, {"base": 0.5, "novel": 0.5})
+        _write(folder, spec, {"base": 0.5, "novel": 0.5})
         cells.append(("biomedcoop", spec))
     rows = compare_with_published(folder, make_plan(cells, "noise", sweep="flips"))
     found = {row.flips: row.published for row in rows if _key(row)[::2] == ("retina", "base")}
@@ -160,12 +185,83 @@ def test_noise_is_matched_by_its_number_of_flips(folder: RunsFolder) -> None:
     assert found[16] == _printed("retina", "biomedcoop", "base", 16)
 
 
+RETINA = ("Cataract", "diabetic_retinopathy", "glaucoma", "normal retina")  # as in a folder
+
+
+def _ogkd(
+    folder: RunsFolder, classes: dict[str, tuple[str, ...] | None], protocol: str, **fields: Any
+) -> dict[tuple[str, str], Comparison]:
+    cells = []
+    for number, (dataset, names) in enumerate(classes.items()):
+        spec = RunSpec(protocol=protocol, dataset=dataset, method="ogkd", shots=16, **fields)
+        value = 0.5 + number / 10
+        b2n = protocol == "base-to-novel"
+        _write(folder, spec, {"base": value, "novel": value} if b2n else value, names)
+        cells.append(("ogkd", spec))
+    rows = compare_with_published(folder, make_plan(cells, protocol))
+    return {(row.dataset, row.part): row for row in rows}
+
+
+def test_another_division_of_the_classes_is_said_and_not_compared(folder: RunsFolder) -> None:
+    kvasir = benchmarks()["kvasir"].class_names
+    other = (*kvasir[3::-1], *kvasir[:3:-1])  # another order of the same base classes
+    rows = _ogkd(folder, {"RETINA": RETINA, "Kvasir": other}, "base-to-novel")
+    for part in ("base", "novel", "hm"):
+        assert rows["retina", part].note == "other base classes"
+        assert rows["retina", part].difference is None
+        assert rows["kvasir", part].note == ""
+        assert rows["kvasir", part].difference is not None
+    for part in ("base", "novel", "hm", "mean-hm"):
+        row = rows["average", part]
+        assert row.ours == pytest.approx(60)  # Kvasir's alone, on both sides
+        assert row.published == pytest.approx(
+            _printed("kvasir", "ogkd", part.removeprefix("mean-")), abs=0.01
+        )
+        assert row.difference == pytest.approx(row.ours - row.published)
+        assert row.note == "both over 1 datasets; other base classes, left out: retina"
+
+
+def test_few_shot_runs_need_the_same_classes_in_any_order(folder: RunsFolder) -> None:
+    three = ("covid lungs", "normal lungs", "viral pneumonia lungs")
+    rows = _ogkd(folder, {"COVID_19": three, "RETINA": RETINA}, "few-shot", flips=8)
+    assert (rows["covid", "test"].note, rows["covid", "test"].difference) == ("other classes", None)
+    assert rows["retina", "test"].note == ""
+    assert rows["average", "test"].ours == pytest.approx(60)
+    assert rows["average", "test"].note.endswith("other classes, left out: covid")
+
+
+def test_one_dataset_with_other_classes_leaves_no_difference_of_a_printed_average(
+    folder: RunsFolder,
+) -> None:
+    names: dict[str, tuple[str, ...] | None] = dict.fromkeys(benchmarks())
+    rows = _ogkd(folder, names | {"covid": ("a", "b", "c")}, "few-shot")
+    row = rows["average", "test"]
+    assert row.difference is None
+    assert row.note == "ours: 10 of 11 datasets; other classes, left out: covid"
+
+
+def test_where_all_classes_are_others_the_average_says_so(folder: RunsFolder) -> None:
+    rows = _ogkd(folder, {"covid": ("a", "b", "c"), "RETINA": ("a", "b")}, "few-shot")
+    row = rows["average", "test"]
+    assert (row.ours, row.difference) == (pytest.approx(55), None)
+    assert row.note == "other classes, all: covid, retina"
+
+
+def test_the_backbone_of_ours_is_said_above_the_table(folder: RunsFolder) -> None:
+    rows = _ogkd(folder, {"RETINA": RETINA}, "base-to-novel", backbone="small-proxy")
+    lines = comparison_markdown(list(rows.values())).splitlines()
+    assert lines[0] == "Backbone of ours: small-proxy. Of the published numbers: BiomedCLIP."
+    assert lines[2].startswith("| table ")
+    table = csv.DictReader(io.StringIO(comparison_csv(list(rows.values()))))
+    assert {row["backbone"] for row in table} == {"small-proxy"}
+
+
 def test_ablations_are_matched_by_label_and_other_settings_are_not(folder: RunsFolder) -> None:
     cells = []
     for label, settings in (("B + GAD", {"lambda_lgd": 0.0}), ("my idea", {"gamma": 0.9})):
         for dataset in benchmarks():
             spec = RunSpec(dataset=dataset, method="ogkd", shots=8, settings=settings)
-            write_run(folder, spec, 0.7)
+            _write(folder, spec, 0.7)
             cells.append((label, spec))
     (row,) = compare_with_published(folder, make_plan(cells, "ablation"))
     assert (row.label, row.table, row.published) == ("B + GAD", "components", 69.99)
@@ -173,7 +269,7 @@ def test_ablations_are_matched_by_label_and_other_settings_are_not(folder: RunsF
 
 def test_a_sweep_of_a_setting_has_no_counterpart(folder: RunsFolder) -> None:
     spec = RunSpec(dataset="busi", method="ogkd", shots=16, settings={"gamma": 0.5})
-    write_run(folder, spec, 0.7)
+    _write(folder, spec, 0.7)
     plan = make_plan([("ogkd", spec)], "sweep", sweep="gamma")
     assert compare_with_published(folder, plan) == []
     assert "counterpart" in comparison_markdown([])
@@ -182,7 +278,7 @@ def test_a_sweep_of_a_setting_has_no_counterpart(folder: RunsFolder) -> None:
 def test_text_has_every_row(folder: RunsFolder) -> None:
     rows = _base_to_novel(folder, ["covid", "kvasir"], label="a|b")
     lines = comparison_markdown(rows).splitlines()
-    assert len(lines) == 2 + len(rows)
+    assert len(lines) == 4 + len(rows)
     assert "| base-to-novel | covid | a\\|b | 16 | 0 | base | 80.00 | 75.92 | +4.08 |  |" in lines
     table = list(csv.DictReader(io.StringIO(comparison_csv(rows))))
     assert len(table) == len(rows)

@@ -1,5 +1,6 @@
 """The paired bootstrap: right on simulated runs, symmetric, and strict about its input."""
 
+import itertools
 import time
 from pathlib import Path
 from statistics import NormalDist
@@ -7,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from ogkd.bench.results import Predictions, Run, RunsFolder
+from ogkd.bench.results import Plan, Predictions, Run, RunsFolder
 from ogkd.bench.spec import RunSpec
 from ogkd.bench.stats import compare_labels, compare_methods, differences_markdown, resample
 from ogkd.bench.summary import At
@@ -141,6 +142,69 @@ def test_seeds_and_datasets_that_only_one_has_are_left_out() -> None:
     )
     (only,) = found.per_dataset
     assert (only.dataset, only.seeds) == ("one", 2)
+    assert found.left_out == ("two",)
+
+
+def test_a_dataset_without_a_common_seed_does_not_hide_the_others() -> None:
+    table = _simulate(np.random.default_rng(1), 2, 60, 0.5)
+    both = {"one": table[0], "two": table[0]}
+    ours, theirs = make("ogkd", both), make("coop", dict.fromkeys(both, table[1]))
+    found = compare_methods(ours[:3], [*theirs[:2], theirs[3]])  # "two": seed 1 and seed 2
+    assert [one.dataset for one in found.per_dataset] == ["one"]
+    assert found.left_out == ("two",)
+    assert found.mean == compare_methods(ours[:2], theirs[:2]).mean
+
+
+def _half_finished(folder: RunsFolder, done: list[tuple[str, str, int, int]]) -> Plan:
+    """A plan of two methods, datasets, seeds and three shots, of which these runs are done."""
+    cells = []
+    for method in ("ogkd", "coop"):
+        for dataset, shots, seed in itertools.product(("one", "two"), (1, 4, 16), (1, 2)):
+            spec = RunSpec(dataset=dataset, method=method, shots=shots, seed=seed)
+            cells.append((method, spec))
+            if (method, dataset, shots, seed) in done:
+                right = np.arange(40) % 4 > (method == "coop")
+                write_run(folder, spec, float(right.mean()), {"test": right})
+    return make_plan(cells, "few-shot")
+
+
+def test_of_a_half_finished_plan_what_can_be_compared_is_and_the_rest_is_named(
+    tmp_path: Path,
+) -> None:
+    folder = RunsFolder(tmp_path)
+    one_column = [(method, "one", 16, 1) for method in ("ogkd", "coop")]
+    different_datasets = [("ogkd", "one", 1, 1), ("coop", "two", 1, 1)]
+    plan = _half_finished(
+        folder, [*one_column, ("coop", "two", 16, 1), *different_datasets, ("ogkd", "one", 4, 1)]
+    )
+    found = compare_labels(folder, plan, "ogkd", "coop")
+    assert [place.shots for place in found.columns] == [16]
+    assert found.columns[At(16, 0, None)].mean == pytest.approx(0.25)
+    assert {place.shots: reason for place, reason in found.missing.items()} == {
+        1: "The two methods have no finished runs on the same dataset.",
+        4: "No finished runs of coop.",
+    }
+    lines = differences_markdown(found, "ogkd", "coop").splitlines()
+    assert lines[2].startswith("| K=16 | mean of 1 | +25.00 | ")
+    assert lines[4:] == [
+        "",
+        "- K=16: without two, where they have no runs in common.",
+        "- K=1: not compared. The two methods have no finished runs on the same dataset.",
+        "- K=4: not compared. No finished runs of coop.",
+    ]
+
+
+def test_where_no_column_can_be_compared_every_reason_is_given(tmp_path: Path) -> None:
+    folder = RunsFolder(tmp_path)
+    plan = _half_finished(folder, [("ogkd", "one", 4, 1), ("coop", "one", 4, 2)])
+    with pytest.raises(DataError, match="'ogkd' and 'coop' can be compared") as error:
+        compare_labels(folder, plan, "ogkd", "coop")
+    assert "K=1: No finished runs of ogkd and coop." in str(error.value)
+    assert "K=4: The two methods have no seed in common on one." in str(error.value)
+    swept = [RunSpec(dataset="one", method="ogkd", shots=k) for k in (1, 2)]
+    plan = make_plan([("a", swept[0]), ("b", swept[1])], "few-shot")
+    with pytest.raises(DataError, match="no column in common"):
+        compare_labels(folder, plan, "a", "b")
 
 
 def test_hm_of_base_and_novel_is_compared_as_published(tmp_path: Path) -> None:
@@ -157,16 +221,17 @@ def test_hm_of_base_and_novel_is_compared_as_published(tmp_path: Path) -> None:
             write_run(folder, spec, {part: float(x.mean()) for part, x in right.items()}, right)
             cells.append((method, spec))
     plan = make_plan(cells, "base-to-novel")
-    ((place, found),) = compare_labels(folder, plan, "ogkd", "coop").items()
+    answer = compare_labels(folder, plan, "ogkd", "coop")
+    ((place, found),) = answer.columns.items()
     assert place == At(16, 0, None)
     means = [[float(x.mean()) for x in part] for part in (base, novel)]
     hms = [2 * b * n / (b + n) for b, n in zip(*means, strict=True)]
     assert found.mean == pytest.approx(hms[0] - hms[1], abs=1e-6)
     assert found.low < found.mean < found.high
-    lines = differences_markdown({place: found}, "ogkd", "coop").splitlines()
+    lines = differences_markdown(answer, "ogkd", "coop").splitlines()
     assert len(lines) == 2 + 2
     assert lines[2].startswith(f"| K=16 | mean of 1 | {100 * found.mean:+.2f} | ")
-    only_base = compare_labels(folder, plan, "ogkd", "coop", part="base")[place]
+    only_base = compare_labels(folder, plan, "ogkd", "coop", part="base").columns[place]
     assert only_base.mean == pytest.approx(means[0][0] - means[0][1], abs=1e-6)
 
 

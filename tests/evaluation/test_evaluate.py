@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.metrics import cohen_kappa_score
 
 from ogkd import evaluate, fit
 from ogkd.calibration import Calibration
@@ -12,7 +13,7 @@ from ogkd.datasets.catalog import benchmark
 from ogkd.datasets.manifest import Item, Manifest, read_manifest
 from ogkd.errors import DataError
 from ogkd.evaluation import classification_metrics, describe, judge, summary_metrics
-from ogkd.evaluation.evaluate import is_graded
+from ogkd.evaluation.evaluate import grade_order
 from tiny_data import write_image
 
 
@@ -153,6 +154,36 @@ def test_images_that_were_learned_from_are_counted(bert_backbone, pictures):
     assert evaluate(model, pictures, resamples=0)["learned_from"] == 0
 
 
-def test_grades_are_known_from_the_catalogue():
-    assert is_graded(benchmark("kneexray").class_names)
-    assert not is_graded(benchmark("busi").class_names)
+def test_grades_are_known_from_the_catalogue_in_any_order_and_spelling():
+    grades = benchmark("kneexray").class_names
+    assert grade_order(grades) == (0, 1, 2, 3, 4)
+    in_a_folder = sorted(name.replace(" ", "_").title() for name in grades)
+    assert grade_order(in_a_folder) == (1, 0, 2, 3, 4)  # "doubtful" goes before "healthy"
+    assert grade_order(grades[:3]) == grade_order((*grades[:4], grades[0])) == ()
+    assert grade_order((*grades, "Healthy_Knee")) == ()
+    assert grade_order(benchmark("busi").class_names) == ()
+
+
+def test_kappa_of_a_folder_is_that_of_its_grades(model, pictures):
+    rng = np.random.default_rng(4)
+    names = benchmark("kneexray").class_names
+    grades = np.arange(12) % 5
+    logits = rng.normal(size=(12, 5)).astype(np.float32)
+    logits[np.arange(12), grades] += 1
+    judged = judge(model, pictures)
+    listed = replace(judged, labels=grades, logits=logits, class_names=names)
+    place = np.array([1, 0, 2, 3, 4])  # of each grade among the sorted names
+    folder = replace(
+        judged, labels=place[grades], logits=logits[:, place], class_names=tuple(sorted(names))
+    )
+    expected, found = (describe(each, resamples=100) for each in (listed, folder))
+    kappa = cohen_kappa_score(grades, logits.argmax(axis=1), weights="quadratic")
+    assert found["graded"] is True
+    assert found["kappa"] == pytest.approx(expected["kappa"]) == pytest.approx(kappa)
+    assert found["intervals"]["kappa"] == pytest.approx(expected["intervals"]["kappa"])
+    assert list(found["per_class"]) == sorted(names)  # the rest keeps the model's order
+    as_given = describe(folder, resamples=0, graded=True)
+    order = cohen_kappa_score(folder.labels, folder.logits.argmax(axis=1), weights="quadratic")
+    assert as_given["kappa"] == pytest.approx(order) != pytest.approx(kappa)
+    assert "kappa" not in describe(folder, resamples=0, graded=False)
+    json.dumps(found, allow_nan=False)

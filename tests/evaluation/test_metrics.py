@@ -84,6 +84,23 @@ def test_the_summary_is_that_of_scikit_learn(seed):
     assert "kappa" not in summary_metrics(labels, p)
 
 
+def test_grades_in_another_order_change_kappa_alone():
+    grades, p = draw(200, classes=5, seed=3)
+    p[np.arange(200), grades] += 0.3
+    p /= p.sum(axis=1, keepdims=True)
+    order = (1, 0, 4, 2, 3)  # the label of each grade: no inverse of itself
+    label_of = np.array(order)
+    columns = np.empty_like(p)
+    columns[:, label_of] = p
+    found = summary_metrics(label_of[grades], columns, graded=order)
+    kappa = cohen_kappa_score(grades, p.argmax(axis=1), weights="quadratic")
+    assert found["kappa"] == pytest.approx(kappa)
+    plain, as_given = (summary_metrics(label_of[grades], columns, graded=g) for g in (False, True))
+    assert as_given["kappa"] != pytest.approx(kappa, abs=0.01)
+    assert {key: value for key, value in found.items() if key != "kappa"} == plain
+    assert summary_metrics(grades, p, graded=()) == summary_metrics(grades, p)
+
+
 def test_auroc_is_the_mean_over_the_classes_that_occur():
     labels, p = draw(60, classes=3)
     labels = labels % 2

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 __all__ = [
     "both_wrong",
@@ -109,11 +109,9 @@ def disease_mass(
     return np.asarray(mass.sum(axis=1))
 
 
-def harmonic_mean(base: ArrayLike, novel: ArrayLike) -> Floats:
-    """HM = 2 base novel / (base + novel), 0 where both are 0."""
-    a, b = np.asarray(base, np.float64), np.asarray(novel, np.float64)
-    total = a + b
-    return np.asarray(np.where(total == 0, 0.0, 2 * a * b / np.where(total == 0, 1.0, total)))
+def harmonic_mean(base: float, novel: float) -> float:
+    """HM = 2 base novel / (base + novel) of numbers that are not negative; 0 where both are."""
+    return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
 def density(

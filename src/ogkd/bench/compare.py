@@ -6,13 +6,14 @@ import csv
 import functools
 import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.resources import files
 
-from ogkd.bench.results import Plan, RunsFolder
+from ogkd.bench.analysis import harmonic_mean
+from ogkd.bench.results import Plan, Run, RunsFolder
 from ogkd.bench.spec import RunSpec
-from ogkd.bench.summary import Amount, At, Summary, harmonic_mean
+from ogkd.bench.summary import Amount, At, Summary
 from ogkd.datasets.catalog import benchmarks
 
 __all__ = [
@@ -61,6 +62,20 @@ class Comparison:
     ours_std: float
     published_std: float | None
     note: str
+    backbone: str  # of ours; the paper's is BiomedCLIP
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One row of a plan at one place, with all that the paper prints for it."""
+
+    summary: Summary
+    label: str
+    place: At
+    backbone: str
+    names: Mapping[str, str]  # of our datasets, in the catalogue
+    strange: Mapping[tuple[str, str], str]  # our dataset, part: in what its classes differ
+    theirs: Sequence[Published]
 
 
 @functools.cache
@@ -101,18 +116,49 @@ def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
         if name is not None and name not in names.values():
             names.setdefault(cell.spec.dataset, name)
     methods = {cell.label: cell.spec.method for cell in plan.cells}
+    backbones = {
+        label: ", ".join(sorted({cell.spec.backbone for cell in plan.cells if cell.label == label}))
+        for label in methods
+    }
+    strange = _strange(folder, plan)
     found: list[Comparison] = []
     for label in summary.labels:
         for place in summary.places:
             if place.value is not None:
                 continue  # a swept setting: the paper has figures of these, no tables
             theirs = _candidates(plan, label, methods[label], place)
+            row = _Row(summary, label, place, backbones[label], names, strange, theirs)
             for part in summary.parts(place):
-                found += _cells(summary, label, place, part, names, theirs)
+                found += _cells(row, part)
                 if part == "novel":
                     for mean in ("hm", "mean-hm"):
-                        found += _cells(summary, label, place, mean, names, theirs)
+                        found += _cells(row, mean)
     return found
+
+
+def _strange(folder: RunsFolder, plan: Plan) -> dict[tuple[str, str], str]:
+    """By dataset and part, in what the classes of finished runs differ from the benchmark's."""
+    found: dict[tuple[str, str], str] = {}
+    for _, run in folder.finished(plan):
+        if problem := _other_classes(run):
+            found |= {(run.spec.dataset, part): problem for part in run.parts}
+            if "base" in run.parts:
+                found |= {(run.spec.dataset, mean): problem for mean in ("hm", "mean-hm")}
+    return found
+
+
+def _other_classes(run: Run) -> str:
+    """In what a run's classes differ from the paper's, whatever their order; "" if in nothing."""
+    name = catalogue_name(run.spec)
+    if name is None:
+        return ""
+    record = benchmarks()[name]
+    mine = {part: {_plain(text) for text in run.class_names(part)} for part in run.parts}
+    if set().union(*mine.values()) != {_plain(text) for text in record.class_names}:
+        return "other classes"
+    if "base" in mine and mine["base"] != {_plain(text) for text in record.base_classes}:
+        return "other base classes"
+    return ""
 
 
 def _candidates(plan: Plan, label: str, method: str, place: At) -> list[Published]:
@@ -129,45 +175,66 @@ def _candidates(plan: Plan, label: str, method: str, place: At) -> list[Publishe
     return [row for row in rows if not row.setting and row.method == method]
 
 
-def _cells(
-    summary: Summary,
-    label: str,
-    place: At,
-    part: str,
-    names: dict[str, str],
-    theirs: Sequence[Published],
-) -> Iterable[Comparison]:
+def _cells(row: _Row, part: str) -> Iterable[Comparison]:
     printed_part = "hm" if part == "mean-hm" else part
-    printed = {row.dataset: row for row in theirs if row.part == printed_part}
+    printed = {one.dataset: one for one in row.theirs if one.part == printed_part}
     if not printed:
         return
-    wanted = set(summary.wanted(place, part))
-    shared = {name: ours for ours, name in names.items() if ours in wanted}
+    wanted = set(row.summary.wanted(row.place, part))
+    shared = {name: ours for ours, name in row.names.items() if ours in wanted}
+    strange = {
+        name: row.strange[ours, part]
+        for name, ours in shared.items()
+        if (ours, part) in row.strange
+    }
     if part != "mean-hm":
         for name, ours in shared.items():
-            amount = summary.of(label, ours, place, part)
+            amount = row.summary.of(row.label, ours, row.place, part)
             if amount is not None and name in printed:
-                row = printed[name]
-                note = "" if amount.complete else f"{amount.done} of {amount.planned} runs"
-                yield _comparison(label, place, part, row, amount, row.value, note)
-    amount = summary.average(label, place, part, list(shared.values()))
+                notes = [] if amount.complete else [f"{amount.done} of {amount.planned} runs"]
+                if name in strange:
+                    notes.append(strange[name])
+                    amount = _not_comparable(amount)
+                yield _comparison(row, part, printed[name], amount, printed[name].value, notes)
     # One printed average cannot say which mean of HMs it is; the paper's text has the first.
-    if amount is None or AVERAGE not in printed or (part == "mean-hm" and len(printed) == 1):
+    if AVERAGE in printed and not (part == "mean-hm" and len(printed) == 1):
+        yield from _averages(row, part, printed, shared, strange)
+
+
+def _averages(
+    row: _Row,
+    part: str,
+    printed: Mapping[str, Published],
+    shared: Mapping[str, str],
+    strange: Mapping[str, str],
+) -> Iterable[Comparison]:
+    """The average over the datasets whose classes are the paper's; if none is so, over all."""
+    same = {name: ours for name, ours in shared.items() if name not in strange}
+    amount = row.summary.average(row.label, row.place, part, list(same.values() or shared.values()))
+    if amount is None:
         return
-    row = printed[AVERAGE]
     everything = {name for name, one in benchmarks().items() if one.base_to_novel or part == "test"}
-    note = "" if amount.complete else "runs are missing"
-    value = row.value
-    if len(printed) > 1:
-        value = _average(theirs, part, list(shared))
-        if len(shared) < len(everything):
-            note = note or f"both over {len(shared)} datasets"
-        elif abs(value - row.value) > _ROUNDING:
-            note = note or f"printed: {row.value:.2f}"
-    elif set(shared) != everything:
-        note = f"ours: {len(shared)} of {len(everything)} datasets"
-        amount = Amount(amount.value, amount.std, 0, amount.planned)
-    yield _comparison(label, place, part, row, amount, value, note)
+    value = printed[AVERAGE].value
+    notes = [] if amount.complete else ["runs are missing"]
+    if not same:
+        amount = _not_comparable(amount)
+    elif len(printed) > 1:
+        value = _average(row.theirs, part, list(same))
+        if len(same) < len(everything):
+            notes = notes or [f"both over {len(same)} datasets"]
+        elif abs(value - printed[AVERAGE].value) > _ROUNDING:
+            notes = notes or [f"printed: {printed[AVERAGE].value:.2f}"]
+    elif set(same) != everything:
+        notes = [f"ours: {len(same)} of {len(everything)} datasets"]
+        amount = _not_comparable(amount)
+    for problem in dict.fromkeys(strange.values()):
+        names = ", ".join(name for name, mine in strange.items() if mine == problem)
+        notes.append(f"{problem}, {'left out' if same else 'all'}: {names}")
+    yield _comparison(row, part, printed[AVERAGE], amount, value, notes)
+
+
+def _not_comparable(amount: Amount) -> Amount:
+    return replace(amount, done=0)
 
 
 def _average(theirs: Sequence[Published], part: str, datasets: Sequence[str]) -> float:
@@ -183,22 +250,23 @@ def _average(theirs: Sequence[Published], part: str, datasets: Sequence[str]) ->
 
 
 def _comparison(
-    label: str, place: At, part: str, row: Published, amount: Amount, value: float, note: str
+    row: _Row, part: str, printed: Published, amount: Amount, value: float, notes: Sequence[str]
 ) -> Comparison:
     ours = 100 * amount.value
     return Comparison(
-        table=row.table,
-        dataset=row.dataset,
-        label=label,
-        shots=place.shots,
-        flips=place.flips,
+        table=printed.table,
+        dataset=printed.dataset,
+        label=row.label,
+        shots=row.place.shots,
+        flips=row.place.flips,
         part=part,
         ours=ours,
         published=value,
         difference=ours - value if amount.complete else None,
         ours_std=100 * amount.std,
-        published_std=row.std,
-        note=note,
+        published_std=printed.std,
+        note="; ".join(notes),
+        backbone=row.backbone,
     )
 
 
@@ -216,7 +284,10 @@ def comparison_markdown(rows: Sequence[Comparison]) -> str:
     """A table to read."""
     if not rows:
         return "None of these runs has a counterpart in the paper's tables.\n"
+    backbones = ", ".join(dict.fromkeys(row.backbone for row in rows))
     lines = [
+        f"Backbone of ours: {backbones}. Of the published numbers: BiomedCLIP.",
+        "",
         "| table | dataset | method | K | flips | part | ours | published | difference | note |",
         "|---|---|---|---:|---:|---|---:|---:|---:|---|",
     ]

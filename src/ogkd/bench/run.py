@@ -31,7 +31,7 @@ from ogkd.datasets.splits import (
     support_and_val,
 )
 from ogkd.errors import ConfigError, DataError
-from ogkd.evaluation.evaluate import is_graded
+from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, summary_metrics
 from ogkd.evaluation.screening import screening_masks
 from ogkd.features.store import FeatureStore
@@ -301,7 +301,7 @@ def _metrics(
 ) -> dict[str, dict[str, float | None]]:
     found = {}
     for name, said in judged.items():
-        graded = is_graded(parts[name].text.class_names)
+        graded = grade_order(parts[name].text.class_names)
         metrics = summary_metrics(said.labels, said.probabilities, graded=graded)
         found[name] = {key: plain(value) for key, value in metrics.items()}
         if normal := parts[name].text.normal:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.results import Plan, Run, RunsFolder
-from ogkd.bench.summary import At, harmonic_mean, place_of
+from ogkd.bench.summary import At, place_of
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
 
 __all__ = [
     "DatasetDifference",
     "Difference",
+    "Differences",
     "compare_labels",
     "compare_methods",
     "differences_markdown",
@@ -57,6 +59,15 @@ class Difference:
     high: float
     p: float  # two-sided
     per_dataset: tuple[DatasetDifference, ...]
+    left_out: tuple[str, ...] = ()  # datasets that only one has, or without a common seed
+
+
+@dataclass(frozen=True)
+class Differences:
+    """The columns of a table that were compared, and why others were not."""
+
+    columns: Mapping[At, Difference]
+    missing: Mapping[At, str]
 
 
 def compare_methods(
@@ -72,17 +83,21 @@ def compare_methods(
 
     `part` is "test", "base", "novel" or "hm" (the harmonic mean of the last two); by default
     "test" where there is one, else "hm". A method that learns nothing is the same in every seed.
+    Datasets of one of them, or without a common seed, are left out and named in the answer.
     """
     if resamples < 100 or not 0 < level < 1:
         raise ConfigError("Use at least 100 resamples, and a level between 0 and 1.")
     a, b = _by_dataset(runs_a), _by_dataset(runs_b)
-    datasets = [name for name in a if name in b]
-    if not datasets:
+    if not set(a) & set(b):
         raise DataError("The two methods have no finished runs on the same dataset.")
+    pairs = {name: _paired(a[name], b[name]) for name in a if name in b}
+    pairs = {name: pair for name, pair in pairs.items() if pair[0]}
+    left_out = tuple(name for name in dict.fromkeys((*a, *b)) if name not in pairs)
+    if not pairs:
+        raise DataError(f"The two methods have no seed in common on {', '.join(left_out)}.")
     rng = np.random.default_rng(seed)
     found, draws = [], []
-    for name in datasets:
-        pair = _paired(name, a[name], b[name])
+    for name, pair in pairs.items():
         chosen = part or ("test" if "test" in pair[0][0].parts else "hm")
         names = ("base", "novel") if chosen == "hm" else (chosen,)
         tables = [_right(pair, piece) for piece in names]
@@ -94,7 +109,7 @@ def compare_methods(
         draws.append(difference)
     mean = float(np.mean([one.mean for one in found]))
     low, high, p = _interval(mean, np.mean(draws, axis=0), level)
-    return Difference(mean, low, high, p, tuple(found))
+    return Difference(mean, low, high, p, tuple(found), left_out)
 
 
 def compare_labels(
@@ -107,50 +122,81 @@ def compare_labels(
     resamples: int = 2000,
     level: float = 0.95,
     seed: int = 0,
-) -> dict[At, Difference]:
-    """Row `a` less row `b` of a plan's table, for each column where both have finished runs."""
-    known = list(dict.fromkeys(cell.label for cell in plan.cells))
+) -> Differences:
+    """Row `a` less row `b` of a plan's table, for each column that both were planned in.
+
+    A column that cannot be compared (yet) is named with the reason. DataError where none can.
+    """
+    planned: dict[str, dict[At, None]] = {}  # of each row its columns, in the plan's order
+    for cell in plan.cells:
+        planned.setdefault(cell.label, {})[place_of(cell.spec, plan.sweep)] = None
     for label in (a, b):
-        if label not in known:
-            raise ConfigError(f"Plan '{plan.name}' has no row '{label}'. Rows: {', '.join(known)}.")
+        if label not in planned:
+            raise ConfigError(
+                f"Plan '{plan.name}' has no row '{label}'. Rows: {', '.join(planned)}."
+            )
     sides: dict[str, dict[At, list[Run]]] = {a: {}, b: {}}
     for label, run in folder.finished(plan):
         if label in sides:
             sides[label].setdefault(place_of(run.spec, plan.sweep), []).append(run)
-    return {
-        place: compare_methods(
-            sides[a][place],
-            sides[b][place],
-            part=part,
-            resamples=resamples,
-            level=level,
-            seed=seed,
-        )
-        for place in sides[a]
-        if place in sides[b]
-    }
+    columns: dict[At, Difference] = {}
+    missing: dict[At, str] = {}
+    for place in planned[a]:
+        if place not in planned[b]:
+            continue
+        if lacking := [label for label in (a, b) if place not in sides[label]]:
+            missing[place] = f"No finished runs of {' and '.join(lacking)}."
+            continue
+        try:
+            columns[place] = compare_methods(
+                sides[a][place],
+                sides[b][place],
+                part=part,
+                resamples=resamples,
+                level=level,
+                seed=seed,
+            )
+        except DataError as error:
+            missing[place] = str(error)
+    if not columns:
+        reasons = [f"{_words(place)}: {reason}" for place, reason in missing.items()]
+        why = " ".join(reasons) or "They have no column in common."
+        raise DataError(f"Nothing of '{a}' and '{b}' can be compared in '{plan.name}'. {why}")
+    return Differences(columns, missing)
 
 
-def differences_markdown(found: Mapping[At, Difference], a: str, b: str) -> str:
+def differences_markdown(found: Differences, a: str, b: str) -> str:
     """What `compare_labels` found, in points: the mean of each column, then its datasets."""
     lines = [
         f"| {a} less {b} | datasets | difference | interval | p |",
         "|---|---|---:|---:|---:|",
     ]
-    for place, one in found.items():
-        words = ["all images" if place.shots is None else f"K={place.shots}"]
-        words += [f"{place.flips} flips"] if place.flips else []
-        words += [str(place.value)] if place.value is not None else []
+    for place, one in found.columns.items():
         rows: list[tuple[str, Difference | DatasetDifference]] = [
             (f"mean of {len(one.per_dataset)}", one)
         ]
         rows += [(each.dataset, each) for each in one.per_dataset]
         for name, row in rows:
             numbers = (100 * row.mean, 100 * row.low, 100 * row.high)
-            cells = [", ".join(words), name, "{:+.2f} | {:+.2f} to {:+.2f}".format(*numbers)]
+            cells = [_words(place), name, "{:+.2f} | {:+.2f} to {:+.2f}".format(*numbers)]
             p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
             lines.append(f"| {' | '.join(cells)} | {p} |")
-    return "\n".join(lines) + "\n"
+    notes = [
+        f"- {_words(place)}: without {', '.join(one.left_out)}, where they have no runs in common."
+        for place, one in found.columns.items()
+        if one.left_out
+    ]
+    notes += [
+        f"- {_words(place)}: not compared. {reason}" for place, reason in found.missing.items()
+    ]
+    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def _words(place: At) -> str:
+    words = ["all images" if place.shots is None else f"K={place.shots}"]
+    words += [f"{place.flips} flips"] if place.flips else []
+    words += [str(place.value)] if place.value is not None else []
+    return ", ".join(words)
 
 
 def resample(
@@ -228,14 +274,10 @@ def _by_dataset(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
     return found
 
 
-def _paired(
-    dataset: str, a: Mapping[int, Run], b: Mapping[int, Run]
-) -> tuple[list[Run], list[Run]]:
-    """Runs of both, seed by seed."""
-    seeds = sorted(set(a) & set(b))
+def _paired(a: Mapping[int, Run], b: Mapping[int, Run]) -> tuple[list[Run], list[Run]]:
+    """Runs of both, seed by seed; none where they have no seed in common."""
     if not (_same_in_all(a) or _same_in_all(b)):
-        if not seeds:
-            raise DataError(f"The two methods have no seed in common on {dataset}.")
+        seeds = sorted(set(a) & set(b))
         return [a[seed] for seed in seeds], [b[seed] for seed in seeds]
     seeds = sorted(b if _same_in_all(a) else a)
     return _spread(a, seeds), _spread(b, seeds)

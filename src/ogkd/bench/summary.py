@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.results import Plan, RunsFolder
 from ogkd.bench.spec import RunSpec
 from ogkd.errors import ConfigError, did_you_mean
@@ -20,7 +21,6 @@ __all__ = [
     "At",
     "Metric",
     "Summary",
-    "harmonic_mean",
     "metric_named",
     "place_of",
 ]
@@ -203,11 +203,6 @@ def place_of(spec: RunSpec, sweep: str | None) -> At:
     if isinstance(value, list | dict):
         value = json.dumps(value)  # a place is a key
     return At(spec.shots, spec.flips, value)
-
-
-def harmonic_mean(base: float, novel: float) -> float:
-    """HM of two numbers that are not negative; 0 where both are."""
-    return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
 def _parts(spec: RunSpec) -> tuple[str, ...]:

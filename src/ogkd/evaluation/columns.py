@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,7 +28,13 @@ class Columns:
     """Values and intervals by name; those of classes are "class/...", with the class's number."""
 
     def __init__(
-        self, judged: Judged, p: NDArray[np.float32], *, graded: bool, resamples: int, seed: int
+        self,
+        judged: Judged,
+        p: NDArray[np.float32],
+        *,
+        graded: bool | Sequence[int],
+        resamples: int,
+        seed: int,
     ) -> None:
         count, classes = len(judged.labels), len(judged.class_names)
         self._unit = units(count, judged.groups)
@@ -57,7 +65,9 @@ def _of(table: NDArray[np.generic], label: int | None) -> NDArray[np.generic]:
     return table if label is None else table[:, label]
 
 
-def _columns(judged: Judged, p: NDArray[np.float32], w: Array, *, graded: bool) -> dict[str, Array]:
+def _columns(
+    judged: Judged, p: NDArray[np.float32], w: Array, *, graded: bool | Sequence[int]
+) -> dict[str, Array]:
     """For weights of images [R, N]: [R] numbers each, [R, C] of classes."""
     labels, classes = judged.labels, len(judged.class_names)
     pairs = labels * classes + p.argmax(axis=1)

@@ -29,8 +29,9 @@ from ogkd.evaluation.selective import (
     risk_at_coverage,
     risk_coverage,
 )
+from ogkd.prompts.bank import fold
 
-__all__ = ["Judged", "describe", "evaluate", "is_graded", "judge"]
+__all__ = ["Judged", "describe", "evaluate", "grade_order", "judge"]
 
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -49,7 +50,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Judge one split and describe it; where the data has no splits, all of its images.
 
-    `graded` says that the classes are grades in order (None: as the catalogue knows them).
+    `graded` says that the classes are grades in order (None: as the catalogue knows them,
+    by its own order of grades).
     """
     judged = judge(classifier, data, split=split)
     return describe(
@@ -76,12 +78,12 @@ def describe(
     Shares are 0..1, None where undefined. Probabilities are calibrated where there is a
     calibration. `learned` are the keys of the images that the model learned from.
     """
-    graded = is_graded(judged.class_names) if graded is None else graded
+    grades: bool | Sequence[int] = grade_order(judged.class_names) if graded is None else graded
     labels, names = judged.labels, judged.class_names
     p = softmax(judged.logits, 1.0 if calibration is None else calibration.temperature)
-    columns = Columns(judged, p, graded=graded, resamples=resamples, seed=seed)
+    columns = Columns(judged, p, graded=grades, resamples=resamples, seed=seed)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
-    whole += ["kappa"] if graded else []
+    whole += ["kappa"] if grades else []
     known = set(learned)
     used = set() if calibration is None else set(calibration.image_keys)
     return {
@@ -92,7 +94,7 @@ def describe(
         "intervals": {key: columns.interval(key) for key in whole},
         "per_class": _per_class(judged, columns),
         "class_names": list(names),
-        "graded": graded,
+        "graded": bool(grades),
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
         "screening": _screening(judged, p, columns),
         "selective": _selective(labels, p),
@@ -110,10 +112,17 @@ def describe(
     }
 
 
-def is_graded(class_names: Sequence[str]) -> bool:
-    """Whether the catalogue knows these classes as grades in order."""
-    known = benchmarks().values()
-    return tuple(class_names) in {record.class_names for record in known if record.graded}
+def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
+    """Labels from grade to grade where the catalogue knows these classes as grades; else ().
+
+    A folder's classes stand in alphabetical order, which is not that of their grades.
+    """
+    mine = {fold(name): label for label, name in enumerate(class_names)}
+    for record in benchmarks().values():
+        grades = [fold(name) for name in record.class_names]
+        if record.graded and len(class_names) == len(grades) and set(mine) == set(grades):
+            return tuple(mine[name] for name in grades)
+    return ()
 
 
 def _per_class(judged: Judged, columns: Columns) -> dict[str, Any]:

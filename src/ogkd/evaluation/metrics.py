@@ -57,8 +57,13 @@ def class_columns(confusion: ArrayLike) -> dict[str, Array]:
     }
 
 
-def summary_columns(confusion: ArrayLike, *, graded: bool = False) -> dict[str, Array]:
-    """Accuracy, balanced accuracy, macro-F1 and, of graded classes, quadratic kappa: [...]."""
+def summary_columns(
+    confusion: ArrayLike, *, graded: bool | Sequence[int] = False
+) -> dict[str, Array]:
+    """Accuracy, balanced accuracy, macro-F1 and, of graded classes, quadratic kappa: [...].
+
+    `graded` is True where the classes are grades in order, or their labels from grade to grade.
+    """
     table = np.asarray(confusion, dtype=np.float64)
     rows = class_columns(table)
     hits = table.diagonal(axis1=-2, axis2=-1).sum(axis=-1)
@@ -67,7 +72,10 @@ def summary_columns(confusion: ArrayLike, *, graded: bool = False) -> dict[str, 
         "balanced_accuracy": mean_of_known(rows["recall"]),  # of the classes that occur
         "macro_f1": mean_of_known(rows["f1"]),  # of those that occur or are said
     }
-    return found | ({"kappa": quadratic_kappa(table)} if graded else {})
+    if not graded:
+        return found
+    grades = list(range(table.shape[-1])) if graded is True else list(graded)
+    return found | {"kappa": quadratic_kappa(table[..., grades, :][..., grades])}
 
 
 def quadratic_kappa(confusion: ArrayLike) -> Array:
@@ -124,12 +132,12 @@ def classification_metrics(
 
 
 def summary_metrics(
-    labels: ArrayLike, probabilities: ArrayLike, *, graded: bool = False
+    labels: ArrayLike, probabilities: ArrayLike, *, graded: bool | Sequence[int] = False
 ) -> dict[str, float]:
     """The whole of a result in one number each; NaN where the labels do not define it.
 
     AUROC is one class against the rest, averaged over the classes that occur. `kappa` is there
-    for graded classes only.
+    for graded classes only; `graded` is as in `summary_columns`.
     """
     truth, p = np.asarray(labels), np.asarray(probabilities)
     table = confusion_matrix(truth, p.argmax(axis=1), p.shape[1])
