@@ -2,31 +2,35 @@
 
     python benchmarks/makespan.py --runs runs/few-shot     # groups of finished runs, as measured
     python benchmarks/makespan.py --grids paper/few-shot --out runs/makespan.json
+    python benchmarks/makespan.py --grids paper/few-shot --views 0   # whole images, no crops
 
 With --runs every group takes what it took. With --grids a group takes what BiomedCLIP-size costs
-of docs/performance.md say (one worker: two cores), by phase. Free workers take the next group:
-in the grid's order, longest first as the Ray engine does, or longest first of a dataset whose
-texts the worker holds.
+of docs/performance.md say (one worker: two cores), by phase; the paper's settings encode a fresh
+crop of every image in every epoch (views = "online"), each run its own. Free workers take the
+next group: in the grid's order, longest first as the Ray engine does, or longest first of a
+dataset whose texts the worker holds.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ogkd.bench.grid import expand, protocols, read_grid
 from ogkd.bench.results import RunsFolder
-from ogkd.bench.run import Group, group_runs
+from ogkd.bench.run import Group, group_runs, method_of
 from ogkd.bench.spec import RunSpec
 from ogkd.datasets.catalog import benchmarks
 from ogkd.files import write_json
-from ogkd.methods import make_method
+from ogkd.training import TrainConfig
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 ORDERS = ("in order", "longest first", "own dataset first")
@@ -37,8 +41,9 @@ TRAINED = "clip-adapter tip-adapter-f linear-probe lp++ coop cocoop kgcoop progr
 TOGETHER = (1, 3, 10)
 STEP = {4: (0.186, 0.141, 0.112), 8: (0.311, 0.237, 0.185)}
 START_UP = {4: 5.4, 8: 11.7}
-IMAGES_PER_S = 4.1
+IMAGES_PER_S = 4.1  # 4.0 with patches; batches from 1 to 16 are alike
 CHUNK = 256  # images of one task of the Ray engine
+VAL_SHOTS = 4  # images of a class to validate on, at most
 # Other methods on features alone, seconds a run: docs/methods.md (16 shots of 8 classes).
 CHEAP = {"clip-adapter": 0.16, "tip-adapter": 0.52, "tip-adapter-f": 0.44, "linear-probe": 0.13}
 PROMPTS = {"coop": 1.0, "cocoop": 1.0, "kgcoop": 1.0, "prograd": 1.66, "biomedcoop": 1.0}
@@ -54,8 +59,11 @@ class Task:
     runs: int
     phases: dict[str, float]
     text: float = 0.0  # once for each worker and dataset
-    support: float = 0.0  # once for each dataset and number of shots
-    shots: int = 0
+    # Seconds for images that stay in the cache, by which: those that nobody has encoded yet.
+    cached: dict[tuple[object, ...], float] = field(default_factory=dict)
+    patches: bool = False
+    crops: int = 0  # encoded in training
+    alike: int = 0  # of which another run of the group encodes the same: equal seed and images
 
     @property
     def seconds(self) -> float:
@@ -73,35 +81,48 @@ def step_seconds(classes: int, together: int) -> float:
     return line({4: at[0], 8: at[1]}, classes)
 
 
-def steps(spec: RunSpec, images: int) -> int:
-    """Batches of a training, as the loop counts them: a batch that is not full is dropped."""
-    train = make_method(spec.method, preset=spec.preset, settings=spec.settings).config.train  # type: ignore[attr-defined]
-    return int(train.epochs * max(1, images // train.batch_size))
+def steps_and_images(train: TrainConfig, images: int) -> tuple[int, int]:
+    """Batches of a training and images in them; one that is not full is dropped (AUDIT #26)."""
+    size = train.batch_size
+    if train.drop_last and images >= size:
+        images -= images % size
+    return train.epochs * math.ceil(images / size), train.epochs * images
 
 
 def modelled(group: Group) -> Task:
     """A group at BiomedCLIP's size."""
     first = group.specs[0]
+    method = method_of(first)
     every = len(benchmarks()[first.dataset].class_names)
-    learned = math.ceil(every / 2) if first.protocol == "base-to-novel" else every
-    images = (first.shots or 16) * learned
-    runs = len(group.specs)
-    train = CHEAP.get(first.method, 0.06) * runs
+    classes = {"base": math.ceil(every / 2), "novel": every // 2}
+    if first.protocol == "base-to-novel":
+        del classes["novel"]  # images of base classes are those of the few-shot draw
+    learned = sum(classes.values())
+    shots, runs = first.shots or 16, len(group.specs)
+    seeds = sorted({spec.seed for spec in group.specs})
+    task = Task(group.name, first.dataset, runs, {}, line(START_UP, every))
+    task.patches = method.uses_patches
+    task.phases = {"crops": 0.0, "train": CHEAP.get(first.method, 0.06) * runs}
+    if first.method.startswith("zero-shot"):
+        task.phases["train"] = 0.0
     if first.method in PROMPTS:
-        each = steps(first, images) * step_seconds(learned, runs) * PROMPTS[first.method]
-        train = each * runs
-    elif first.method.startswith("zero-shot"):
-        train = 0.0
-    seeds = len({spec.seed for spec in group.specs})
-    return Task(
-        name=group.name,
-        dataset=first.dataset,
-        runs=runs,
-        phases={"train": train, "test": 0.01 * runs},
-        text=line(START_UP, every),
-        support=0.0 if first.method.startswith("zero-shot") else seeds * images / IMAGES_PER_S,
-        shots=first.shots or 0,
-    )
+        steps, seen = steps_and_images(method.config.train, shots * learned)  # type: ignore[attr-defined]
+        each = steps * step_seconds(learned, runs) * PROMPTS[first.method]
+        task.phases["train"] = each * runs
+        if method.config.views == "online":  # training.py: every run looks for itself
+            task.crops, task.alike = seen * runs, seen * (runs - len(seeds))
+            task.phases["crops"] = task.crops / IMAGES_PER_S
+    task.phases["test"] = 0.01 * runs
+    per_class: dict[object, int] = {}  # images that stay in the cache, for each seed
+    if method.needs_images and method.config.views != "online":
+        views = max(1, method.config.views)
+        per_class[views] = shots * views
+    if method.needs_images and method.uses_validation:
+        per_class["val"] = min(shots, VAL_SHOTS)
+    for (part, count), seed in itertools.product(classes.items(), seeds):
+        for what, images in per_class.items():
+            task.cached[first.dataset, part, shots, seed, what] = count * images / IMAGES_PER_S
+    return task
 
 
 def measured(root: Path) -> list[Task]:
@@ -136,7 +157,7 @@ def simulate(tasks: Sequence[Task], workers: int, order: str, start: float) -> d
     free = [(start, number) for number in range(workers)]
     heapq.heapify(free)
     held: list[set[str]] = [set() for _ in range(workers)]
-    encoded: set[tuple[str, int]] = set()
+    encoded: set[tuple[tuple[object, ...], bool]] = set()  # which images, with patches or not
     busy, end = 0.0, start
     while waiting:
         now, worker = heapq.heappop(free)
@@ -149,13 +170,15 @@ def simulate(tasks: Sequence[Task], workers: int, order: str, start: float) -> d
         if task.dataset not in held[worker]:
             seconds += task.text
             held[worker].add(task.dataset)
-        if (task.dataset, task.shots) not in encoded:
-            seconds += task.support
-            encoded.add((task.dataset, task.shots))
+        for which, cost in task.cached.items():
+            if not encoded & {(which, True), (which, task.patches)}:
+                seconds += cost
+                encoded.add((which, task.patches))
         busy += seconds
         end = max(end, now + seconds)
         heapq.heappush(free, (now + seconds, worker))
-    return {"makespan_s": end, "busy_s": busy + start * workers}
+    once = busy - sum(task.seconds for task in tasks)  # texts, and images that stay in the cache
+    return {"makespan_s": end, "busy_s": busy + start * workers, "once_s": once}
 
 
 def duration(seconds: float) -> str:
@@ -172,7 +195,9 @@ def report(tasks: Sequence[Task], encode: Callable[[int], float]) -> dict[str, o
             found = simulate(tasks, workers, order, start)
             row[order] = found["makespan_s"]
             row[f"{order}, busy"] = found["busy_s"] / (found["makespan_s"] * workers)
+            row[f"{order}, texts and cached images s"] = found["once_s"]
         rows.append(row)
+    longest = max(tasks, key=lambda task: task.seconds)
     phases: dict[str, float] = {}
     for task in tasks:
         for phase, seconds in task.phases.items():
@@ -180,21 +205,33 @@ def report(tasks: Sequence[Task], encode: Callable[[int], float]) -> dict[str, o
     return {
         "runs": sum(task.runs for task in tasks),
         "groups": len(tasks),
+        "runs_with_crops": sum(task.runs for task in tasks if task.crops),
+        "crops": sum(task.crops for task in tasks),
+        "crops_alike_in_their_group": sum(task.alike for task in tasks),
         "phases_s": phases,
-        "longest_group_s": max(task.seconds for task in tasks),
+        "longest_group_phases_s": longest.phases,
+        "longest_group_s": longest.seconds,
         "rows": rows,
     }
 
 
-def show(content: dict[str, object]) -> None:
-    print(f"{content['runs']} runs in {content['groups']} groups; seconds by phase:")
-    print("  ", {name: round(value) for name, value in content["phases_s"].items()})  # type: ignore[attr-defined]
-    print(f"   longest group: {duration(content['longest_group_s'])}")  # type: ignore[arg-type]
+def show(content: dict[str, Any]) -> None:
+    print(f"{content['runs']} runs in {content['groups']} groups; by phase:")
+    print("  ", {name: duration(value) for name, value in content["phases_s"].items()})
+    once = content["rows"][0]["longest first, texts and cached images s"]
+    print(f"   texts and images that stay in the cache, one worker: {duration(once)}")
+    alike = content["crops_alike_in_their_group"]
+    print(f"   {content['runs_with_crops']} runs encode {content['crops']} crops in training,")
+    print(f"   of which {alike} were encoded for another run of the group already")
+    parts = {name: duration(value) for name, value in content["longest_group_phases_s"].items()}
+    print(f"   longest group: {duration(content['longest_group_s'])}", parts)
+    enough = math.ceil(content["rows"][0]["longest first"] / content["longest_group_s"])
+    print(f"   so more than {enough} workers gain nothing")
     print("| workers | encode | " + " | ".join(ORDERS) + " | speed-up | busy |")
     print("|" + "---|" * (len(ORDERS) + 4))
     rows = content["rows"]
-    alone = rows[0]["longest first"]  # type: ignore[index]
-    for row in rows:  # type: ignore[attr-defined]
+    alone = rows[0]["longest first"]
+    for row in rows:
         spans = " | ".join(duration(row[order]) for order in ORDERS)
         gain = alone / row["longest first"]
         print(
@@ -204,10 +241,11 @@ def show(content: dict[str, object]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, help="a folder of finished runs")
     parser.add_argument("--grids", nargs="+", help="grids by name; `paper` for all of the paper")
     parser.add_argument("--methods", help="only these, with commas; `trained` for ten that train")
+    parser.add_argument("--views", type=int, help="crops of each image, kept; 0: whole images")
     parser.add_argument("--out", type=Path, help="where the JSON goes")
     options = parser.parse_args()
     if options.runs:
@@ -218,9 +256,10 @@ def main() -> None:
             names = [name for name in protocols() if name.startswith("paper/")]
         only = TRAINED.split() if options.methods == "trained" else options.methods
         only = only.split(",") if isinstance(only, str) else only
+        settings = None if options.views is None else {"views": options.views}
         specs: dict[str, RunSpec] = {}
         for name in names:
-            plan, _ = expand(read_grid(name, {"only": only}))
+            plan, _ = expand(read_grid(name, {"only": only, "settings": settings}))
             specs |= {cell.spec.hash: cell.spec for cell in plan.cells}
         tasks = [modelled(group) for group in group_runs(list(specs.values()))]
         datasets = sorted({task.dataset for task in tasks})

@@ -14,14 +14,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ray_stand_in import Quick, StandIn, results
 
 from ogkd.bench import on_ray
 from ogkd.bench.engines import make_job, prepare, run_here
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.on_ray import run_ray
-from ogkd.bench.ray_worker import Answer, Hello
-from ogkd.bench.results import Predictions, RunsFolder
-from ogkd.bench.run import Finished
+from ogkd.bench.ray_worker import Answer, Hello, Worker
+from ogkd.bench.results import RunsFolder
+from ogkd.bench.run import Group
 from ogkd.bench.work import Claim, record
 from ogkd.errors import ConfigError, StorageError
 from ogkd.features import cluster as cluster_module
@@ -42,72 +43,10 @@ def bench(grid_file, tmp_path):
     return make
 
 
-class Lost(Exception):
-    """Stands for every error of Ray itself."""
-
-
-class StandIn:
-    """As much of Ray as is used, without processes: an answer is computed when it is fetched."""
-
-    def __init__(self, worker, *, cores=2.0, deaths=lambda method, *_: False):
-        self.worker, self.cores, self.deaths = worker, cores, deaths
-        self.exceptions = SimpleNamespace(RayError=Lost)
-        self.started = self.killed = 0
-        self.calls = []
-        self.order = itertools.count()
-
-    def remote(self, _class):
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
-
-    def _start(self, *arguments):
-        self.started += 1
-        worker = self.worker(*arguments)
-
-        def method(name):
-            return SimpleNamespace(remote=lambda *given: (next(self.order), name, worker, given))
-
-        return SimpleNamespace(hello=method("hello"), encode=method("encode"), run=method("run"))
-
-    def wait(self, references, **_):
-        return [min(references, key=lambda reference: reference[0])], []  # first asked, first done
-
-    def get(self, reference):
-        _, name, worker, given = reference
-        self.calls.append((name, *given))
-        if self.deaths(name, *given):
-            raise Lost("the node is gone")
-        return getattr(worker, name)(*given)
-
-    def kill(self, _actor):
-        self.killed += 1
-
-    def nodes(self):
-        return [{"Alive": True, "Resources": {"CPU": self.cores}}, {"Alive": False}]
-
-
-def results(group):
-    one = Predictions(np.zeros(1, np.int64), np.ones((1, 1), np.float32), np.ones((1, 1)))
-    names = {"class_names": {"test": ["a"]}, "normal": {"test": []}, "seconds": {"train": 1.0}}
-    result = {"metrics": {"test": {"accuracy": 1.0}}, "backbone_digest": "d", **names}
-    return [Finished(spec, result, {"test": one}) for spec in group.specs]
-
-
-class Quick:
-    """A worker that has its results at once."""
-
-    hello_ = Hello("node", "d", shares_cache=True)
-
-    def __init__(self, *_):
-        pass
-
-    def hello(self):
-        return self.hello_
-
-    def encode(self, paths):
-        return None
-
-    def run(self, group):
-        return Answer(results(group))
+TWO_GAMMAS = [
+    {"method": "ogkd", "label": "right", "settings": {"gamma": 0.3}},
+    {"method": "ogkd", "label": "wrong", "settings": {"gamma": [0.1, 0.2]}},  # of four classes
+]
 
 
 @pytest.fixture
@@ -224,6 +163,42 @@ def test_an_error_of_a_run_is_recorded_and_a_full_disk_ends_the_work(bench, stan
     assert ray.killed == ray.started
 
 
+def test_only_the_guilty_run_of_a_group_fails_as_in_one_process(bench, stand_in):
+    changes = {"methods": [], "rows": TWO_GAMMAS, "datasets": ["first"]}
+    alone, _, job = bench("alone", **changes)
+    assert [len(group.specs) for group in job.groups()] == [2]
+    run_here(alone, job, lambda _: None)
+    folder, plan, job = bench("cluster", **changes)
+    ray = stand_in(Worker)
+    events = []
+    run_ray(folder, job, events.append, workers=1)
+    assert [label for label, _ in folder.finished(plan)] == ["right"]
+    assert_same_results(folder, alone)
+    ((spec, reason),) = folder.failures()
+    assert spec.settings["gamma"] == [0.1, 0.2]
+    assert "gamma has 2 values, but there are 4 classes" in reason
+    assert folder.failures() == alone.failures()
+    tried = [len(call[1].specs) for call in ray.calls if call[0] == "run"]
+    assert tried == [2, 1, 1]
+    assert Counter(event["event"] for event in events) == {"start": 3, "done": 1, "failed": 1}
+
+
+def test_runs_that_are_there_are_not_tried_again_when_their_group_fails(bench, stand_in):
+    class Wrong(Quick):
+        def run(self, group):
+            return Answer(error="no such prompt")
+
+    folder, _, job = bench(seeds=[1, 2], datasets=["first"], only=["gda"])
+    (group,) = job.groups()
+    there = Group(group.specs[:1])
+    record(folder, there, results(there), lambda _: None)
+    ray = stand_in(Wrong)
+    run_ray(folder, job, lambda _: None)
+    assert [call[1] for call in ray.calls if call[0] == "run"] == [group, Group(group.specs[1:])]
+    assert folder.failures() == [(group.specs[1], "no such prompt")]
+    assert folder.has(group.specs[0])
+
+
 @pytest.mark.parametrize(
     ("hellos", "words"),
     [
@@ -255,6 +230,25 @@ def test_results_of_another_backbone_are_not_mixed(bench, stand_in):
     stand_in(Other)
     with pytest.raises(ConfigError, match=r"digest d, but this one has other.*another --out"):
         run_ray(folder, job, lambda _: None)
+
+
+@pytest.mark.parametrize("first", [2, 0])
+def test_results_on_other_images_are_not_mixed(bench, stand_in, first):
+    """Images of a dataset that is there already, or of another node."""
+    folder, _, job = bench(datasets=["first"])
+    stand_in()
+    run_ray(folder, job.model_copy(update={"specs": job.specs[:first]}), lambda _: None)
+    answers = itertools.count(first)
+
+    class Other(Quick):
+        def run(self, group):
+            return Answer(results(group, data="images" if next(answers) == 0 else "others"))
+
+    ray = stand_in(Other)
+    with pytest.raises(ConfigError, match=r"other images of 'first'.*another --out"):
+        run_ray(folder, job, lambda _: None)
+    assert ray.killed == ray.started
+    assert {run.result["data_sha256"] for run in folder.runs()} == {"images"}
 
 
 def test_what_another_process_works_on_is_left_to_it(bench, stand_in):

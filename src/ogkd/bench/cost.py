@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from ogkd.bench.results import Run
+from ogkd.bench.run import method_of
 from ogkd.bench.spec import RunSpec
 from ogkd.methods import METHODS
 
@@ -13,6 +14,7 @@ __all__ = ["estimate", "seconds_of"]
 
 # Before anything is finished: seconds of one run at 16 shots on one core, as `ogkd methods` says.
 _ROUGH = {"instant": 0.5, "seconds": 2.0, "minutes": 120.0, "slow": 300.0}
+_ONLINE = 12.0  # times as long, where every step encodes fresh crops (docs/cluster.md)
 _SHOTS = 16
 
 
@@ -33,6 +35,11 @@ def estimate(specs: Sequence[RunSpec], finished: Sequence[Run]) -> float:
     total = 0.0
     for spec in specs:
         shots = spec.shots or _SHOTS
-        rough = _ROUGH.get(METHODS[spec.method].cost, 2.0) / _SHOTS
-        total += shots * (median(rates[spec.method]) if spec.method in rates else rough)
+        rate = median(rates[spec.method]) if spec.method in rates else _rough(spec)
+        total += shots * rate
     return total
+
+
+def _rough(spec: RunSpec) -> float:
+    seconds = _ROUGH.get(METHODS[spec.method].cost, 2.0) / _SHOTS
+    return seconds * (_ONLINE if method_of(spec).config.views == "online" else 1.0)

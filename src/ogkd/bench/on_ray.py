@@ -28,7 +28,9 @@ from ogkd.bench.work import (
     Claim,
     Job,
     Say,
+    check_data,
     check_digest,
+    data_of_finished,
     record,
     record_failure,
     settled,
@@ -138,6 +140,7 @@ class _Crew:
         self._hands: list[_Hand] = []
         self._deaths: Counter[str] = Counter()
         self._digest = ""
+        self._data: dict[str, str] = {}  # what images each dataset has in the runs that are there
         self._failed_starts = 0
         self._arguments = (job.model_dump_json(), places(), str(seal), version("ogkd"))
         self._all = job.groups()
@@ -236,6 +239,7 @@ class _Crew:
             raise ConfigError(f"A worker on node {hello.node} cannot start: {hello.problem}")
         if not self._digest:
             check_digest(self._folder, self._all, hello.digest)
+            self._data = data_of_finished(self._folder, self._all)
             self._digest = hello.digest
         if hello.digest != self._digest:
             raise ConfigError(
@@ -249,10 +253,14 @@ class _Crew:
     def _take(self, group: Group, answer: Answer) -> None:
         if answer.no_space:
             raise StorageError(answer.error)
-        if answer.finished is None:
-            record_failure(self._folder, group, answer.error, self._say)
-        else:
+        if answer.finished is not None:
+            check_data(self._folder, self._data, answer.finished)
             record(self._folder, group, answer.finished, self._say)
+        elif len(group.specs) == 1:
+            record_failure(self._folder, group, answer.error, self._say)
+        else:  # each by itself, so that only the guilty one fails
+            left = [spec for spec in group.specs if not self._folder.has(spec)]
+            self._groups[:0] = [Group((spec,)) for spec in left]
 
     def _lost(self, hand: _Hand, error: Exception) -> None:
         """Put back what the worker was doing, unless that has cost too many workers."""

@@ -29,7 +29,9 @@ __all__ = [
     "Claim",
     "Job",
     "Say",
+    "check_data",
     "check_digest",
+    "data_of_finished",
     "make_runner",
     "record",
     "record_failure",
@@ -90,7 +92,7 @@ def work(folder: RunsFolder, groups: Sequence[Group], runner: Runner, say: Say) 
                         continue
                     if not checked:
                         check_digest(folder, groups, runner.backbone.digest)
-                        data = _data_of_finished(folder, groups)
+                        data = data_of_finished(folder, groups)
                         checked = True
                     _attempt(folder, group, runner, say, data)
             except Timeout:
@@ -166,7 +168,7 @@ def _attempt(
             if isinstance(finished, str):
                 record_failure(folder, part, finished, say)
             else:
-                _check_data(folder, data, finished)
+                check_data(folder, data, finished)
                 record(folder, part, finished, say)
     finally:
         tries.unlink(missing_ok=True)  # stays only where the process is killed
@@ -191,7 +193,7 @@ def _run(
                 yield from _run(Group((spec,)), runner, say, folder)
 
 
-def _data_of_finished(folder: RunsFolder, groups: Sequence[Group]) -> dict[str, str]:
+def data_of_finished(folder: RunsFolder, groups: Sequence[Group]) -> dict[str, str]:
     """What images each dataset had in the runs that are there."""
     found: dict[str, str] = {}
     for group in groups:
@@ -202,7 +204,7 @@ def _data_of_finished(folder: RunsFolder, groups: Sequence[Group]) -> dict[str, 
     return found
 
 
-def _check_data(folder: RunsFolder, known: dict[str, str], finished: Sequence[Finished]) -> None:
+def check_data(folder: RunsFolder, known: dict[str, str], finished: Sequence[Finished]) -> None:
     """Refuse to put results on other images in one table."""
     spec, sha = finished[0].spec, str(finished[0].result["data_sha256"])
     if known.setdefault(f"{spec.data} {spec.dataset}", sha) != sha:

@@ -1,0 +1,81 @@
+"""A stand-in for Ray without processes, and a worker that has its results at once."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+
+from ogkd.bench.ray_worker import Answer, Hello
+from ogkd.bench.results import Predictions
+from ogkd.bench.run import Finished
+
+
+class Lost(Exception):
+    """Stands for every error of Ray itself."""
+
+
+class StandIn:
+    """As much of Ray as is used, without processes: an answer is computed when it is fetched."""
+
+    def __init__(self, worker, *, cores=2.0, deaths=lambda method, *_: False):
+        self.worker, self.cores, self.deaths = worker, cores, deaths
+        self.exceptions = SimpleNamespace(RayError=Lost)
+        self.started = self.killed = 0
+        self.calls = []
+        self.order = itertools.count()
+
+    def remote(self, _class):
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
+
+    def _start(self, *arguments):
+        self.started += 1
+        worker = self.worker(*arguments)
+
+        def method(name):
+            return SimpleNamespace(remote=lambda *given: (next(self.order), name, worker, given))
+
+        return SimpleNamespace(hello=method("hello"), encode=method("encode"), run=method("run"))
+
+    def wait(self, references, **_):
+        return [min(references, key=lambda reference: reference[0])], []  # first asked, first done
+
+    def get(self, reference):
+        _, name, worker, given = reference
+        self.calls.append((name, *given))
+        if self.deaths(name, *given):
+            raise Lost("the node is gone")
+        return getattr(worker, name)(*given)
+
+    def kill(self, _actor):
+        self.killed += 1
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": {"CPU": self.cores}}, {"Alive": False}]
+
+
+def results(group, data="images"):
+    one = Predictions(np.zeros(1, np.int64), np.ones((1, 1), np.float32), np.ones((1, 1)))
+    names = {"class_names": {"test": ["a"]}, "normal": {"test": []}, "seconds": {"train": 1.0}}
+    result = {"metrics": {"test": {"accuracy": 1.0}}, "backbone_digest": "d", **names}
+    result["data_sha256"] = data
+    return [Finished(spec, result, {"test": one}) for spec in group.specs]
+
+
+class Quick:
+    """A worker that has its results at once."""
+
+    hello_ = Hello("node", "d", shares_cache=True)
+
+    def __init__(self, *_):
+        pass
+
+    def hello(self):
+        return self.hello_
+
+    def encode(self, paths):
+        return None
+
+    def run(self, group):
+        return Answer(results(group))
