@@ -2,7 +2,8 @@
 
 OGKD is trained with each dataset's own setting of the paper; every few steps the gradient of
 each weighted loss at the context is taken apart. "Geometry" is what diffusion along W changes:
-the gradient of GAD and LGD less the same with gamma 0. Needs OGKD_SHARED. One JSON per dataset.
+the gradient of GAD and LGD less the same with gamma 0. The teacher that is judged has its prompts
+selected on all test images at once, in training on each batch. Needs OGKD_SHARED; one JSON each.
 
     OGKD_SHARED=../shared python benchmarks/anatomy.py --out runs/anatomy
     python benchmarks/anatomy.py --out runs/anatomy --table

@@ -1,9 +1,9 @@
 """One setting of OGKD for everybody: chosen without test images, leaving one dataset out.
 
-Every candidate is one change to `auto`. It is fitted on images of the first half of each class
-of a dataset's training part (OGKD_SHARED) and judged on its validation images and the other
-half; test images are not even in the folder that is made for this. For each dataset the
-candidate that is best in the mean of all others is taken: what that loses against the dataset's
+Every candidate is one change to `auto`. It is fitted on every other image of each class of a
+dataset's training part (OGKD_SHARED) and judged on its validation images and the other half;
+test images are not even in the folder that is made for this. For each dataset the candidate
+that is best in the mean of all others is taken: what that loses against the dataset's
 own best candidate, and against the paper's setting for it, is printed.
 
     OGKD_SHARED=../shared python benchmarks/auto_preset.py --out runs/auto --shots 4
