@@ -25,20 +25,20 @@ from torch.nn.functional import normalize
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.base import TextDropout
-from ogkd.datasets.manifest import read_manifest
+from ogkd.core.geometry import class_graph
+from ogkd.core.losses import diffuse, logits
+from ogkd.core.prompting import PromptLearner
+from ogkd.core.teacher import select_prompts, teacher_prototypes
+from ogkd.core.training import Batch
+from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
-from ogkd.fitting import make_support, normal_labels
-from ogkd.geometry import class_graph
-from ogkd.losses import diffuse, logits
+from ogkd.fitting.pipeline import make_support, normal_labels
 from ogkd.methods import TextSide, Workplace, make_method
 from ogkd.methods._prompts import train_runs
 from ogkd.methods.ogkd import OGKD, OGKDConfig, OGKDObjective
-from ogkd.prompting import PromptLearner
 from ogkd.prompts.bank import bank_for, read_bank
-from ogkd.teacher import select_prompts, teacher_prototypes
-from ogkd.training import Batch
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
 DATASETS = {"BTMRI": "btmri", "BUSI": "busi", "OCTMNIST": "octmnist", "RETINA": "retina"}

@@ -20,8 +20,8 @@ from PIL import Image, ImageEnhance, ImageFilter
 
 from ogkd.audit.hashing import hamming, likeness, perceptual_hashes, small_gray
 from ogkd.audit.nearest import close_pairs
-from ogkd.datasets.manifest import read_manifest
 from ogkd.datasets.phantoms import PHANTOMS, render
+from ogkd.datasets.read import read_manifest
 from ogkd.images.decode import read_image
 
 Change = Callable[[Image.Image], Image.Image]

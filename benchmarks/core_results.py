@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.datasets.manifest import read_manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.evaluation import evaluate
 from ogkd.files import write_json
-from ogkd.fitting import fit_seeds
+from ogkd.fitting.pipeline import fit_seeds
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
 BANKS = Path(__file__).parents[1] / "src" / "ogkd" / "prompts" / "banks"

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.manifest import read_manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import few_shot
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews

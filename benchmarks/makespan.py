@@ -28,9 +28,9 @@ from ogkd.bench.grid import expand, protocols, read_grid
 from ogkd.bench.results import RunsFolder
 from ogkd.bench.run import Group, group_runs, method_of
 from ogkd.bench.spec import RunSpec
+from ogkd.core.training import TrainConfig
 from ogkd.datasets.catalog import benchmarks
 from ogkd.files import write_json
-from ogkd.training import TrainConfig
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 ORDERS = ("in order", "longest first", "own dataset first")

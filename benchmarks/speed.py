@@ -30,10 +30,10 @@ from torch import Tensor
 from biomedclip_size import WORDS, make_backbone
 from ogkd.backbones.base import TextDropout
 from ogkd.backbones.open_clip_format import OpenClipBackbone
+from ogkd.core.prompting import ContextConfig, PromptLearner
+from ogkd.core.training import Batch, train_step
 from ogkd.files import write_json
 from ogkd.methods.ogkd import OGKDConfig, OGKDObjective
-from ogkd.prompting import ContextConfig, PromptLearner
-from ogkd.training import Batch, train_step
 from plain_loop import PlainLoop
 
 NAMES = ["glioma tumor", "kidney stone", "normal brain", "cyst kidney"]

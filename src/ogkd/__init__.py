@@ -14,13 +14,13 @@ from ogkd.errors import BackboneError, ConfigError, DataError, OgkdError, Storag
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone, load_backbone
-    from ogkd.classifier import Classifier, load
-    from ogkd.datasets.manifest import read_manifest
-    from ogkd.estimator import OGKDClassifier
+    from ogkd.datasets.read import read_manifest
     from ogkd.evaluation import evaluate
-    from ogkd.explain import draw, evidence
-    from ogkd.fitting import fit
+    from ogkd.fitting.estimator import OGKDClassifier
+    from ogkd.fitting.pipeline import fit
     from ogkd.images import read_image
+    from ogkd.model.classifier import Classifier, load
+    from ogkd.model.explain import draw, evidence
 
 __all__ = [
     "Backbone",
@@ -45,14 +45,14 @@ __all__ = [
 _WHERE = {
     "Backbone": "ogkd.backbones",
     "load_backbone": "ogkd.backbones",
-    "Classifier": "ogkd.classifier",
-    "load": "ogkd.classifier",
-    "read_manifest": "ogkd.datasets.manifest",
-    "OGKDClassifier": "ogkd.estimator",
+    "Classifier": "ogkd.model.classifier",
+    "load": "ogkd.model.classifier",
+    "read_manifest": "ogkd.datasets.read",
+    "OGKDClassifier": "ogkd.fitting.estimator",
     "evaluate": "ogkd.evaluation",
-    "draw": "ogkd.explain",
-    "evidence": "ogkd.explain",
-    "fit": "ogkd.fitting",
+    "draw": "ogkd.model.explain",
+    "evidence": "ogkd.model.explain",
+    "fit": "ogkd.fitting.pipeline",
     "read_image": "ogkd.images",
 }
 

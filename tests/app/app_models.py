@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from ogkd.calibration import Calibration
+from ogkd.model.calibration import Calibration
 
 
 def by_hand(limit: float = 0.55) -> Calibration:

@@ -10,8 +10,8 @@ from app_client import Server, started
 from app_models import by_hand
 
 import ogkd
-from ogkd.classifier import load
 from ogkd.datasets.phantoms import write_folder
+from ogkd.model.classifier import load
 
 
 @pytest.fixture(scope="session")

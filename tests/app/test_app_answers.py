@@ -13,9 +13,9 @@ from ogkd.app.models import Model, load_models
 from ogkd.app.render import render_answers, render_error, render_header
 from ogkd.app.support import with_pictures
 from ogkd.app.uploads import Picture
-from ogkd.classifier import Classifier
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.images import read_image
+from ogkd.model.classifier import Classifier
 
 
 def picture(path):

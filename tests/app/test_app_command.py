@@ -13,10 +13,10 @@ import ogkd.app.models as loading
 import ogkd.app.server as serving
 from ogkd.app.models import Model
 from ogkd.app.server import Settings, is_loopback
-from ogkd.classifier import Classifier
 from ogkd.cli import main
 from ogkd.errors import ConfigError
 from ogkd.images.decode import MAX_PIXELS
+from ogkd.model.classifier import Classifier
 
 
 @pytest.fixture

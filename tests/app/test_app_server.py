@@ -15,7 +15,7 @@ import pytest
 from app_client import record
 from PIL import Image
 
-from ogkd.classifier import load
+from ogkd.model.classifier import load
 from tiny_images import dicom
 
 PAGE = Path(__file__).parents[2] / "docs" / "app.md"

@@ -11,8 +11,9 @@ from PIL import Image, ImageEnhance
 
 from ogkd.audit import Audit, Finding, audit_data
 from ogkd.backbones import load_backbone
-from ogkd.datasets.manifest import Item, Manifest, read_manifest
+from ogkd.datasets.manifest import Item, Manifest
 from ogkd.datasets.phantoms import render
+from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
 
 

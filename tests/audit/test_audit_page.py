@@ -8,7 +8,7 @@ from pathlib import Path
 from ogkd.audit import audit_data, write_page
 from ogkd.audit.page import page
 from ogkd.audit.result import Audit, Case, Facts, Finding, LabelReport, NearPair, Record, Suspect
-from ogkd.datasets.manifest import read_manifest
+from ogkd.datasets.read import read_manifest
 
 EVIL = '<script>alert("x")</script>&'
 VOID = {"meta", "img", "br"}

@@ -12,11 +12,11 @@ from bench_data import make_dataset
 
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.run import Runner, group_runs
-from ogkd.datasets.manifest import read_manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import flip_labels
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.metrics import summary_metrics
-from ogkd.fitting import fit_seeds
+from ogkd.fitting.pipeline import fit_seeds
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import ogkd.cli.demo as demo
-import ogkd.fitting as fitting
+import ogkd.fitting.pipeline as fitting
 from ogkd.backbones.builtin import BUILTIN_FOLDER
-from ogkd.classifier import load
+from ogkd.model.classifier import load
 from tiny_data import FAST, write_image
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from ogkd.datasets.manifest import read_manifest
 from ogkd.datasets.phantoms import PHANTOMS
+from ogkd.datasets.read import read_manifest
 
 
 def test_the_list_names_every_dataset(ogkd):

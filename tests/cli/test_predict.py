@@ -14,12 +14,12 @@ import pytest
 from PIL import Image
 
 import ogkd as library
-import ogkd.features.extract as extract
+import ogkd.features.encode as extract
 import ogkd.images as images
-from ogkd.calibration import Calibration
 from ogkd.cli import main
-from ogkd.familiarity import unfamiliar
-from ogkd.features.support import SupportFeatures
+from ogkd.model.calibration import Calibration
+from ogkd.model.familiarity import unfamiliar
+from ogkd.model.support import SupportFeatures
 from tiny_data import CLASSES, write_image
 
 FIXED = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.datasets.manifest import Item, read_manifest
+from ogkd.datasets.manifest import Item
+from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import base_and_novel
 from ogkd.errors import DataError, OgkdError
 

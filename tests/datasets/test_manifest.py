@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.datasets.manifest import Item, Manifest, read_manifest, require_files
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import read_manifest, require_files
 from ogkd.errors import ConfigError, DataError
 from tiny_data import write_dataset, write_image
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ogkd.datasets.manifest import Item, read_manifest
+from ogkd.datasets.manifest import Item
+from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
 
 

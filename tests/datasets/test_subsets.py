@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.datasets.manifest import Item, Manifest, read_manifest
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import base_and_novel, few_shot
 from ogkd.datasets.subsets import (
     Subset,

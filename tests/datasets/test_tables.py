@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ogkd.datasets.manifest import Item, read_manifest
+from ogkd.datasets.manifest import Item
+from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
 
 

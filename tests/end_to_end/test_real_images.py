@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ogkd.backbones import load_backbone
-from ogkd.classifier import load
-from ogkd.datasets.manifest import read_manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.evaluation import evaluate
 from ogkd.features.store import FeatureStore
-from ogkd.fitting import fit
+from ogkd.fitting.pipeline import fit
+from ogkd.model.classifier import load
 
 BANK = Path(__file__).parents[2] / "src" / "ogkd" / "prompts" / "banks" / "chmnist.json"
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 import ogkd
-from ogkd.calibration import Calibration
-from ogkd.classifier import Classifier
-from ogkd.datasets.manifest import Item, Manifest, read_manifest
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.calibrate import FEWEST, calibrate, engine_note
+from ogkd.model.calibration import Calibration
+from ogkd.model.classifier import Classifier
 from tiny_data import write_dataset
 
 NAMES = ("bright spot", "dark field", "striped tissue")

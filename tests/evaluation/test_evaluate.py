@@ -8,12 +8,13 @@ import pytest
 from sklearn.metrics import cohen_kappa_score
 
 from ogkd import evaluate, fit
-from ogkd.calibration import Calibration
 from ogkd.datasets.catalog import benchmark
-from ogkd.datasets.manifest import Item, Manifest, read_manifest
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
 from ogkd.evaluation import classification_metrics, describe, judge, summary_metrics
 from ogkd.evaluation.evaluate import grade_order
+from ogkd.model.calibration import Calibration
 from tiny_data import write_image
 
 

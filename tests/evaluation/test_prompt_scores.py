@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
-from ogkd.datasets.manifest import Item, Manifest, read_manifest
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
 from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
 from ogkd.features.store import FeatureStore

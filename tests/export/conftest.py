@@ -10,12 +10,12 @@ from torch.nn.functional import normalize
 
 import ogkd
 from ogkd.backbones.base import ImageFeatures
-from ogkd.classifier import Classifier
 from ogkd.datasets.phantoms import render
 from ogkd.export import Exported, export_onnx
 from ogkd.features.views import FixedViews
 from ogkd.methods import METHODS, Support, TextSide, Workplace, make_method
 from ogkd.methods.heads import LinearHead
+from ogkd.model.classifier import Classifier
 from tiny_backbones import make_clip, make_siglip
 from tiny_data import write_dataset, write_image
 

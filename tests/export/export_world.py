@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from ogkd.backbones import load_backbone
-from ogkd.calibration import Calibration
-from ogkd.classifier import Classifier
 from ogkd.methods.heads import LinearHead
+from ogkd.model.calibration import Calibration
+from ogkd.model.classifier import Classifier
 
 TEMPERATURE = 2.5
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from export_world import TEMPERATURE, calibration, card_of, run, session_of
 
-from ogkd.classifier import Classifier
 from ogkd.export.card import describe
 from ogkd.export.compare import in_batches
 from ogkd.images import read_image, to_pixels
 from ogkd.images.transforms import center_crop
+from ogkd.model.classifier import Classifier
 from tiny_data import CLASSES
 
 onnx = pytest.importorskip("onnx")

@@ -5,10 +5,10 @@ import pytest
 import torch
 from export_world import run, session_of, with_backbone
 
-from ogkd.classifier import Classifier
 from ogkd.export.graph import build
 from ogkd.methods import METHODS
 from ogkd.methods.heads import Head
+from ogkd.model.classifier import Classifier
 from tiny_backbones import make_dual
 
 pytest.importorskip("onnx")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from ogkd.classifier import Classifier
 from ogkd.errors import ConfigError, StorageError
 from ogkd.export import export_onnx, write
 from ogkd.methods.heads import LinearHead
+from ogkd.model.classifier import Classifier
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

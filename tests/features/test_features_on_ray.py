@@ -13,7 +13,7 @@ import torch
 
 from ogkd.backbones import load_backbone
 from ogkd.errors import ConfigError
-from ogkd.features.extract import encode_files
+from ogkd.features.encode import encode_files
 from ogkd.features.on_ray import _batch, _Encoder, _Recipe
 from tiny_data import write_image
 

@@ -11,7 +11,7 @@ from PIL import Image
 from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, RLELossless
 
 from ogkd.errors import DataError
-from ogkd.features.extract import unreadable
+from ogkd.features.encode import unreadable
 from ogkd.images import find_images, npz, read_image
 from tiny_images import SHADES, dicom, encapsulated, lossless_jpeg, medmnist, nifti, png
 

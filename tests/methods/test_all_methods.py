@@ -7,13 +7,13 @@ import pytest
 import torch
 from feature_toys import NAMES, make_support, unit
 
-from ogkd.classifier import Classifier, load
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate
-from ogkd.fitting import fit_seeds
+from ogkd.fitting.pipeline import fit_seeds
 from ogkd.methods import METHODS, TextSide, Workplace, make_method
 from ogkd.methods._rows import FeatureMethod
-from ogkd.modelcard import BackboneCard, ModelCard
+from ogkd.model.card import BackboneCard, ModelCard
+from ogkd.model.classifier import Classifier, load
 
 WORDS = ("a dark", "a bright", "one")
 

@@ -6,12 +6,12 @@ import torch
 from tiny_prompts import NAMES, batch_of, fit, quick, support_of, text_of, unit
 
 import ogkd
-from ogkd.classifier import load
+from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.errors import ConfigError
 from ogkd.methods import make_method
 from ogkd.methods.cocoop import ImagePromptLearner
 from ogkd.methods.coop import CrossEntropy
-from ogkd.prompting import ContextConfig, PromptLearner
+from ogkd.model.classifier import load
 
 
 def generator(seed=0):

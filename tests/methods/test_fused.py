@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
+from ogkd.core.geometry import prototypes
 from ogkd.errors import ConfigError
-from ogkd.geometry import prototypes
 from ogkd.methods import TextHead, TextSide, Workplace, make_method
 from ogkd.methods._gaussian import experts, fuse
 from ogkd.methods._rows import rows_of

@@ -8,12 +8,12 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import ImageFeatures
+from ogkd.core.losses import diffuse
+from ogkd.core.training import Batch
 from ogkd.errors import ConfigError
 from ogkd.features.views import FixedViews
-from ogkd.losses import diffuse
 from ogkd.methods import METHODS, Support, TextSide, Workplace, make_method, presets
 from ogkd.methods.ogkd import OGKDConfig, OGKDObjective, fit_together
-from ogkd.training import Batch
 
 NAMES = ("cyst", "stone", "tumor")
 PROMPTS = tuple(tuple(f"{word} {name}" for word in ("a", "the", "one", "seen")) for name in NAMES)

@@ -7,8 +7,8 @@ from feature_toys import NAMES, make_support, make_text, unit
 from scipy.optimize import minimize
 
 from ogkd.backbones.base import ImageFeatures
+from ogkd.core.geometry import prototypes
 from ogkd.features.views import FixedViews
-from ogkd.geometry import prototypes
 from ogkd.methods import Support, Workplace, make_method
 from ogkd.methods._rows import rows_of
 from ogkd.methods.ss_text import blend

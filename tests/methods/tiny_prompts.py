@@ -6,9 +6,9 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import ImageFeatures
+from ogkd.core.training import Batch
 from ogkd.features.views import FixedViews
 from ogkd.methods import Support, TextSide, Workplace, make_method
-from ogkd.training import Batch
 
 NAMES = ("cyst", "kidney stone", "tumor")
 WORDS = ("a", "the", "one", "seen")

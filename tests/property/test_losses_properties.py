@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy as torch_cross_entropy
 from torch.nn.functional import kl_div, normalize
 
-from ogkd.geometry import class_graph, prototypes
-from ogkd.losses import (
+from ogkd.core.geometry import class_graph, prototypes
+from ogkd.core.losses import (
     cross_entropy,
     diffuse,
     gad,
@@ -18,7 +18,7 @@ from ogkd.losses import (
     sccm,
     select_patches,
 )
-from ogkd.teacher import select_prompts, teacher_prototypes
+from ogkd.core.teacher import select_prompts, teacher_prototypes
 
 VARIANTS = ["label_guided", "full", "full_no_geometry"]
 gammas = st.floats(0, 1)

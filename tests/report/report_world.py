@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from ogkd.classifier import Classifier
-from ogkd.datasets.manifest import Manifest, read_manifest
+from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.evaluation import Judged, judge
 from ogkd.evaluation.calibrate import calibrate
-from ogkd.fitting import fit
+from ogkd.fitting.pipeline import fit
+from ogkd.model.classifier import Classifier
 
 # A name that would run a script and end the style sheet, were it not escaped.
 HOSTILE = "</style><script>alert(1)</script> \"'><img src=x onerror=alert(2)>"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from report_world import make_world
 
-from ogkd.classifier import Classifier
 from ogkd.datasets.manifest import Item, Manifest
+from ogkd.model.classifier import Classifier
 from ogkd.report import facts
 from ogkd.report.pictures import confident_mistakes, right_examples
 

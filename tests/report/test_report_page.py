@@ -8,8 +8,8 @@ import pytest
 from report_world import HOSTILE, NAMES, make_world, read_page
 
 from ogkd.audit import audit_data
-from ogkd.calibration import softmax
-from ogkd.modelcard import CAUTION
+from ogkd.model.calibration import softmax
+from ogkd.model.card import CAUTION
 from ogkd.report import report_page, write_report
 
 

@@ -16,9 +16,9 @@ from PIL import Image
 from ogkd.app.models import Model
 from ogkd.app.uploads import Picture
 from ogkd.errors import DataError
-from ogkd.explain import draw, evidence
-from ogkd.familiarity import nearest, unfamiliar
-from ogkd.modelcard import CAUTION
+from ogkd.model.card import CAUTION
+from ogkd.model.explain import draw, evidence
+from ogkd.model.familiarity import nearest, unfamiliar
 
 __all__ = ["Answer", "Similar", "answers", "as_json", "data_uri"]
 

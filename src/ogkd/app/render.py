@@ -12,7 +12,7 @@ from PIL import Image
 from ogkd.app.answers import Answer, data_uri
 from ogkd.app.models import Model
 from ogkd.app.uploads import Picture
-from ogkd.modelcard import CAUTION
+from ogkd.model.card import CAUTION
 
 __all__ = ["render_answers", "render_error", "render_header", "render_welcome", "style"]
 

@@ -18,9 +18,9 @@ from ogkd.app.models import Model
 from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import Item
 from ogkd.errors import ConfigError
-from ogkd.features.support import image_keys
 from ogkd.features.usable import sliced
 from ogkd.images import read_image
+from ogkd.model.support import image_keys
 from ogkd.progress import progress_bar
 
 __all__ = ["with_pictures"]

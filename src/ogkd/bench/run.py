@@ -22,8 +22,9 @@ from ogkd.backbones import Backbone
 from ogkd.bench.results import Predictions
 from ogkd.bench.sources import Dataset, Source, open_source
 from ogkd.bench.spec import RunSpec
-from ogkd.classifier import versions
-from ogkd.datasets.manifest import Item, Manifest, require_files
+from ogkd.core.geometry import class_graph, prototypes
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import require_files
 from ogkd.datasets.splits import (
     base_and_novel,
     flip_labels,
@@ -35,15 +36,15 @@ from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, summary_metrics
 from ogkd.evaluation.screening import screening_masks
 from ogkd.features.store import FeatureStore
-from ogkd.fitting import (
+from ogkd.fitting.pipeline import (
     make_support,
     normal_labels,
     refuse_classes_without_images,
     validation_features,
 )
-from ogkd.geometry import class_graph, prototypes
 from ogkd.methods import Head, Method, Support, TextSide, Workplace, make_method, presets
 from ogkd.methods.ogkd import OGKDConfig
+from ogkd.model.classifier import versions
 from ogkd.prompts.bank import bank_for
 
 __all__ = ["Finished", "Group", "Runner", "group_runs", "method_of"]

@@ -13,12 +13,13 @@ from filelock import FileLock
 from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark
 from ogkd.datasets.fetch import read_benchmark
 from ogkd.datasets.groups import separate_groups
-from ogkd.datasets.manifest import Manifest, read_manifest
+from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
+from ogkd.datasets.read import read_manifest
 from ogkd.datasets.subsets import manifest_digest
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir
-from ogkd.fitting import normal_labels
+from ogkd.fitting.pipeline import normal_labels
 from ogkd.prompts.bank import read_bank, shipped_banks
 
 __all__ = ["Dataset", "Source", "find_sources", "open_source"]

@@ -44,12 +44,12 @@ def calibrate(
     their probabilities change. Fitting the model again discards it. It holds for the
     encoder engine that it was made with: that of the fit, or --encoder-engine.
     """
-    from ogkd.calibration import CALIBRATION
-    from ogkd.classifier import load
     from ogkd.datasets.fetch import resolve_data
     from ogkd.evaluation.calibrate import calibrate as calibrate_model
     from ogkd.features.usable import check_on_error
     from ogkd.images.address import parse_rule
+    from ogkd.model.calibration import CALIBRATION
+    from ogkd.model.classifier import load
 
     skip = check_on_error(on_error) == "skip"
     rule = None if slice is None else str(parse_rule(slice))

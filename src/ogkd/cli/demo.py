@@ -14,9 +14,9 @@ from ogkd.errors import ConfigError
 from ogkd.files import write_atomically, write_json, write_text
 
 if TYPE_CHECKING:
-    from ogkd.classifier import Classifier
     from ogkd.datasets.manifest import Manifest
     from ogkd.evaluation import Judged
+    from ogkd.model.classifier import Classifier
 
 _METHODS = ("zero-shot", "zero-shot-ensemble", "ogkd")
 _SHOTS = 16
@@ -75,10 +75,10 @@ def demo(
 def _one_dataset(
     name: str, backbone: Any, out: Path, seed: int, *, first: bool
 ) -> list[dict[str, Any]]:
-    from ogkd.datasets.manifest import read_manifest
     from ogkd.datasets.phantoms import phantom, write_folder
+    from ogkd.datasets.read import read_manifest
     from ogkd.evaluation import classification_metrics, judge
-    from ogkd.fitting import fit
+    from ogkd.fitting.pipeline import fit
 
     record = phantom(name)
     folder = out / "images" / name
@@ -125,8 +125,8 @@ def _one_dataset(
 def _report(model: Classifier, manifest: Manifest, judged: Judged, out: Path, place: Path) -> None:
     """Calibrate the model, write the page about it, and show some predictions."""
     from ogkd.audit import audit_data
-    from ogkd.calibration import CALIBRATION
     from ogkd.evaluation.calibrate import calibrate
+    from ogkd.model.calibration import CALIBRATION
     from ogkd.report import write_report
 
     model.calibration = calibrate(model, manifest)

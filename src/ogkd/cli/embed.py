@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ogkd.backbones.base import Backbone
-    from ogkd.features.extract import EncodedBatch
+    from ogkd.features.encode import EncodedBatch
 
 _MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 _ADVICE = "Mend or remove them, or run again with --skip-bad to leave them out."
@@ -83,7 +83,7 @@ def embed(
         lines = _read_lines(texts)
         _embed_texts(load_backbone(backbone, device=device), lines, out)
         return
-    from ogkd.features.extract import encode_files
+    from ogkd.features.encode import encode_files
     from ogkd.images import find_images, with_slice
     from ogkd.images.address import parse_rule
 
@@ -116,7 +116,7 @@ def _embed_images(
 ) -> None:
     import torch
 
-    from ogkd.features.extract import unreadable, unreadable_error
+    from ogkd.features.encode import unreadable, unreadable_error
     from ogkd.features.stream import SafetensorsStream
 
     files: list[str] = []

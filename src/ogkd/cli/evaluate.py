@@ -33,8 +33,8 @@ from ogkd.errors import ConfigError
 from ogkd.files import write_atomically, write_json
 
 if TYPE_CHECKING:
-    from ogkd.classifier import Classifier
     from ogkd.evaluation import Judged
+    from ogkd.model.classifier import Classifier
 
 
 def evaluate(

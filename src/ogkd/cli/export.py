@@ -64,8 +64,8 @@ def export(
         raise ConfigError("Give --check or --data, not both: each names the images to compare on.")
     images = find_images(check) if check else []
 
-    from ogkd.classifier import load
     from ogkd.evaluation.judge import judge
+    from ogkd.model.classifier import load
 
     classifier = load(model, backbone=backbone, device="cpu", engine=encoder_engine)
     labels = None

@@ -66,7 +66,7 @@ def fit(
     encoder_engine: EngineOption = "torch",
 ) -> None:
     """Learn a classifier from labelled images. Run the same command again to resume."""
-    from ogkd.fitting import fit as fit_model
+    from ogkd.fitting.pipeline import fit as fit_model
 
     began = time.perf_counter()
     model = fit_model(

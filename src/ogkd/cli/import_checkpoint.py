@@ -25,9 +25,9 @@ def import_checkpoint(
     device: DeviceOption = "auto",
 ) -> None:
     """Read the learned context of a released checkpoint (never its code) into a model folder."""
-    from ogkd.classifier import place_for_model
     from ogkd.datasets.catalog import benchmark
-    from ogkd.importing import import_context
+    from ogkd.fitting.importing import import_context
+    from ogkd.model.classifier import place_for_model
 
     if (classes is None) == (dataset is None):
         raise ConfigError(

@@ -15,10 +15,10 @@ from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
-    from ogkd.classifier import Classifier
     from ogkd.datasets.manifest import Manifest
     from ogkd.evaluation import Judged
-    from ogkd.features.extract import BadFile
+    from ogkd.features.encode import BadFile
+    from ogkd.model.classifier import Classifier
 
 __all__ = ["Verdict", "judge_data", "refuse_folders", "usable"]
 
@@ -75,12 +75,12 @@ def judge_data(
     encoder_engine: str | None,
 ) -> Verdict:
     """Judge a part of the data by the options of the command line; warnings go to the screen."""
-    from ogkd.classifier import load
     from ogkd.datasets.fetch import resolve_data
     from ogkd.evaluation import describe, judge
     from ogkd.evaluation.calibrate import engine_note
     from ogkd.features.usable import check_on_error
     from ogkd.images.address import parse_rule
+    from ogkd.model.classifier import load
 
     skip = check_on_error(on_error) == "skip"
     rule = None if slice is None else str(parse_rule(slice))

@@ -28,7 +28,7 @@ from ogkd.files import storage_errors, write_atomically
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
-    from ogkd.classifier import Classifier
+    from ogkd.model.classifier import Classifier
 
 
 def predict(
@@ -75,9 +75,9 @@ def predict(
     or else the one that the model learned from. Very large folders: --engine
     ray spreads the work over a cluster.
     """
-    from ogkd.classifier import load
     from ogkd.images import find_images, with_slice
     from ogkd.images.address import parse_rule
+    from ogkd.model.classifier import load
 
     if format not in FORMATS:
         raise ConfigError(f"--format is csv or jsonl, but got '{format}'.")
@@ -149,7 +149,7 @@ def _prepare(folder: Path) -> None:
 
 def _draw(classifier: Classifier, row: Row, folder: Path, number: int) -> None:
     """Write the evidence for the predicted class; the row's number keeps names apart."""
-    from ogkd.explain import draw, evidence
+    from ogkd.model.explain import draw, evidence
 
     label = classifier.class_names.index(row.prediction or "")
     found = next(evidence(classifier, [row.path], labels=[label]))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TextIO
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ogkd.calibration import Calibration, SetKind
-    from ogkd.classifier import Classifier, Prediction
+    from ogkd.model.calibration import Calibration, SetKind
+    from ogkd.model.classifier import Classifier, Prediction
 
 __all__ = ["FORMATS", "CsvWriter", "JsonlWriter", "Judge", "Row", "harmless", "harmless_path"]
 
@@ -47,7 +47,7 @@ class Judge:
         sets: str,
     ) -> None:
         from ogkd.evaluation.calibrate import engine_note
-        from ogkd.familiarity import Familiarity, can_judge
+        from ogkd.model.familiarity import Familiarity, can_judge
 
         if sets not in ("lac", "aps"):
             raise ConfigError(f"--sets is lac or aps, but got '{sets}'.")

@@ -192,7 +192,7 @@ def _class_names(classes: Sequence[str] | None, data: Path | None) -> list[str]:
     if bool(classes) == (data is not None):
         raise ConfigError("Give the classes either with --classes NAME ... or with --data DATASET.")
     if data is not None:
-        from ogkd.datasets.manifest import read_manifest
+        from ogkd.datasets.read import read_manifest
 
         return list(read_manifest(data).class_names)
     return require_classes(classes or [])

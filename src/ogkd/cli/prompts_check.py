@@ -93,7 +93,7 @@ def _report(
         findings = [*findings, *more]
         report |= {"backbone": model.name, "prompts": [asdict(score) for score in scores]}
     if data is not None:
-        from ogkd.datasets.manifest import read_manifest
+        from ogkd.datasets.read import read_manifest
         from ogkd.evaluation.prompts import zero_shot_accuracy
 
         splits = tuple(split or ("train", "val"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from ogkd.datasets._items import (
+from ogkd.datasets.manifest import (
     SPLITS,
     Item,
     Manifest,

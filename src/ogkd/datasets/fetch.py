@@ -93,7 +93,8 @@ def resolve_data(
 
     `root` and `class_names` are for layouts that do not say them (see `read_manifest`).
     """
-    from ogkd.datasets.manifest import Manifest, read_manifest
+    from ogkd.datasets.manifest import Manifest
+    from ogkd.datasets.read import read_manifest
 
     if isinstance(source, Manifest):
         return source
@@ -178,7 +179,7 @@ def _alone(target: Path) -> Iterator[None]:
 
 def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
     """Put the split file and the images where `_is_benchmark` looks for them."""
-    from ogkd.datasets.manifest import read_manifest
+    from ogkd.datasets.read import read_manifest
 
     unpacked = aside / ".unpacked"
     # Archives differ: the split file may be at the top, one folder down, or not there at all.
@@ -219,7 +220,7 @@ def _is_benchmark(record: Benchmark, folder: Path) -> bool:
 
 
 def _read(record: Benchmark, folder: Path) -> Manifest:
-    from ogkd.datasets.manifest import read_manifest
+    from ogkd.datasets.read import read_manifest
 
     split = folder / record.split_file
     _check_hash(record, split)

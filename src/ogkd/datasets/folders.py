@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ogkd.datasets._items import (
+from ogkd.datasets.manifest import (
     SPLITS,
     Item,
     Manifest,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ogkd.datasets._items import Item, Manifest, split_name
+from ogkd.datasets.manifest import Item, Manifest, split_name
 from ogkd.errors import ConfigError, DataError
 
 __all__ = [

@@ -1,58 +1,149 @@
-"""A dataset is a manifest: a table of path, label, split and group. One reader per layout."""
+"""What a dataset is made of: labelled items and class names, and the checks all readers share."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ogkd.datasets._items import SPLITS, Item, Manifest, first_lines, read_class_names
-from ogkd.datasets.coop_json import read_coop_json
-from ogkd.datasets.folders import read_folders
-from ogkd.datasets.medmnist import read_medmnist
-from ogkd.datasets.tables import read_table
-from ogkd.errors import ConfigError, DataError
-from ogkd.images.address import file_of
+from ogkd.errors import DataError
 
-__all__ = ["SPLITS", "Item", "Manifest", "read_class_names", "read_manifest", "require_files"]
+__all__ = [
+    "SPLITS",
+    "Item",
+    "Manifest",
+    "first_lines",
+    "match_class_list",
+    "read_class_names",
+    "refuse_twice",
+    "split_name",
+]
+
+SPLITS = ("train", "val", "test")
+# What people call them: without this, Training/ and Testing/ would be taken for two classes.
+_SPLIT_NAMES = {
+    **{name: name for name in SPLITS},
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "testing": "test",
+}
+_SHOWN = 20  # lines of a message before "and N more"
 
 
-def read_manifest(
-    source: str | Path,
-    *,
-    root: str | Path | None = None,
-    class_names: Sequence[str] | None = None,
-) -> Manifest:
-    """Read a dataset in any layout: what is at `source` decides which.
+@dataclass(frozen=True)
+class Item:
+    """One labelled image; `split` is empty where the dataset has no splits.
 
-    Class folders, {train,val,test}/class folders, a CSV/TSV of path and label, a CoOp split
-    (.json) or a MedMNIST file (.npz). `root` is where the paths of a table or split file count
-    from, if not from its own folder. `class_names` gives the classes in label order; a label
-    outside them is refused.
+    `path` may carry an address inside the file after '#'; `group` is the patient or lesion.
     """
-    path = Path(source)
-    base = None if root is None else Path(root)
-    ending = path.suffix.lower()
-    if base is not None and (path.is_dir() or ending == ".npz"):
-        raise ConfigError(f"A root goes with a table or a split file, but {path} has its images.")
-    if base is not None and not base.is_dir():
-        raise DataError(f"There is no folder {base}, which is given as root. Check the path.")
-    if path.is_dir():
-        return read_folders(path, class_names=class_names)
-    if not path.is_file():
-        raise DataError(f"There is no folder or table {path}. Check the path.")
-    if ending == ".json":
-        return read_coop_json(path, root=base, class_names=class_names)
-    if ending == ".npz":
-        return read_medmnist(path, class_names=class_names)
-    return read_table(path, root=base, class_names=class_names)
+
+    path: Path
+    label: int
+    split: str = ""
+    group: str | None = None
 
 
-def require_files(items: Sequence[Item]) -> None:
-    """Refuse items whose files are not there, naming them all at once."""
-    files = dict.fromkeys(file_of(item.path) for item in items)
-    missing = [file for file in files if not file.is_file()]
-    if missing:
+@dataclass(frozen=True)
+class Manifest:
+    """Labelled images and the class names their labels count through."""
+
+    items: tuple[Item, ...]
+    class_names: tuple[str, ...]
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether the images are divided into train, val and test."""
+        return any(item.split for item in self.items)
+
+    def part(self, split: str) -> list[Item]:
+        """The items of a split; all of them where the dataset has no splits."""
+        if not self.has_splits:
+            return list(self.items)
+        wanted = split_name(split)
+        found = [item for item in self.items if item.split == wanted]
+        if not found:
+            known = sorted({item.split for item in self.items})
+            raise DataError(f"There is no split '{split}'. This dataset has: {', '.join(known)}.")
+        return found
+
+
+def split_name(name: str) -> str:
+    """One spelling for each split: "Training" is "train"."""
+    lower = name.strip().lower()
+    return _SPLIT_NAMES.get(lower, lower)
+
+
+def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
+    """Names as people write them, refused where two of them would read the same."""
+    names = tuple(_clean(name) for name in raw)
+    if "" in names:
+        raise DataError("A class has no name but underscores. Give each class a name.")
+    folded = [name.casefold() for name in names]
+    twice = sorted({name for name in names if folded.count(name.casefold()) > 1})
+    if twice:
         raise DataError(
-            f"{len(missing)} file(s) of the data are not there:\n{first_lines(missing)}\n"
-            "Check the paths; in a table or split file they count from its own folder."
+            f"Class names that differ only in case, spaces or underscores: {', '.join(twice)}. "
+            "Rename them so that each class has one name."
         )
+    return names
+
+
+def _clean(name: str) -> str:
+    # One form for each letter: some systems store "é" as two characters, others as one.
+    return " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split())
+
+
+def refuse_twice(source: Path, places: Sequence[tuple[str, Item]]) -> None:
+    """Refuse a file that is named twice; `places` says where each item was read."""
+    seen: dict[str, tuple[str, Item]] = {}
+    complaints = []
+    for place, item in places:
+        key = os.path.normpath(item.path)
+        if key not in seen:
+            seen[key] = (place, item)
+            continue
+        first, other = seen[key]
+        what = "the same label" if other.label == item.label else "another label"
+        complaints.append(f"{item.path}: {first} and {place}, with {what}")
+    if complaints:
+        raise DataError(
+            f"{source} names {len(complaints)} file(s) twice:\n{first_lines(complaints)}\n"
+            "Keep one line for each image."
+        )
+
+
+def first_lines(lines: Sequence[object]) -> str:
+    """The first lines of a long list, indented, and how many more there are."""
+    shown = [f"  {line}" for line in lines[:_SHOWN]]
+    if len(lines) > _SHOWN:
+        shown.append(f"  ... and {len(lines) - _SHOWN} more")
+    return "\n".join(shown)
+
+
+def match_class_list(
+    source: Path, found: Sequence[str], class_names: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The given classes, and the label of each name that was found in the data.
+
+    A name outside the list is refused. A whole number counts as a label where no class has
+    such a name.
+    """
+    names = read_class_names(class_names)
+    labels = {name.casefold(): label for label, name in enumerate(names)}
+    numbers = {str(label): label for label in range(len(names))}
+    known, strange = {}, []
+    for raw in found:
+        label = labels.get(_clean(raw).casefold(), numbers.get(raw))
+        if label is None:
+            strange.append(raw)
+        else:
+            known[raw] = label
+    if strange:
+        raise DataError(
+            f"{source} has labels outside the class list: {', '.join(strange)}. "
+            f"The classes are: {', '.join(names)}."
+        )
+    return names, known

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets._items import SPLITS, Item, Manifest, read_class_names
+from ogkd.datasets.manifest import SPLITS, Item, Manifest, read_class_names
 from ogkd.errors import DataError
 from ogkd.images.npz import npy_header
 

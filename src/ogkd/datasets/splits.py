@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from ogkd.datasets._items import Item, Manifest
 from ogkd.datasets.groups import split_by_group, split_items
+from ogkd.datasets.manifest import Item, Manifest
 from ogkd.errors import ConfigError
 
 __all__ = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ogkd.datasets._items import Item, Manifest
+from ogkd.datasets.manifest import Item, Manifest
 from ogkd.datasets.splits import Sampling, few_shot, flip_labels, keep_classes
 from ogkd.errors import DataError
 from ogkd.files import write_text

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from ogkd.datasets._items import (
+from ogkd.datasets.manifest import (
     Item,
     Manifest,
     match_class_list,

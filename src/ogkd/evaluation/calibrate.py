@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ogkd.calibration import (
+from ogkd.datasets.manifest import Manifest
+from ogkd.errors import DataError
+from ogkd.evaluation.judge import Judged, judge
+from ogkd.model.calibration import (
     BOUNDS,
     Calibration,
     held_out_for_coverage,
     held_out_for_risk,
     images_needed_for_coverage,
 )
-from ogkd.classifier import Classifier
-from ogkd.datasets.manifest import Manifest
-from ogkd.errors import DataError
-from ogkd.evaluation.judge import Judged, judge
+from ogkd.model.classifier import Classifier
 
 __all__ = ["FEWEST", "calibrate", "engine_note"]
 

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.calibration import Calibration, softmax
-from ogkd.classifier import Classifier
 from ogkd.datasets.catalog import benchmarks
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError
@@ -29,6 +27,8 @@ from ogkd.evaluation.selective import (
     risk_at_coverage,
     risk_coverage,
 )
+from ogkd.model.calibration import Calibration, softmax
+from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold
 
 __all__ = ["Judged", "describe", "evaluate", "grade_order", "judge"]

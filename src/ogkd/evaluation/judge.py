@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.classifier import Classifier
 from ogkd.datasets.fetch import resolve_data
-from ogkd.datasets.manifest import Manifest, require_files
+from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
-from ogkd.features.support import image_keys
 from ogkd.features.usable import sliced
+from ogkd.model.classifier import Classifier
+from ogkd.model.support import image_keys
 
 __all__ = ["Judged", "judge"]
 

@@ -1,6 +1,6 @@
 """A prompt bank seen through a backbone: which texts stand apart, and how well they classify.
 
-The statistics are the teacher's (`ogkd.teacher`); nothing is learned.
+The statistics are the teacher's (`ogkd.core.teacher`); nothing is learned.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
-from ogkd.datasets.manifest import Item, Manifest, require_files
+from ogkd.core.geometry import prototypes
+from ogkd.core.teacher import select_prompts, teacher_prototypes
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
-from ogkd.geometry import prototypes
 from ogkd.prompts.bank import SINGLE, bank_for
 from ogkd.prompts.check import Finding
-from ogkd.teacher import select_prompts, teacher_prototypes
 
 __all__ = ["PromptScore", "score_prompts", "zero_shot_accuracy"]
 

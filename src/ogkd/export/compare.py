@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ogkd.classifier import Classifier
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.errors import ConfigError
 from ogkd.export.graph import INPUT
 from ogkd.images.address import with_slice
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import RGB, Preprocessing, center_crop, normalise
+from ogkd.model.classifier import Classifier
 from ogkd.progress import progress_bar
 
 __all__ = ["BATCHES", "Run", "answers", "in_batches", "onnx_run", "speeds", "torch_run"]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ogkd.classifier import Classifier
 from ogkd.errors import ConfigError
 from ogkd.methods.cocoop import ImagePromptHead
+from ogkd.model.classifier import Classifier
 
 __all__ = ["INPUT", "OUTPUTS", "Graph", "build", "quiet", "strip"]
 

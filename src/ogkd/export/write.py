@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.classifier import Classifier
 from ogkd.errors import ConfigError
 from ogkd.export.card import KEY, describe, promise_note
 from ogkd.export.compare import (
@@ -30,6 +29,7 @@ from ogkd.export.compare import (
 from ogkd.export.graph import build, strip
 from ogkd.export.int8 import quantise
 from ogkd.files import write_atomically
+from ogkd.model.classifier import Classifier
 
 __all__ = ["TOLERANCE", "Exported", "Int8", "export_onnx", "place_for_onnx", "require_extra"]
 

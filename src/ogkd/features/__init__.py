@@ -1,5 +1,5 @@
 """Frozen features: computed once, in one place."""
 
-from ogkd.features.extract import EncodedBatch, encode_files
+from ogkd.features.encode import EncodedBatch, encode_files
 
 __all__ = ["EncodedBatch", "encode_files"]

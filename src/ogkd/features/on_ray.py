@@ -18,7 +18,7 @@ from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import ConfigError, OgkdError
 from ogkd.features.cluster import absolute, cluster, fitting_workers, places, take_places
-from ogkd.features.extract import BadFile, EncodedBatch, encode_files
+from ogkd.features.encode import BadFile, EncodedBatch, encode_files
 
 __all__ = ["Crew", "encode_files_on_ray"]
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import DataError
-from ogkd.features.extract import ADVICE, unreadable, unreadable_error
+from ogkd.features.encode import ADVICE, unreadable, unreadable_error
 from ogkd.files import cache_dir, write_atomically
 from ogkd.images.address import content_key
 from ogkd.images.decode import read_image

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ogkd.datasets.manifest import Item
 from ogkd.errors import ConfigError
-from ogkd.features.extract import BadFile, unreadable, unreadable_error
+from ogkd.features.encode import BadFile, unreadable, unreadable_error
 from ogkd.files import write_atomically
 from ogkd.images.address import parse_rule, with_slice
 

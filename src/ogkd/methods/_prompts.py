@@ -11,13 +11,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ogkd.checkpoint import Checkpoint
+from ogkd.core.checkpoint import Checkpoint
+from ogkd.core.losses import logits
+from ogkd.core.prompting import ContextConfig, PromptLearner
+from ogkd.core.training import Batch, Objective, Run, TrainConfig, train_contexts
 from ogkd.errors import ConfigError
-from ogkd.losses import logits
 from ogkd.methods.base import Method, MethodConfig, Support, TextSide, Workplace
 from ogkd.methods.heads import Head, TextHead
-from ogkd.prompting import ContextConfig, PromptLearner
-from ogkd.training import Batch, Objective, Run, TrainConfig, train_contexts
 
 __all__ = [
     "LargeBatchTraining",

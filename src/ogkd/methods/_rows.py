@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ogkd.core.geometry import prototypes
 from ogkd.errors import DataError
-from ogkd.geometry import prototypes
 from ogkd.methods.base import Method, MethodConfig, Support, TextSide, Workplace
 from ogkd.methods.heads import Head, KernelHead, LinearHead
 

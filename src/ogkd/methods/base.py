@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone
+from ogkd.core.training import Views
 from ogkd.errors import ConfigError
 from ogkd.features.views import FixedViews
 from ogkd.methods.heads import Head, TextHead
 from ogkd.prompts.bank import SINGLE
-from ogkd.training import Views
 
 __all__ = ["Method", "MethodConfig", "Support", "TextSide", "Workplace"]
 

@@ -8,13 +8,13 @@ from typing import cast
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.geometry import prototypes, stack_bank
-from ogkd.losses import cross_entropy, logits, sccm
+from ogkd.core.geometry import prototypes, stack_bank
+from ogkd.core.losses import cross_entropy, logits, sccm
+from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
+from ogkd.core.training import Batch
 from ogkd.methods._prompts import PromptConfig, PromptMethod, image_logits
 from ogkd.methods.base import TextSide
 from ogkd.methods.registry import register
-from ogkd.teacher import Selector, select_prompts, teacher_prototypes
-from ogkd.training import Batch
 
 __all__ = ["BiomedCoOp", "BiomedCoOpConfig", "BiomedCoOpObjective"]
 

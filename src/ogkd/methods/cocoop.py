@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone, TextDropout
-from ogkd.losses import logits
+from ogkd.core.losses import logits
+from ogkd.core.prompting import ContextConfig, PromptLearner
+from ogkd.core.training import TrainConfig
 from ogkd.methods._prompts import PromptConfig, PromptMethod
 from ogkd.methods.base import TextSide
 from ogkd.methods.coop import CrossEntropy
 from ogkd.methods.heads import Head
 from ogkd.methods.registry import register
-from ogkd.prompting import ContextConfig, PromptLearner
-from ogkd.training import TrainConfig
 
 __all__ = ["CoCoOp", "CoCoOpConfig", "ImagePromptHead", "ImagePromptLearner"]
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.losses import cross_entropy
+from ogkd.core.losses import cross_entropy
+from ogkd.core.training import Batch, TrainConfig
 from ogkd.methods._prompts import PromptConfig, PromptMethod, image_logits
 from ogkd.methods.base import TextSide
 from ogkd.methods.registry import register
-from ogkd.training import Batch, TrainConfig
 
 __all__ = ["CoOp", "CoOpConfig", "CrossEntropy"]
 

@@ -15,8 +15,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ogkd.core.geometry import prototypes
 from ogkd.errors import ConfigError
-from ogkd.geometry import prototypes
 from ogkd.methods._gaussian import Experts, experts, fuse
 from ogkd.methods._rows import Rows, read_linear, rows_of
 from ogkd.methods._search import trials

@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from ogkd.losses import cross_entropy
+from ogkd.core.losses import cross_entropy
+from ogkd.core.training import Batch
 from ogkd.methods._prompts import (
     LargeBatchTraining,
     PromptConfig,
@@ -18,7 +19,6 @@ from ogkd.methods._prompts import (
 )
 from ogkd.methods.base import TextSide
 from ogkd.methods.registry import register
-from ogkd.training import Batch
 
 __all__ = ["KgCoOp", "KgCoOpConfig", "KgCoOpObjective"]
 

@@ -9,10 +9,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ogkd.errors import ConfigError
-from ogkd.fidelity import Fidelity, fidelity
-from ogkd.geometry import class_graph, prototypes, stack_bank
-from ogkd.losses import (
+from ogkd.core.fidelity import Fidelity, fidelity
+from ogkd.core.geometry import class_graph, prototypes, stack_bank
+from ogkd.core.losses import (
     LgdVariant,
     LossTerms,
     cross_entropy,
@@ -24,13 +23,14 @@ from ogkd.losses import (
     sccm,
     select_patches,
 )
+from ogkd.core.prompting import PromptLearner
+from ogkd.core.teacher import select_prompts, teacher_prototypes
+from ogkd.core.training import Batch
+from ogkd.errors import ConfigError
 from ogkd.methods._prompts import PromptConfig, PromptMethod, context_head, train_runs
 from ogkd.methods.base import Method, Support, TextSide, Workplace
 from ogkd.methods.heads import Head
 from ogkd.methods.registry import register
-from ogkd.prompting import PromptLearner
-from ogkd.teacher import select_prompts, teacher_prototypes
-from ogkd.training import Batch
 
 __all__ = ["OGKD", "OGKDConfig", "fit_together"]
 

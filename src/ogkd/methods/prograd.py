@@ -9,7 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.losses import cross_entropy, logits
+from ogkd.core.losses import cross_entropy, logits
+from ogkd.core.training import Batch
 from ogkd.methods._prompts import (
     LargeBatchTraining,
     PromptConfig,
@@ -18,7 +19,6 @@ from ogkd.methods._prompts import (
 )
 from ogkd.methods.base import TextSide
 from ogkd.methods.registry import register
-from ogkd.training import Batch
 
 __all__ = ["ProGrad", "ProGradConfig", "ProGradObjective", "project"]
 

@@ -9,12 +9,12 @@ from typing import Annotated, cast
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.geometry import prototypes
+from ogkd.core.geometry import prototypes
+from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
 from ogkd.methods.base import Method, MethodConfig, Support, TextSide, Workplace
 from ogkd.methods.heads import Head, TextHead
 from ogkd.methods.registry import register
 from ogkd.prompts.bank import SINGLE
-from ogkd.teacher import Selector, select_prompts, teacher_prototypes
 
 __all__ = ["ZeroShot", "ZeroShotEnsemble", "ZeroShotSelective"]
 
@@ -78,7 +78,7 @@ class ZeroShotEnsemble(_FromText):
 
 
 class ZeroShotSelectiveConfig(MethodConfig):
-    """How prompts are chosen: see `ogkd.teacher.select_prompts`."""
+    """How prompts are chosen: see `ogkd.core.teacher.select_prompts`."""
 
     tau: float = Field(default=1.5, gt=0)
     n_prompts: int = Field(default=50, ge=1)  # most prompts per class

@@ -12,20 +12,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ogkd.audit.style import STYLE
-from ogkd.calibration import softmax
 from ogkd.evaluation import describe
 from ogkd.evaluation.calibrate import engine_note
 from ogkd.files import write_text
-from ogkd.modelcard import CAUTION
+from ogkd.model.calibration import softmax
+from ogkd.model.card import CAUTION
 from ogkd.report import facts, pictures, sections
 from ogkd.report.tables import confusion_heat, graph_heat
 from ogkd.report.words import Outcome, frequent_confusions, percent, sentences, warnings
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
-    from ogkd.classifier import Classifier
     from ogkd.datasets.manifest import Manifest
     from ogkd.evaluation import Judged
+    from ogkd.model.classifier import Classifier
 
 __all__ = ["report_page", "write_report"]
 

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.classifier import versions
+from ogkd.core.geometry import class_graph, prototypes
 from ogkd.errors import DataError
-from ogkd.geometry import class_graph, prototypes
 from ogkd.images import read_image
+from ogkd.model.classifier import versions
 from ogkd.prompts.bank import fold, template_bank
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
-    from ogkd.classifier import Classifier
     from ogkd.datasets.manifest import Manifest
     from ogkd.evaluation import Judged
-    from ogkd.modelcard import ModelCard
+    from ogkd.model.card import ModelCard
+    from ogkd.model.classifier import Classifier
 
 __all__ = [
     "Counts",

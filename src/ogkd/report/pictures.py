@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.explain import draw, evidence
+from ogkd.model.explain import draw, evidence
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
-    from ogkd.classifier import Classifier
     from ogkd.evaluation import Judged
+    from ogkd.model.classifier import Classifier
 
 __all__ = ["Card", "Picture", "cards", "confident_mistakes", "right_examples"]
 

@@ -7,7 +7,7 @@ import pytest
 
 from ogkd.backbones import load_backbone
 from ogkd.errors import ConfigError
-from ogkd.modelcard import SCHEMA, BackboneCard, ModelCard
+from ogkd.model.card import SCHEMA, BackboneCard, ModelCard
 from tiny_backbones import make_clip
 
 

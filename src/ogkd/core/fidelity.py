@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from ogkd.core.losses import GadNormalisation, LgdNormalisation, PatchRounding, SccmNormalisation
+from ogkd.core.teacher import Selector
 from ogkd.errors import ConfigError
-from ogkd.losses import GadNormalisation, LgdNormalisation, PatchRounding, SccmNormalisation
-from ogkd.teacher import Selector
 
 __all__ = ["PAPER", "PRESETS", "RELEASED", "Fidelity", "fidelity"]
 

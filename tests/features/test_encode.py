@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-import ogkd.features.extract as extract
+import ogkd.features.encode as extract
 from ogkd.errors import DataError
-from ogkd.features.extract import BadFile, encode_files, unreadable, unreadable_error
+from ogkd.features.encode import BadFile, encode_files, unreadable, unreadable_error
 from ogkd.images import read_image, to_pixels
 from tiny_data import write_image
 

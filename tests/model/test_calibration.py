@@ -11,7 +11,8 @@ from scipy.special import expit, log_softmax, logit
 from scipy.stats import binom
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from ogkd.calibration import (
+from ogkd.errors import ConfigError
+from ogkd.model.calibration import (
     Calibration,
     aps_scores,
     fit_temperature,
@@ -20,7 +21,6 @@ from ogkd.calibration import (
     softmax,
     split_units,
 )
-from ogkd.errors import ConfigError
 
 
 def draw(count, *, classes=4, sharpness=1.0, seed=0):

@@ -17,13 +17,13 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
-from ogkd.classifier import Classifier
+from ogkd.core.losses import patches_kept, select_patches
 from ogkd.errors import ConfigError
 from ogkd.images.address import with_slice
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import center_crop, normalise
-from ogkd.losses import patches_kept, select_patches
 from ogkd.methods.heads import Head, TextHead
+from ogkd.model.classifier import Classifier
 
 __all__ = ["Evidence", "draw", "evidence", "patch_evidence"]
 

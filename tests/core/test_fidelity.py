@@ -9,11 +9,10 @@ import torch
 from pydantic import ValidationError
 from torch.nn.functional import kl_div, normalize
 
-import ogkd.fidelity
-from ogkd.errors import ConfigError
-from ogkd.fidelity import PAPER, RELEASED, Fidelity, fidelity
-from ogkd.geometry import class_graph, prototypes
-from ogkd.losses import (
+import ogkd.core.fidelity
+from ogkd.core.fidelity import PAPER, RELEASED, Fidelity, fidelity
+from ogkd.core.geometry import class_graph, prototypes
+from ogkd.core.losses import (
     LossTerms,
     cross_entropy,
     gad,
@@ -24,7 +23,8 @@ from ogkd.losses import (
     sccm,
     select_patches,
 )
-from ogkd.teacher import select_prompts, teacher_prototypes
+from ogkd.core.teacher import select_prompts, teacher_prototypes
+from ogkd.errors import ConfigError
 
 B, C, N, P, d = 4, 3, 20, 25, 8
 SCALE, ALPHA, GAMMA, TAU, RATIO = 10.0, 4.0, 0.5, 1.25, 0.3  # 0.3 * 25 = 7.5: K is 8 or 7
@@ -234,4 +234,4 @@ def test_options_survive_json():
 
 
 def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(ogkd.fidelity).failed == 0
+    assert doctest.testmod(ogkd.core.fidelity).failed == 0

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from ogkd.backbones.base import ImageFeatures
-from ogkd.checkpoint import Checkpoint
+from ogkd.core.checkpoint import Checkpoint
+from ogkd.core.losses import cross_entropy, logits
+from ogkd.core.prompting import ContextConfig, PromptLearner
+from ogkd.core.training import Run, TrainConfig, _batches, learning_rate, train_contexts
 from ogkd.errors import ConfigError, Interrupted, TrainingError
 from ogkd.features.views import FixedViews
-from ogkd.losses import cross_entropy, logits
-from ogkd.prompting import ContextConfig, PromptLearner
-from ogkd.training import Run, TrainConfig, _batches, learning_rate, train_contexts
 
 NAMES = ("cyst", "stone", "tumor")
 
@@ -195,7 +195,7 @@ def test_one_step_is_plain_sgd_with_momentum_and_weight_decay(learner, bert_back
 def test_a_small_step_uses_one_thread_and_gives_the_others_back(
     learner, bert_backbone, monkeypatch, limit, expected
 ):
-    monkeypatch.setattr("ogkd.training._SMALL_STEP", limit)
+    monkeypatch.setattr("ogkd.core.training._SMALL_STEP", limit)
     before, seen = torch.get_num_threads(), []
 
     def watching(T_hat, batch):

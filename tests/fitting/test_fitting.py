@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import ogkd
-import ogkd.fitting
-from ogkd.classifier import load
-from ogkd.datasets.manifest import Item, Manifest, read_manifest
+import ogkd.fitting.pipeline
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
-from ogkd.fitting import fit_seeds
+from ogkd.fitting.pipeline import fit_seeds
+from ogkd.model.classifier import load
 from tiny_data import FAST, write_dataset
 
 
@@ -174,7 +175,7 @@ def test_too_little_memory_is_told_before_any_image_is_encoded(
     class Little:
         available = 1000
 
-    monkeypatch.setattr(ogkd.fitting.psutil, "virtual_memory", lambda: Little)
+    monkeypatch.setattr(ogkd.fitting.pipeline.psutil, "virtual_memory", lambda: Little)
     with pytest.raises(ConfigError, match=r"18 images with 3 views.*--set lambda_lgd=0"):
         fit(pictures, bert_backbone, settings={"views": 3})
     assert images_encoded == []
@@ -212,7 +213,7 @@ def stopped(bert_backbone, pictures, tmp_path, monkeypatch):
         "out": tmp_path / "m",
         "settings": {"train.epochs": 5, "views": 1, "train.checkpoint_every": 1},
     }
-    keep = ogkd.fitting._workplace
+    keep = ogkd.fitting.pipeline._workplace
 
     def short(*arguments, **named):
         place = keep(*arguments, **named)
@@ -225,7 +226,7 @@ def stopped(bert_backbone, pictures, tmp_path, monkeypatch):
         return type(place)(place.folder, place.fingerprint, log)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ogkd.fitting, "_workplace", short)
+        patch.setattr(ogkd.fitting.pipeline, "_workplace", short)
         with pytest.raises(ogkd.OgkdError, match="Run the same command again"):
             fit(pictures, bert_backbone, **options)
     assert left_in(tmp_path) == {".m.training"}

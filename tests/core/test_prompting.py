@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from ogkd.backbones.base import TextDropout
+from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.errors import ConfigError
-from ogkd.prompting import ContextConfig, PromptLearner
 
 NAMES = ("cyst", "kidney stone", "a")
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-import ogkd.teacher
+import ogkd.core.teacher
+from ogkd.core.geometry import prototypes
+from ogkd.core.teacher import select_prompts, teacher_prototypes
 from ogkd.errors import ConfigError
-from ogkd.geometry import prototypes
-from ogkd.teacher import select_prompts, teacher_prototypes
 
 
 def unit(*shape, seed=0):
@@ -218,4 +218,4 @@ def test_an_unknown_selector_is_refused_with_the_known_ones():
 
 
 def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(ogkd.teacher).failed == 0
+    assert doctest.testmod(ogkd.core.teacher).failed == 0

@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ogkd.backbones.base import ImageFeatures, TextDropout
-from ogkd.checkpoint import Checkpoint, TrainingState
+from ogkd.core.checkpoint import Checkpoint, TrainingState
+from ogkd.core.prompting import PromptLearner
 from ogkd.errors import ConfigError, Interrupted, TrainingError
 from ogkd.progress import progress_bar
-from ogkd.prompting import PromptLearner
 
 __all__ = [
     "Batch",

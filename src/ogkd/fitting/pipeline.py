@@ -16,22 +16,23 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
-from ogkd.classifier import LOG, Classifier, place_for_model, versions
 from ogkd.datasets.catalog import Benchmark
 from ogkd.datasets.fetch import named_benchmark, resolve_data
 from ogkd.datasets.groups import separate_groups
-from ogkd.datasets.manifest import Item, Manifest, require_files
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import require_files
 from ogkd.datasets.splits import Sampling, shortfalls, support_and_val
 from ogkd.errors import ConfigError, DataError
-from ogkd.features.extract import ADVICE, BadFile, unreadable, unreadable_error
+from ogkd.features.encode import ADVICE, BadFile, unreadable, unreadable_error
 from ogkd.features.store import FeatureStore
-from ogkd.features.support import SupportFeatures, image_keys
 from ogkd.features.usable import SKIPPED, check_on_error, leave_out, sliced, write_skipped
 from ogkd.features.views import OnlineViews, cached_views
 from ogkd.files import folder_atomically, storage_errors, write_text
 from ogkd.images.address import content_key, parse_rule
 from ogkd.methods import Method, Support, TextSide, Workplace, make_method, presets
-from ogkd.modelcard import BackboneCard, ModelCard
+from ogkd.model.card import BackboneCard, ModelCard
+from ogkd.model.classifier import LOG, Classifier, place_for_model, versions
+from ogkd.model.support import SupportFeatures, image_keys
 from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank
 
 __all__ = [

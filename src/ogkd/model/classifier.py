@@ -19,15 +19,15 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import digest_with, with_engine, without_engine
-from ogkd.calibration import CALIBRATION, Calibration, softmax
 from ogkd.errors import BackboneError, ConfigError, DataError
-from ogkd.features.extract import BadFile, EncodedBatch, encode_files, unreadable_error
-from ogkd.features.support import SUPPORT, SupportFeatures
+from ogkd.features.encode import BadFile, EncodedBatch, encode_files, unreadable_error
 from ogkd.features.usable import SKIPPED
 from ogkd.files import folder_atomically, write_json
 from ogkd.images.address import with_slice
 from ogkd.methods import Head, TextSide, make_method
-from ogkd.modelcard import ModelCard
+from ogkd.model.calibration import CALIBRATION, Calibration, softmax
+from ogkd.model.card import ModelCard
+from ogkd.model.support import SUPPORT, SupportFeatures
 
 __all__ = ["Classifier", "Prediction", "SupportFeatures", "load", "place_for_model"]
 

@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 
 from ogkd.backbones.base import ImageFeatures
-from ogkd.classifier import Classifier
 from ogkd.errors import ConfigError, DataError
-from ogkd.explain import Evidence, draw, evidence, patch_evidence
-from ogkd.fitting import fit
+from ogkd.fitting.pipeline import fit
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import center_crop
 from ogkd.methods.heads import KernelHead, LinearHead, TextHead
+from ogkd.model.classifier import Classifier
+from ogkd.model.explain import Evidence, draw, evidence, patch_evidence
 from tiny_backbones import make_clip
 from tiny_data import write_dataset, write_image
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ogkd
-from ogkd.classifier import place_for_model
 from ogkd.errors import BackboneError, ConfigError, DataError
+from ogkd.model.classifier import place_for_model
 from tiny_backbones import make_clip
 from tiny_data import CLASSES, FAST, write_dataset, write_image
 

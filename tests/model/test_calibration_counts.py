@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from ogkd.calibration import Calibration, softmax
 from ogkd.errors import ConfigError
+from ogkd.model.calibration import Calibration, softmax
 
 
 def fitted(groups):

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ogkd.familiarity import FEWEST, Familiarity, can_judge, nearest, unfamiliar
-from ogkd.features.support import SupportFeatures
+from ogkd.model.familiarity import FEWEST, Familiarity, can_judge, nearest, unfamiliar
+from ogkd.model.support import SupportFeatures
 
 
 def cloud(rng, centre, count, *, spread=0.4):

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-import ogkd.losses
-from ogkd.errors import ConfigError
-from ogkd.geometry import class_graph
-from ogkd.losses import (
+import ogkd.core.losses
+from ogkd.core.geometry import class_graph
+from ogkd.core.losses import (
     LossTerms,
     cross_entropy,
     diffuse,
@@ -22,6 +21,7 @@ from ogkd.losses import (
     sccm,
     select_patches,
 )
+from ogkd.errors import ConfigError
 
 B, C, P, K, d = 4, 5, 9, 3, 16
 GAMMAS = [0.0, 0.3, 1.0, [0.0, 0.2, 0.5, 0.9, 1.0]]
@@ -392,4 +392,4 @@ def test_float32_stays_float32_and_close_to_float64():
 
 
 def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(ogkd.losses).failed == 0
+    assert doctest.testmod(ogkd.core.losses).failed == 0

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-import ogkd.geometry
+import ogkd.core.geometry
+from ogkd.core.geometry import class_graph, prototypes, stack_bank
 from ogkd.errors import ConfigError, DataError
-from ogkd.geometry import class_graph, prototypes, stack_bank
 
 
 def oracle_prototypes(bank):
@@ -110,4 +110,4 @@ def test_alpha_must_be_above_zero(alpha):
 
 
 def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(ogkd.geometry).failed == 0
+    assert doctest.testmod(ogkd.core.geometry).failed == 0

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.classifier import Classifier, versions
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
 from ogkd.methods import TextHead, TextSide, make_method
-from ogkd.modelcard import BackboneCard, ModelCard
+from ogkd.model.card import BackboneCard, ModelCard
+from ogkd.model.classifier import Classifier, versions
 
 __all__ = ["import_context"]
 

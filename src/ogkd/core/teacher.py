@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ogkd.core.geometry import Bank, stack_bank
 from ogkd.errors import ConfigError
-from ogkd.geometry import Bank, stack_bank
 
 __all__ = ["Selector", "select_prompts", "teacher_prototypes"]
 

@@ -11,7 +11,7 @@ import torch
 
 import ogkd
 from ogkd.errors import ConfigError
-from ogkd.importing import import_context
+from ogkd.fitting.importing import import_context
 from tiny_data import write_image
 
 NAMES = ["bright spot", "dark_field"]

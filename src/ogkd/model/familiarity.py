@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.features.support import SupportFeatures
+from ogkd.model.support import SupportFeatures
 
 __all__ = ["Familiarity", "can_judge", "nearest", "unfamiliar"]
 

@@ -24,7 +24,7 @@ from ogkd.backbones import Backbone
 from ogkd.datasets.manifest import Item, Manifest, read_class_names
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.store import FeatureStore
-from ogkd.fitting import fit_seeds
+from ogkd.fitting.pipeline import fit_seeds
 from ogkd.images.scaling import stretch
 
 __all__ = ["OGKDClassifier"]
