@@ -12,8 +12,9 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 import ogkd
-from ogkd import OGKDClassifier, estimator
+from ogkd import OGKDClassifier
 from ogkd.errors import ConfigError, DataError
+from ogkd.fitting import estimator
 from ogkd.images import read_image
 from tiny_backbones import make_clip
 

@@ -158,7 +158,7 @@ def test_every_missing_file_is_named_at_once(bert_backbone, tmp_path):
 def test_a_setting_that_cannot_work_is_refused_and_leaves_nothing(
     pictures, tmp_path, options, words
 ):
-    fixture = Path(__file__).parent / "parity" / "fixtures" / "class_token_mlp"
+    fixture = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
     with pytest.raises(ConfigError, match=words):
         fit(pictures, fixture, out=tmp_path / "m", **options)
     assert left_in(tmp_path) == set()

@@ -18,7 +18,7 @@ from ogkd.errors import BackboneError, ConfigError
 from ogkd.model.classifier import load
 from tiny_data import FAST, write_dataset
 
-FIXTURE = Path(__file__).parent / "parity" / "fixtures" / "class_token_mlp"
+FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 KERNELS = set(torch.backends.quantized.supported_engines)
 
 pytestmark = pytest.mark.skipif(
