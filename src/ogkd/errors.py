@@ -20,9 +20,17 @@ __all__ = [
 
 
 class OgkdError(Exception):
-    """Anything a user can cause and mend; the message is written for them."""
+    """Anything a user can cause and fix; the message is written for them.
+
+    `argument` names the Python argument that the message is about, if there is one: the command
+    line adds the option of that name.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *, argument: str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 class ConfigError(OgkdError):
