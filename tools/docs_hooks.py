@@ -1,4 +1,4 @@
-"""Hooks of the documentation site: the command-line reference comes from the commands themselves."""
+"""Hooks of the documentation site: the command-line reference is made from the commands."""
 
 from __future__ import annotations
 
