@@ -182,7 +182,7 @@ def test_an_official_split_is_read_with_its_classes_and_counts(shared, tmp_path,
     assert tuple(split_counts[split] for split in ("train", "val", "test")) == counts
     # The folder says the class too: a second, independent witness of each label.
     for item in found.items:
-        folder = item.image.relative_to(tmp_path).parts[0]
+        folder = item.image.file.relative_to(tmp_path).parts[0]
         assert folder.replace("_", " ").lower() == names[item.label].lower()
 
 

@@ -94,7 +94,7 @@ class Hostile:
         ({"train_labels": np.zeros((4, 1))}, "labels are integers"),
         ({"train_labels": np.array(["a"] * 4)}, "labels are integers"),
         ({"train_labels": np.array([[-1], [0], [1], [1]])}, "label -1 is below 0"),
-        ({"train_labels": np.array([[10**9], [0], [1], [1]])}, "no class number"),
+        ({"train_labels": np.array([[10**9], [0], [1], [1]])}, "not a class number"),
         ({"test_labels": None}, "test_images but no test_labels"),
         ({"train_images": np.zeros((4, 28, 28, 28), np.uint8)}, "cut into slices"),
         ({"train_images": np.zeros((4, 28), np.uint8)}, "not that of flat images"),

@@ -48,15 +48,11 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
 
     class_names: Mapping[Any, str] | None
 
-    def __init__(self, **options: Any) -> None:
-        known = inspect.signature(OGKDClassifier).parameters
-        for name in options:
-            if name not in known:
-                raise TypeError(
-                    f"OGKDClassifier has no parameter '{name}'. It has: {', '.join(known)}."
-                )
-        for name, parameter in known.items():
-            setattr(self, name, options.get(name, parameter.default))
+    def __init__(self, *args: Any, **options: Any) -> None:
+        given = inspect.signature(type(self)).bind(*args, **options)
+        given.apply_defaults()
+        for name, value in given.arguments.items():
+            setattr(self, name, value)
 
     def fit(self, X: Any, y: Any) -> OGKDClassifier:
         """Learn from images X and their labels y."""
@@ -138,7 +134,11 @@ _REQUEST = inspect.signature(FitRequest).parameters
 OGKDClassifier.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
         inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-        *(_REQUEST[name] for name in _SHARED),
+        *(
+            _REQUEST[name].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            for name in _SHARED[:2]
+        ),
+        *(_REQUEST[name] for name in _SHARED[2:]),
         inspect.Parameter(
             "class_names",
             inspect.Parameter.KEYWORD_ONLY,
