@@ -114,7 +114,7 @@ def test_names_that_differ_only_in_case_or_underscores_are_refused(tmp_path, nam
 
 def test_a_name_of_underscores_is_refused(tmp_path):
     write_dataset(tmp_path, ["__", "b"], {"": 1})
-    assert "no name" in refusal(tmp_path)
+    assert "underscores only" in refusal(tmp_path)
 
 
 def test_what_is_not_there_is_refused(tmp_path):

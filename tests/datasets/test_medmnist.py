@@ -124,7 +124,7 @@ def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "x.npz"
     path.write_bytes(pickle.dumps(Hostile()))
-    assert "damaged or no .npz file" in refusal(path)
+    assert "damaged or not an .npz file" in refusal(path)
     assert not Path("hostile-was-here").exists()
 
 
@@ -132,7 +132,7 @@ def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
 def test_a_file_that_is_cut_short_is_refused(tmp_path, keep):
     path = write(tmp_path)
     path.write_bytes(path.read_bytes()[:keep])
-    assert "damaged or no .npz file" in refusal(path)
+    assert "damaged or not an .npz file" in refusal(path)
 
 
 def test_damage_inside_is_refused(tmp_path):

@@ -84,9 +84,7 @@ def test_probabilities_are_the_softmax_of_scaled_cosines(fitted):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 32])
-def test_decisions_come_in_order_and_name_what_cannot_be_read(
-    fitted, test_files, tmp_path, batch_size
-):
+def test_decisions_come_in_order_and_say_what_failed(fitted, test_files, tmp_path, batch_size):
     model, _ = fitted
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no picture")

@@ -129,15 +129,13 @@ _SHARED = (
     "device",
     "engine",
 )
+_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _REQUEST = inspect.signature(FitRequest).parameters
 # scikit-learn reads an estimator's parameters from here.
 OGKDClassifier.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
-        inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-        *(
-            _REQUEST[name].replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            for name in _SHARED[:2]
-        ),
+        inspect.Parameter("self", _PLAIN),
+        *(_REQUEST[name].replace(kind=_PLAIN) for name in _SHARED[:2]),
         *(_REQUEST[name] for name in _SHARED[2:]),
         inspect.Parameter(
             "class_names",
