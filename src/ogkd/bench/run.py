@@ -42,7 +42,7 @@ from ogkd.fitting.pipeline import (
     refuse_classes_without_images,
     validation_features,
 )
-from ogkd.methods import Head, Method, Support, TextSide, Workplace, make_method, presets
+from ogkd.methods import Head, Method, Support, TextSide, make_method, presets
 from ogkd.methods.ogkd import OGKDConfig
 from ogkd.model.classifier import versions
 from ogkd.prompts.bank import bank_for
@@ -155,9 +155,7 @@ class Runner:
             ]
         clock.lap("encode")
         seeds = [spec.seed for spec in group.specs]
-        heads = type(methods[0]).fit_beside(
-            methods, supports, trained, seeds=seeds, workplace=Workplace()
-        )
+        heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)
         clock.lap("train")
         judged = [
             self._judge(method, head, parts, _alpha(first))

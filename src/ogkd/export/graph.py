@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ogkd.errors import ConfigError
-from ogkd.methods.cocoop import ImagePromptHead
 from ogkd.model.classifier import Classifier
 
 __all__ = ["INPUT", "OUTPUTS", "Graph", "build", "quiet", "strip"]
@@ -106,11 +105,8 @@ def _refuse(classifier: Classifier) -> None:
             f"The export runs on the CPU, but the model is on {backbone.device}. Load it with "
             'device="cpu".'
         )
-    if isinstance(head, ImagePromptHead):
-        raise ConfigError(
-            "cocoop writes new texts for every image and needs the whole text tower to predict, "
-            "so it is not exported. Fit ogkd, coop or another method that `ogkd methods` lists."
-        )
+    if (reason := head.export_error) is not None:
+        raise ConfigError(f"A model of {classifier.card.method} cannot be exported. {reason}")
     bad = [name for name, tensor in head.tensors().items() if not tensor.isfinite().all()]
     if bad:
         raise ConfigError(

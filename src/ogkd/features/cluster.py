@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ogkd import plugins
 from ogkd.errors import ConfigError
 from ogkd.files import cache_dir
 
@@ -18,6 +19,7 @@ __all__ = ["absolute", "cluster", "fitting_workers", "places", "take_places"]
 
 _OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster of our own; more goes to disk
 _PLACES = ("OGKD_CACHE", "OGKD_DATA")
+_PASSED_ON = (*_PLACES, plugins.VARIABLE)
 
 
 @contextmanager
@@ -116,17 +118,19 @@ def absolute(place: str) -> str:
 
 
 def places() -> dict[str, str]:
-    """Where this process keeps the cache and the benchmarks: workers look there too."""
+    """The cache, the benchmarks and the plugins of this process, for its workers."""
     found = {
         name: str(Path(os.environ[name]).expanduser().resolve())
         for name in _PLACES
         if os.environ.get(name)
     }
+    if loaded := os.environ.get(plugins.VARIABLE):
+        found[plugins.VARIABLE] = loaded
     return {"OGKD_CACHE": str(cache_dir().resolve())} | found
 
 
 def take_places(found: Mapping[str, str]) -> None:
-    """In a worker: the places of the process that asked for the work."""
-    for name in _PLACES:
+    """In a worker: take over the places and plugins of the process that asked for the work."""
+    for name in _PASSED_ON:
         os.environ.pop(name, None)
     os.environ.update(found)

@@ -26,6 +26,7 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit_seeds
 from ogkd.images.scaling import stretch
+from ogkd.methods import DEFAULT
 
 __all__ = ["OGKDClassifier"]
 
@@ -47,7 +48,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
     def __init__(
         self,
         backbone: str | Path | Backbone = "builtin",
-        method: str = "ogkd",
+        method: str = DEFAULT,
         *,
         shots: int | None = None,
         preset: str | None = None,

@@ -14,6 +14,7 @@ import psutil
 import torch
 from torch import Tensor
 
+from ogkd import plugins
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
 from ogkd.datasets.catalog import Benchmark
@@ -29,7 +30,15 @@ from ogkd.features.usable import SKIPPED, check_on_error, leave_out, sliced, wri
 from ogkd.features.views import OnlineViews, cached_views
 from ogkd.files import folder_atomically, storage_errors, write_text
 from ogkd.images.address import content_key, parse_rule
-from ogkd.methods import Method, Support, TextSide, Workplace, make_method, presets
+from ogkd.methods import (
+    DEFAULT,
+    Method,
+    Support,
+    TextSide,
+    TrainingFolder,
+    make_method,
+    presets,
+)
 from ogkd.model.card import BackboneCard, ModelCard
 from ogkd.model.classifier import LOG, Classifier, place_for_model, versions
 from ogkd.model.support import SupportFeatures, image_keys
@@ -51,7 +60,7 @@ def fit(
     data: str | Path | Manifest,
     *,
     backbone: str | Path | Backbone = "builtin",
-    method: str = "ogkd",
+    method: str = DEFAULT,
     shots: int | None = None,
     sampling: Sampling = "released",
     seed: int = 1,
@@ -125,7 +134,7 @@ def fit_seeds(
     *,
     seeds: Sequence[int],
     backbone: str | Path | Backbone = "builtin",
-    method: str = "ogkd",
+    method: str = DEFAULT,
     shots: int | None = None,
     sampling: Sampling = "released",
     preset: str | None = None,
@@ -216,8 +225,8 @@ def fit_seeds(
         _card(chosen, preset, text, pair, shots, seed, slice)
         for pair, seed in zip(pairs, seeds, strict=True)
     ]
-    workplace = _workplace(work, cards, restart=restart)
-    heads = chosen.fit(supports, text, seeds=seeds, workplace=workplace)
+    folder = _training_folder(work, cards, restart=restart)
+    heads = chosen.fit(supports, text, seeds=seeds, folder=folder)
     return [
         Classifier(backbone, head, card, support=support)
         for head, card, support in zip(heads, cards, kept, strict=True)
@@ -309,6 +318,7 @@ def _card(
     images = sorted((content_key(item.path), item.label) for item in items)
     return ModelCard(
         method=method.name,
+        plugin=plugins.name_of(type(method)),
         preset=preset,
         config=method.config.model_dump(mode="json"),
         class_names=text.class_names,
@@ -330,9 +340,11 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()
 
 
-def _workplace(folder: Path | None, cards: Sequence[ModelCard], *, restart: bool) -> Workplace:
+def _training_folder(
+    folder: Path | None, cards: Sequence[ModelCard], *, restart: bool
+) -> TrainingFolder | None:
     if folder is None:
-        return Workplace()
+        return None
     fingerprint = _digest([card.model_dump(mode="json") for card in cards])
     if restart:
         shutil.rmtree(folder, ignore_errors=True)
@@ -346,7 +358,7 @@ def _workplace(folder: Path | None, cards: Sequence[ModelCard], *, restart: bool
         with storage_errors(log_path), log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    return Workplace(folder, fingerprint, log)
+    return TrainingFolder(folder, fingerprint, log)
 
 
 def _log_lines(log: Path) -> str:

@@ -22,7 +22,7 @@ from ogkd.errors import ConfigError
 from ogkd.images.address import with_slice
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import center_crop, normalise
-from ogkd.methods.heads import Head, TextHead
+from ogkd.methods import Head
 from ogkd.model.classifier import Classifier
 
 __all__ = ["Evidence", "draw", "evidence", "patch_evidence"]
@@ -161,8 +161,9 @@ def _look(head: Head, features: ImageFeatures, labels: Tensor, kept: int) -> tup
     assert patches is not None  # `_encode` saw to it
     logits = head.logits(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])  # [B, P, C]
     maps = patch_evidence(logits, labels)
-    if isinstance(head, TextHead):
-        return maps, select_patches(patches, head.T, labels, kept, absolute=False)
+    T = head.class_texts
+    if T is not None and head.is_text_only:
+        return maps, select_patches(patches, T, labels, kept, absolute=False)
     return maps, maps.topk(kept, dim=-1).indices
 
 
