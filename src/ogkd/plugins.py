@@ -25,7 +25,7 @@ __all__ = ["BACKBONES", "DATASETS", "METHODS", "VARIABLE", "installed", "load", 
 
 METHODS, BACKBONES, DATASETS = "ogkd.methods", "ogkd.backbones", "ogkd.datasets"
 VARIABLE = "OGKD_PLUGINS"  # what `load` was given, for worker processes: like PATH, absolute
-_FILES = "ogkd_plugin_files."  # modules loaded from a file get this prefix: no name can clash
+_FILES = "ogkd_plugin_file_"  # prefix of modules loaded from a file, so that no name clashes
 
 
 def load(plugin: str | os.PathLike[str]) -> str:
@@ -88,7 +88,7 @@ def _import_file(path: Path) -> ModuleType:
             "module.",
             argument="plugin",
         )
-    name = _FILES + path.stem
+    name = _FILES + re.sub(r"\W", "_", path.stem)
     if (known := sys.modules.get(name)) is not None:
         if known.__file__ == str(path):
             return known

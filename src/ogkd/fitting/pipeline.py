@@ -42,7 +42,7 @@ from ogkd.methods import (
 from ogkd.model.card import BackboneCard, ModelCard
 from ogkd.model.classifier import LOG, Classifier, place_for_model, versions
 from ogkd.model.support import SupportFeatures, image_keys
-from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank
+from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank, shipped_banks
 
 __all__ = [
     "fit",
@@ -172,7 +172,7 @@ def fit_seeds(
             f"Note: {len(shared)} training or validation image(s) are left out: images of the same "
             "patients are in a part that models are judged on."
         )
-    if prompts is None and named is not None:
+    if prompts is None and named is not None and named.name in shipped_banks():
         prompts = named.name
     bank = read_bank(Path(prompts)) if isinstance(prompts, str | Path) else prompts
     if note := fallback_note(manifest.class_names, bank):

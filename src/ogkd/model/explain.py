@@ -25,7 +25,7 @@ from ogkd.images.transforms import center_crop, normalise
 from ogkd.methods import Head
 from ogkd.model.classifier import Classifier
 
-__all__ = ["Evidence", "draw", "evidence", "patch_evidence"]
+__all__ = ["Evidence", "draw", "evidence", "explain", "patch_evidence"]
 
 _SIDE = 672  # most pixels of a drawn map: three times 224
 _RATIO = 0.1  # share of patches that count as most attentive where the method names none
@@ -82,6 +82,22 @@ def evidence(
                 grid=maps[row].view(rows, columns).float().numpy(),
                 top=[divmod(place, columns) for place in best[row].tolist()],
             )
+
+
+def explain(
+    classifier: Classifier,
+    paths: str | Path | Sequence[str | Path],
+    *,
+    labels: Sequence[int] | None = None,
+    top: int | None = None,
+) -> list[Evidence]:
+    """Return the evidence map of each image file; `draw` makes a picture of one.
+
+    Takes one path or several; for very many, `evidence` gives them one at a time. The other
+    arguments are those of `evidence`.
+    """
+    files = [paths] if isinstance(paths, str | Path) else paths
+    return list(evidence(classifier, files, labels=labels, top=top))
 
 
 def patch_evidence(logits: Tensor, labels: Tensor) -> Tensor:
