@@ -14,7 +14,7 @@ import torch
 from ogkd import plugins
 from ogkd.datasets import catalog
 from ogkd.errors import ConfigError
-from ogkd.features.cluster import places, take_places
+from ogkd.features.ray_cluster import folders, use_folders
 from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, register
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import method_of
@@ -103,14 +103,14 @@ def test_a_module_is_loaded_by_its_name(tmp_path, monkeypatch):
 
 def test_ray_workers_get_the_plugins_of_the_process_that_asks(tmp_path, monkeypatch):
     plugins.load(write(tmp_path / "mine.py", METHOD))
-    passed_on = places()
+    passed_on = folders()
     monkeypatch.setenv(plugins.VARIABLE, "/another")
-    take_places(passed_on)
+    use_folders(passed_on)
     assert os.environ[plugins.VARIABLE] == str(tmp_path / "mine.py")
     monkeypatch.delenv(plugins.VARIABLE)
-    without = places()
+    without = folders()
     monkeypatch.setenv(plugins.VARIABLE, "/another")
-    take_places(without)
+    use_folders(without)
     assert plugins.VARIABLE not in os.environ
 
 
