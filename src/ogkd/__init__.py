@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ogkd.backbones import Backbone, load_backbone
     from ogkd.core import geometry, losses, teacher
     from ogkd.datasets.read import read_manifest
-    from ogkd.evaluation import evaluate
     from ogkd.evaluation.calibrate import calibrate
+    from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
     from ogkd.fitting.pipeline import fit
     from ogkd.images import read_image

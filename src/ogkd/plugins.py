@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata, util
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from ogkd.errors import ConfigError, OgkdError
 
@@ -25,6 +25,7 @@ __all__ = ["BACKBONES", "DATASETS", "METHODS", "VARIABLE", "installed", "load", 
 
 METHODS, BACKBONES, DATASETS = "ogkd.methods", "ogkd.backbones", "ogkd.datasets"
 VARIABLE = "OGKD_PLUGINS"  # what `load` was given, for worker processes: like PATH, absolute
+T = TypeVar("T")
 _FILES = "ogkd_plugin_file_"  # prefix of modules loaded from a file, so that no name clashes
 
 
@@ -131,7 +132,7 @@ def _import_module(name: str) -> ModuleType:
     return _guarded(lambda: importlib.import_module(name), f"The plugin '{name}'", "Fix it.")
 
 
-def _guarded(work: Callable[[], Any], what: str, advice: str) -> Any:
+def _guarded(work: Callable[[], T], what: str, advice: str) -> T:
     """Run a plugin's code; whatever it raises becomes one message with the line at fault."""
     try:
         return work()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, get_args
+from typing import Any, ClassVar, Generic, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from torch import Tensor
@@ -138,7 +138,7 @@ class Method(ABC, Generic[ConfigT]):
     @classmethod
     def fit_together(
         cls,
-        methods: Sequence[Method],
+        methods: Sequence[Self],
         supports: Sequence[Support],
         text: TextSide,
         *,

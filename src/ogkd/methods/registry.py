@@ -132,7 +132,8 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
     They are in `presets/NAME.toml` of the package that the method is in.
     """
     method = METHODS.get(name)
-    package = None if method is None else sys.modules[method.__module__].__package__
+    module = None if method is None else sys.modules.get(method.__module__)
+    package = getattr(module, "__package__", None)
     place = files(package) / "presets" / f"{name}.toml" if package else None
     if place is None or not place.is_file():
         return {}
