@@ -95,7 +95,7 @@ def test_a_set_of_grids_is_planned_and_run_together(grid, tmp_path, monkeypatch)
     ("arguments", "message"),
     [
         (["plan", "paper/fewshot"], "Did you mean 'paper/few-shot'"),
-        (["run", "phantoms/gamma", "--out", "x", "--engine", "slurm"], "local or ray"),
+        (["run", "phantoms/gamma", "--out", "x", "--address", "auto"], "--address has no effect"),
         (["plan", "phantoms/gamma", "--shots", "few"], "--shots takes numbers"),
         (["plan", "phantoms/gamma", "--seeds", "3-1"], "--seeds takes numbers"),
         (["table", "nowhere"], "not a folder of runs"),

@@ -60,7 +60,7 @@ def test_another_engine_than_the_calibration_s_is_told(ogkd, model, others, tmp_
 
 
 def test_the_encoder_engine_is_an_option(refused, model, others):
-    words = ("calibrate", model, others, "--encoder-engine", "tensorrt")
+    words = ("calibrate", model, others, "--engine", "tensorrt")
     assert "no encoder engine 'tensorrt'" in refused(*words)
 
 

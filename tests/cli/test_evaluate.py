@@ -37,7 +37,7 @@ def test_the_table_has_a_line_for_each_class_and_each_measure(ogkd, fitted, data
         counts = [str(count) for count in expected["confusion"][number]]
         assert line(f"{'ABC'[number]} {name}") == counts
     missed = expected["screening"]["missed"]
-    assert f"{missed} of 4 diseased images are called normal" in outcome.out
+    assert f"{missed} of 4 diseased images are predicted as normal" in outcome.out
     assert "not calibrated" in outcome.out
 
 

@@ -218,8 +218,8 @@ def test_wishes_that_cannot_be_met_are_refused(refused, fitted, data, tmp_path):
     for words, message in (
         (["--max-risk", 0.1], "ogkd calibrate"),
         (["--coverage", 0.9], "ogkd calibrate"),
-        (["--format", "xml"], "csv or jsonl"),
-        (["--sets", "raps"], "lac or aps"),
+        (["--format", "xml"], "'csv', 'jsonl'"),
+        (["--sets", "raps"], "'lac', 'aps'"),
         (["--out", tmp_path], "is a folder"),
         (["--out", file / "rows.csv"], "a file stands where a folder is needed"),
         (["--explain", file], "takes a folder"),
