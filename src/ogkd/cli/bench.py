@@ -48,8 +48,9 @@ DataOption = Annotated[
     str | None, typer.Option(help="A folder of datasets ({train,val,test}/class), or phantoms.")
 ]
 NamesOption = Annotated[str | None, typer.Option(help="Only these, separated by commas.")]
+NumbersOption = Annotated[str | None, typer.Option(help="Instead of the grid's: 1,4,16 or 1-8.")]
 BackboneChoice = Annotated[
-    str | None, typer.Option("--backbone", "-b", help="Instead of the grid's.")
+    str | None, typer.Option("--backbone", "-b", help="Use this backbone instead of the grid's.")
 ]
 
 
@@ -116,8 +117,8 @@ def plan(
     data: DataOption = None,
     datasets: NamesOption = None,
     methods: NamesOption = None,
-    shots: NamesOption = None,
-    seeds: NamesOption = None,
+    shots: NumbersOption = None,
+    seeds: NumbersOption = None,
     backbone: BackboneChoice = None,
     show: Annotated[bool, typer.Option("--show", help="Print one line per run.")] = False,
 ) -> None:
@@ -178,8 +179,8 @@ def run(
     data: DataOption = None,
     datasets: NamesOption = None,
     methods: NamesOption = None,
-    shots: NamesOption = None,
-    seeds: NamesOption = None,
+    shots: NumbersOption = None,
+    seeds: NumbersOption = None,
     backbone: BackboneChoice = None,
     device: DeviceOption = "auto",
 ) -> None:

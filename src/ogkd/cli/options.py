@@ -83,9 +83,7 @@ ThumbnailsOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 # Ray clusters
-RayOption = Annotated[
-    bool, typer.Option("--ray", help="Spread the work over a Ray cluster (docs: cluster).")
-]
+RayOption = Annotated[bool, typer.Option("--ray", help="Spread the work over a Ray cluster.")]
 AddressOption = Annotated[
     str | None, typer.Option(help="Ray cluster: auto or HOST:PORT (default: start one here).")
 ]
