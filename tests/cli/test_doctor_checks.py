@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from importlib.metadata import PackageNotFoundError
+from importlib import metadata
 from types import SimpleNamespace
 
 import psutil
@@ -84,14 +84,14 @@ def test_a_bf16_probe_that_never_ends_is_a_warning(monkeypatch):
 
 
 def test_missing_and_outdated_packages_fail_by_name(monkeypatch):
-    real = doctor.version
+    real = metadata.version
 
     def fake(name):
         if name == "numpy":
-            raise PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return "0.1" if name == "torch" else real(name)
 
-    monkeypatch.setattr(doctor, "version", fake)
+    monkeypatch.setattr(metadata, "version", fake)
     finding = only(doctor._packages())
     assert finding.status == "FAIL"
     assert "numpy is missing" in finding.found

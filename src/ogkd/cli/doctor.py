@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -100,6 +99,8 @@ def _python() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
+    from importlib.metadata import PackageNotFoundError, requires, version
+
     from packaging.requirements import Requirement
 
     found, wrong = [f"ogkd {version('ogkd')}"], []
