@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
     from ogkd.backbones.catalog import Record
     from ogkd.features.encode import EncodedBatch
+    from ogkd.images import ImageRef
 
 app = CommandGroup("Frozen vision-language models: list, info, fetch, verify.")
 
@@ -227,18 +228,16 @@ def embed(
         _embed_texts(load_backbone(backbone, device=device), lines, out)
         return
     from ogkd.features.encode import encode_files
-    from ogkd.images import find_images, with_slice
-    from ogkd.images.address import parse_rule
+    from ogkd.images import SliceRule, find_images
 
-    rule = None if slice is None else parse_rule(slice)
+    rule = None if slice is None else SliceRule.parse(slice)
     paths = sorted(find_images(images or []), key=lambda path: path.as_posix())
-    if rule is not None:
-        paths = [with_slice(path, rule) for path in paths]
+    paths = [path.sliced(rule) for path in paths]
     if ray_workers is None:
         model = load_backbone(backbone, device=device, engine=engine)
         batches = encode_files(model, paths, patches=patches, batch_size=batch_size)
     else:
-        from ogkd.features.on_ray import encode_files_on_ray
+        from ogkd.features.ray_encode import encode_files_on_ray
 
         # Only its name and digest are used here; the workers encode, on their own devices.
         model = load_backbone(backbone, device="cpu", engine=engine)
@@ -246,7 +245,7 @@ def embed(
             model,
             paths,
             place=backbone,
-            crew=ray_workers,
+            workers=ray_workers,
             device=device,
             engine=engine,
             patches=patches,
@@ -257,7 +256,7 @@ def embed(
 
 def _embed_images(
     backbone: Backbone,
-    paths: list[Path],
+    paths: list[ImageRef],
     batches: Iterator[EncodedBatch],
     out: Path,
     *,
@@ -265,8 +264,8 @@ def _embed_images(
 ) -> None:
     import torch
 
-    from ogkd.features.encode import unreadable, unreadable_error
-    from ogkd.features.stream import SafetensorsStream
+    from ogkd.features.safetensors_stream import SafetensorsStream
+    from ogkd.features.unreadable import unreadable, unreadable_error
     from ogkd.progress import progress_bar
 
     files: list[str] = []
@@ -286,14 +285,14 @@ def _embed_images(
             bad += batch.bad
             if bad and not skip_bad:
                 # One bad file stops the work: find all the others first, to report them together.
-                rest = paths[len(files) + len(batch.paths) + len(batch.bad) :]
+                rest = paths[len(files) + len(batch.readable) + len(batch.bad) :]
                 raise unreadable_error([*bad, *unreadable(rest)], _ADVICE)
             if batch.features is not None:
-                files += [path.as_posix() for path in batch.paths]
+                files += [path.as_posix() for path in batch.readable]
                 globals_.append(batch.features.globals.cpu())
                 if batch.features.patches is not None:
                     stream.append(batch.features.patches)
-            bar.advance(len(batch.paths) + len(batch.bad))
+            bar.advance(len(batch.readable) + len(batch.bad))
             bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
         if not files:
             raise unreadable_error(bad, "No file could be read.")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from ogkd.audit import Audit, Case, Finding
     from ogkd.datasets.catalog import Benchmark
-    from ogkd.datasets.manifest import Item, Manifest
 
 app = CommandGroup("Benchmark datasets and your own data: list, info, download, check.")
 
@@ -196,13 +194,14 @@ def check(
     from ogkd.audit import audit_data, write_page
     from ogkd.audit.labels import need_cleanlab
     from ogkd.datasets.fetch import resolve_data
+    from ogkd.images import SliceRule
 
     wanted = labels or backbone is not None
     if wanted:
         need_cleanlab()
     manifest = resolve_data(data)
     if slice is not None:
-        manifest = _with_slices(manifest, slice)
+        manifest = manifest.sliced(SliceRule.parse(slice))
     model = None
     if wanted:
         from ogkd.backbones import load_backbone
@@ -214,7 +213,7 @@ def check(
     if as_json is not None:
         write_json(as_json, audit.as_json())
     if html is not None:
-        write_page(audit, paths=[item.path for item in manifest.items], out=html)
+        write_page(audit, paths=[item.image for item in manifest.items], out=html)
     _print_audit(audit)
     for file in (as_json, html):
         if file is not None:
@@ -230,20 +229,6 @@ def data_folder(data: Path) -> Path:
     named = named_benchmark(data)
     place = data if named is None else locate_benchmark(named) or data
     return place if place.is_dir() else place.parent
-
-
-def _with_slices(manifest: Manifest, text: str) -> Manifest:
-    from ogkd.images.address import parse_rule, with_slice
-
-    rule = parse_rule(text)
-
-    def sliced(item: Item) -> Item:
-        try:
-            return replace(item, path=with_slice(item.path, rule))
-        except DataError:
-            return item  # unreadable: the check reports it
-
-    return replace(manifest, items=tuple(map(sliced, manifest.items)))
 
 
 def _print_audit(audit: Audit) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.datasets.manifest import Manifest
     from ogkd.evaluation import Judged
-    from ogkd.features.encode import BadFile
+    from ogkd.features.unreadable import BadFile
     from ogkd.model.classifier import Classifier
 
 
@@ -220,21 +220,22 @@ def _read(
 ) -> _Inputs:
     """Load the model and read the data, as the options of all three commands say."""
     from ogkd.datasets.fetch import resolve_data
-    from ogkd.features.usable import leave_out, sliced
-    from ogkd.images.address import parse_rule
+    from ogkd.features.unreadable import readable_items
+    from ogkd.images import SliceRule
     from ogkd.model.classifier import load
 
-    rule = None if slice is None else str(parse_rule(slice))
+    rule = None if slice is None else SliceRule.parse(slice)
     manifest = resolve_data(data, root=root, class_names=read_classes(classes))
     classifier = load(model, backbone=backbone, device=device, engine=engine, calibrated=calibrated)
-    items = sliced(manifest.part(split), rule or classifier.card.slice)
+    part = replace(manifest, items=tuple(manifest.part(split)))
+    part = part.sliced(rule or classifier.card.slice_rule)
     skipped = None
     if on_error == "skip":
-        items, skipped = leave_out(items, manifest.class_names)
+        items, skipped = readable_items(part.items, manifest.class_names)
+        part = replace(part, items=tuple(items))
         say(f"Left out {len(skipped)} file(s) that cannot be read; {len(items)} remain.")
         for file in skipped[:20]:
             say(f"  {file.reason}")
-    part = replace(manifest, items=tuple(items))
     return _Inputs(classifier, data, manifest, part, split, skipped)
 
 
@@ -263,7 +264,7 @@ class _Evaluation:
 
     def write_skipped(self, beside: Path) -> None:
         """List the files that were left out, in the folder of another output."""
-        from ogkd.features.usable import SKIPPED, write_skipped
+        from ogkd.features.unreadable import SKIPPED, write_skipped
 
         if self.inputs.skipped is not None:
             write_skipped(beside.with_name(SKIPPED), self.inputs.skipped)
@@ -272,7 +273,7 @@ class _Evaluation:
 def _evaluate(inputs: _Inputs, *, graded: bool | None, resamples: int) -> _Evaluation:
     """Evaluate, and warn about everything that makes the numbers look too good."""
     from ogkd.evaluation import describe, judge
-    from ogkd.evaluation.calibrate import engine_note
+    from ogkd.model.decide import engine_note
 
     classifier = inputs.classifier
     judged = judge(classifier, inputs.part, split=inputs.split)
@@ -310,7 +311,7 @@ def _write_rows(file: Path, classifier: Classifier, judged: Judged, *, paths: bo
         table.writerow([*head, "truth", "prediction", "probability", *shown])
         rows = classifier.probabilities(judged.features)
         for key, path, label, row in zip(
-            judged.keys, judged.paths, judged.labels, rows, strict=True
+            judged.keys, judged.images, judged.labels, rows, strict=True
         ):
             best = int(row.argmax())
             shares = [f"{value:.6f}" for value in row]

@@ -76,10 +76,10 @@ def fit(
     engine: EngineOption = "torch",
 ) -> None:
     """Learn a classifier from labelled images. Run the same command again to resume."""
-    from ogkd.fitting.pipeline import fit as fit_model
+    from ogkd.fitting.pipeline import fit_request
+    from ogkd.fitting.request import FitRequest
 
-    began = time.perf_counter()
-    model = fit_model(
+    request = FitRequest(
         data,
         backbone=backbone,
         method=method,
@@ -100,6 +100,8 @@ def fit(
         device=device,
         engine=engine,
     )
+    began = time.perf_counter()
+    model = fit_request(request)
     seconds = time.perf_counter() - began
     card = model.card
     images = ", ".join(
@@ -157,15 +159,12 @@ def methods(
 
     if name is not None:
         make_method(name)  # refuses an unknown name with a hint
-        found = _method_facts(name) | _method_settings(name)
-        lines = _method_lines(found)
+        one = _method_facts(name) | _method_settings(name)
+        lines, found = _method_lines(one), json.dumps(one, indent=2)
     else:
-        found = [_method_facts(known) for known in sorted(METHODS)]
-        lines = _method_list(found)
-    if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
-    for line in lines:
+        known = [_method_facts(known) for known in sorted(METHODS)]
+        lines, found = _method_list(known), json.dumps(known, indent=2)
+    for line in [found] if as_json else lines:
         typer.echo(line)
 
 

@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from ogkd.errors import ConfigError, OgkdError
 
 if TYPE_CHECKING:
-    from ogkd.features.on_ray import Crew
+    from ogkd.features.ray_encode import RayWorkers
 
 # Data
 DataArgument = Annotated[
@@ -96,14 +96,14 @@ GpusOption = Annotated[float, typer.Option(min=0.0, help="GPUs for each Ray work
 
 def read_ray(
     ray: bool, address: str | None, workers: int | None, cpus: float, gpus: float
-) -> Crew | None:
+) -> RayWorkers | None:
     """Return the Ray workers to use; None for this process alone."""
     if not ray:
         refuse_ray_options(address, cpus, gpus, workers)
         return None
-    from ogkd.features.on_ray import Crew
+    from ogkd.features.ray_encode import RayWorkers
 
-    return Crew(address, workers, cpus, gpus)
+    return RayWorkers(address, workers, cpus, gpus)
 
 
 def refuse_ray_options(
@@ -172,9 +172,11 @@ class _Command(TyperCommand):
             raise
 
     def _with_option(self, message: str, argument: str | None) -> str:
+        if argument is None:
+            return message
         params = {param.name: param for param in self.params}
-        found = params.get(argument) or params.get(_OTHER_NAMES.get(argument or ""))
-        if argument is None or found is None:
+        found = params.get(argument) or params.get(_OTHER_NAMES.get(argument, ""))
+        if found is None:
             return message
         if found.param_type_name == "argument":
             kind, shown = "argument", str(found.name).upper()

@@ -9,7 +9,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
@@ -37,8 +36,8 @@ from ogkd.errors import ConfigError
 from ogkd.files import storage_errors, write_atomically
 
 if TYPE_CHECKING:
-    from ogkd.model.calibration import Calibration, SetKind
-    from ogkd.model.classifier import Classifier, Prediction
+    from ogkd.model.classifier import Classifier
+    from ogkd.model.decide import Decision
 
 
 def predict(
@@ -91,46 +90,45 @@ def predict(
     one that the model was fitted on. For very large folders, --ray spreads
     the work over a cluster.
     """
-    from ogkd.images import find_images, with_slice
-    from ogkd.images.address import parse_rule
+    from ogkd.images import SliceRule, find_images
     from ogkd.model.classifier import load
+    from ogkd.model.decide import Decider, Policy
 
     ray_workers = read_ray(ray, address, workers, cpus_per_worker, gpus_per_worker)
     refuse_folders(out=out)
-    chosen = None if slice is None else parse_rule(slice)
-    paths = find_images(images)
+    policy = Policy(max_risk, confidence, coverage, sets)
+    rule = None if slice is None else SliceRule.parse(slice)
+    found = find_images(images)
     classifier = load(model, backbone=backbone, device=device, engine=engine)
-    if rule := chosen or classifier.card.slice:
-        paths = [with_slice(path, rule) for path in paths]
-    judge = _Judge(
-        classifier, max_risk=max_risk, confidence=confidence, coverage=coverage, sets=sets
-    )
+    refs = classifier.refs([image.sliced(rule) for image in found])
+    decider = Decider(classifier, policy)
     if explain is not None:
         _prepare(explain)
-    for note in judge.notes:
+    for note in decider.notes:
         say(note)
+    patches = explain is not None
+    if ray_workers is None:
+        from ogkd.features.encode import encode_files
+
+        batches = encode_files(classifier.backbone, refs, patches=patches, batch_size=batch_size)
+    else:
+        from ogkd.features.ray_encode import encode_files_on_ray
+
+        batches = encode_files_on_ray(
+            classifier.backbone,
+            refs,
+            place=backbone or classifier.card.backbone.name,
+            workers=ray_workers,
+            device=device,
+            engine=engine or classifier.card.backbone.engine,
+            patches=patches,
+            batch_size=batch_size,
+        )
     failed = strange = 0
     try:
-        with _output(out) as file, _bar(out, len(paths)) as advance:
+        with _output(out) as file, _bar(out, len(refs)) as advance:
             writer = _WRITERS[format](file, classifier.class_names)
-            if ray_workers is None:
-                answers = classifier.stream(paths, batch_size=batch_size)
-            else:
-                from ogkd.features.on_ray import encode_files_on_ray
-
-                card = classifier.card.backbone
-                batches = encode_files_on_ray(
-                    classifier.backbone,
-                    paths,
-                    place=backbone or card.name,
-                    crew=ray_workers,
-                    device=device,
-                    engine=engine or card.engine,
-                    batch_size=batch_size,
-                )
-                answers = classifier.answers(batches)
-            for number, answer in enumerate(answers, start=1):
-                row = judge.row(answer)
+            for number, row in enumerate(decider.decide_batches(batches), start=1):
                 failed += row.error is not None
                 strange += row.unfamiliar is True
                 if explain is not None and row.error is None:
@@ -141,12 +139,12 @@ def predict(
         return  # the reader of our output has finished (`| head`)
     if strange:
         say(
-            f"Warning: {strange} of {len(paths)} image(s) are unlike everything that the model "
+            f"Warning: {strange} of {len(refs)} image(s) are unlike everything that the model "
             "learned from (see `unfamiliar`), perhaps of another modality or organ. Do not rely on "
             "these predictions."
         )
     if failed:
-        say(f"{failed} of {len(paths)} file(s) could not be read.")
+        say(f"{failed} of {len(refs)} file(s) could not be read.")
         sys.exit(1)
 
 
@@ -160,13 +158,12 @@ def _prepare(folder: Path) -> None:
             pass
 
 
-def _draw(classifier: Classifier, row: _Row, folder: Path, number: int) -> None:
+def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> None:
     """Write the evidence for the predicted class; the row number makes file names unique."""
-    from ogkd.model.explain import draw, evidence
+    from ogkd.model.explain import draw, evidence_of
 
-    label = classifier.class_names.index(row.prediction or "")
-    found = next(evidence(classifier, [row.path], labels=[label]))
-    stem = re.sub(r"[^\w.-]+", "_", row.path.stem, flags=re.ASCII)[:60]
+    found = evidence_of(classifier, row)
+    stem = re.sub(r"[^\w.-]+", "_", Path(str(row.image)).stem, flags=re.ASCII)[:60]
     with write_atomically(folder / f"{number:06}-{stem}.png") as aside:
         draw(found).save(aside, format="PNG")
 
@@ -193,103 +190,6 @@ def _bar(out: Path | None, total: int) -> Iterator[Callable[[], None]]:
         yield bar.advance
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One image; None stands for what is not known."""
-
-    path: Path
-    prediction: str | None = None
-    probability: float | None = None
-    abstain: bool | None = None
-    set: tuple[str, ...] | None = None
-    unfamiliar: bool | None = None
-    error: str | None = None
-    probabilities: tuple[float, ...] | None = None
-
-
-class _Judge:
-    """Turns predictions into rows by the rules that the user asked for; checks those at once."""
-
-    def __init__(
-        self,
-        classifier: Classifier,
-        *,
-        max_risk: float | None,
-        confidence: float,
-        coverage: float | None,
-        sets: str,
-    ) -> None:
-        from ogkd.evaluation.calibrate import engine_note
-        from ogkd.model.familiarity import Familiarity, can_judge
-
-        if sets not in ("lac", "aps"):
-            raise ConfigError(f"--sets is lac or aps, but got '{sets}'.")
-        self._names = classifier.class_names
-        self._kind: SetKind = "lac" if sets == "lac" else "aps"
-        self._coverage = 0.9 if coverage is None else coverage
-        self.notes: list[str] = []
-        self.threshold: float | None = None
-        if max_risk is not None:
-            calibration = _required(classifier, "--max-risk")
-            self.threshold = calibration.threshold(max_risk, confidence=confidence)
-            self.notes.append(
-                f"Abstaining where the probability is below {self.threshold:.4f}: with "
-                f"{100 * confidence:g} % confidence, at most {100 * max_risk:g} % of the other "
-                "predictions are wrong on images like those of the calibration."
-            )
-        if coverage is not None:
-            _required(classifier, "--coverage")
-        self._calibration = classifier.calibration
-        if note := engine_note(classifier):
-            self.notes.append(f"Note: {note}")
-        try:
-            self._set([1 / len(self._names)] * len(self._names))
-        except ConfigError as error:
-            if coverage is not None:
-                raise
-            self._calibration = None  # nobody asked for sets: go on without them
-            self.notes.append(f"Note: the column `set` stays empty. {error}")
-        support = classifier.support
-        self._familiarity = None
-        if support is not None and can_judge(support):
-            self._familiarity = Familiarity(support)
-
-    def row(self, answer: Prediction) -> _Row:
-        """What is to be said of one prediction."""
-        p = answer.probabilities
-        if p is None:
-            return _Row(answer.path, error=answer.error)
-        best = int(p.argmax())
-        shares = tuple(map(float, p))
-        unfamiliar = None
-        if self._familiarity is not None and answer.features is not None:
-            unfamiliar = bool(self._familiarity.unfamiliar(answer.features[None])[0])
-        return _Row(
-            path=answer.path,
-            prediction=self._names[best],
-            probability=shares[best],
-            abstain=None if self.threshold is None else shares[best] < self.threshold,
-            set=self._set(shares),
-            unfamiliar=unfamiliar,
-            probabilities=shares,
-        )
-
-    def _set(self, p: Sequence[float]) -> tuple[str, ...] | None:
-        if self._calibration is None:
-            return None
-        inside = self._calibration.sets([p], coverage=self._coverage, kind=self._kind)[0]
-        return tuple(name for name, member in zip(self._names, inside, strict=True) if member)
-
-
-def _required(classifier: Classifier, option: str) -> Calibration:
-    if classifier.calibration is None:
-        raise ConfigError(
-            f"{option} needs a calibrated model, and this one is not: run "
-            "`ogkd calibrate MODEL DATA` with labelled images that it did not learn from."
-        )
-    return classifier.calibration
-
-
 class _CsvWriter:
     """Writes a header and a line per row; no cell can act as a spreadsheet formula."""
 
@@ -299,13 +199,13 @@ class _CsvWriter:
         fixed = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
         self._table.writerow([*fixed, *map(harmless, class_names)])
 
-    def write(self, row: _Row) -> None:
+    def write(self, row: Decision) -> None:
         shares = [""] * self._classes
         if row.probabilities is not None:
             shares = [f"{value:.6f}" for value in row.probabilities]
         self._table.writerow(
             [
-                harmless_path(row.path),
+                harmless_path(row.image),
                 harmless(row.prediction or ""),
                 "" if row.probability is None else f"{row.probability:.6f}",
                 _yes_or_no(row.abstain),
@@ -324,13 +224,13 @@ class _JsonlWriter:
         self._file = file
         self._names = class_names
 
-    def write(self, row: _Row) -> None:
+    def write(self, row: Decision) -> None:
         shares = None
         if row.probabilities is not None:
             pairs = zip(self._names, row.probabilities, strict=True)
             shares = {name: round(value, 6) for name, value in pairs}
         entry = {
-            "path": str(row.path),
+            "path": str(row.image),
             "prediction": row.prediction,
             "probability": None if row.probability is None else round(row.probability, 6),
             "abstain": row.abstain,
