@@ -102,6 +102,7 @@ def test_what_the_file_system_refuses_ends_in_one_message(refused, monkeypatch):
         ("Nothing is there.", "data", "Nothing is there (argument DATA)."),
         ("--on-error is wrong.", "on_error", "--on-error is wrong."),
         ("--on-errors is wrong.", "on_error", "--on-errors is wrong (option --on-error)."),
+        ("It is not here.", "plugin", "It is not here (option --plugin)."),
         ("This is about something else.", "shots", "This is about something else."),
         ("This is about nothing.", None, "This is about nothing."),
     ],
@@ -110,6 +111,10 @@ def test_an_error_of_the_library_is_shown_with_its_option(
     refused, monkeypatch, message, argument, shown
 ):
     app = CommandGroup("A test.")
+
+    @app.callback()
+    def root(plugin: str = ""):
+        """An option of the group, not of the command."""
 
     @app.command("other")
     def other(on_error: str = "stop"):
@@ -128,6 +133,21 @@ def test_an_error_of_the_library_is_shown_with_its_option(
     said = refused("one", "x")
     assert said.startswith("Error: ")
     assert said.endswith(shown)
+
+
+def test_an_error_of_a_group_s_own_option_is_shown_with_it(refused, monkeypatch):
+    app = CommandGroup("A test.")
+
+    @app.callback()
+    def root(plugin: str = ""):
+        raise ConfigError("It is not here.", argument="plugin")
+
+    @app.command("one")
+    def one():
+        pytest.fail("The command was run.")
+
+    monkeypatch.setattr(ogkd.cli, "app", app)
+    assert refused("one") == "Error: It is not here (option --plugin)."
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from ogkd.errors import ConfigError, OgkdError
 
@@ -161,38 +161,53 @@ def say(note: str) -> None:
 _OTHER_NAMES = {"class_names": "classes", "show_names": "names", "out": "onnx"}
 
 
-class _Command(TyperCommand):
-    """A command that adds its option to a library error about an argument."""
+def with_option(message: str, argument: str, params: Sequence[Any]) -> str | None:
+    """Add the option of a library argument to a message; None if there is no such option.
+
+    `params` are those of a command. A message that names the option already stays as it is.
+    """
+    by_name = {param.name: param for param in params}
+    found = by_name.get(argument) or by_name.get(_OTHER_NAMES.get(argument, ""))
+    if found is None:
+        return None
+    if found.param_type_name == "argument":
+        kind, shown = "argument", str(found.name).upper()
+    else:
+        kind, shown = "option", max(found.opts, key=len)
+    if re.search(rf"(?<![\w-]){re.escape(shown)}(?![\w-])", message):
+        return message
+    stop = "." if message.endswith(".") else ""
+    return f"{message.removesuffix('.')} ({kind} {shown}){stop}"
+
+
+class _NamesOptions:
+    """A command or group that adds its option to a library error about an argument."""
+
+    params: list[Any]
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            return super().invoke(ctx)  # type: ignore[misc]  # of the command or group beside it
         except OgkdError as error:
-            error.args = (self._with_option(str(error), error.argument),)
+            named = error.argument and with_option(str(error), error.argument, self.params)
+            if named:
+                error.args, error.argument = (named,), None
             raise
 
-    def _with_option(self, message: str, argument: str | None) -> str:
-        if argument is None:
-            return message
-        params = {param.name: param for param in self.params}
-        found = params.get(argument) or params.get(_OTHER_NAMES.get(argument, ""))
-        if found is None:
-            return message
-        if found.param_type_name == "argument":
-            kind, shown = "argument", str(found.name).upper()
-        else:
-            kind, shown = "option", max(found.opts, key=len)
-        if re.search(rf"(?<![\w-]){re.escape(shown)}(?![\w-])", message):
-            return message
-        stop = "." if message.endswith(".") else ""
-        return f"{message.removesuffix('.')} ({kind} {shown}){stop}"
+
+class _Command(_NamesOptions, TyperCommand):
+    pass
+
+
+class _Group(_NamesOptions, TyperGroup):
+    pass
 
 
 class CommandGroup(typer.Typer):
     """Commands under one name; their errors name the option that they are about."""
 
     def __init__(self, help: str, **settings: Any) -> None:
-        super().__init__(help=help, no_args_is_help=True, **settings)
+        super().__init__(help=help, cls=_Group, no_args_is_help=True, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         return super().command(name, cls=_Command, **settings)
