@@ -101,7 +101,7 @@ def test_options_of_a_cluster_need_a_cluster(tmp_path):
     from ogkd.cli.options import read_ray
 
     assert read_ray(False, None, None, 1.0, 0.0) is None
-    assert read_ray(True, "auto", 3, 2.0, 0.5).workers == 3
+    assert read_ray(True, "auto", 3, 2.0, 0.5).count == 3
     for option, given in {
         "--address": ("auto", None, 1.0, 0.0),
         "--workers": (None, 2, 1.0, 0.0),

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ogkd.cli.options import DeviceOption, EngineOverride, ModelArgument, MovedBackbone, say
+from ogkd.cli.options import (
+    DeviceOption,
+    EngineOverride,
+    ModelArgument,
+    MovedBackbone,
+    require_calibration,
+    say,
+)
 from ogkd.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -72,6 +79,8 @@ def export(
     from ogkd.model.classifier import load
 
     classifier = load(model, backbone=backbone, device="cpu", engine=engine)
+    if not int8:  # with int8, the library refuses max_risk whether calibrated or not
+        require_calibration(classifier, max_risk=max_risk)
     labels = None
     if data is not None:
         judged = judge(classifier, data, split=split)

@@ -15,6 +15,7 @@ from ogkd.errors import ConfigError, OgkdError
 
 if TYPE_CHECKING:
     from ogkd.features.ray_encode import RayWorkers
+    from ogkd.model.classifier import Classifier
 
 # Data
 DataArgument = Annotated[
@@ -143,6 +144,16 @@ def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             settings[key.strip()] = value
     return settings
+
+
+def require_calibration(classifier: Classifier, **wanted: float | None) -> None:
+    """Refuse options that need a calibrated model, before the library does in its own words."""
+    for option, value in wanted.items():
+        if value is not None and classifier.calibration is None:
+            raise ConfigError(
+                f"--{option.replace('_', '-')} needs a calibrated model, and this one is not: run "
+                "`ogkd calibrate MODEL DATA` with labelled images that it did not learn from."
+            )
 
 
 def refuse_folders(**files: Path | None) -> None:

@@ -29,6 +29,7 @@ from ogkd.cli.options import (
     WorkersOption,
     read_ray,
     refuse_folders,
+    require_calibration,
     say,
 )
 from ogkd.cli.tables import harmless, harmless_path, write_csv
@@ -101,6 +102,7 @@ def predict(
     found = find_images(images)
     classifier = load(model, backbone=backbone, device=device, engine=engine)
     refs = classifier.refs([image.sliced(rule) for image in found])
+    require_calibration(classifier, max_risk=max_risk, coverage=coverage)
     decider = Decider(classifier, policy)
     if explain is not None:
         _prepare(explain)
