@@ -148,16 +148,15 @@ def _predictions(model: Classifier, judged: Judged) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    assert model.calibration is not None  # just made
+    from ogkd.model.decide import Decider
+
     chosen = np.linspace(0, len(judged.labels) - 1, _SHOWN).round().astype(int)
-    p = model.calibration.probabilities(judged.logits[chosen])
-    sets = model.calibration.sets(p)
     table = Table("true class", "prediction", "probability", "set (90 %)")
-    for label, row, members in zip(judged.labels[chosen], p, sets, strict=True):
-        names = [name for name, inside in zip(judged.class_names, members, strict=True) if inside]
-        best = int(row.argmax())
-        words = (judged.class_names[label], judged.class_names[best], f"{100 * row[best]:.0f} %")
-        table.add_row(*words, ", ".join(names))
+    decisions = Decider(model).decide(judged.features[chosen])
+    for label, said in zip(judged.labels[chosen], decisions, strict=True):
+        probability = f"{100 * (said.probability or 0):.0f} %"
+        names = ", ".join(said.set or ())
+        table.add_row(judged.class_names[label], said.prediction, probability, names)
     Console().print(table)
 
 

@@ -1,4 +1,4 @@
-"""`ogkd doctor`: checks of this machine, one line each, with a fix where one is needed."""
+"""`ogkd doctor`: checks of this machine, one line each, with a fix if one is needed."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class _NamesOptions:
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)  # type: ignore[misc]  # of the command or group beside it
+            return super().invoke(ctx)  # type: ignore[misc]  # the other base class has it
         except OgkdError as error:
             named = error.argument and with_option(str(error), error.argument, self.params)
             if named:
