@@ -83,6 +83,15 @@ def test_data_that_does_not_fit_is_refused(refused, fitted, data, tmp_path):
         )
 
 
+def test_a_place_that_cannot_be_written_is_named_with_its_option(ogkd, fitted, data, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for option in ("--out", "--csv", "--report"):
+        words = ("evaluate", fitted, data, "--resamples", 0, option, tmp_path / "file" / "below")
+        outcome = ogkd(*words)
+        assert outcome.code == 2
+        assert outcome.err.endswith(f"Choose another place (option {option}).\n")
+
+
 def test_unreadable_images_are_listed_all_at_once(refused, fitted, tmp_path):
     for name in CLASSES:
         write_image(tmp_path / "d" / name / "0.png")

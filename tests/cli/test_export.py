@@ -97,7 +97,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(refused, fitted, 
 def test_a_place_that_cannot_be_written_is_named_with_its_option(refused, fitted, tmp_path):
     (tmp_path / "file").write_text("")
     message = refused("export", fitted, "--onnx", tmp_path / "file" / "m.onnx")
-    assert "Choose another place with --onnx" in message
+    assert "Choose another place (option --onnx)" in message
 
 
 def test_a_missing_extra_is_named(refused, fitted, tmp_path, monkeypatch):

@@ -221,7 +221,10 @@ def test_wishes_that_cannot_be_met_are_refused(refused, fitted, data, tmp_path):
         (["--format", "xml"], "'csv', 'jsonl'"),
         (["--sets", "raps"], "'lac', 'aps'"),
         (["--out", tmp_path], "is a folder"),
-        (["--out", file / "rows.csv"], "a file stands where a folder is needed"),
+        (
+            ["--out", file / "rows.csv"],
+            "a file is where a folder is needed, or the reverse. Choose another place (option --out)",
+        ),
         (["--explain", file], "takes a folder"),
     ):
         assert message in refused("predict", fitted, data, *words)

@@ -17,7 +17,7 @@ from ogkd.cli.options import (
     require_calibration,
     say,
 )
-from ogkd.errors import ConfigError, StorageError
+from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
     from ogkd.export import Exported
@@ -85,19 +85,16 @@ def export(
     if data is not None:
         judged = judge(classifier, data, split=split)
         images, labels = judged.images, judged.labels
-    try:
-        exported = export_onnx(
-            classifier,
-            place,
-            images=images,
-            labels=labels,
-            include_preprocessing=include_preprocessing,
-            int8=int8,
-            max_risk=max_risk,
-            tolerance=tolerance,
-        )
-    except StorageError as error:
-        raise StorageError(str(error).replace("--out", "--onnx"), argument="onnx") from error
+    exported = export_onnx(
+        classifier,
+        place,
+        images=images,
+        labels=labels,
+        include_preprocessing=include_preprocessing,
+        int8=int8,
+        max_risk=max_risk,
+        tolerance=tolerance,
+    )
     _print_export(exported, tolerance)
     if exported.note:
         say(f"Note: {exported.note} The file therefore has no sets and no threshold.")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ogkd.errors import ConfigError, OgkdError
+from ogkd.errors import ConfigError, OgkdError, StorageError
 
 if TYPE_CHECKING:
     from ogkd.features.ray_encode import RayWorkers
@@ -191,6 +191,15 @@ def with_option(message: str, argument: str, params: Sequence[Any]) -> str | Non
     return f"{message.removesuffix('.')} ({kind} {shown}){stop}"
 
 
+def _written_to(message: str, values: Mapping[str, Any]) -> str | None:
+    """Return the parameter whose path could not be written; None if it is the cache's."""
+    for name, value in values.items():
+        for path in (value, value.resolve()) if isinstance(value, Path) else ():
+            if re.search(rf"writ(e|ing) {re.escape(str(path))}(?=[/.:])", message):
+                return name
+    return None
+
+
 class _NamesOptions:
     """A command or group that adds its option to a library error about an argument."""
 
@@ -200,6 +209,8 @@ class _NamesOptions:
         try:
             return super().invoke(ctx)  # type: ignore[misc]  # the other base class has it
         except OgkdError as error:
+            if isinstance(error, StorageError):
+                error.argument = _written_to(str(error), ctx.params)
             named = error.argument and with_option(str(error), error.argument, self.params)
             if named:
                 error.args, error.argument = (named,), None
