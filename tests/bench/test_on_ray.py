@@ -353,7 +353,7 @@ def test_a_real_cluster_that_loses_a_node_ends_with_the_results_of_one_process(
     next((data / "second" / "test").rglob("*.png")).write_bytes(b"no picture")
     text = grid_file.read_text().replace('epochs" = 2', 'epochs" = 25')
     grid_file.write_text(text.replace(str(datasets), str(data)))
-    where = ["--engine", "ray", "--address", nodes.address, "--device", "cpu"]
+    where = ["--ray", "--address", nodes.address, "--device", "cpu"]
     with subprocess.Popen(
         [*WORDS, grid_file, "--out", tmp_path / "cluster", *where],
         stdout=subprocess.PIPE,

@@ -1,13 +1,18 @@
-"""What `ogkd evaluate` prints: the numbers of `ogkd.evaluation.describe` for people to read."""
+"""Tables that commands print or write: plain, CSV, and the one of `ogkd evaluate`."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
-__all__ = ["lines"]
+from ogkd.files import write_atomically
 
-_MATRIX = 12  # classes from which on the confusion matrix is left to --out
+__all__ = ["evaluation_lines", "harmless", "harmless_path", "print_table", "write_csv"]
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that start with these
+_MOST_CLASSES = 12  # a larger confusion matrix is only written to --out
 _SUMMARY = {
     "accuracy": "accuracy",
     "balanced_accuracy": "balanced accuracy",
@@ -17,8 +22,46 @@ _SUMMARY = {
 }
 
 
-def lines(result: dict[str, Any]) -> Iterator[str]:
-    """The lines of the whole table."""
+def print_table(
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], *, numbers: Sequence[str] = ()
+) -> None:
+    """Print a table without borders; the columns `numbers` are aligned to the right."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        right = heading in numbers
+        table.add_column(heading, overflow="fold", justify="right" if right else "left")
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table)
+
+
+@contextlib.contextmanager
+def write_csv(path: Path) -> Iterator[TextIO]:
+    """Open a text file that appears at `path` once everything is written."""
+    with (
+        write_atomically(path) as aside,
+        # A file name that is not valid text is written as the bytes it consists of.
+        aside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
+        yield file
+
+
+def harmless(text: str) -> str:
+    """Quote a cell that a spreadsheet would evaluate as a formula."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def harmless_path(path: object) -> str:
+    """Write a path so that it still opens the same file but is never a formula."""
+    text = str(path)
+    return f"./{text}" if text.startswith(_FORMULA) else text
+
+
+def evaluation_lines(result: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines that `ogkd evaluate` prints for a result of `ogkd.evaluation.describe`."""
     groups, how = result["groups"], result["bootstrap"]
     yield f"{result['images']} images" + (f" of {groups} patients or groups" if groups else "")
     if how["resamples"]:
@@ -35,7 +78,7 @@ def lines(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _classes(result: dict[str, Any]) -> Iterator[str]:
-    yield from _title("Each class against the others (%)")
+    yield from _title("Each class against all others (%)")
     columns = ("recall", "specificity", "precision", "f1", "auroc")
     head = ["class", "images", "recall", "specificity", "precision", "F1", "AUROC"]
     rows = [
@@ -51,9 +94,9 @@ def _classes(result: dict[str, Any]) -> Iterator[str]:
 
 def _confusion(result: dict[str, Any]) -> Iterator[str]:
     names = result["class_names"]
-    if len(names) > _MATRIX:
+    if len(names) > _MOST_CLASSES:
         return
-    yield from _title("Confusions (row: the truth, column: what the model says)")
+    yield from _title("Confusion matrix (rows: true class, columns: predicted class)")
     letters = [chr(ord("A") + number) for number in range(len(names))]
     labels = [f"{letter} {name}" for letter, name in zip(letters, names, strict=True)]
     counts = [[str(count) for count in row] for row in result["confusion"]]
@@ -67,10 +110,11 @@ def _screening(result: dict[str, Any]) -> Iterator[str]:
         return
     yield from _title(f"Disease against normal ({', '.join(found['normal'])})")
     ill, well = found["diseased_images"], found["normal_images"]
+    missed, alarms = found["missed"], found["false_positives"]
     notes = {
-        "sensitivity": f"{found['missed']} of {ill} diseased images are called normal",
-        "specificity": f"{found['false_positives']} of {well} normal images are called a disease",
-        "auroc": "of 1 - p(normal)",
+        "sensitivity": f"{missed} of {ill} diseased images are predicted as normal",
+        "specificity": f"{alarms} of {well} normal images are predicted as diseased",
+        "auroc": "with 1 - p(normal) as the score",
     }
     for key, note in notes.items():
         name = "AUROC" if key == "auroc" else key
@@ -83,7 +127,7 @@ def _selective(result: dict[str, Any]) -> Iterator[str]:
     found = result["selective"]
     yield from _title("If the least certain images were referred to a specialist")
     kept = found["risk_at_coverage"]
-    yield "kept of all      " + "".join(f"{100 * float(share):7.0f} %" for share in kept)
+    yield "images kept      " + "".join(f"{100 * float(share):7.0f} %" for share in kept)
     yield "wrong among kept " + "".join(f"{100 * risk:7.1f} %" for risk in kept.values())
     yield (
         f"AURC {found['aurc']:.4f}, E-AURC {found['e_aurc']:.4f}, AUGRC {found['augrc']:.4f} "
@@ -93,7 +137,7 @@ def _selective(result: dict[str, Any]) -> Iterator[str]:
 
 def _calibration(result: dict[str, Any]) -> Iterator[str]:
     found = result["calibration"]
-    scores = {"as it is": result}
+    scores = {"uncalibrated": result}
     if found is None:
         yield from _title("Probabilities (not calibrated: see `ogkd calibrate`)")
     else:
@@ -113,7 +157,7 @@ def _calibration(result: dict[str, Any]) -> Iterator[str]:
 def _abstain(result: dict[str, Any]) -> Iterator[str]:
     if not result["abstain"]:
         return
-    yield from _title("Thresholds that promise few errors among kept images (90 % confidence)")
+    yield from _title("Thresholds that limit the errors among kept images (90 % confidence)")
     rows = []
     for row in result["abstain"]:
         texts = ["none", "", ""]
@@ -129,7 +173,7 @@ def _abstain(result: dict[str, Any]) -> Iterator[str]:
 def _sets(result: dict[str, Any]) -> Iterator[str]:
     if not result["sets"]:
         return
-    yield from _title("Sets that hold the true class (conformal; empty: no class fits)")
+    yield from _title("Conformal sets that contain the true class (empty: no class fits)")
     rows = []
     for row in result["sets"]:
         texts = ["too few calibration images", "", "", ""]
@@ -138,7 +182,7 @@ def _sets(result: dict[str, Any]) -> Iterator[str]:
             shares = [_share(row["single"]), _share(row["empty"])]
             texts = [held, f"{row['mean_size']:.2f}", *shares]
         rows.append([row["kind"].upper(), f"{100 * row['wanted']:g} %", *texts])
-    head = ["kind", "promised", "true class inside (%)", "mean size", "single (%)", "empty (%)"]
+    head = ["kind", "promised", "contain it (%)", "mean size", "single (%)", "empty (%)"]
     yield from _table(head, rows)
 
 
