@@ -38,7 +38,7 @@ def test_the_validation_part_is_calibrated_on(model, data):
     assert len(found.confidences) == 16
     assert found.weights_sha256 == model.weights_sha256
     assert not set(found.image_keys) & set(model.card.support_images)
-    assert any("--max-risk 0.05" in note and "more" in note for note in notes)
+    assert any("max_risk 0.05" in note and "more" in note for note in notes)
 
 
 def test_images_that_were_used_for_fitting_are_refused_by_number(model, data):
@@ -79,9 +79,9 @@ def test_images_of_few_patients_and_absent_classes_are_told(model, data):
     val = read_manifest(data).part("val")[:16]  # of two classes
     items = tuple(Item(i.path, i.label, "val", f"p{n // 4}") for n, i in enumerate(val))
     calibrate(model, Manifest(items, NAMES), say=notes.append)
-    assert any("16 images are of 4 patients" in note for note in notes)
-    assert any("too few for prediction sets of 95 % coverage" in note for note in notes)
-    assert any("no image of: striped tissue" in note for note in notes)
+    assert any("16 images come from 4 patients" in note for note in notes)
+    assert any("too few for prediction sets with 95 % coverage" in note for note in notes)
+    assert any("no images of: striped tissue" in note for note in notes)
 
 
 def test_a_calibrated_model_is_kept_and_read_with_its_calibration(model, data, tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from ogkd.evaluation.selective import (
+from ogkd.evaluation.confidence import (
     augrc,
     aurc,
     coverage_at_risk,

@@ -15,7 +15,7 @@ from ogkd.files import write_atomically, write_json, write_text
 
 if TYPE_CHECKING:
     from ogkd.datasets.manifest import Manifest
-    from ogkd.evaluation import Judged
+    from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
 _METHODS = ("zero-shot", "zero-shot-ensemble", "ogkd")
@@ -77,7 +77,7 @@ def _one_dataset(
 ) -> list[dict[str, Any]]:
     from ogkd.datasets.phantoms import phantom, write_folder
     from ogkd.datasets.read import read_manifest
-    from ogkd.evaluation import classification_metrics, judge
+    from ogkd.evaluation import classification_metrics, predict_labelled
     from ogkd.fitting.pipeline import fit
 
     record = phantom(name)
@@ -102,7 +102,7 @@ def _one_dataset(
             out=place,
         )
         seconds = time.perf_counter() - began
-        judged = judge(model, manifest)
+        judged = predict_labelled(model, manifest)
         result = classification_metrics(judged.labels, judged.logits, judged.class_names)
         rows.append(
             {
@@ -122,7 +122,9 @@ def _one_dataset(
     return rows
 
 
-def _report(model: Classifier, manifest: Manifest, judged: Judged, out: Path, place: Path) -> None:
+def _report(
+    model: Classifier, manifest: Manifest, judged: LabelledPredictions, out: Path, place: Path
+) -> None:
     """Calibrate the model, write the page about it, and show some predictions."""
     from ogkd.audit import audit_data
     from ogkd.evaluation.calibrate import calibrate
@@ -144,7 +146,7 @@ def _report(model: Classifier, manifest: Manifest, judged: Judged, out: Path, pl
     _predictions(model, judged)
 
 
-def _predictions(model: Classifier, judged: Judged) -> None:
+def _predictions(model: Classifier, judged: LabelledPredictions) -> None:
     """A few answers, with the set of classes that holds the right one nine times in ten."""
     import numpy as np
     from rich.console import Console

@@ -33,7 +33,7 @@ from ogkd.errors import ConfigError
 from ogkd.files import write_atomically, write_json
 
 if TYPE_CHECKING:
-    from ogkd.evaluation import Judged
+    from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
 
@@ -106,7 +106,9 @@ def evaluate(
             typer.echo(line)
 
 
-def _write_rows(place: Path, classifier: Classifier, judged: Judged, *, paths: bool) -> None:
+def _write_rows(
+    place: Path, classifier: Classifier, judged: LabelledPredictions, *, paths: bool
+) -> None:
     """A row for each image: its hash (or path too), truth, prediction, probabilities."""
     names = classifier.class_names
     with (

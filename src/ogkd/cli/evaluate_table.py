@@ -1,4 +1,4 @@
-"""What `ogkd evaluate` prints: the numbers of `ogkd.evaluation.describe` for people to read."""
+"""What `ogkd evaluate` prints: the results of `ogkd.evaluation` as tables."""
 
 from __future__ import annotations
 

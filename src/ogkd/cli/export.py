@@ -64,13 +64,13 @@ def export(
         raise ConfigError("Give --check or --data, not both: each names the images to compare on.")
     images = find_images(check) if check else []
 
-    from ogkd.evaluation.judge import judge
+    from ogkd.evaluation import predict_labelled
     from ogkd.model.classifier import load
 
     classifier = load(model, backbone=backbone, device="cpu", engine=encoder_engine)
     labels = None
     if data is not None:
-        judged = judge(classifier, data, split=split)
+        judged = predict_labelled(classifier, data, split=split)
         images, labels = judged.paths, judged.labels
     try:
         exported = export_onnx(

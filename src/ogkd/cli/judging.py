@@ -16,7 +16,7 @@ from ogkd.errors import ConfigError
 if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.datasets.manifest import Manifest
-    from ogkd.evaluation import Judged
+    from ogkd.evaluation import LabelledPredictions
     from ogkd.features.encode import BadFile
     from ogkd.model.classifier import Classifier
 
@@ -29,7 +29,7 @@ class Verdict:
 
     classifier: Classifier
     manifest: Manifest  # all of the data
-    judged: Judged
+    judged: LabelledPredictions
     result: dict[str, Any]
     skipped: list[BadFile] | None  # None where nothing was to be skipped
 
@@ -76,7 +76,7 @@ def judge_data(
 ) -> Verdict:
     """Judge a part of the data by the options of the command line; warnings go to the screen."""
     from ogkd.datasets.fetch import resolve_data
-    from ogkd.evaluation import describe, judge
+    from ogkd.evaluation import evaluate_predictions, predict_labelled
     from ogkd.evaluation.calibrate import engine_note
     from ogkd.features.usable import check_on_error
     from ogkd.images.address import parse_rule
@@ -87,8 +87,8 @@ def judge_data(
     manifest = resolve_data(data, root=root, class_names=read_classes(classes))
     classifier = load(model, backbone=backbone, device=device, engine=encoder_engine)
     part, skipped = usable(manifest, split, rule or classifier.card.slice, skip=skip)
-    judged = judge(classifier, part, split=split)
-    result = describe(
+    judged = predict_labelled(classifier, part, split=split)
+    result = evaluate_predictions(
         judged,
         classifier.calibration,
         graded=graded,

@@ -1,4 +1,4 @@
-"""A classifier's answers to labelled images, before anything is said about them."""
+"""A classifier's outputs on labelled images: what every metric and calibration starts from."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from ogkd.features.store import FeatureStore
 from ogkd.features.usable import sliced
 from ogkd.model.classifier import Classifier
 from ogkd.model.support import image_keys
+from ogkd.prompts.bank import fold
 
-__all__ = ["Judged", "judge"]
+__all__ = ["LabelledPredictions", "predict_labelled"]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Labelled images as a model sees them; labels and columns count through its classes."""
+class LabelledPredictions:
+    """Labelled images with the model's outputs; labels and columns index the model's classes."""
 
     labels: NDArray[np.int64]  # [N]
     logits: NDArray[np.float32]  # [N, C], before calibration
     features: NDArray[np.float32]  # [N, d]
     paths: list[Path]
-    groups: list[str | None]  # patient or lesion, where known
-    keys: list[str]  # what they are by content, as in ModelCard.support_images
+    groups: list[str | None]  # patient or lesion, if known
+    keys: list[str]  # content keys, as in ModelCard.support_images
     class_names: tuple[str, ...]
-    normal: tuple[int, ...]  # labels of the classes that stand for "nothing found"
+    normal: tuple[int, ...]  # labels of the classes that mean "nothing found"
 
-    def without(self, keys: Collection[str]) -> Judged:
-        """All images but those."""
+    def without(self, keys: Collection[str]) -> LabelledPredictions:
+        """A copy without the images that have one of these content keys."""
         rows = [row for row, key in enumerate(self.keys) if key not in keys]
         return replace(
             self,
@@ -47,25 +48,27 @@ class Judged:
             keys=[self.keys[row] for row in rows],
         )
 
-    def among(self, keys: Collection[str]) -> int:
-        """How many of the images are those."""
+    def count_in(self, keys: Collection[str]) -> int:
+        """The number of images that have one of these content keys."""
         return sum(key in keys for key in self.keys)
 
 
-def judge(classifier: Classifier, data: str | Path | Manifest, *, split: str = "test") -> Judged:
-    """What the model says of one split; features come from the store where they are known.
+def predict_labelled(
+    classifier: Classifier, data: str | Path | Manifest, *, split: str = "test"
+) -> LabelledPredictions:
+    """Run the model on one split, or on all images if the data has no splits.
 
-    Where the data has no splits, all of its images are judged.
+    Features come from the store if they are there.
     """
     manifest = resolve_data(data)
     items = sliced(manifest.part(split), classifier.card.slice)
-    numbers = _numbers(classifier, manifest, {item.label for item in items})
+    label_of = _match_classes(classifier, manifest, {item.label for item in items})
     require_files(items)
     paths = [item.path for item in items]
     features = FeatureStore(classifier.backbone).get(paths).globals[:, 0].numpy()
     names = classifier.class_names
-    return Judged(
-        labels=np.array([numbers[item.label] for item in items], dtype=np.int64),
+    return LabelledPredictions(
+        labels=np.array([label_of[item.label] for item in items], dtype=np.int64),
         logits=classifier.logits(features),
         features=features,
         paths=paths,
@@ -76,18 +79,16 @@ def judge(classifier: Classifier, data: str | Path | Manifest, *, split: str = "
     )
 
 
-def _numbers(classifier: Classifier, manifest: Manifest, labels: set[int]) -> dict[int, int]:
-    """The model's number for each of the dataset's labels."""
-    known = {_fold(name): number for number, name in enumerate(classifier.class_names)}
+def _match_classes(
+    classifier: Classifier, manifest: Manifest, labels: Collection[int]
+) -> dict[int, int]:
+    """The model's label for each of the dataset's labels, matched by class name."""
+    known = {fold(name): label for label, name in enumerate(classifier.class_names)}
     names = {label: manifest.class_names[label] for label in sorted(labels)}
-    strange = [name for name in names.values() if _fold(name) not in known]
-    if strange:
+    unknown = [name for name in names.values() if fold(name) not in known]
+    if unknown:
         raise DataError(
-            f"The data has classes that the model does not know: {', '.join(strange)}. "
-            f"It knows: {', '.join(classifier.class_names)}."
+            f"The data has classes that the model does not know: {', '.join(unknown)}. "
+            f"The model knows: {', '.join(classifier.class_names)}."
         )
-    return {label: known[_fold(name)] for label, name in names.items()}
-
-
-def _fold(name: str) -> str:
-    return name.replace("_", " ").casefold()
+    return {label: known[fold(name)] for label, name in names.items()}
