@@ -33,8 +33,7 @@ from ogkd.datasets.splits import (
 )
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.evaluate import grade_order
-from ogkd.evaluation.metrics import plain, summary_metrics
-from ogkd.evaluation.metrics import screening_masks
+from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import (
     make_support,

@@ -57,12 +57,13 @@ def check(
     for option, file in (("--json", as_json), ("--html", html)):
         if file is not None and file.is_dir():
             raise ConfigError(f"{option} {file} is a folder. Give the name of a file in it.")
-    from ogkd.audit import audit_data, write_page
-    from ogkd.audit.labels import need_cleanlab
+    from ogkd.audit import audit_data
+    from ogkd.audit.labels import require_cleanlab
+    from ogkd.report import write_data_check
 
     wanted = labels or backbone is not None
     if wanted:
-        need_cleanlab()
+        require_cleanlab()
     manifest, root = _read(data, slice_rule)
     model = None
     if wanted:
@@ -73,7 +74,7 @@ def check(
     if as_json is not None:
         write_json(as_json, audit.as_json())
     if html is not None:
-        write_page(audit, paths=[item.path for item in manifest.items], out=html)
+        write_data_check(audit, paths=[item.path for item in manifest.items], out=html)
     _print(audit)
     for file in (as_json, html):
         if file is not None:
