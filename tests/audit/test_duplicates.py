@@ -9,11 +9,12 @@ from PIL import Image
 from ogkd.audit import duplicates
 from ogkd.audit.check import scan_images
 from ogkd.audit.duplicates import components, find_duplicates
+from ogkd.images import ImageRef
 
 
-def save(path: Path, image: np.ndarray) -> Path:
+def save(path: Path, image: np.ndarray) -> ImageRef:
     Image.fromarray(image).save(path)
-    return path
+    return ImageRef(path)
 
 
 def test_the_same_pixels_in_other_files_are_exact_and_not_near_too(texture, tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -85,7 +86,7 @@ def test_a_list_beyond_the_limit_is_cut_and_says_so(texture, tmp_path, monkeypat
 
 
 def test_no_readable_image_gives_no_duplicates(tmp_path: Path) -> None:
-    found = find_duplicates(scan_images([tmp_path / "absent.png"])[0], near=6)
+    found = find_duplicates(scan_images([ImageRef(tmp_path / "absent.png")])[0], near=6)
     assert (found.exact, found.near, found.flat) == ((), (), ())
 
 

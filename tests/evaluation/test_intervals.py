@@ -15,6 +15,7 @@ from ogkd.evaluation.intervals import (
     resampling_units,
 )
 from ogkd.evaluation.metrics import summary_metrics
+from ogkd.images import ImageRef
 
 
 def predictions(labels, logits, groups=None, normal=()):
@@ -23,7 +24,7 @@ def predictions(labels, logits, groups=None, normal=()):
         labels=np.asarray(labels),
         logits=logits.astype(np.float32),
         features=np.zeros((count, 2), np.float32),
-        paths=[Path(str(row)) for row in range(count)],
+        images=[ImageRef(Path(str(row))) for row in range(count)],
         groups=list(groups) if groups is not None else [None] * count,
         keys=[str(row) for row in range(count)],
         class_names=tuple("abcdefgh"[:classes]),

@@ -107,7 +107,7 @@ def test_numbers_are_those_of_the_judged_images(page, world):
 
 def test_file_names_stay_out_unless_asked_for(world, text):
     assert "Jane-Doe" not in text
-    assert str(world.predictions.paths[0].parent) not in text
+    assert str(world.predictions.images[0].file.parent) not in text
     assert "Jane-Doe-test" in build(world, show_names=True)
 
 

@@ -23,7 +23,7 @@ from ogkd.audit.findings import all_findings, gather_facts
 from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, LabelReport, Record, ScannedImage
 from ogkd.errors import ConfigError, DataError
-from ogkd.images.decode import read_image
+from ogkd.images import ImageRef, read_image
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -56,19 +56,19 @@ def audit_data(
     names = [_printable(name) for name in manifest.class_names]
     records = tuple(
         Record(
-            _printable(_relative(item.path, root)),
+            _printable(_relative(item.image, root)),
             names[item.label],
             _printable(item.split),
             None if item.group is None else _printable(item.group),
         )
         for item in manifest.items
     )
-    paths = [item.path for item in manifest.items]
-    images, unreadable = scan_images(paths)
+    refs = [item.image for item in manifest.items]
+    images, unreadable = scan_images(refs)
     duplicates = find_duplicates(images, near=near)
     labels = None
     if backbone is not None:
-        labels = _check_labels(backbone, paths, records, images, duplicates)
+        labels = _check_labels(backbone, refs, records, images, duplicates)
     facts = gather_facts(records, names, images)
     reasons = {
         # Without the folders above the data, which do not belong in a shared page.
@@ -87,7 +87,7 @@ def audit_data(
 
 
 def scan_images(
-    paths: Sequence[Path], *, workers: int | None = None
+    refs: Sequence[ImageRef], *, workers: int | None = None
 ) -> tuple[list[ScannedImage | None], dict[int, str]]:
     """Read all files; an unreadable one is None, with the reason under its number."""
     workers = workers or min(8, os.cpu_count() or 1)
@@ -96,9 +96,9 @@ def scan_images(
     unreadable: dict[int, str] = {}
     with (
         ThreadPoolExecutor(max_workers=workers) as pool,
-        progress_bar("Reading images", len(paths)) as bar,
+        progress_bar("Reading images", len(refs)) as bar,
     ):
-        for number, found in enumerate(pool.map(_scan, paths)):
+        for number, found in enumerate(pool.map(_scan, refs)):
             if isinstance(found, str):
                 unreadable[number] = found
                 images.append(None)
@@ -110,15 +110,15 @@ def scan_images(
     return images, unreadable
 
 
-def _scan(path: Path) -> ScannedImage | str:
+def _scan(ref: ImageRef) -> ScannedImage | str:
     """The image's summary, or why it cannot be read."""
     try:
-        image = read_image(path)
+        image = read_image(ref)
     except DataError as error:
         return str(error)
     height, width = image.shape[:2]
     if not height or not width:
-        return f"{path} has no pixels. Replace or remove the file."
+        return f"{ref} has no pixels. Replace or remove the file."
     digest = hashlib.sha256(f"{height} {width} ".encode() + image.tobytes()).digest()
     gray = bool((image[..., 0] == image[..., 1]).all() and (image[..., 1] == image[..., 2]).all())
     return ScannedImage(width, height, gray, digest, small_gray(image))
@@ -126,7 +126,7 @@ def _scan(path: Path) -> ScannedImage | str:
 
 def _check_labels(
     backbone: Backbone,
-    paths: Sequence[Path],
+    refs: Sequence[ImageRef],
     records: Sequence[Record],
     images: Sequence[ScannedImage | None],
     duplicates: Duplicates,
@@ -137,7 +137,7 @@ def _check_labels(
     numbers = [n for n, image in enumerate(images) if image is not None and n not in flat]
     if not numbers:
         return LabelReport((), 0, None)
-    features = FeatureStore(backbone).get([paths[number] for number in numbers]).globals[:, 0]
+    features = FeatureStore(backbone).get([refs[number] for number in numbers]).globals[:, 0]
     patients: dict[str, list[int]] = {}
     for number, record in enumerate(records):
         if record.group is not None:
@@ -152,9 +152,9 @@ def _check_labels(
     )
 
 
-def _relative(path: Path, root: Path) -> str:
+def _relative(ref: ImageRef, root: Path) -> str:
     # Not Path.relative_to: a table may list files outside its own folder.
-    return Path(os.path.relpath(path, root)).as_posix()
+    return Path(os.path.relpath(str(ref), root)).as_posix()
 
 
 def _printable(name: str) -> str:

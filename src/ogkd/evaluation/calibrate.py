@@ -17,7 +17,7 @@ from ogkd.model.calibration import (
 )
 from ogkd.model.classifier import Classifier
 
-__all__ = ["FEWEST", "calibrate", "engine_note"]
+__all__ = ["FEWEST", "calibrate"]
 
 FEWEST = images_needed_for_coverage(0.9)
 
@@ -70,25 +70,6 @@ def calibrate(
     for note in _notes(found, calibration):
         say(f"Note: {note}")
     return calibration
-
-
-def engine_note(classifier: Classifier, *, engine: str | None = None) -> str:
-    """A warning if images are encoded with another engine than the calibration was; else "".
-
-    `engine` encodes them, if it is not the classifier's backbone.
-    """
-    if classifier.calibration is None:
-        return ""
-    # Older files do not record it: the engine was then that of the fit.
-    made = classifier.calibration.engine or classifier.card.backbone.engine
-    used = engine or classifier.backbone.engine
-    if used == made:
-        return ""
-    advice = "" if engine else f" Calibrate again with the engine {used}."
-    return (
-        f"The calibration was made with the encoder engine {made}, but here {used} encodes the "
-        f"images: its guarantees (prediction sets, risk limits) do not hold for {used}.{advice}"
-    )
 
 
 def _unused(

@@ -14,9 +14,8 @@ from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
-from ogkd.features.usable import sliced
+from ogkd.images import ImageRef, SliceRule
 from ogkd.model.classifier import Classifier
-from ogkd.model.support import image_keys
 from ogkd.prompts.bank import fold
 
 __all__ = ["LabelledPredictions", "predict_labelled"]
@@ -29,7 +28,7 @@ class LabelledPredictions:
     labels: NDArray[np.int64]  # [N]
     logits: NDArray[np.float32]  # [N, C], before calibration
     features: NDArray[np.float32]  # [N, d]
-    paths: list[Path]
+    images: list[ImageRef]
     groups: list[str | None]  # patient or lesion, if known
     keys: list[str]  # content keys, as in ModelCard.support_images
     class_names: tuple[str, ...]
@@ -43,7 +42,7 @@ class LabelledPredictions:
             labels=self.labels[rows],
             logits=self.logits[rows],
             features=self.features[rows],
-            paths=[self.paths[row] for row in rows],
+            images=[self.images[row] for row in rows],
             groups=[self.groups[row] for row in rows],
             keys=[self.keys[row] for row in rows],
         )
@@ -54,26 +53,32 @@ class LabelledPredictions:
 
 
 def predict_labelled(
-    classifier: Classifier, data: str | Path | Manifest, *, split: str = "test"
+    classifier: Classifier,
+    data: str | Path | Manifest,
+    *,
+    split: str = "test",
+    slice: SliceRule | None = None,
 ) -> LabelledPredictions:
-    """Run the model on one split, or on all images if the data has no splits.
+    """Apply the model to one split, or to all images if the data has no splits.
 
-    Features come from the store if they are there.
+    Features come from the store if they are there. `slice` is used for volumes that do not name
+    one (default: the slice that the model learned from).
     """
     manifest = resolve_data(data)
-    items = sliced(manifest.part(split), classifier.card.slice)
+    chosen = replace(manifest, items=tuple(manifest.part(split)))
+    items = chosen.sliced(slice or classifier.card.slice_rule).items
     label_of = _match_classes(classifier, manifest, {item.label for item in items})
     require_files(items)
-    paths = [item.path for item in items]
-    features = FeatureStore(classifier.backbone).get(paths).globals[:, 0].numpy()
+    images = [item.image for item in items]
+    features = FeatureStore(classifier.backbone).get(images).globals[:, 0].numpy()
     names = classifier.class_names
     return LabelledPredictions(
         labels=np.array([label_of[item.label] for item in items], dtype=np.int64),
         logits=classifier.logits(features),
         features=features,
-        paths=paths,
+        images=images,
         groups=[item.group for item in items],
-        keys=image_keys(paths),
+        keys=[image.fingerprint for image in images],
         class_names=names,
         normal=tuple(c for c, name in enumerate(names) if name in classifier.card.normal),
     )

@@ -11,7 +11,7 @@ from PIL import Image
 from ogkd.audit import Audit
 from ogkd.errors import DataError
 from ogkd.files import write_text
-from ogkd.images.decode import read_image
+from ogkd.images import ImageRef, read_image
 from ogkd.progress import progress_bar
 from ogkd.report.html import data_uri, render
 
@@ -25,15 +25,15 @@ _COPIES = 6  # images shown of one set
 Card = tuple[Sequence[int], str]  # image numbers, words below them
 
 
-def write_data_check(audit: Audit, *, paths: Sequence[Path], out: Path) -> None:
-    """Write the page; `paths` are the images that were checked, for their thumbnails."""
+def write_data_check(audit: Audit, *, images: Sequence[ImageRef], out: Path) -> None:
+    """Write the page; `images` are those that were checked, for their thumbnails."""
     numbers = dict.fromkeys(
         number for _, _, cards in _galleries(audit) for members, _ in cards for number in members
     )
     thumbs: dict[int, str] = {}
     with progress_bar("Drawing thumbnails", len(numbers)) as bar:
         for number in numbers:
-            thumbs[number] = _thumb(paths[number])
+            thumbs[number] = _thumb(images[number])
             bar.advance()
     write_text(out, data_check_page(audit, thumbs.__getitem__))
 
@@ -49,10 +49,7 @@ def data_check_page(audit: Audit, thumb: Callable[[int], str]) -> str:
             (audit.count("error"), "errors"),
             (audit.count("warning"), "warnings"),
             (audit.count("note"), "notes"),
-            (
-                f"{sizes[0]} px" if len(sizes) == 1 else len(sizes),
-                "image size" + "s" * (len(sizes) != 1),
-            ),
+            (sizes[0], "pixels") if len(sizes) == 1 else (len(sizes), "image sizes"),
             ("unknown" if facts.groups is None else facts.groups, "patients (groups)"),
         ],
         findings=audit.findings,
@@ -130,9 +127,9 @@ def _card(
     }
 
 
-def _thumb(path: Path) -> str:
+def _thumb(ref: ImageRef) -> str:
     try:
-        image = Image.fromarray(read_image(path))
+        image = Image.fromarray(read_image(ref))
     except DataError:
         return ""  # it was readable during the check; the page can do without
     image.thumbnail((_THUMB, _THUMB))

@@ -9,7 +9,6 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 
 from ogkd.core.geometry import class_graph, prototypes
 from ogkd.errors import DataError
-from ogkd.images import read_image
-from ogkd.model.classifier import versions
+from ogkd.images import ImageRef, read_image
+from ogkd.model.card import versions
 from ogkd.prompts.bank import fold, template_bank
 
 if TYPE_CHECKING:
@@ -73,9 +72,9 @@ def data_facts(predictions: LabelledPredictions, audit: Audit | None) -> Pairs:
     if audit is not None:
         sizes, sample = Counter(audit.facts.sizes), "all images of the data"
     else:
-        count = len(predictions.paths)
+        count = len(predictions.images)
         chosen = np.linspace(0, count - 1, min(count, _SAMPLED)).round().astype(int)
-        sizes = Counter(_size(predictions.paths[number]) for number in np.unique(chosen))
+        sizes = Counter(_size(predictions.images[number]) for number in np.unique(chosen))
         sample = f"{sizes.total()} of the evaluated images"
     shown = [f"{size} ({count})" for size, count in sizes.most_common(_SIZES)]
     more = len(sizes) - len(shown)
@@ -88,9 +87,9 @@ def data_facts(predictions: LabelledPredictions, audit: Audit | None) -> Pairs:
     ]
 
 
-def _size(path: Path) -> str:
+def _size(ref: ImageRef) -> str:
     try:
-        height, width = read_image(path).shape[:2]
+        height, width = read_image(ref).shape[:2]
     except DataError:
         return "unreadable"  # its features were computed earlier
     return f"{width} x {height}"

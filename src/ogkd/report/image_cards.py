@@ -88,7 +88,7 @@ def cards(
     with progress_bar("Drawing evidence", len(numbers)) as bar:
         drawn = evidence(
             classifier,
-            [predictions.paths[number] for number in numbers],
+            [predictions.images[number] for number in numbers],
             labels=[int(predicted[number]) for number in numbers],
             top=min(_OUTLINED, rows * columns),
         )
@@ -109,7 +109,7 @@ def cards(
                             f"evidence for {name}",
                         ),
                     ),
-                    file=predictions.paths[number].name if show_names else "",
+                    file=predictions.images[number].name if show_names else "",
                 )
             )
             bar.advance()

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.evaluation import evaluate_predictions
-from ogkd.evaluation.calibrate import engine_note
 from ogkd.files import write_text
 from ogkd.model.calibration import softmax
 from ogkd.model.card import CAUTION
+from ogkd.model.decide import engine_note
 from ogkd.report import facts, image_cards, sections
 from ogkd.report.charts import confusion_table, graph_table
 from ogkd.report.html import render
@@ -185,7 +185,7 @@ def _error_rows(
             "true": names[predictions.labels[row]],
             "predicted": names[p[row].argmax()],
             "confidence": percent(float(p[row].max())),
-            "file": predictions.paths[row].name if show_names else "",
+            "file": predictions.images[row].name if show_names else "",
         }
         for row in wrong
     ]
