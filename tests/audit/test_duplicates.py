@@ -36,7 +36,7 @@ def test_a_resized_copy_is_near_and_numbers_count_through_unreadable_files(
     broken.write_bytes(b"not an image")
     small = np.asarray(Image.fromarray(texture(1)).resize((75, 60)))
     paths = [
-        broken,
+        ImageRef(broken),
         save(tmp_path / "a.png", texture(1)),
         save(tmp_path / "b.png", texture(2)),
         save(tmp_path / "small.png", small),

@@ -56,7 +56,7 @@ def app_command(
     others can reach it; it then needs a password, which is asked for or read
     from OGKD_APP_PASSWORD. Uploads are deleted as soon as they are answered.
     """
-    from ogkd.app.server import Settings, is_loopback, need_gradio, serve
+    from ogkd.app.server import Settings, is_loopback, require_gradio, serve
     from ogkd.images.decode import MAX_PIXELS
 
     limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
@@ -66,18 +66,17 @@ def app_command(
             f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read. Cut them into "
             "tiles or scale them down first."
         )
-    need_gradio()
+    require_gradio()
     password = None if is_loopback(host) else _ask_password(host)
     settings = Settings(host=host, port=port, password=password, **limits)
 
-    from ogkd.app.models import load_models
-    from ogkd.app.support import with_pictures
+    from ogkd.app.models import load_models, with_support_images
 
     loaded = load_models(
         models, backbone=backbone, device=device, coverage=coverage, max_risk=max_risk
     )
     if support is not None:
-        loaded = with_pictures(loaded, support)
+        loaded = with_support_images(loaded, support)
     for model in loaded:
         if model.note:
             typer.echo(f"Note on {model.name}: {model.note}", err=True)

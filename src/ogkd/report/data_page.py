@@ -12,8 +12,9 @@ from ogkd.audit import Audit
 from ogkd.errors import DataError
 from ogkd.files import write_text
 from ogkd.images import ImageRef, read_image
+from ogkd.model.explain import data_uri
 from ogkd.progress import progress_bar
-from ogkd.report.html import data_uri, render
+from ogkd.report.html import render
 
 __all__ = ["data_check_page", "write_data_check"]
 
@@ -132,5 +133,4 @@ def _thumb(ref: ImageRef) -> str:
         image = Image.fromarray(read_image(ref))
     except DataError:
         return ""  # it was readable during the check; the page can do without
-    image.thumbnail((_THUMB, _THUMB))
-    return data_uri(image)
+    return data_uri(image, most=_THUMB)

@@ -1,17 +1,14 @@
-"""What all pages share: templates, one style sheet, images inside the page. No scripts."""
+"""What all pages share: templates and one style sheet. No scripts, nothing loaded."""
 
 from __future__ import annotations
 
-import base64
-import io
 from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from PIL import Image
 
-__all__ = ["data_uri", "render"]
+__all__ = ["render"]
 
 
 @cache
@@ -31,10 +28,3 @@ def render(template: str, **values: object) -> str:
     sheet = Path(__file__).with_name("templates") / "style.css"
     style = Markup(sheet.read_text(encoding="utf-8"))  # ours, so not escaped
     return _environment().get_template(template).render(style=style, **values)
-
-
-def data_uri(image: Image.Image) -> str:
-    """A JPEG inside the page, so that it loads nothing from elsewhere."""
-    buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, "JPEG", quality=80)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.model.explain import draw, evidence
+from ogkd.model.explain import data_uri, draw, evidence
 from ogkd.progress import progress_bar
-from ogkd.report.html import data_uri
 
 if TYPE_CHECKING:
     from ogkd.evaluation import LabelledPredictions
