@@ -10,8 +10,7 @@ from feature_toys import NAMES, make_support, unit
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate
 from ogkd.fitting.pipeline import fit_seeds
-from ogkd.methods import METHODS, TextSide, Workplace, make_method
-from ogkd.methods._rows import FeatureMethod
+from ogkd.methods import METHODS, FeatureMethod, TextSide, make_method
 from ogkd.model.card import BackboneCard, ModelCard
 from ogkd.model.classifier import Classifier, load
 
@@ -47,7 +46,7 @@ def support_of(method, backbone, counts=(3, 3, 3), **options):
 
 def fit(method, supports, text, seeds=(1,)):
     needed = list(supports) if method.needs_images else []
-    return method.fit(needed, text, seeds=list(seeds), workplace=Workplace())
+    return method.fit(needed, text, seeds=list(seeds))
 
 
 def probabilities(head, backbone):

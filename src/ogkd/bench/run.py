@@ -34,7 +34,7 @@ from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import Drawn, draw, make_support, normal_labels, text_side
-from ogkd.methods import Head, Method, Support, TextSide, Workplace, make_method, presets
+from ogkd.methods import Head, Method, Support, TextSide, make_method, presets
 from ogkd.methods.ogkd import OGKDConfig
 from ogkd.model.card import versions
 
@@ -146,9 +146,7 @@ class Runner:
             ]
         clock.lap("encode")
         seeds = [spec.seed for spec in group.specs]
-        heads = type(methods[0]).fit_beside(
-            methods, supports, trained, seeds=seeds, workplace=Workplace()
-        )
+        heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)
         clock.lap("train")
         judged = [
             self._judge(method, head, parts, _alpha(first))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark
+from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
 from ogkd.datasets.fetch import read_benchmark
 from ogkd.datasets.groups import separate_groups
 from ogkd.datasets.manifest import Manifest
@@ -100,7 +100,7 @@ def find_sources(
 ) -> dict[str, Source]:
     """Look every dataset up before anything runs; an unknown one is named with the nearest."""
     if data is None:
-        known = list(benchmarks())
+        known = list(benchmarks() if set(names) <= {"*", *benchmarks()} else known_benchmarks())
     elif data == _PHANTOMS:
         known = list(PHANTOMS)
     else:

@@ -28,9 +28,9 @@ def _root() -> None:
 @app.command("list")
 def list_benchmarks(as_json: _Json = False) -> None:
     """Show the benchmark datasets and whether they are on this machine."""
-    from ogkd.datasets.catalog import benchmarks
+    from ogkd.datasets.catalog import known_benchmarks
 
-    rows = [_facts(record) for record in benchmarks().values()]
+    rows = [_facts(record) for record in known_benchmarks().values()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return

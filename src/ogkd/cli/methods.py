@@ -28,13 +28,15 @@ def methods(
     width = max(len(entry["name"]) for entry in found)
     for entry in found:
         needs = ", ".join(entry["needs"]) or "nothing"
-        typer.echo(f"{entry['name']:{width}}  {entry['summary']}")
+        source = f" [plugin {entry['plugin']}]" if entry["plugin"] else ""
+        typer.echo(f"{entry['name']:{width}}  {entry['summary']}{source}")
         typer.echo(f"{'':{width}}  {entry['cost']}; needs {needs}; {entry['citation']}")
     typer.echo("\nSettings and presets of one: ogkd methods NAME")
     return None
 
 
 def _describe(name: str, *, with_settings: bool = False) -> dict[str, Any]:
+    from ogkd import plugins
     from ogkd.methods import METHODS, presets
 
     method = METHODS[name]
@@ -50,6 +52,7 @@ def _describe(name: str, *, with_settings: bool = False) -> dict[str, Any]:
         "cost": method.cost,
         "needs": [what for what, needed in needs.items() if needed],
         "citation": method.citation,
+        "plugin": plugins.name_of(method),
     }
     if with_settings:
         entry["settings"] = method.Config().model_dump(mode="json")
@@ -64,6 +67,8 @@ def _show(entry: dict[str, Any], *, json: bool) -> None:
     typer.echo(f"{entry['name']}: {entry['summary']}")
     typer.echo(f"Cost: {entry['cost']}. Needs: {', '.join(entry['needs']) or 'nothing'}.")
     typer.echo(f"From: {entry['citation']}")
+    if entry["plugin"]:
+        typer.echo(f"Plugin: {entry['plugin']}")
     typer.echo("Settings (change one with --set NAME=VALUE):")
     for key, value in _flat(entry["settings"]):
         typer.echo(f"  {key} = {json_format.dumps(value)}")

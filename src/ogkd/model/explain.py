@@ -22,11 +22,19 @@ from ogkd.core.losses import patches_kept, select_patches
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import whole_image
 from ogkd.images import ImageRef
-from ogkd.methods.heads import Head, TextHead
+from ogkd.methods import Head
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decision
 
-__all__ = ["Evidence", "data_uri", "draw", "evidence", "evidence_of", "patch_evidence"]
+__all__ = [
+    "Evidence",
+    "data_uri",
+    "draw",
+    "evidence",
+    "evidence_of",
+    "explain",
+    "patch_evidence",
+]
 
 _SIDE = 672  # most pixels of a drawn map: three times 224
 _RATIO = 0.1  # share of patches that count as most attentive if the method names none
@@ -92,6 +100,22 @@ def evidence_of(
         grid=grid.view(rows, columns).float().numpy(),
         top=[divmod(place, columns) for place in best.tolist()],
     )
+
+
+def explain(
+    classifier: Classifier,
+    images: str | Path | ImageRef | Sequence[str | Path | ImageRef],
+    *,
+    labels: Sequence[int] | None = None,
+    top: int | None = None,
+) -> list[Evidence]:
+    """Return the evidence map of each image; `draw` makes a picture of one.
+
+    Takes one image or several; for very many, `evidence` yields them one at a time. The other
+    arguments are those of `evidence`.
+    """
+    several = [images] if isinstance(images, str | Path | ImageRef) else images
+    return list(evidence(classifier, several, labels=labels, top=top))
 
 
 def patch_evidence(logits: Tensor, labels: Tensor) -> Tensor:
@@ -166,8 +190,9 @@ def _look(head: Head, patches: Tensor, label: int, kept: int) -> tuple[Tensor, T
     """Evidence [P] of patches [P, d], and the positions [kept] of the most attentive patches."""
     labels = torch.tensor([label])
     maps = patch_evidence(head.logits(patches).unsqueeze(0), labels)
-    if isinstance(head, TextHead):
-        best = select_patches(patches.unsqueeze(0), head.T, labels, kept, absolute=False)
+    T = head.class_texts
+    if T is not None and head.is_text_only:
+        best = select_patches(patches.unsqueeze(0), T, labels, kept, absolute=False)
         return maps[0], best[0]
     return maps[0], maps[0].topk(kept).indices
 

@@ -98,7 +98,7 @@ def _size(ref: ImageRef) -> str:
 def graph(classifier: Classifier) -> tuple[NDArray[np.floating], float, bool]:
     """The class graph W, its alpha, and whether it is based on learned class texts."""
     head = classifier.head
-    T = getattr(getattr(head, "text", head), "T", None)  # some carry a text head inside
+    T = head.class_texts
     learned = T is not None
     if T is None:  # a head without texts: use texts made from the class names
         bank = template_bank(classifier.class_names)

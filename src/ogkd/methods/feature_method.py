@@ -1,4 +1,4 @@
-"""What methods on cached features share: rows, the text prior, and one fit per seed."""
+"""The base of methods on cached features: rows, the text prior, and one fit per seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from ogkd.core.geometry import prototypes
 from ogkd.errors import DataError
-from ogkd.methods.base import Method, MethodConfig, Support, TextSide, Workplace
+from ogkd.methods.base import ConfigT, Method, MethodConfig, Support, TextSide, TrainingFolder
 from ogkd.methods.heads import Head, KernelHead, LinearHead
 
 __all__ = [
@@ -31,25 +31,25 @@ Prior = Literal["single", "bank"]
 
 
 class PriorConfig(MethodConfig):
-    """`prior`: class texts from one template, or the mean of the prompt bank."""
+    """`prior`: class texts from one template, or the mean over the prompt bank."""
 
     prior: Prior = "single"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Every view of every support image as one row; rows of one image belong together."""
+    """Every view of every support image as one row; the rows of an image are consecutive."""
 
     features: Tensor  # [R, d], L2-normalised
     labels: Tensor  # [R]
-    images: Tensor  # [R]: the number of the image that a row is a view of
+    images: Tensor  # [R]: the index of the image that a row is a view of
     classes: int
     views: int
     validation: tuple[Tensor, Tensor] | None = None
 
     @property
     def one_hot(self) -> Tensor:
-        """Labels as [R, C] of zeros and ones."""
+        """Labels as zeros and ones: [R, C]."""
         return torch.nn.functional.one_hot(self.labels, self.classes).float()
 
     @property
@@ -58,13 +58,13 @@ class Rows:
         return self.one_hot.sum(0) / self.views
 
     def keep(self, mask: Tensor) -> Rows:
-        """The rows where the mask is true."""
+        """Keep the rows where the mask is true."""
         kept = {name: getattr(self, name)[mask] for name in ("features", "labels", "images")}
         return replace(self, **kept)
 
 
 def rows_of(support: Support, class_names: Sequence[str]) -> Rows:
-    """Rows of a support that has at least one image of each class."""
+    """Flatten a support to rows; it must have at least one image of each class."""
     features, labels = support.rows()
     count = len(support.labels)
     views = len(labels) // max(1, count)
@@ -73,7 +73,7 @@ def rows_of(support: Support, class_names: Sequence[str]) -> Rows:
     if missing:
         raise DataError(
             f"There is no image to learn from for: {', '.join(missing)}. Put at least one image "
-            "of each class in the training part, or remove the class."
+            "of each class in the training split, or remove the class."
         )
     images = torch.arange(count).repeat_interleave(views)
     unit = normalize(features.cpu(), dim=-1)
@@ -81,12 +81,12 @@ def rows_of(support: Support, class_names: Sequence[str]) -> Rows:
 
 
 def text_prior(text: TextSide, prior: Prior) -> Tensor:
-    """Class features T [C, d], rows L2-normalised."""
+    """Return the class texts T [C, d] of the chosen prior, rows L2-normalised."""
     return (text.single if prior == "single" else prototypes(text.bank)).float().cpu()
 
 
-class FeatureMethod(Method):
-    """A head on cached features; each support is fitted by itself, in a moment."""
+class FeatureMethod(Method[ConfigT]):
+    """A head on cached features; each support is fitted separately, in seconds."""
 
     cost = "seconds"
 
@@ -96,23 +96,23 @@ class FeatureMethod(Method):
         text: TextSide,
         *,
         seeds: Sequence[int],
-        workplace: Workplace,
+        folder: TrainingFolder | None = None,
     ) -> list[Head]:
-        """One head for each support and seed."""
+        """Fit one head for each support and seed."""
         pairs = zip(supports, seeds, strict=True)
         return [self.fit_rows(rows_of(s, text.class_names), text, seed=seed) for s, seed in pairs]
 
     @abstractmethod
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        """The head for one support."""
+        """Fit the head of one support."""
 
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
-        """A linear head, which most of these methods leave."""
+        """Rebuild a linear head, which is what most of these methods fit."""
         return read_linear(tensors)
 
 
 def read_linear(tensors: Mapping[str, Tensor]) -> LinearHead:
-    """A linear head from its tensors; their shapes must agree."""
+    """Build a linear head from its tensors; their shapes must agree."""
     W, b = tensors["W"].float(), tensors["b"].float()
     if W.dim() != 2 or b.shape != W.shape[:1]:
         raise ValueError(f"W of shape {tuple(W.shape)} and b of shape {tuple(b.shape)}")
@@ -120,9 +120,9 @@ def read_linear(tensors: Mapping[str, Tensor]) -> LinearHead:
 
 
 def read_kernel(tensors: Mapping[str, Tensor], scale: float) -> KernelHead:
-    """A kernel head from its tensors; their shapes must agree."""
+    """Build a kernel head from its tensors; their shapes must agree."""
     T, K, A = (tensors[name].float() for name in "TKA")
     if T.dim() != 2 or K.shape[1:] != T.shape[1:] or A.shape != (len(K), len(T)):
         shapes = ", ".join(f"{n} {tuple(tensors[n].shape)}" for n in "TKA")
-        raise ValueError(f"shapes that do not fit together: {shapes}")
+        raise ValueError(f"shapes do not match: {shapes}")
     return KernelHead(T, scale, K, A, float(tensors["beta"]))

@@ -1,8 +1,8 @@
 """Choosing one or two numbers without looking at test images.
 
-On the validation images where there are any, else by cross-validation on the support: images
-of a class are dealt to folds in turn, all views of an image to the same fold. Where no class
-has two images there is nothing to judge by, and a method falls back on its default values.
+On the validation images if there are any, else by cross-validation on the support: the images
+of a class are dealt to folds in turn, all views of an image to the same fold. If no class has
+two images, nothing can be held out, and a method falls back on its defaults.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ogkd.methods._rows import Rows
+from ogkd.methods.feature_method import Rows
 
 __all__ = ["Trial", "deal", "search", "trials"]
 
-_CHUNK = 4_000_000  # numbers held at once in a grid
-_TIES = 4_000  # equals that are compared; of more, evenly spaced ones
+_CHUNK = 4_000_000  # numbers of a grid in memory at once
+_TIES = 4_000  # ties that are compared; of more, evenly spaced ones
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Rows to learn from, and other images to judge by."""
+    """Rows to learn from, and other images to score on."""
 
     rows: Rows
     features: Tensor  # [M, d]
@@ -33,8 +33,8 @@ class Trial:
 def deal(rows: Rows, most: int) -> Tensor | None:
     """The fold of each row: [R]; -1 for the only image of a class, which is never held out.
 
-    None where no class has two images. The dealing depends on the order of images within a
-    class alone, so it is the same whatever the order of classes.
+    None if no class has two images. The folds depend only on the order of images within a
+    class, so they are the same whatever the order of classes.
     """
     folds = torch.full_like(rows.labels, -1)
     largest = int(rows.counts.max())
@@ -49,7 +49,7 @@ def deal(rows: Rows, most: int) -> Tensor | None:
 
 
 def trials(rows: Rows, *, most: int = 8) -> list[Trial]:
-    """What a search may judge by: validation images, at most `most` folds, or nothing."""
+    """What a search is scored on: validation images, else at most `most` folds, else nothing."""
     if rows.validation is not None and len(rows.validation[1]):
         features, labels = rows.validation
         unit = torch.nn.functional.normalize(features.float().cpu(), dim=-1)
@@ -64,10 +64,10 @@ def trials(rows: Rows, *, most: int = 8) -> list[Trial]:
 def search(
     text: Tensor, extra: Tensor, weights: Sequence[float], labels: Tensor
 ) -> tuple[int, int]:
-    """The best of logits = text + weight * extra[g]: the numbers of g and of the weight.
+    """Return the indices of the best g and weight in logits = text + weight * extra[g].
 
-    text [M, C], extra [G, M, C], labels [M]. Best is the highest accuracy; among equals, which
-    are many on few images, the lowest cross-entropy; then the first.
+    text [M, C], extra [G, M, C], labels [M]. The best has the highest accuracy; among ties, which
+    are many on few images, the lowest cross-entropy; then the first is taken.
     """
     W = torch.tensor(weights, dtype=text.dtype)[:, None, None]  # [A, 1, 1]
     step = max(1, _CHUNK // text.numel())
@@ -86,10 +86,10 @@ def search(
 
 
 def _accuracy(text: Tensor, extra: Tensor, weights: Sequence[float], labels: Tensor) -> Tensor:
-    """Rows for which text + weight * extra is largest at the label: [G, A], as a fraction.
+    """The fraction of rows for which text + weight * extra is largest at the label: [G, A].
 
-    The lead over another class is a line in the weight, so that a row is right on one interval
-    of weights. Counting interval ends costs no more than a single weight does.
+    The lead over another class is linear in the weight, so a row is right on one interval of
+    weights. Counting the ends of intervals costs no more than a single weight does.
     """
     truth = labels.expand(len(extra), -1).unsqueeze(-1)
     slope = (extra.gather(-1, truth) - extra).double()  # [G, M, C]: lead per weight
