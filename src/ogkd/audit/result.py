@@ -151,7 +151,7 @@ class Audit:
             ],
             "labels": labels
             and {
-                "judged": labels.checked,  # the file's own key, kept for its readers
+                "judged": labels.checked,  # this key is part of the file format
                 "accuracy": labels.accuracy,
                 "left_out": list(labels.left_out),
                 "suspects": [

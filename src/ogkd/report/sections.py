@@ -247,7 +247,7 @@ def prediction_sets(result: Values) -> list[Values] | None:
     """Rows about prediction sets; None if the model was not calibrated."""
     if not result["sets"]:
         return None
-    rows = []
+    rows: list[Values] = []
     for row in result["sets"]:
         texts = [percent(row["wanted"]), "too few calibration images", "", "", ""]
         if "coverage" in row:
