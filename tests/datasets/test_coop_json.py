@@ -68,7 +68,7 @@ def test_a_split_file_is_read_in_its_own_order(tmp_path):
         ({"train": [["a", 0, "x"], ["b", 0, "y"]]}, "label 0 is 'y' here, but 'x' before"),
         ({"train": [["a", 0, "x"]], "test": [["b", 0, "y"]]}, "test[0]: label 0 is 'y'"),
         ({"train": [["a", 0, "x"], ["b", 1, "X"]]}, "differ only in case"),
-        ({"train": [["a", 0, "x"], ["b", 1, " "]]}, "no name"),
+        ({"train": [["a", 0, "x"], ["b", 1, " "]]}, "underscores only"),
         ({"train": [["a", 0, "x"]]}, "1 class(es)"),
         ({"train": [["a", 0, "x"], ["b", 2, "y"]]}, "none with label 1"),
         ({"train": [["a", 0, "x"], ["b", 10**30, "y"]]}, "none with label 1"),
@@ -182,7 +182,7 @@ def test_an_official_split_is_read_with_its_classes_and_counts(shared, tmp_path,
     assert tuple(split_counts[split] for split in ("train", "val", "test")) == counts
     # The folder says the class too: a second, independent witness of each label.
     for item in found.items:
-        folder = item.image.relative_to(tmp_path).parts[0]
+        folder = item.image.file.relative_to(tmp_path).parts[0]
         assert folder.replace("_", " ").lower() == names[item.label].lower()
 
 

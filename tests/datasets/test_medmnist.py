@@ -94,7 +94,7 @@ class Hostile:
         ({"train_labels": np.zeros((4, 1))}, "labels are integers"),
         ({"train_labels": np.array(["a"] * 4)}, "labels are integers"),
         ({"train_labels": np.array([[-1], [0], [1], [1]])}, "label -1 is below 0"),
-        ({"train_labels": np.array([[10**9], [0], [1], [1]])}, "no class number"),
+        ({"train_labels": np.array([[10**9], [0], [1], [1]])}, "not a class number"),
         ({"test_labels": None}, "test_images but no test_labels"),
         ({"train_images": np.zeros((4, 28, 28, 28), np.uint8)}, "cut into slices"),
         ({"train_images": np.zeros((4, 28), np.uint8)}, "not that of flat images"),
@@ -124,7 +124,7 @@ def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "x.npz"
     path.write_bytes(pickle.dumps(Hostile()))
-    assert "damaged or no .npz file" in refusal(path)
+    assert "damaged or not an .npz file" in refusal(path)
     assert not Path("hostile-was-here").exists()
 
 
@@ -132,7 +132,7 @@ def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
 def test_a_file_that_is_cut_short_is_refused(tmp_path, keep):
     path = write(tmp_path)
     path.write_bytes(path.read_bytes()[:keep])
-    assert "damaged or no .npz file" in refusal(path)
+    assert "damaged or not an .npz file" in refusal(path)
 
 
 def test_damage_inside_is_refused(tmp_path):

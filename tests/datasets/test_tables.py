@@ -38,7 +38,7 @@ def test_tables_of_any_spreadsheet_are_read(tmp_path, delimiter, encoding, newli
 
 def test_a_comma_in_a_semicolon_table_belongs_to_the_value(tmp_path):
     found = read_manifest(table(tmp_path, "path;label\na,b.png;x, left\nc.png;y\n"))
-    assert found.items[0].path == tmp_path / "a,b.png"
+    assert found.items[0].image.file == tmp_path / "a,b.png"
     assert found.class_names == ("x, left", "y")
 
 
@@ -103,8 +103,8 @@ def test_absolute_paths_and_parents_are_a_users_own_business(tmp_path):
     (tmp_path / "tables").mkdir()
     text = f"path,label\n../pictures/a.png,x\n{tmp_path}/b.png,y\n"
     found = read_manifest(table(tmp_path / "tables", text))
-    assert found.items[0].path.parts[-3:] == ("..", "pictures", "a.png")
-    assert found.items[1].path == tmp_path / "b.png"
+    assert found.items[0].image.file.parts[-3:] == ("..", "pictures", "a.png")
+    assert found.items[1].image.file == tmp_path / "b.png"
 
 
 def test_a_class_list_gives_the_labels(tmp_path):

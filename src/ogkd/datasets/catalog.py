@@ -41,7 +41,7 @@ class Counts(BaseModel):
 
 
 class Benchmark(BaseModel):
-    """One dataset: where it is published, its classes and what its split file must hold."""
+    """One dataset: where it is published, its classes and what its split file must contain."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -109,7 +109,9 @@ def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
     """Names as people write them, refused where two of them would read the same."""
     names = tuple(_clean(name) for name in raw)
     if "" in names:
-        raise DataError("A class name consists of underscores only. Give each class a name.")
+        raise DataError(
+            "A class name is empty, or consists of underscores only. Give each class a name."
+        )
     folded = [name.casefold() for name in names]
     twice = sorted({name for name in names if folded.count(name.casefold()) > 1})
     if twice:

@@ -27,7 +27,7 @@ from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import DataError
 from ogkd.features.decode_ahead import decode_ahead
 from ogkd.features.encode import whole_image
-from ogkd.features.unreadable import BadFile, unreadable, unreadable_error
+from ogkd.features.unreadable import unreadable, unreadable_error
 from ogkd.files import cache_dir, write_atomically
 from ogkd.images import ImageRef, read_image
 from ogkd.images.transforms import normalise, random_resized_crop
@@ -79,7 +79,14 @@ class FeatureStore:
         Unreadable images are one DataError that names all of them.
         """
         self._find_shards()
-        keys = self._complete([ImageRef.of(image) for image in images], views, patches=patches)
+        refs = [ImageRef.of(image) for image in images]
+        try:
+            keys = self._complete(refs, views, patches=patches)
+        except DataError:
+            # One bad file stops the work: name all of them at once.
+            if bad := unreadable(refs):
+                raise unreadable_error(bad) from None
+            raise
         flat = [key for row in keys for key in row]
         found = self._read(flat, patches=patches)
         shape = (len(images), len(views))
@@ -93,9 +100,7 @@ class FeatureStore:
     ) -> list[list[str]]:
         """Encode what is missing; the keys of every view of every image."""
         with ThreadPoolExecutor(max_workers=2) as pool:
-            hashes = list(pool.map(_key_or_none, images))
-        if None in hashes:
-            raise unreadable_error(unreadable(images))
+            hashes = list(pool.map(lambda image: image.key, images))
         keys = [[f"{sha}-{view.key}" for view in views] for sha in hashes]
         missing: dict[str, tuple[ImageRef, View]] = {}
         for image, row in zip(images, keys, strict=True):
@@ -139,30 +144,20 @@ class FeatureStore:
 
     def _encode(self, missing: dict[str, tuple[ImageRef, View]], *, patches: bool) -> None:
         shard: dict[str, Tensor] = {}
-        bad: dict[ImageRef, BadFile] = {}
         keys = list(missing)
         done, began = 0, time.perf_counter()
         with progress_bar("Encoding images", len(keys)) as bar:
             for found in decode_ahead(self._crop, list(missing.values()), batch_size=_BATCH):
-                batch = keys[done : done + len(found)]
-                done += len(found)
-                for key, outcome in zip(batch, found, strict=True):
-                    if isinstance(outcome, DataError):
-                        image = missing[key][0]
-                        bad[image] = BadFile(image, str(outcome))
-                bar.advance(len(found))
-                if bad:
-                    continue  # one bad file stops the encoding: only look for the others
-                crops = [crop for crop in found if not isinstance(crop, DataError)]
-                self._encode_batch(batch, crops, shard, patches)
+                crops = [_or_raise(outcome) for outcome in found]
+                self._encode_batch(keys[done : done + len(crops)], crops, shard, patches)
+                done += len(crops)
+                bar.advance(len(crops))
                 bar.describe(f"{done / (time.perf_counter() - began):.1f} images/s")
                 if len(shard) >= _SHARD:
                     self._write(shard)
                     shard = {}
         if shard:
             self._write(shard)
-        if bad:
-            raise unreadable_error(list(bad.values()))
         self.seconds += time.perf_counter() - began
         self._find_shards()
 
@@ -198,8 +193,7 @@ class FeatureStore:
             aside.write_bytes(save(shard))  # a full disk is then an OSError
 
 
-def _key_or_none(image: ImageRef) -> str | None:
-    try:
-        return image.key
-    except DataError:
-        return None
+def _or_raise(outcome: NDArray[np.uint8] | DataError) -> NDArray[np.uint8]:
+    if isinstance(outcome, DataError):
+        raise outcome
+    return outcome

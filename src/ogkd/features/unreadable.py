@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ogkd.datasets.manifest import Item, first_lines
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.decode_ahead import decode_ahead
@@ -19,6 +22,7 @@ __all__ = [
     "BadFile",
     "OnError",
     "check_on_error",
+    "read_all",
     "readable_items",
     "unreadable",
     "unreadable_error",
@@ -51,11 +55,22 @@ def unreadable(images: Sequence[ImageRef]) -> list[BadFile]:
     def check(image: ImageRef) -> None:
         read_image(image)
 
-    found = [outcome for batch in decode_ahead(check, images) for outcome in batch]
+    return _failures(images, [found for batch in decode_ahead(check, images) for found in batch])
+
+
+def read_all(images: Sequence[ImageRef]) -> list[NDArray[np.uint8]]:
+    """The pixels of every image; those that cannot be read are one error that names them all."""
+    found = [pixels for batch in decode_ahead(read_image, images) for pixels in batch]
+    if bad := _failures(images, found):
+        raise unreadable_error(bad)
+    return [pixels for pixels in found if not isinstance(pixels, DataError)]
+
+
+def _failures(images: Sequence[ImageRef], found: Sequence[object]) -> list[BadFile]:
     return [
-        BadFile(image, str(error))
-        for image, error in zip(images, found, strict=True)
-        if isinstance(error, DataError)
+        BadFile(image, str(outcome))
+        for image, outcome in zip(images, found, strict=True)
+        if isinstance(outcome, DataError)
     ]
 
 

@@ -9,11 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from ogkd.backbones.base import Backbone, ImageFeatures
-from ogkd.errors import DataError
-from ogkd.features.decode_ahead import decode_ahead
 from ogkd.features.store import WHOLE, FeatureStore, View
-from ogkd.features.unreadable import BadFile, unreadable_error
-from ogkd.images import ImageRef, read_image
+from ogkd.features.unreadable import read_all
+from ogkd.images import ImageRef
 from ogkd.images.transforms import normalise, random_resized_crop
 
 __all__ = ["FixedViews", "OnlineViews", "cached_views"]
@@ -45,15 +43,7 @@ class OnlineViews:
     def __init__(self, backbone: Backbone, images: Sequence[ImageRef], *, patches: bool) -> None:
         self.backbone = backbone
         self.patches = patches
-        found = [pixels for batch in decode_ahead(read_image, images) for pixels in batch]
-        bad = [
-            BadFile(image, str(error))
-            for image, error in zip(images, found, strict=True)
-            if isinstance(error, DataError)
-        ]
-        if bad:
-            raise unreadable_error(bad)
-        self.images = [pixels for pixels in found if not isinstance(pixels, DataError)]
+        self.images = read_all(images)
 
     def __len__(self) -> int:
         return len(self.images)

@@ -48,15 +48,11 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
 
     class_names: Mapping[Any, str] | None
 
-    def __init__(self, **options: Any) -> None:
-        known = inspect.signature(OGKDClassifier).parameters
-        for name in options:
-            if name not in known:
-                raise TypeError(
-                    f"OGKDClassifier has no parameter '{name}'. It has: {', '.join(known)}."
-                )
-        for name, parameter in known.items():
-            setattr(self, name, options.get(name, parameter.default))
+    def __init__(self, *args: Any, **options: Any) -> None:
+        given = inspect.signature(type(self)).bind(*args, **options)
+        given.apply_defaults()
+        for name, value in given.arguments.items():
+            setattr(self, name, value)
 
     def fit(self, X: Any, y: Any) -> OGKDClassifier:
         """Learn from images X and their labels y."""
@@ -133,12 +129,14 @@ _SHARED = (
     "device",
     "engine",
 )
+_PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _REQUEST = inspect.signature(FitRequest).parameters
 # scikit-learn reads an estimator's parameters from here.
 OGKDClassifier.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
-        inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-        *(_REQUEST[name] for name in _SHARED),
+        inspect.Parameter("self", _PLAIN),
+        *(_REQUEST[name].replace(kind=_PLAIN) for name in _SHARED[:2]),
+        *(_REQUEST[name] for name in _SHARED[2:]),
         inspect.Parameter(
             "class_names",
             inspect.Parameter.KEYWORD_ONLY,
