@@ -151,7 +151,8 @@ def coverage_at_risk(labels: ArrayLike, probabilities: ArrayLike, max_risk: floa
     it is measured on: for a guarantee on future images use `Calibration.threshold`.
     """
     errors, ends = _errors(labels, probabilities)
-    kept = [int(end) for end in ends if errors[end - 1] / end <= max_risk]
+    # Where ties end, errors are whole numbers but for the rounding of the expectations before.
+    kept = [int(end) for end in ends if errors[end - 1].round() / end <= max_risk]
     return max(kept, default=0) / len(errors)
 
 
