@@ -31,8 +31,7 @@ from ogkd.datasets.splits import (
 )
 from ogkd.errors import DataError
 from ogkd.evaluation.evaluate import grade_order
-from ogkd.evaluation.metrics import plain, summary_metrics
-from ogkd.evaluation.screening import screening_masks
+from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import Drawn, draw, make_support, normal_labels, text_side
 from ogkd.methods import DEFAULT, Head, Method, Support, TextSide, make_method, presets

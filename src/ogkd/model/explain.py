@@ -6,6 +6,8 @@ The evidence of a patch for class c is its logit of c minus the mean logit of th
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +26,15 @@ from ogkd.methods import Head
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decision
 
-__all__ = ["Evidence", "draw", "evidence", "evidence_of", "explain", "patch_evidence"]
+__all__ = [
+    "Evidence",
+    "data_uri",
+    "draw",
+    "evidence",
+    "evidence_of",
+    "explain",
+    "patch_evidence",
+]
 
 _SIDE = 672  # most pixels of a drawn map: three times 224
 _RATIO = 0.1  # share of patches that count as most attentive if the method names none
@@ -145,6 +155,16 @@ def draw(found: Evidence) -> Image.Image:
     drawn = Image.fromarray(mixed.round().astype(np.uint8))
     _outline(drawn, found.top, cell * zoom)
     return drawn
+
+
+def data_uri(image: Image.Image, *, most: int | None = None) -> str:
+    """An image as a JPEG inside a page, at most `most` pixels a side, so that no file is served."""
+    copy = image.convert("RGB")
+    if most is not None:
+        copy.thumbnail((most, most))
+    memory = io.BytesIO()
+    copy.save(memory, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(memory.getvalue()).decode()
 
 
 def _known(label: int | None, classifier: Classifier) -> int:

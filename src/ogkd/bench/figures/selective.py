@@ -20,7 +20,7 @@ from ogkd.bench.figures.style import (
     shown,
 )
 from ogkd.errors import ConfigError
-from ogkd.evaluation.selective import aurc, risk_coverage
+from ogkd.evaluation.confidence import aurc, risk_coverage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""A classifier's answers to labelled images, before anything is said about them."""
+"""A classifier's outputs on labelled images: what every metric and calibration starts from."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.images import ImageRef, SliceRule
 from ogkd.model.classifier import Classifier
+from ogkd.prompts.bank import fold
 
-__all__ = ["Judged", "judge"]
+__all__ = ["LabelledPredictions", "predict_labelled"]
 
 
 @dataclass(frozen=True)
-class Judged:
-    """Labelled images as a model sees them; labels and columns count through its classes."""
+class LabelledPredictions:
+    """Labelled images with the model's outputs; labels and columns index the model's classes."""
 
     labels: NDArray[np.int64]  # [N]
     logits: NDArray[np.float32]  # [N, C], before calibration
     features: NDArray[np.float32]  # [N, d]
     images: list[ImageRef]
-    groups: list[str | None]  # patient or lesion, where known
-    keys: list[str]  # what they are by content, as in ModelCard.support_images
+    groups: list[str | None]  # patient or lesion, if known
+    keys: list[str]  # content keys, as in ModelCard.support_images
     class_names: tuple[str, ...]
-    normal: tuple[int, ...]  # labels of the classes that stand for "nothing found"
+    normal: tuple[int, ...]  # labels of the classes that mean "nothing found"
 
-    def without(self, keys: Collection[str]) -> Judged:
-        """All images but those."""
+    def without(self, keys: Collection[str]) -> LabelledPredictions:
+        """A copy without the images that have one of these content keys."""
         rows = [row for row, key in enumerate(self.keys) if key not in keys]
         return replace(
             self,
@@ -46,33 +47,33 @@ class Judged:
             keys=[self.keys[row] for row in rows],
         )
 
-    def among(self, keys: Collection[str]) -> int:
-        """How many of the images are those."""
+    def count_in(self, keys: Collection[str]) -> int:
+        """The number of images that have one of these content keys."""
         return sum(key in keys for key in self.keys)
 
 
-def judge(
+def predict_labelled(
     classifier: Classifier,
     data: str | Path | Manifest,
     *,
     split: str = "test",
     slice: SliceRule | None = None,
-) -> Judged:
-    """What the model says of one split; features come from the store where they are known.
+) -> LabelledPredictions:
+    """Apply the model to one split, or to all images if the data has no splits.
 
-    If the data has no splits, all of its images are judged. `slice` is taken of volumes that name
-    none themselves (default: the one that the model learned from).
+    Features come from the store if they are there. `slice` is used for volumes that do not name
+    one (default: the slice that the model learned from).
     """
     manifest = resolve_data(data)
     chosen = replace(manifest, items=tuple(manifest.part(split)))
     items = chosen.sliced(slice or classifier.card.slice_rule).items
-    numbers = _numbers(classifier, manifest, {item.label for item in items})
+    label_of = _match_classes(classifier, manifest, {item.label for item in items})
     require_files(items)
     images = [item.image for item in items]
     features = FeatureStore(classifier.backbone).get(images).globals[:, 0].numpy()
     names = classifier.class_names
-    return Judged(
-        labels=np.array([numbers[item.label] for item in items], dtype=np.int64),
+    return LabelledPredictions(
+        labels=np.array([label_of[item.label] for item in items], dtype=np.int64),
         logits=classifier.logits(features),
         features=features,
         images=images,
@@ -83,18 +84,16 @@ def judge(
     )
 
 
-def _numbers(classifier: Classifier, manifest: Manifest, labels: set[int]) -> dict[int, int]:
-    """The model's number for each of the dataset's labels."""
-    known = {_fold(name): number for number, name in enumerate(classifier.class_names)}
+def _match_classes(
+    classifier: Classifier, manifest: Manifest, labels: Collection[int]
+) -> dict[int, int]:
+    """The model's label for each of the dataset's labels, matched by class name."""
+    known = {fold(name): label for label, name in enumerate(classifier.class_names)}
     names = {label: manifest.class_names[label] for label in sorted(labels)}
-    strange = [name for name in names.values() if _fold(name) not in known]
-    if strange:
+    unknown = [name for name in names.values() if fold(name) not in known]
+    if unknown:
         raise DataError(
-            f"The data has classes that the model does not know: {', '.join(strange)}. "
-            f"It knows: {', '.join(classifier.class_names)}."
+            f"The data has classes that the model does not know: {', '.join(unknown)}. "
+            f"The model knows: {', '.join(classifier.class_names)}."
         )
-    return {label: known[_fold(name)] for label, name in names.items()}
-
-
-def _fold(name: str) -> str:
-    return name.replace("_", " ").casefold()
+    return {label: known[fold(name)] for label, name in names.items()}

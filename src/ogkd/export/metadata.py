@@ -7,27 +7,25 @@ from typing import Any
 
 from ogkd.export.graph import INPUT
 from ogkd.images.transforms import Preprocessing
-from ogkd.model.calibration import conformal_rank
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import engine_note
+from ogkd.model.decide import Decider, Policy, engine_note
 
-__all__ = ["KEY", "SCHEMA", "describe", "promise_note"]
+__all__ = ["KEY", "SCHEMA", "file_metadata", "guarantee_note"]
 
 KEY = "ogkd"  # of the JSON in the file's metadata
 SCHEMA = 1
-COVERAGE = 0.9
-_INT8 = "onnx int8"  # no engine of ours, so no calibration is made with it
+_INT8 = "onnx int8"  # not an engine of ours, so no calibration is made with it
 
 
-def describe(
+def file_metadata(
     classifier: Classifier,
     *,
     include_preprocessing: bool = False,
     max_risk: float | None = None,
     int8: bool = False,
 ) -> dict[str, Any]:
-    """Everything that a program needs beside the graph; no path and no file name."""
+    """Everything that a program needs besides the graph; contains no path and no file name."""
     card, prep = classifier.card, classifier.backbone.preprocessing
     size = prep.size
     shape = ["N", size, size, 3] if include_preprocessing else ["N", 3, size, size]
@@ -62,34 +60,35 @@ def describe(
     }
 
 
-def promise_note(classifier: Classifier, *, int8: bool) -> str:
-    """Why the calibration promises nothing for the file, where it was made with another engine."""
+def guarantee_note(classifier: Classifier, *, int8: bool) -> str:
+    """Why the calibration guarantees nothing for the file, if it was made with another engine."""
     return engine_note(classifier, engine=_INT8 if int8 else None)
 
 
 def _calibration(classifier: Classifier, max_risk: float | None, *, int8: bool) -> dict[str, Any]:
-    """Temperature, the set of classes that holds the true one, and where to abstain."""
+    """The temperature, the limit of prediction sets, and the threshold below which to abstain."""
+    decider = Decider(classifier, Policy(max_risk=max_risk))
     found = classifier.calibration
     if found is None:
         return {"temperature": 1.0, "calibration": None}
-    if note := promise_note(classifier, int8=int8):
-        none = {"images": found.images, "sets": None, "abstain": None, "note": note}
-        return {"temperature": found.temperature, "calibration": none}
-    scores = sorted(found.lac)
-    rank = conformal_rank(len(scores), COVERAGE)
-    sets = None  # too few images for this coverage
-    if rank <= len(scores):
-        # A class belongs to the set where its probability is at least this.
-        least = max(0.0, 1.0 - scores[rank - 1])
-        sets = {"kind": "lac", "coverage": COVERAGE, "least_probability": least}
-    abstain = None
-    if max_risk is not None:
-        below = found.threshold(max_risk)
-        abstain = {"max_risk": max_risk, "confidence": 0.9, "below": below}
-    return {
-        "temperature": found.temperature,
-        "calibration": {"images": found.images, "sets": sets, "abstain": abstain},
-    }
+    values: dict[str, Any] = {"images": found.images, "sets": None, "abstain": None}
+    if note := guarantee_note(classifier, int8=int8):
+        return {"temperature": found.temperature, "calibration": values | {"note": note}}
+    if (least := decider.least_probability) is not None:
+        # A class belongs to the set if its probability is at least this.
+        values["sets"] = {
+            "kind": "lac",
+            "coverage": decider.coverage,
+            "least_probability": least,
+        }
+    if decider.threshold is not None:
+        confidence = decider.policy.confidence
+        values["abstain"] = {
+            "max_risk": max_risk,
+            "confidence": confidence,
+            "below": decider.threshold,
+        }
+    return {"temperature": found.temperature, "calibration": values}
 
 
 def _steps(prep: Preprocessing, *, include_preprocessing: bool) -> str:
@@ -99,9 +98,9 @@ def _steps(prep: Preprocessing, *, include_preprocessing: bool) -> str:
     if prep.resize == "shortest":
         scale = f"Scale the short side to {size} and the long one to int({size} * long / short)"
         crop = (
-            f" Cut out the middle {size} x {size}: left = round((width - {size}) / 2), top alike."
+            f" Crop the central {size} x {size}: left = round((width - {size}) / 2), top likewise."
         )
-    end = " Give the bytes as they are."
+    end = " Pass the bytes unchanged."
     if not include_preprocessing:
         end = " Divide by 255, subtract mean and divide by std per channel, channels first."
     return (

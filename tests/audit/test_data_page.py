@@ -5,10 +5,10 @@ import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
-from ogkd.audit import audit_data, write_page
-from ogkd.audit.page import page
+from ogkd.audit import audit_data
 from ogkd.audit.result import Audit, Case, Facts, Finding, LabelReport, NearPair, Record, Suspect
 from ogkd.datasets.read import read_manifest
+from ogkd.report import data_check_page, write_data_check
 
 EVIL = '<script>alert("x")</script>&'
 VOID = {"meta", "img", "br"}
@@ -45,7 +45,7 @@ def evil_audit() -> Audit:
 
 
 def test_names_from_outside_never_become_markup() -> None:
-    text = page(evil_audit(), lambda number: "data:image/jpeg;base64,AA==")
+    text = data_check_page(evil_audit(), lambda number: "data:image/jpeg;base64,AA==")
     seen = Reader(text)
     assert seen.open == []
     assert not [tag for tag, _ in seen.tags if tag == "script"]
@@ -56,7 +56,7 @@ def test_names_from_outside_never_become_markup() -> None:
 
 
 def test_an_image_without_thumbnail_is_said_to_have_none() -> None:
-    assert page(evil_audit(), lambda number: "").count("cannot be shown") == 5
+    assert data_check_page(evil_audit(), lambda number: "").count("cannot be shown") == 5
 
 
 def test_the_page_stands_alone_and_names_no_folder_above_the_data(
@@ -68,14 +68,14 @@ def test_the_page_stands_alone_and_names_no_folder_above_the_data(
     (folders[0] / "bad.png").write_text("words")
     manifest = read_manifest(data)
     out = tmp_path / "check.html"
-    write_page(
-        audit_data(manifest, root=data), paths=[item.image for item in manifest.items], out=out
+    write_data_check(
+        audit_data(manifest, root=data), images=[item.image for item in manifest.items], out=out
     )
     text = out.read_text(encoding="utf-8")
     seen = Reader(text)
     assert seen.open == []
     assert str(tmp_path) not in text
-    assert "http" not in text
+    assert "://" not in text
     assert "url(" not in text
     sources = [attributes["src"] or "" for tag, attributes in seen.tags if tag == "img"]
     assert len(sources) == 2
@@ -92,6 +92,6 @@ def test_thousands_of_pairs_keep_the_page_small() -> None:
         audit.findings,
         near=tuple(NearPair(0, 1, 2, 0.99) for _ in range(5000)),
     )
-    text = page(many, lambda number: "data:image/jpeg;base64,AA==")
+    text = data_check_page(many, lambda number: "data:image/jpeg;base64,AA==")
     assert "60 of 5000 shown" in text
     assert len(text) < 200_000

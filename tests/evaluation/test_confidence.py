@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, log_loss
 
-from ogkd.evaluation.reliability import bins, brier, ece, nll
+from ogkd.evaluation.confidence import bins, brier, ece, nll
 
 
 def draw(count=500, classes=4, seed=0):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ogkd.report.words import (
+from ogkd.report.summary import (
     Outcome,
     frequent_confusions,
     join_words,
@@ -37,17 +37,17 @@ def said(found):
 
 def test_the_summary_speaks_of_counts_that_a_reader_can_check():
     text = said(outcome([[40, 10, 0], [5, 45, 0], [5, 5, 40]], normal=(2,)))
-    assert "right class for 125 of 150 images (83.3 %; 95 % interval 70 % to 90 %)" in text
-    assert "Always saying cyst would be right for 33.3 %" in text
-    assert "finds cyst least often (40 of 50 images) and mass most often (45 of 50)" in text
-    assert "cyst taken for mass (10 of 50), mass taken for cyst (5 of 50)" in text
-    assert "notices 100 of 100 images with a finding and raises a false alarm in 10 of 50" in text
+    assert "classified 125 of 150 images correctly (83.3 %; 95 % interval 70 % to 90 %)" in text
+    assert "Always predicting cyst would be correct for 33.3 %" in text
+    assert "recognises cyst least often (40 of 50 images) and mass most often (45 of 50)" in text
+    assert "cyst mistaken for mass (10 of 50), mass mistaken for cyst (5 of 50)" in text
+    assert "detects 100 of 100 images with a finding and raises a false alarm on 10 of 50" in text
     assert "falls from 16.7 % to 10 %" in text
 
 
 @pytest.mark.parametrize(
     ("sure", "words"),
-    [(0.95, "surer than it should be"), (0.85, "about right"), (0.6, "less sure than it could be")],
+    [(0.95, "it is overconfident"), (0.85, "about right"), (0.6, "it is underconfident")],
 )
 def test_certainty_is_compared_with_being_right(sure, words):
     found = outcome([[40, 10], [5, 45]], mean_confidence=sure)
@@ -64,15 +64,15 @@ def test_referral_is_not_praised_where_it_does_not_help(risk, words):
 def test_a_perfect_model_has_no_mistakes_to_name():
     found = outcome([[5, 0], [0, 5]], risk=0.0)
     assert frequent_confusions(found) == ""
-    assert "mistake" not in said(found)
+    assert "errors:" not in said(found)
     assert "least often" not in said(found)
 
 
 def test_few_absent_and_learned_images_are_warned_of():
     text = " ".join(warnings(outcome([[3, 0, 0], [0, 40, 0], [0, 0, 0]], learned=2)))
-    assert "2 of the 43 judged images were learned from" in text
+    assert "2 of the 43 evaluated images were learned from" in text
     assert "Few images of cyst (3)" in text
-    assert "No image of normal" in text
+    assert "No images of normal" in text
     assert warnings(outcome([[30, 0], [0, 40]])) == []
 
 

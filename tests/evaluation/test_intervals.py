@@ -6,19 +6,25 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from ogkd.evaluation.bootstrap import draws, exact_interval, interval, units
-from ogkd.evaluation.columns import Columns
-from ogkd.evaluation.judge import Judged
+from ogkd.evaluation import LabelledPredictions
+from ogkd.evaluation.intervals import (
+    BootstrappedMetrics,
+    exact_interval,
+    interval,
+    resample_weights,
+    resampling_units,
+)
 from ogkd.evaluation.metrics import summary_metrics
+from ogkd.images import ImageRef
 
 
-def judged(labels, logits, groups=None, normal=()):
+def predictions(labels, logits, groups=None, normal=()):
     count, classes = logits.shape
-    return Judged(
+    return LabelledPredictions(
         labels=np.asarray(labels),
         logits=logits.astype(np.float32),
         features=np.zeros((count, 2), np.float32),
-        paths=[Path(str(row)) for row in range(count)],
+        images=[ImageRef(Path(str(row))) for row in range(count)],
         groups=list(groups) if groups is not None else [None] * count,
         keys=[str(row) for row in range(count)],
         class_names=tuple("abcdefgh"[:classes]),
@@ -28,15 +34,15 @@ def judged(labels, logits, groups=None, normal=()):
 
 def columns(labels, p, groups=None, **how):
     options = {"graded": False, "resamples": 400, "seed": 0} | how
-    return Columns(judged(labels, p, groups), p.astype(np.float32), **options)
+    return BootstrappedMetrics(predictions(labels, p, groups), p.astype(np.float32), **options)
 
 
 def table(unit, resamples):
-    return np.concatenate(list(draws(unit, resamples=resamples, seed=0)))
+    return np.concatenate(list(resample_weights(unit, resamples=resamples, seed=0)))
 
 
 def test_a_resample_has_as_many_images_and_other_seeds_give_others():
-    found = table(units(40), 1000)
+    found = table(resampling_units(40), 1000)
     assert found.shape == (1000, 40)
     assert (found.sum(axis=1) == 40).all()
     assert found.mean() == pytest.approx(1)
@@ -45,7 +51,7 @@ def test_a_resample_has_as_many_images_and_other_seeds_give_others():
 
 def test_images_of_a_group_are_drawn_together():
     groups = ["p", "q", None, "p", None, "q", "p"]
-    unit = units(7, groups)
+    unit = resampling_units(7, groups)
     assert unit.tolist() == [0, 1, 2, 0, 3, 1, 0]
     found = table(unit, 50)
     assert (found[:, 0] == found[:, 3]).all()
@@ -79,11 +85,11 @@ def test_resampled_numbers_are_those_of_the_resampled_images():
     rng = np.random.default_rng(2)
     labels, p = rng.integers(0, 3, 60), rng.dirichlet([1, 1, 1], 60).round(2)
     again = columns(labels, p, graded=True, resamples=20)
-    for row, weights in enumerate(table(units(60), 20)):
+    for row, weights in enumerate(table(resampling_units(60), 20)):
         rows = np.repeat(np.arange(60), weights.astype(int))
         expected = summary_metrics(labels[rows], p[rows].astype(np.float32), graded=True)
         for key in ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa", "brier", "nll"):
-            assert again._drawn[key][row] == pytest.approx(expected[key], abs=1e-6), key
+            assert again._resampled[key][row] == pytest.approx(expected[key], abs=1e-6), key
 
 
 def test_all_right_is_not_called_certain():
@@ -113,6 +119,8 @@ def test_what_no_resample_defines_has_no_interval():
 
 
 def test_memory_does_not_grow_with_the_number_of_resamples():
-    sizes = [piece.nbytes for piece in draws(units(5000), resamples=200, seed=0)]
+    sizes = [
+        piece.nbytes for piece in resample_weights(resampling_units(5000), resamples=200, seed=0)
+    ]
     assert len(sizes) > 5
     assert max(sizes) < 2_000_000
