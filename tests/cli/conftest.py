@@ -12,7 +12,7 @@ import pytest
 
 import ogkd as library
 from ogkd.backbones import builtin
-from ogkd.backbones.transformers_clip import load_transformers
+from ogkd.backbones.transformers_format import load_transformers
 from ogkd.cli import main
 from tiny_backbones import make_clip
 from tiny_data import FAST, write_dataset

@@ -56,7 +56,7 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
 ) -> None:
     """Show what is known of a backbone: licence, place, sizes, hashes."""
-    from ogkd.backbones._load import resolve
+    from ogkd.backbones.loading import resolve
 
     found = resolve(name)
     facts = _folder_facts(found) if isinstance(found, Path) else _record_facts(found)
@@ -82,9 +82,9 @@ def fetch(
     ] = False,
 ) -> None:
     """Download a backbone once, check it and keep it as safetensors in the cache."""
-    from ogkd.backbones._load import resolve
     from ogkd.backbones.hub import fetch as fetch_backbone
     from ogkd.backbones.hub import fetch_examples
+    from ogkd.backbones.loading import resolve
     from ogkd.errors import ConfigError
 
     record = resolve(name)
@@ -131,8 +131,8 @@ def _summary(record: Record) -> dict[str, Any]:
 
 def _record_facts(record: Record) -> dict[str, Any]:
     """The record, and what is on this machine of it."""
-    from ogkd.backbones.builtin import BUILTIN_FOLDER
     from ogkd.backbones.hub import read_source
+    from ogkd.backbones.loading import BUILTIN_FOLDER
 
     facts = _summary(record)
     if record.format == "builtin":
@@ -149,7 +149,7 @@ def _record_facts(record: Record) -> dict[str, Any]:
 
 
 def _folder_facts(folder: Path) -> dict[str, Any]:
-    from ogkd.backbones._load import detect_format
+    from ogkd.backbones.loading import detect_format
     from ogkd.files import sha256_file
 
     files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
