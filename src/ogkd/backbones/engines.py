@@ -146,12 +146,16 @@ def with_engine(backbone: Backbone, engine: str) -> Backbone:
             argument="engine",
         )
     if engine == "onnx-int8" and not _int8_layers(backbone):
-        raise ConfigError(
-            f"The image tower of {backbone.name} has no inner blocks with linear layers, so the "
-            "engine onnx-int8 has nothing to speed up. Use the engine torch.",
-            argument="engine",
-        )
+        raise _too_shallow(backbone)
     return EngineBackbone(backbone, engine)
+
+
+def _too_shallow(backbone: Backbone) -> ConfigError:
+    return ConfigError(
+        f"The image tower of {backbone.name} has no inner blocks with linear layers, so the "
+        "engine onnx-int8 has nothing to speed up. Use the engine torch.",
+        argument="engine",
+    )
 
 
 class _ImageTower(nn.Module):
@@ -174,7 +178,7 @@ def _modules(backbone: Backbone) -> list[nn.Module]:
 
 
 def _int8_layers(backbone: Backbone) -> list[nn.Linear]:
-    """The linear layers of inner blocks, except those that narrow.
+    """The linear layers of inner blocks, except those that narrow; the text tower's too.
 
     The first and the last block and the layers that narrow (an MLP's second one) lose most by
     8 bits, so they stay in float32.
@@ -279,6 +283,8 @@ def _smoothed(backbone: Backbone) -> tuple[Backbone, list[nn.Linear]]:
         for layer in _int8_layers(backbone)
         if layer in largest  # not the text tower's
     }
+    if not smooth:
+        raise _too_shallow(backbone)
     # deepcopy takes what it finds in the memo as it is: weights are shared, layers replaced.
     memo: dict[int, object] = {id(layer): new for layer, new in smooth.items()}
     for module in _modules(backbone):
