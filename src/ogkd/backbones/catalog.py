@@ -174,7 +174,7 @@ def _installed_catalog() -> dict[str, Record]:
             if isinstance(value, str | os.PathLike):
                 records = read_catalog(Path(value))
                 if twice := sorted(records.keys() & (_own_catalog().keys() | found.keys())):
-                    raise BackboneError(f"There is already a backbone called '{twice[0]}'.")
+                    raise BackboneError(f"There is already a backbone called '{twice[0]}'")
                 found |= records
             elif callable(value):
                 register_backbone(entry.name, value)

@@ -1,9 +1,15 @@
-"""The benchmark datasets of catalog.toml as checked records. Nothing here touches images."""
+"""The known benchmark datasets: those of catalog.toml, and those that other packages add.
+
+A package adds datasets by an entry point in the group `ogkd.datasets` that resolves to the path
+of a catalogue file. Nothing here reads images.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Self
@@ -14,6 +20,7 @@ from ogkd.errors import ConfigError, did_you_mean
 
 __all__ = ["Benchmark", "Counts", "benchmark", "benchmarks", "find_benchmark", "read_catalog"]
 
+ENTRY_POINTS = "ogkd.datasets"
 HUB = "https://huggingface.co"
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # one folder deep, no tricks
@@ -30,7 +37,7 @@ class Counts(BaseModel):
 
 
 class Benchmark(BaseModel):
-    """One dataset: where it is published, its classes and what its split file must hold."""
+    """One dataset: where it is published, its classes and what its split file must contain."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +46,7 @@ class Benchmark(BaseModel):
     modality: str
     organ: str
     class_names: Annotated[tuple[str, ...], Field(min_length=2)]  # in label order
-    base: int  # the first so many labels are base classes
+    base: int  # number of base classes; they are the first labels
     base_to_novel: bool = True  # whether the paper uses it in that protocol
     normal: tuple[str, ...] = ()
     graded: bool = False  # whether the classes are grades, in order
@@ -94,13 +101,30 @@ def read_catalog(path: Path) -> dict[str, Benchmark]:
                 **table,
             )
         return found
-    except (tomllib.TOMLDecodeError, ValidationError, TypeError, KeyError) as error:
+    except OSError as error:
+        raise ConfigError(f"The catalogue {path} cannot be read: {error.strerror}.") from error
+    except (ValueError, ValidationError, TypeError, KeyError) as error:
         raise ConfigError(f"The catalogue {path} is not valid: {error}") from error
 
 
 @functools.cache
 def _catalog() -> MappingProxyType[str, Benchmark]:
-    return MappingProxyType(read_catalog(Path(__file__).with_name("catalog.toml")))
+    found = read_catalog(Path(__file__).with_name("catalog.toml"))
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            value = entry.load()
+            if not isinstance(value, str | os.PathLike):
+                raise TypeError(f"it is {type(value).__name__}, not a path")
+            added = read_catalog(Path(value))
+            if twice := sorted(added.keys() & found.keys()):
+                raise ConfigError(f"There is already a dataset called '{twice[0]}'")
+        except Exception as error:  # whatever another package's code raises
+            raise ConfigError(
+                f"The entry point {entry.name} = {entry.value} ({ENTRY_POINTS}) cannot be used: "
+                f"{error}. Fix or uninstall the package that defines it."
+            ) from error
+        found |= added
+    return MappingProxyType(dict(sorted(found.items())))
 
 
 def benchmarks() -> dict[str, Benchmark]:
@@ -109,7 +133,7 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def find_benchmark(name: str) -> Benchmark | None:
-    """The record of a dataset, in any letter case; its folder's name (COVID_19) will do too."""
+    """The record of a dataset by its name or its folder's name (COVID_19), in any letter case."""
     wanted = name.strip().lower()
     for record in _catalog().values():
         if wanted in (record.name, record.folder.lower(), record.title.lower()):
@@ -118,7 +142,7 @@ def find_benchmark(name: str) -> Benchmark | None:
 
 
 def benchmark(name: str) -> Benchmark:
-    """The same, or an error that names those that there are."""
+    """The record of a dataset, or an error that lists the known ones."""
     if (record := find_benchmark(name)) is not None:
         return record
     known, wanted = _catalog(), name.strip().lower()
