@@ -65,7 +65,7 @@ def read_bank(path: Path) -> dict[str, list[str]]:
     except OSError as error:
         names = ", ".join(shipped_banks())
         raise ConfigError(
-            f"Cannot read {path}: {error.strerror}. Give a JSON file or the name of a shipped bank: "
+            f"Cannot read {path}: {error.strerror}. Give a JSON file or a shipped bank's name: "
             f"{names}."
         ) from error
     except (ValueError, RecursionError) as error:
@@ -124,7 +124,7 @@ def fallback_note(
     return (
         f"{start} Texts that describe what is seen may work better: write them yourself, start "
         "from templates (`ogkd prompts new`), or let a language model write them (`ogkd prompts "
-        "generate`)."
+        "generate`); then give the file as the prompts."
     )
 
 
