@@ -10,7 +10,7 @@ from ogkd.bench.engines import make_job
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.ray_worker import Worker
 from ogkd.errors import ConfigError, StorageError
-from ogkd.features.cluster import places
+from ogkd.features.ray_cluster import places
 
 
 @pytest.fixture

@@ -128,7 +128,7 @@ def test_data_that_cannot_be_learned_from_is_refused(refused, clip, tmp_path, ma
         (b"file,class\na.png,b\n", "needs the columns path and label"),
         ("path,label\na.png,gr\xf6\xdfer\n".encode("latin-1"), "UTF-8"),
         (b"path,label\na.png,\nb.png,x\n", "line 2: label is empty"),
-        (b"path,label\na.png,x\nb.png,y\n", "2 file(s) of the data are not there"),
+        (b"path,label\na.png,x\nb.png,y\n", "2 file(s) of the data are missing"),
     ],
 )
 def test_tables_that_cannot_be_used_are_refused(refused, clip, tmp_path, content, message):

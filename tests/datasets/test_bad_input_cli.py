@@ -79,7 +79,7 @@ def test_tables_are_refused(fit, tmp_path, content, words):
     [
         ([["/etc/passwd", 0, "x"], ["b", 1, "y"]], "leaves the data folder"),
         ([["a", 0, "x"], ["b", 5, "y"]], "Labels must count 0, 1, 2"),
-        ([["a", 0, "x"], ["b", 1, "y"]], "2 file(s) of the data are not there"),
+        ([["a", 0, "x"], ["b", 1, "y"]], "2 file(s) of the data are missing"),
     ],
 )
 def test_split_files_are_refused(fit, tmp_path, rows, words):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ogkd.datasets.manifest import Item
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
+from tiny_data import item_of
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def test_rows_become_addresses_with_splits_and_labels(tmp_path):
     assert found.class_names == ("class 0", "class 1", "class 2")
     assert [item.label for item in found.part("train")] == [0, 2, 1, 2]
     assert found.part("test") == [
-        Item(Path(f"{path}#test/0"), 2, "test"),
-        Item(Path(f"{path}#test/1"), 0, "test"),
+        item_of(Path(f"{path}#test/0"), 2, "test"),
+        item_of(Path(f"{path}#test/1"), 0, "test"),
     ]
 
 
@@ -94,7 +94,7 @@ class Hostile:
         ({"train_labels": np.zeros((4, 1))}, "labels are integers"),
         ({"train_labels": np.array(["a"] * 4)}, "labels are integers"),
         ({"train_labels": np.array([[-1], [0], [1], [1]])}, "label -1 is below 0"),
-        ({"train_labels": np.array([[10**9], [0], [1], [1]])}, "no class number"),
+        ({"train_labels": np.array([[10**9], [0], [1], [1]])}, "not a class number"),
         ({"test_labels": None}, "test_images but no test_labels"),
         ({"train_images": np.zeros((4, 28, 28, 28), np.uint8)}, "cut into slices"),
         ({"train_images": np.zeros((4, 28), np.uint8)}, "not that of flat images"),
@@ -124,7 +124,7 @@ def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "x.npz"
     path.write_bytes(pickle.dumps(Hostile()))
-    assert "damaged or no .npz file" in refusal(path)
+    assert "damaged or not an .npz file" in refusal(path)
     assert not Path("hostile-was-here").exists()
 
 
@@ -132,7 +132,7 @@ def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
 def test_a_file_that_is_cut_short_is_refused(tmp_path, keep):
     path = write(tmp_path)
     path.write_bytes(path.read_bytes()[:keep])
-    assert "damaged or no .npz file" in refusal(path)
+    assert "damaged or not an .npz file" in refusal(path)
 
 
 def test_damage_inside_is_refused(tmp_path):
@@ -154,4 +154,4 @@ def test_many_rows_are_read(tmp_path):
     path = write(tmp_path, train_images=np.zeros((count, 2, 2), np.uint8), train_labels=labels)
     found = read_manifest(path).part("train")
     assert len(found) == count
-    assert found[-1] == Item(Path(f"{path}#train/{count - 1}"), (count - 1) % 9, "train")
+    assert found[-1] == item_of(Path(f"{path}#train/{count - 1}"), (count - 1) % 9, "train")

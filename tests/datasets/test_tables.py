@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ogkd.datasets.manifest import Item
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
+from tiny_data import item_of
 
 
 def table(folder: Path, text: str, *, name: str = "t.csv", encoding: str = "utf-8") -> Path:
@@ -31,14 +31,14 @@ def test_tables_of_any_spreadsheet_are_read(tmp_path, delimiter, encoding, newli
     found = read_manifest(table(tmp_path, text, encoding=encoding))
     assert found.class_names == ("größer", "kleiner")
     assert found.items == (
-        Item(tmp_path / "a b" / "ä.png", 0, "train"),
-        Item(tmp_path / "c.png", 1, "test"),
+        item_of(tmp_path / "a b" / "ä.png", 0, "train"),
+        item_of(tmp_path / "c.png", 1, "test"),
     )
 
 
 def test_a_comma_in_a_semicolon_table_belongs_to_the_value(tmp_path):
     found = read_manifest(table(tmp_path, "path;label\na,b.png;x, left\nc.png;y\n"))
-    assert found.items[0].path == tmp_path / "a,b.png"
+    assert found.items[0].image.file == tmp_path / "a,b.png"
     assert found.class_names == ("x, left", "y")
 
 
@@ -103,8 +103,8 @@ def test_absolute_paths_and_parents_are_a_users_own_business(tmp_path):
     (tmp_path / "tables").mkdir()
     text = f"path,label\n../pictures/a.png,x\n{tmp_path}/b.png,y\n"
     found = read_manifest(table(tmp_path / "tables", text))
-    assert found.items[0].path.parts[-3:] == ("..", "pictures", "a.png")
-    assert found.items[1].path == tmp_path / "b.png"
+    assert found.items[0].image.file.parts[-3:] == ("..", "pictures", "a.png")
+    assert found.items[1].image.file == tmp_path / "b.png"
 
 
 def test_a_class_list_gives_the_labels(tmp_path):

@@ -3,24 +3,27 @@ from __future__ import annotations
 import pytest
 import torch
 
-import ogkd.features.encode as extract
+import ogkd.features.encode as encode
 from ogkd.errors import DataError
-from ogkd.features.encode import BadFile, encode_files, unreadable, unreadable_error
-from ogkd.images import read_image, to_pixels
+from ogkd.features.encode import encode_files
+from ogkd.features.unreadable import BadFile, unreadable, unreadable_error
+from ogkd.images import ImageRef, read_image, to_pixels
 from tiny_data import write_image
 
 
 @pytest.fixture
 def files(tmp_path):
     sizes = [(40, 48), (33, 90), (64, 64), (120, 31), (32, 32)]
-    return [write_image(tmp_path / f"{n}.png", n, size=size) for n, size in enumerate(sizes)]
+    return [
+        ImageRef(write_image(tmp_path / f"{n}.png", n, size=size)) for n, size in enumerate(sizes)
+    ]
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 5, 9])
 def test_batches_are_the_backbones_features_in_order(bert_backbone, files, batch_size):
     batches = list(encode_files(bert_backbone, files, patches=True, batch_size=batch_size))
-    assert [path for batch in batches for path in batch.paths] == files
-    assert max(len(batch.paths) for batch in batches) <= batch_size
+    assert [image for batch in batches for image in batch.readable] == files
+    assert max(len(batch.images) for batch in batches) <= batch_size
     pixels = to_pixels([read_image(file) for file in files], bert_backbone.preprocessing)
     expected = bert_backbone.encode_images(pixels)
     for name in ("globals", "patches"):
@@ -37,27 +40,26 @@ def test_no_files_give_no_batches(bert_backbone):
 
 
 def test_bad_files_are_set_apart_with_the_reason(bert_backbone, files, tmp_path):
-    bad = tmp_path / "bad.png"
-    bad.write_bytes(b"no picture")
-    gone = tmp_path / "gone.png"
+    bad, gone = ImageRef(tmp_path / "bad.png"), ImageRef(tmp_path / "gone.png")
+    bad.file.write_bytes(b"no picture")
     paths = [files[0], bad, files[1], gone, gone]
     first, last = encode_files(bert_backbone, paths, batch_size=3)
-    assert first.paths == [files[0], files[1]]
+    assert first.readable == [files[0], files[1]]
     assert len(first.features.globals) == 2
-    assert [(file.path, "not a readable image" in file.reason) for file in first.bad] == [
+    assert [(file.image, "not a readable image" in file.reason) for file in first.bad] == [
         (bad, True)
     ]
-    assert list(first.all_paths) == paths[:3]
+    assert list(first.images) == paths[:3]
     assert last.features is None
-    assert last.paths == []
-    assert [file.path for file in last.bad] == [gone, gone]
+    assert last.readable == []
+    assert [file.image for file in last.bad] == [gone, gone]
 
 
 def test_a_picture_that_cannot_be_scaled_is_a_bad_file(bert_backbone, files, monkeypatch):
     def fail(image, prep):
         raise MemoryError
 
-    monkeypatch.setattr(extract, "center_crop", fail)
+    monkeypatch.setattr(encode, "center_crop", fail)
     (batch,) = encode_files(bert_backbone, files[:1])
     assert "48 x 40" in batch.bad[0].reason
 
@@ -69,7 +71,7 @@ def test_files_are_read_at_most_one_batch_ahead(bert_backbone, files, monkeypatc
         read.append(path)
         return read_image(path)
 
-    monkeypatch.setattr(extract, "read_image", counting)
+    monkeypatch.setattr(encode, "read_image", counting)
     batches = encode_files(bert_backbone, files * 20, batch_size=2)
     next(batches)
     assert len(read) <= 4
@@ -83,20 +85,20 @@ def test_an_error_that_is_not_the_files_fault_is_not_hidden(bert_backbone, files
     def fail(path):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(extract, "read_image", fail)
+    monkeypatch.setattr(encode, "read_image", fail)
     with pytest.raises(ZeroDivisionError):
         list(encode_files(bert_backbone, files))
 
 
 def test_unreadable_finds_every_bad_file_in_order(files, tmp_path):
-    bad = tmp_path / "bad.png"
-    bad.write_bytes(b"")
-    found = unreadable([bad, files[0], tmp_path / "gone.png"])
-    assert [file.path.name for file in found] == ["bad.png", "gone.png"]
+    bad = ImageRef(tmp_path / "bad.png")
+    bad.file.write_bytes(b"")
+    found = unreadable([bad, files[0], ImageRef(tmp_path / "gone.png")])
+    assert [file.image.name for file in found] == ["bad.png", "gone.png"]
 
 
 def test_the_error_lists_some_files_and_counts_the_rest(tmp_path):
-    bad = [BadFile(tmp_path / f"{n}", f"reason {n}.") for n in range(25)]
+    bad = [BadFile(ImageRef(tmp_path / f"{n}"), f"reason {n}.") for n in range(25)]
     error = unreadable_error(bad, "Do this.")
     assert isinstance(error, DataError)
     lines = str(error).splitlines()

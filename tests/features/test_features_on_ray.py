@@ -14,7 +14,8 @@ import torch
 from ogkd.backbones import load_backbone
 from ogkd.errors import ConfigError
 from ogkd.features.encode import encode_files
-from ogkd.features.on_ray import _batch, _Encoder, _Recipe
+from ogkd.features.ray_encode import _batch, _Encoder, _Recipe
+from ogkd.images import ImageRef
 from tiny_data import write_image
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
@@ -40,11 +41,13 @@ def encoder(patches=True, **changes):
 def test_a_worker_gives_what_encoding_here_gives(pictures, patches, monkeypatch):
     monkeypatch.chdir(pictures.parent)
     backbone, worker = encoder(patches)
-    paths = sorted(Path("pictures").iterdir())  # names that mean nothing on another machine
-    (expected,) = encode_files(backbone, paths, patches=patches, batch_size=99)
-    row = worker({"index": 0, "paths": [os.fsencode(path.absolute()) for path in paths]})
-    found = _batch(paths, row, patches=patches)
-    assert found.paths == expected.paths
+    images = [
+        ImageRef(path) for path in sorted(Path("pictures").iterdir())
+    ]  # names that mean nothing on another machine
+    (expected,) = encode_files(backbone, images, patches=patches, batch_size=99)
+    names = [os.fsencode(image.file.absolute()) for image in images]
+    found = _batch(images, worker({"index": 0, "images": names}), patches=patches)
+    assert found.readable == expected.readable
     assert found.bad == expected.bad
     assert len(found.bad) == 2
     assert torch.equal(found.features.globals, expected.features.globals)
@@ -56,16 +59,16 @@ def test_a_worker_gives_what_encoding_here_gives(pictures, patches, monkeypatch)
 
 def test_a_batch_without_a_readable_file_has_no_features(pictures):
     _, worker = encoder()
-    paths = [pictures / "3 bad.png"]
-    row = worker({"index": 0, "paths": [os.fsencode(path) for path in paths]})
-    found = _batch(paths, row, patches=True)
+    images = [ImageRef(pictures / "3 bad.png")]
+    row = worker({"index": 0, "images": [os.fsencode(image.file) for image in images]})
+    found = _batch(images, row, patches=True)
     assert found.features is None
-    assert [bad.path for bad in found.bad] == paths
+    assert [bad.image for bad in found.bad] == images
 
 
 def test_a_worker_with_another_model_says_so_instead_of_encoding(pictures):
     _, worker = encoder(digest="0" * 64)
-    row = worker({"index": 0, "paths": [os.fsencode(pictures / "1.png")]})
+    row = worker({"index": 0, "images": [os.fsencode(pictures / "1.png")]})
     assert "another backbone" in row["problem"]
     assert row["globals"] == b""
 
@@ -101,7 +104,7 @@ def test_options_of_a_cluster_need_a_cluster(tmp_path):
     from ogkd.cli.cluster_options import read_crew
 
     assert read_crew("local", None, None, 1.0, 0.0) is None
-    assert read_crew("ray", "auto", 3, 2.0, 0.5).workers == 3
+    assert read_crew("ray", "auto", 3, 2.0, 0.5).count == 3
     with pytest.raises(ConfigError, match="need --engine ray"):
         read_crew("local", "auto", None, 1.0, 0.0)
     with pytest.raises(ConfigError, match="local or ray, not 'spark'"):

@@ -10,7 +10,7 @@ from PIL import Image
 from ogkd.errors import DataError
 from ogkd.features.store import WHOLE, FeatureStore, View
 from ogkd.features.views import FixedViews, OnlineViews, cached_views
-from ogkd.images import read_image, to_pixels
+from ogkd.images import ImageRef, read_image, to_pixels
 
 CROPS = [View(0, 7), View(1, 7)]
 
@@ -112,7 +112,7 @@ def test_no_crops_means_the_whole_image(bert_backbone, files):
 
 
 def test_online_views_are_fresh_each_time(bert_backbone, files):
-    views = OnlineViews(bert_backbone, files, patches=True)
+    views = OnlineViews(bert_backbone, [ImageRef(file) for file in files], patches=True)
     rng = np.random.default_rng(0)
     first, second = views.look(np.array([1]), rng), views.look(np.array([1]), rng)
     again = views.look(np.array([1]), np.random.default_rng(0))

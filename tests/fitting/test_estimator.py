@@ -184,7 +184,7 @@ def test_it_must_be_fitted_first():
         (np.zeros((2, 8, 8), np.int64), ["a", "b"], "int64 values"),
         ([], [], "no image"),
         ("a.png", ["a"], "Give a list"),
-        (["gone.png", "away.png"], ["a", "b"], "are not there"),
+        (["gone.png", "away.png"], ["a", "b"], "are missing"),
         (np.zeros((2, 8, 8), np.uint8), ["a_b", "A b"], "differ only in case"),
     ],
 )

@@ -9,12 +9,13 @@ import torch
 
 import ogkd
 import ogkd.fitting.pipeline
-from ogkd.datasets.manifest import Item, Manifest
+import ogkd.fitting.prepare
+from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
-from ogkd.fitting.pipeline import fit_seeds
+from ogkd.fitting import FitRequest, fit_seeds
 from ogkd.model.classifier import load
-from tiny_data import FAST, write_dataset
+from tiny_data import FAST, item_of, write_dataset
 
 
 def fit(data, backbone, **options):
@@ -47,7 +48,9 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(bert_backbo
 
 
 def test_seeds_together_are_the_seeds_alone(bert_backbone, pictures):
-    together = fit_seeds(pictures, seeds=[1, 2], backbone=bert_backbone, shots=4, settings=FAST)
+    together = fit_seeds(
+        FitRequest(pictures, backbone=bert_backbone, shots=4, settings=FAST), [1, 2]
+    )
     for model, seed in zip(together, (1, 2), strict=True):
         alone = fit(pictures, bert_backbone, seed=seed, shots=4)
         torch.testing.assert_close(model.head.T, alone.head.T, atol=1e-5, rtol=0)
@@ -134,7 +137,7 @@ def test_every_bad_file_is_named_at_once(bert_backbone, tmp_path, views):
 
 
 def test_every_missing_file_is_named_at_once(bert_backbone, tmp_path):
-    items = [Item(tmp_path / f"gone{label}.png", label) for label in (0, 1)]
+    items = [item_of(tmp_path / f"gone{label}.png", label) for label in (0, 1)]
     with pytest.raises(DataError, match=r"gone0\.png\n.*gone1\.png"):
         fit(Manifest(tuple(items), ("a", "b")), bert_backbone)
 
@@ -149,7 +152,7 @@ def test_every_missing_file_is_named_at_once(bert_backbone, tmp_path):
         ({"settings": {**FAST, "gamma": 2}}, "gamma"),
         ({"settings": {**FAST, "context.n_ctx": 1000}}, "n_ctx=1000"),
         ({"shots": 0}, "shots must be at least 1"),
-        ({"seed": -1}, "Seeds"),
+        ({"seed": -1}, "seed must be a whole number from 0 on"),
         ({"prompts": {"bright mark": ["x"]}}, "bright spot, dark field, striped tissue"),
         ({"prompts": {"bright spot": []}}, "no prompts"),
         ({"device": "warp"}, "device"),
@@ -166,7 +169,7 @@ def test_a_setting_that_cannot_work_is_refused_and_leaves_nothing(
 
 def test_no_seed_at_all_is_refused(pictures, bert_backbone):
     with pytest.raises(ConfigError, match="at least one"):
-        fit_seeds(pictures, seeds=[], backbone=bert_backbone)
+        fit_seeds(FitRequest(pictures, backbone=bert_backbone), [])
 
 
 def test_too_little_memory_is_told_before_any_image_is_encoded(
@@ -175,8 +178,8 @@ def test_too_little_memory_is_told_before_any_image_is_encoded(
     class Little:
         available = 1000
 
-    monkeypatch.setattr(ogkd.fitting.pipeline.psutil, "virtual_memory", lambda: Little)
-    with pytest.raises(ConfigError, match=r"18 images with 3 views.*--set lambda_lgd=0"):
+    monkeypatch.setattr(ogkd.fitting.prepare.psutil, "virtual_memory", lambda: Little)
+    with pytest.raises(ConfigError, match=r"18 images with 3 views.*set lambda_lgd to 0"):
         fit(pictures, bert_backbone, settings={"views": 3})
     assert images_encoded == []
     fit(pictures, bert_backbone, settings={**FAST, "lambda_lgd": 0.0})

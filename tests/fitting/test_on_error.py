@@ -16,7 +16,7 @@ from PIL import Image
 import ogkd
 from ogkd.cli import main
 from ogkd.errors import ConfigError, DataError
-from ogkd.fitting.pipeline import fit_seeds
+from ogkd.fitting import FitRequest, fit_seeds
 from tiny_data import FAST, write_dataset
 from tiny_images import dicom, nifti, png
 
@@ -67,12 +67,15 @@ def skipped(folder):
 def test_by_default_all_bad_files_of_all_seeds_are_named(bert_backbone, data, views):
     settings = {**FAST, "views": views}
     with pytest.raises(DataError) as caught:
-        fit_seeds(data, seeds=[1, 2, 3, 4], shots=1, backbone=bert_backbone, settings=settings)
+        fit_seeds(
+            FitRequest(data, shots=1, backbone=bert_backbone, settings=settings), [1, 2, 3, 4]
+        )
     text = str(caught.value)
     assert "2 file(s) could not be read" in text
     assert "benign_tumor/1.png" in text
     assert "normal_lung/0.png" in text
-    assert "--on-error skip" in text
+    assert "skip unreadable files" in text
+    assert caught.value.argument == "on_error"
 
 
 def test_a_fit_that_skips_is_the_fit_without_the_bad_files(bert_backbone, data, clean, tmp_path):
@@ -90,7 +93,7 @@ def test_a_fit_that_skips_is_the_fit_without_the_bad_files(bert_backbone, data, 
             str(data / "train" / "normal_lung" / "0.png"),
         ]
         assert "not a readable image" in rows[0]["reason"]
-        assert any("Left out 2 file(s)" in note for note in notes)
+        assert any("Skipped 2 file(s)" in note for note in notes)
 
 
 def test_files_that_are_not_there_are_skipped_too(bert_backbone, clean, tmp_path):
@@ -122,7 +125,7 @@ def test_a_class_left_empty_is_an_error(bert_backbone, data, tmp_path, method):
 
 
 def test_other_words_are_refused(bert_backbone, clean):
-    with pytest.raises(ConfigError, match="stop or skip, but is 'ignore'"):
+    with pytest.raises(ConfigError, match="'stop' or 'skip', but is 'ignore'"):
         ogkd.fit(clean, backbone=bert_backbone, on_error="ignore")
     with pytest.raises(ConfigError, match="'middle' does not say which slice"):
         ogkd.fit(clean, backbone=bert_backbone, slice="middle")
@@ -155,7 +158,7 @@ def test_a_folder_of_mixed_formats_is_fitted_judged_and_predicted(command, mixed
     code, text, said = command("fit", mixed, "--out", out, *QUICK, "--on-error", "skip")
     assert code == 0, said
     assert "6 images (benign cyst 3, malignant tumor 3)" in text
-    assert "Left out 1 file(s)" in said
+    assert "Skipped 1 file(s)" in said
     assert "images/s" in said
     assert [row["path"] for row in skipped(out)] == [
         str(mixed / "train" / "malignant_tumor" / "bad.dcm")
@@ -197,7 +200,7 @@ def test_the_slice_of_the_fit_is_the_slice_of_the_prediction(command, volumes, t
     code, _, said = command("fit", volumes, "--out", out, *QUICK)
     assert code == 2
     assert "6 file(s)" in said
-    assert "--slice axis=2,index=middle" in said
+    assert "#axis=2,index=middle" in said
     code, _, said = command("fit", volumes, "--out", out, *QUICK, "--slice", "axis=2,index=middle")
     assert code == 0, said
     assert ogkd.load(out).card.slice == "axis=2,index=middle"

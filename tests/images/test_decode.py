@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from ogkd.errors import DataError
+from ogkd.images import ImageRef
 from ogkd.images.decode import find_images, read_image
 from tiny_images import SHADES, dicom, own_range, png
 
@@ -180,7 +181,7 @@ def test_images_are_found_at_any_depth_sorted_and_without_following_loops(tmp_pa
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "a" / "loop").symlink_to(tmp_path)
-    found = [path.relative_to(tmp_path).as_posix() for path in find_images([tmp_path])]
+    found = [ref.file.relative_to(tmp_path).as_posix() for ref in find_images([tmp_path])]
     assert found == ["a/x/y/3.tiff", "b/1.jpg", "b/2.PNG"]
 
 
@@ -189,21 +190,21 @@ def test_volumes_and_dicom_without_ending_are_found(tmp_path):
         (tmp_path / name).touch()
     for name in ("IM0002", "1.2.840.5", "DICOMDIR", "other.txt"):
         dicom(tmp_path / name, SHADES)
-    found = [path.name for path in find_images([tmp_path])]
+    found = [ref.name for ref in find_images([tmp_path])]
     assert found == ["1.2.840.5", "IM0002", "a.DCM", "b.dicom", "scan.nii", "scan.nii.gz"]
 
 
 def test_an_address_is_found_where_its_file_is(tmp_path):
     (tmp_path / "v.nii").touch()
     address = tmp_path / "v.nii#axis=2,index=0"
-    assert find_images([address]) == [address]
+    assert find_images([address]) == [ImageRef.of(address)]
     with pytest.raises(DataError, match="no file or folder"):
         find_images([tmp_path / "w.nii#axis=2,index=0"])
 
 
 def test_the_same_file_named_twice_is_found_once(tmp_path):
     (tmp_path / "1.png").touch()
-    assert find_images([tmp_path, tmp_path / "1.png"]) == [tmp_path / "1.png"]
+    assert find_images([tmp_path, tmp_path / "1.png"]) == [ImageRef(tmp_path / "1.png")]
 
 
 def test_nothing_found_says_what_to_give(tmp_path):

@@ -11,7 +11,7 @@ from PIL import Image
 from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, RLELossless
 
 from ogkd.errors import DataError
-from ogkd.features.encode import unreadable
+from ogkd.features.unreadable import unreadable
 from ogkd.images import find_images, npz, read_image
 from tiny_images import SHADES, dicom, encapsulated, lossless_jpeg, medmnist, nifti, png
 
@@ -112,7 +112,7 @@ def test_every_kind_of_bad_file_is_collected_with_its_reason(tmp_path):
     (tmp_path / "volume.nii").write_bytes(nifti(tmp_path / "v.nii", VOLUME).read_bytes())
     (tmp_path / "v.nii").unlink()
     os.mkfifo(tmp_path / "pipe.png")
-    bad = {file.path.name: file.reason for file in unreadable(find_images([tmp_path]))}
+    bad = {file.image.name: file.reason for file in unreadable(find_images([tmp_path]))}
     words = {
         "text.png": "not a readable image",
         "empty.dcm": "is empty",

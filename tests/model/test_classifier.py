@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import ogkd
 from ogkd.errors import BackboneError, ConfigError, DataError
+from ogkd.images import ImageRef
 from ogkd.model.classifier import place_for_model
 from tiny_backbones import make_clip
 from tiny_data import CLASSES, FAST, write_dataset, write_image
@@ -83,13 +84,13 @@ def test_probabilities_are_the_softmax_of_scaled_cosines(fitted):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 32])
-def test_a_stream_answers_every_path_in_order(fitted, test_files, tmp_path, batch_size):
+def test_decisions_come_in_order_and_say_what_failed(fitted, test_files, tmp_path, batch_size):
     model, _ = fitted
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
     paths = [test_files[0], bad, test_files[1], test_files[0]]
-    found = list(model.stream(paths, batch_size=batch_size))
-    assert [answer.path for answer in found] == paths
+    found = list(model.decide(paths, batch_size=batch_size))
+    assert [said.image for said in found] == [ImageRef(path) for path in paths]
     assert [answer.probabilities is None for answer in found] == [False, True, False, False]
     assert "bad.png" in found[1].error
     expected = model.predict_proba([paths[0], paths[2], paths[3]])
@@ -143,7 +144,7 @@ def test_a_folder_that_is_not_a_model_is_never_replaced(fitted, tmp_path):
 
 def test_a_model_folder_with_other_things_in_it_is_never_replaced(fitted, folder):
     write_image(folder / "images" / "a.png")
-    with pytest.raises(ConfigError, match="it holds images"):
+    with pytest.raises(ConfigError, match="it contains images"):
         fitted[0].save(folder)
     assert (folder / "images" / "a.png").is_file()
 
@@ -151,7 +152,7 @@ def test_a_model_folder_with_other_things_in_it_is_never_replaced(fitted, folder
 def test_the_folder_one_is_in_is_not_replaced(fitted, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ConfigError, match="folder you are in"):
+    with pytest.raises(ConfigError, match="is the current folder"):
         fitted[0].save(".")
 
 
@@ -216,7 +217,7 @@ def test_a_backbone_that_moved_can_be_passed(folder, clip, tmp_path, test_files)
     card = json.loads((folder / "model.json").read_text())
     card["backbone"]["name"] = str(tmp_path / "gone")
     (folder / "model.json").write_text(json.dumps(card))
-    with pytest.raises(BackboneError, match="pass its folder with --backbone"):
+    with pytest.raises(BackboneError, match="If it has moved, pass its folder"):
         ogkd.load(folder)
     assert ogkd.load(folder, backbone=moved).predict(test_files) == expected
 
@@ -230,7 +231,7 @@ def test_the_support_images_are_kept_as_features_and_hashes(fitted, data):
     model, out = fitted
     again = ogkd.load(out)
     items = ogkd.read_manifest(data).part("train")
-    answers = list(model.stream([item.path for item in items]))
+    answers = list(model.decide([item.image for item in items]))
     assert again.support.features.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(again.support.features, axis=1), 1, atol=1e-5)
     assert sorted(again.support.labels.tolist()) == sorted(item.label for item in items)
@@ -242,7 +243,7 @@ def test_the_support_images_are_kept_as_features_and_hashes(fitted, data):
 
 
 def test_a_prediction_has_features_that_give_its_probabilities(fitted, test_files):
-    answer = next(fitted[0].stream(test_files[:1]))
+    answer = next(fitted[0].decide(test_files[:1]))
     found = fitted[0].probabilities(answer.features[None])[0]
     np.testing.assert_allclose(found, answer.probabilities, atol=1e-6)
 

@@ -10,6 +10,7 @@ from PIL import Image
 from ogkd.backbones.base import ImageFeatures
 from ogkd.errors import ConfigError, DataError
 from ogkd.fitting.pipeline import fit
+from ogkd.images import ImageRef
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import center_crop
 from ogkd.methods.heads import KernelHead, LinearHead, TextHead
@@ -87,7 +88,7 @@ def test_a_bright_patch_is_found_at_its_row_and_column(classifier, tmp_path, kin
     assert found.grid.shape == GRID
     assert np.unravel_index(found.grid.argmax(), GRID) == place
     assert found.top == [place]
-    assert (found.path, found.label) == (file, 0)
+    assert (found.ref, found.label) == (ImageRef(file), 0)
 
 
 @pytest.mark.parametrize(("shape", "offset"), [((32, 48), (0, 8)), ((64, 32), (16, 0))])
@@ -121,7 +122,7 @@ def test_evidence_is_the_logit_above_the_mean_of_the_other_classes():
 def test_every_image_of_a_real_tower_gets_its_own_map_in_order(classifier, tmp_path):
     files = [write_image(tmp_path / f"{seed}.png", seed) for seed in range(5)]
     together = list(evidence(classifier, files, batch_size=2))
-    assert [found.path for found in together] == files
+    assert [found.ref for found in together] == [ImageRef(file) for file in files]
     predicted = classifier.predict_proba(files).argmax(axis=1)
     assert [found.label for found in together] == list(predicted)
     for file, found in zip(files, together, strict=True):
@@ -175,7 +176,7 @@ def flat(size, grid, place, *, level=60):
     values = np.zeros(grid, np.float32)
     values[place] = 1.0
     picture = Image.new("RGB", (size, size), (level,) * 3)
-    return Evidence(path=None, image=picture, label=0, grid=values, top=[place])
+    return Evidence(ref=None, image=picture, label=0, grid=values, top=[place])
 
 
 @pytest.mark.parametrize(

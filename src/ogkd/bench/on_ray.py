@@ -37,8 +37,9 @@ from ogkd.bench.work import (
     title,
 )
 from ogkd.errors import ConfigError, OgkdError, StorageError
-from ogkd.features.cluster import absolute, cluster, fitting_workers, places
+from ogkd.features.ray_cluster import absolute, cluster, fitting_workers, folders
 from ogkd.files import cache_dir
+from ogkd.images import ImageRef
 
 __all__ = ["run_ray"]
 
@@ -142,7 +143,7 @@ class _Crew:
         self._digest = ""
         self._data: dict[str, str] = {}  # what images each dataset has in the runs that are there
         self._failed_starts = 0
-        self._arguments = (job.model_dump_json(), places(), str(seal), version("ogkd"))
+        self._arguments = (job.model_dump_json(), folders(), str(seal), version("ogkd"))
         self._all = job.groups()
         missing = [group for group in self._all if not settled(folder, group)]
         finished = folder.readable_runs()
@@ -305,7 +306,7 @@ def _images(job: Job, groups: Sequence[Group]) -> list[_Images]:
             items = open_source(Source.from_json(job.sources[name])).manifest.part("test")
         except OgkdError:
             continue  # its runs will say why
-        paths = [str(item.path.absolute()) for item in items]
+        paths = [str(ImageRef(item.image.file.absolute(), item.image.part)) for item in items]
         for start in range(0, len(paths), _CHUNK):
             part = tuple(paths[start : start + _CHUNK])
             found.append(_Images(f"{name} {start}", name, part))

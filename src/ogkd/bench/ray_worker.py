@@ -14,7 +14,7 @@ from ogkd.bench.sources import Source
 from ogkd.bench.work import Job, make_runner
 from ogkd.datasets.fetch import locate_benchmark
 from ogkd.errors import OgkdError, StorageError
-from ogkd.features.cluster import take_places
+from ogkd.features.ray_cluster import use_folders
 from ogkd.features.store import FeatureStore
 
 __all__ = ["Answer", "Hello", "Worker"]
@@ -43,7 +43,7 @@ class Worker:
     """Holds the backbone, and the datasets and texts that it has met."""
 
     def __init__(self, job: str, places: Mapping[str, str], seal: str, ogkd: str) -> None:
-        take_places(places)
+        use_folders(places)
         self._job = Job.model_validate_json(job)
         self._seal = Path(seal)
         self._asked_by = ogkd

@@ -14,6 +14,7 @@ from ogkd.datasets.manifest import (
     split_name,
 )
 from ogkd.errors import DataError
+from ogkd.images import ImageRef
 from ogkd.images.decode import EXTENSIONS, images_below
 
 __all__ = ["read_folders"]
@@ -39,10 +40,10 @@ def _read_parts(
         names = read_class_names(folders)
         labels = {folder: label for label, folder in enumerate(folders)}
     else:
-        read_class_names(folders)  # two folders must not stand for one class
+        read_class_names(folders)  # two folders must not mean one class
         names, labels = match_class_list(root, folders, class_names)
     items = [
-        Item(file, labels[folder], split)
+        Item(ImageRef(file), labels[folder], split)
         for split, part in parts
         for folder in folders
         for file in _images(part / folder)
@@ -52,14 +53,14 @@ def _read_parts(
     if empty:
         raise DataError(
             f"No images in the class folder(s) {', '.join(empty)} below {place}. Known endings: "
-            f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove what is not a class."
+            f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove the folder(s)."
         )
     return Manifest(tuple(items), names)
 
 
 def _too_few_classes(place: Path, folders: Sequence[str]) -> str:
     message = (
-        f"{place} holds {len(folders)} class folder(s); at least 2 are needed. Put the images "
+        f"{place} contains {len(folders)} class folder(s); at least 2 are needed. Put the images "
         f"of each class in a folder with its name: {place}/benign/..., {place}/malignant/..."
     )
     # An unpacked archive often has one folder around everything.

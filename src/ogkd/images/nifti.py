@@ -2,7 +2,7 @@
 
 Axes are anatomical, whatever the order in the file: 0 left-right (sagittal slices), 1
 posterior-anterior (coronal), 2 inferior-superior (axial); indexes count towards right,
-anterior and superior. The picture stands as a DICOM viewer shows it. Only the slice is read.
+anterior and superior. The picture is oriented as a DICOM viewer shows it. Only the slice is read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import ConfigError, DataError
-from ogkd.images.address import SliceRule, parse_rule
+from ogkd.images.ref import SliceRule
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 __all__ = ["MAX_VOLUME_BYTES", "read_nifti"]
@@ -63,12 +63,15 @@ def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
 def _rule(file: Path, fragment: str) -> SliceRule:
     how = (
         f"Write axis and index behind a #, such as {file.name}#axis=2,index=middle (axis 0 gives "
-        "sagittal, 1 coronal, 2 axial slices), or use --slice axis=2,index=middle for all volumes."
+        "sagittal, 1 coronal, 2 axial slices), or set `slice` for all volumes."
     )
     if not fragment:
-        raise DataError(f"{file} is a volume, and nothing says which slice of it is meant. {how}")
+        raise DataError(
+            f"{file} is a volume, and nothing says which slice of it is meant. {how}",
+            argument="slice",
+        )
     try:
-        rule = parse_rule(fragment)
+        rule = SliceRule.parse(fragment)
     except ConfigError as error:
         raise DataError(f"{file}: {error} {how}") from None
     if rule.axis is None:
@@ -82,7 +85,7 @@ def _check_header(file: Path) -> None:
     with gzip.open(file) if packed else file.open("rb") as stream:
         head = stream.read(540)
     if len(head) < 348:
-        raise ValueError(f"{len(head)} bytes are no NIfTI header")
+        raise ValueError(f"{len(head)} bytes are not a NIfTI header")
     for order in "<>":
         (size,) = struct.unpack_from(f"{order}i", head)
         if size == 348:

@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ogkd.errors import ConfigError, DataError
-from ogkd.images.address import (
-    SliceRule,
-    content_key,
-    file_of,
-    fragment_of,
-    kind_of,
-    parse_rule,
-    with_slice,
-)
+from ogkd.files import sha256_file
+from ogkd.images.ref import ImageRef, SliceRule, kind_of
 from tiny_images import SHADES, dicom, nifti
 
 
@@ -34,22 +27,25 @@ from tiny_images import SHADES, dicom, nifti
     ],
 )
 def test_file_and_fragment_are_told_apart_even_if_nothing_is_there(address, file, fragment):
-    assert (file_of(address), fragment_of(Path(address))) == (Path(file), fragment)
+    ref = ImageRef.of(address)
+    assert ref == ImageRef(Path(file), fragment)
+    assert str(ref) == address
+    assert ImageRef.of(ref) is ref
 
 
 def test_a_file_that_is_there_decides_what_the_sharp_means(tmp_path):
     (tmp_path / "a.nii").touch()
-    assert fragment_of(tmp_path / "a.nii#anything") == "anything"
+    assert ImageRef.of(tmp_path / "a.nii#anything").part == "anything"
     (tmp_path / "a.nii#index=3").touch()  # a real name, however strange
-    assert file_of(tmp_path / "a.nii#index=3") == tmp_path / "a.nii#index=3"
-    assert fragment_of(tmp_path / "a.nii#index=3") == ""
-    assert fragment_of(tmp_path / "a.nii#index=3#index=4") == "index=4"
+    assert ImageRef.of(tmp_path / "a.nii#index=3").file == tmp_path / "a.nii#index=3"
+    assert ImageRef.of(tmp_path / "a.nii#index=3").part == ""
+    assert ImageRef.of(tmp_path / "a.nii#index=3#index=4").part == "index=4"
 
 
 @given(st.none() | st.integers(0, 2), st.integers(0, 999) | st.sampled_from(["first", "last"]))
 def test_a_rule_reads_back_from_its_text(axis, index):
     rule = SliceRule(axis, index)
-    assert parse_rule(str(rule)) == rule
+    assert SliceRule.parse(str(rule)) == rule
 
 
 @given(st.integers(1, 500))
@@ -66,44 +62,43 @@ def test_words_name_places_that_are_there(count):
 )
 def test_a_rule_that_says_nothing_is_refused_with_the_forms_there_are(text):
     with pytest.raises(ConfigError, match="first, middle or last"):
-        parse_rule(text)
+        SliceRule.parse(text)
 
 
 def test_only_volumes_without_a_slice_get_one(tmp_path):
     volume = nifti(tmp_path / "v.nii.gz", np.zeros((2, 3, 4), np.uint8))
     cine = dicom(tmp_path / "cine", np.stack([SHADES, SHADES]), frames=True)
     single = dicom(tmp_path / "one.dcm", SHADES)
-    rule = "axis=2, index=middle"
-    assert with_slice(volume, rule) == Path(f"{volume}#axis=2,index=middle")
-    assert with_slice(cine, rule) == Path(f"{cine}#index=middle")
-    for other in (single, tmp_path / "x.png", Path(f"{volume}#axis=0,index=1"), tmp_path / "gone"):
-        assert with_slice(other, rule) == other
-    with pytest.raises(ConfigError):
-        with_slice(volume, "middle")
+    rule = SliceRule.parse("axis=2, index=middle")
+    assert ImageRef(volume).sliced(rule) == ImageRef(volume, "axis=2,index=middle")
+    assert ImageRef(cine).sliced(rule) == ImageRef(cine, "index=middle")
+    for other in (single, tmp_path / "x.png", f"{volume}#axis=0,index=1", tmp_path / "gone"):
+        assert ImageRef.of(other).sliced(rule) == ImageRef.of(other)
+    assert ImageRef(volume).sliced(None) == ImageRef(volume)
 
 
 def test_the_key_is_the_content_and_the_part(tmp_path):
     file = tmp_path / "v.nii"
     file.write_bytes(b"abc")
     plain = hashlib.sha256(b"abc").hexdigest()
-    assert content_key(file) == plain
-    part = content_key(f"{file}#axis=2,index=1")
+    assert ImageRef.of(file).key == plain
+    part = ImageRef.of(f"{file}#axis=2,index=1").key
     assert part == hashlib.sha256(f"{plain}#axis=2,index=1".encode()).hexdigest()
-    assert part != content_key(f"{file}#axis=2,index=2")
+    assert part != ImageRef.of(f"{file}#axis=2,index=2").key
     (tmp_path / "moved.nii").write_bytes(b"abc")
-    assert content_key(f"{tmp_path}/moved.nii#axis=2,index=1") == part
+    assert ImageRef.of(f"{tmp_path}/moved.nii#axis=2,index=1").key == part
     file.write_bytes(b"abcd")  # the digest is remembered only while the file stays the same
-    assert content_key(f"{file}#axis=2,index=1") != part
+    assert ImageRef.of(f"{file}#axis=2,index=1").key != part
 
 
 def test_what_cannot_be_hashed_is_named(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     for name in ("gone.png", "gone.nii#axis=0,index=0", "nul\0.png"):
         with pytest.raises(DataError, match="Cannot read"):
-            content_key(tmp_path / name)
+            assert ImageRef.of(tmp_path / name).key
     for name in ("pipe.png", "."):
         with pytest.raises(DataError, match="not a regular file"):
-            content_key(tmp_path / name)
+            assert ImageRef.of(tmp_path / name).key
 
 
 def test_kinds_go_by_ending_then_by_content(tmp_path):
@@ -113,3 +108,23 @@ def test_kinds_go_by_ending_then_by_content(tmp_path):
     assert kind_of(tmp_path / "1.2.840") == "dicom"
     (tmp_path / "README").write_text("x" * 200)
     assert kind_of(tmp_path / "README") == "plain"
+
+
+def test_a_file_is_hashed_once_however_often_it_is_asked_for(tmp_path, monkeypatch):
+    import ogkd.images.ref as module
+
+    hashed = []
+
+    def counting(file):
+        hashed.append(file)
+        return sha256_file(file)
+
+    monkeypatch.setattr(module, "sha256_file", counting)
+    file = tmp_path / "a.png"
+    file.write_bytes(b"abc")
+    image = ImageRef(file)
+    assert image.key == image.key
+    assert image.fingerprint == hashlib.sha256(image.key.encode()).hexdigest()[:16]
+    parts = [ImageRef(file, f"index={n}") for n in range(5)]
+    assert len({part.key for part in parts}) == 5
+    assert hashed == [file, file]  # once as a picture, once for all parts
