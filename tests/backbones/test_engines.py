@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, linear
 
 import tiny_backbones
-from ogkd.backbones import _vit, engines
+from ogkd.backbones import _onnx_tower, _vit
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.engines import ENGINES, EngineBackbone, digest_with, with_engine
 from ogkd.backbones.open_clip_format import load_open_clip
@@ -38,7 +38,7 @@ def one_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def use_it(one_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "cache_dir", lambda: one_cache)
+    monkeypatch.setattr(_onnx_tower, "cache_dir", lambda: one_cache)
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +84,12 @@ def test_an_unknown_engine_is_named_beside_the_known_ones(clip: Backbone) -> Non
         with_engine(clip, "tensorrt")
     assert all(name in str(caught.value) for name in ENGINES)
     assert caught.value.argument == "engine"
+
+
+@pytest.mark.parametrize("engine", ["int8", "int8-fast"])
+def test_an_engine_of_an_earlier_version_names_its_successor(clip: Backbone, engine: str) -> None:
+    with pytest.raises(ConfigError, match=rf"The engine {engine} .*replaced by onnx-int8.*fit"):
+        with_engine(clip, engine)
 
 
 @pytest.mark.parametrize("engine", OTHERS)
@@ -219,7 +225,7 @@ def test_wrong_pixels_are_refused_and_no_images_have_no_features(clip: Backbone)
 def test_only_inner_layers_that_do_not_narrow_have_8_bits(clip: Backbone) -> None:
     import onnx
 
-    path = engines._graph(clip, "onnx-int8", patches=True)
+    path = _onnx_tower.tower_graph(clip, "onnx-int8", patches=True)
     operations = [node.op_type for node in onnx.load(path).graph.node]
     # Two inner blocks: query, key, value, output, widening layer.
     assert operations.count("MatMulInteger") == 2 * 5
@@ -229,7 +235,7 @@ def test_a_graph_is_made_once_and_then_read(
     clip: Backbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     want = with_engine(clip, "onnx").encode_images(some_pixels(1)).globals
-    monkeypatch.setattr(engines, "_export", None)  # would fail if it were called
+    monkeypatch.setattr(_onnx_tower, "_export", None)  # would fail if it were called
     assert torch.equal(with_engine(clip, "onnx").encode_images(some_pixels(1)).globals, want)
 
 
@@ -241,7 +247,7 @@ def test_a_wide_input_channel_does_not_drown_the_others() -> None:
     layer = nn.Linear(64, 48)
     values = torch.randn(200, 64, generator=generator)
     values[:, 7] *= 60
-    smooth = engines._SmoothLinear(layer, values.abs().amax(dim=0))
+    smooth = _onnx_tower._SmoothLinear(layer, values.abs().amax(dim=0))
     want = layer(values).detach()
     torch.testing.assert_close(smooth(values).detach(), want, rtol=1e-4, atol=1e-4)
     scaled, weight = values * smooth.shrink, smooth.inner.weight.detach()
@@ -279,7 +285,7 @@ def test_the_base_stays_as_it_was(clip: Backbone, engine: str) -> None:
 
 
 def test_float32_weights_are_shared_with_the_base(clip: Backbone) -> None:
-    twin, layers = engines._smoothed(clip)
+    twin, layers = _onnx_tower._smoothed(clip)
     theirs = {id(parameter) for parameter in clip.model.parameters()}
     changed = {id(layer.weight) for layer in layers}
     assert {id(parameter) for parameter in twin.model.parameters()} <= theirs | changed

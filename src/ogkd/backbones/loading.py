@@ -43,8 +43,8 @@ def load_backbone(
             (`ogkd.backbones.catalog()`); or a hub id, "org/name". A model on the hub is fetched
             at its first use and then taken from the cache.
         device: "auto" uses a GPU if there is one; or "cpu", "cuda", "cuda:1", "mps".
-        engine: how images are encoded: "torch" in float32, or "int8", faster on a CPU but with
-            features of its own (ogkd.backbones.engines).
+        engine: how images are encoded: "torch" in float32, or "onnx-int8", faster on a CPU but
+            with slightly different features (ogkd.backbones.engines).
 
     Example:
         >>> backbone = load_backbone("builtin")
