@@ -1,28 +1,130 @@
-"""What the three transformers families share: the frozen model, its checks, text layers."""
+"""Folders in transformers' format: CLIPModel, SiglipModel and VisionTextDualEncoderModel.
+
+`load_transformers` reads a folder without a network. What the three families share is here;
+what differs is in _transformers_families.py.
+"""
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from ogkd.backbones._hf_tokenizer import FolderTokenizer
-from ogkd.backbones._model_folder import ModelFolder
+from ogkd.backbones._folder import (
+    backbone_digest,
+    find_weights,
+    read_json,
+    read_preprocessing,
+    read_state,
+)
+from ogkd.backbones._tokenizer import Tokenizer, folder_tokenizer
+from ogkd.backbones._weights import load_into_transformers, quiet_transformers
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
 from ogkd.errors import BackboneError
+from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
 
-__all__ = ["TransformersBackbone", "run_layers", "unit"]
+__all__ = [
+    "FAMILIES",
+    "WEIGHT_FILES",
+    "ModelFolder",
+    "TransformersBackbone",
+    "load_transformers",
+    "run_layers",
+]
+
+FAMILIES = ("clip", "siglip", "vision-text-dual-encoder")
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
+
+
+def load_transformers(
+    folder: Path, *, name: str, device: torch.device, weights: Path | None = None
+) -> Backbone:
+    """Load a CLIPModel, SiglipModel or VisionTextDualEncoderModel folder, offline and strictly.
+
+    Without a preprocessor_config.json the usual preprocessing of the family is used: CLIP
+    resizes the short side and crops, SigLIP and ViT resize both sides.
+    """
+    from ogkd.backbones import _transformers_families as families
+
+    config = read_json(folder / "config.json", name=name)
+    file = weights or find_weights(folder, WEIGHT_FILES, name=name)
+    source = ModelFolder(folder, name, device, file, config)
+    loaders = dict(
+        zip(FAMILIES, (families.load_clip, families.load_siglip, families.load_dual), strict=True)
+    )
+    family = config.get("model_type")
+    if family not in loaders:
+        raise BackboneError(
+            f"{folder / 'config.json'} has model_type {family!r}. ogkd loads "
+            f"{', '.join(FAMILIES)} and folders in open_clip's format (open_clip_config.json)."
+        )
+    return loaders[family](source)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model folder: its path, its config.json and the name that the user gave."""
+
+    path: Path
+    name: str
+    device: torch.device
+    weights: Path
+    config: dict[str, Any]
+
+    def model(self, config_class: Any, model_class: Any) -> Any:
+        """The model in float32, with exactly the stored weights."""
+        try:
+            with quiet_transformers():
+                config = config_class.from_dict(self.config)
+        except Exception as error:  # transformers raises many kinds for a bad configuration
+            raise BackboneError(
+                f"{self.path / 'config.json'} is not a valid {config_class.__name__} ({error}). "
+                "Use the config.json that was published with these weights."
+            ) from error
+        state = read_state(self.weights, name=self.name)
+        return load_into_transformers(model_class, config, state, file=self.weights, name=self.name)
+
+    def tokenizer(self, text: Any, prepare: Callable[[str], str] = str) -> Tokenizer:
+        """The folder's tokenizer, checked against the text tower's configuration."""
+        return folder_tokenizer(
+            self.path,
+            name=self.name,
+            vocabulary=text.vocab_size,
+            pad_id=text.pad_token_id,
+            prepare=prepare,
+        )
+
+    def preprocessing(self, default: Preprocessing) -> Preprocessing:
+        """How images are prepared: as the folder says, or else as usual for the family."""
+        return read_preprocessing(self.path, default, name=self.name)
+
+    def digest(self, preprocessing: Preprocessing) -> str:
+        """A hash of everything that determines the features."""
+        files = [self.path / name for name in _TOKENIZER_FILES]
+        return backbone_digest(
+            self.weights,
+            {
+                "format": "transformers",
+                "config": json.dumps(self.config, sort_keys=True),
+                "preprocessing": repr(preprocessing),
+                **{file.name: sha256_file(file) for file in files if file.is_file()},
+            },
+        )
 
 
 class TransformersBackbone(Backbone):
-    """A transformers image-text model in evaluation mode; subclasses know their family."""
+    """A transformers image-text model in evaluation mode; each family has a subclass."""
 
-    # SigLIP pads to the full context, as it was trained; the others need no padding.
+    # SigLIP pads to the full context, as in its training; the others need no padding.
     pads_fully = False
 
     def __init__(
@@ -30,7 +132,7 @@ class TransformersBackbone(Backbone):
         source: ModelFolder,
         model: Any,
         *,
-        tokenizer: FolderTokenizer,
+        tokenizer: Tokenizer,
         preprocessing: Preprocessing,
         context_length: int,
     ) -> None:
@@ -72,17 +174,19 @@ class TransformersBackbone(Backbone):
         if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
             raise BackboneError(
                 f"{self.name} takes pixels of shape [B, 3, {size}, {size}] but got "
-                f"{list(pixels.shape)}. Make them with ogkd.images.transforms.to_pixels(images, "
+                f"{list(pixels.shape)}. Prepare them with ogkd.images.transforms.to_pixels(images, "
                 "backbone.preprocessing)."
             )
         pooled, tokens = self._encode_pixels(pixels.to(self.device, torch.float32))
-        return ImageFeatures(unit(pooled), unit(tokens) if patches else None)
+        return ImageFeatures(
+            normalize(pooled, dim=-1), normalize(tokens, dim=-1) if patches else None
+        )
 
     def pieces(self, text: str) -> list[int]:
         return self._tokenizer.pieces(text)
 
     def pack(self, pieces: Sequence[Sequence[int]]) -> Tokens:
-        length = self.context_length if self.pads_fully else None
+        length = self.context_length if self.pads_fully else 0
         tokens = self._tokenizer.pack(pieces, length=length)
         return Tokens(tokens.ids.to(self.device), tokens.mask.to(self.device))
 
@@ -105,12 +209,8 @@ class TransformersBackbone(Backbone):
                 "Shorten the texts or the learnable context."
             )
         moved = Tokens(tokens.ids.to(self.device), tokens.mask.to(self.device))
-        return unit(self._encode_embeddings(embeddings.to(self.device), moved, dropout))
-
-
-def unit(features: Tensor) -> Tensor:
-    """L2-normalise the last dimension."""
-    return normalize(features, dim=-1)
+        features = self._encode_embeddings(embeddings.to(self.device), moved, dropout)
+        return normalize(features, dim=-1)
 
 
 def run_layers(
@@ -123,7 +223,7 @@ def run_layers(
 ) -> Tensor:
     """Run the pre-norm layers of a CLIP or SigLIP text tower on hidden states [B, L, w].
 
-    transformers' own towers take ids only, so the layers are walked here, with their modules.
+    transformers' own towers accept ids only, so their layers are run one by one here.
     """
     for layer in layers:
         hidden = hidden + _attend(

@@ -1,4 +1,4 @@
-"""Files of one hub repository through huggingface_hub; its errors in our words."""
+"""Fetch files of a hub repository through huggingface_hub, with clear error messages."""
 
 from __future__ import annotations
 
@@ -38,22 +38,23 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def absent(record: Record, reason: str) -> BackboneError:
-    """The one message for weights that are not here and cannot be fetched now."""
+    """The error for weights that are not on this machine and cannot be fetched now."""
     return BackboneError(
         f"The weights of {record.name} are not on this machine, and {reason}.\n"
-        f"  On a machine with a network:  ogkd backbones fetch {record.name}\n"
-        f"  then copy its folder to the same place here:  {record.folder}\n"
-        "  (OGKD_CACHE moves the cache), or anywhere, and pass the path:  --backbone FOLDER\n"
-        "  The built-in model needs no download:  --backbone builtin"
+        f"  On a machine with a network run:  ogkd backbones fetch {record.name}\n"
+        f"  Then copy its folder to the same place here:  {record.folder}\n"
+        "  (OGKD_CACHE moves the cache), or to any other place and give that path as the "
+        "backbone.\n"
+        "  The built-in model needs no download: give 'builtin' as the backbone."
     )
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is known of a file before it is fetched."""
+    """What is known about a file before it is fetched."""
 
     size: int
-    sha256: str | None  # the hub knows it for large files
+    sha256: str | None  # the hub reports it for large files
     cached: bool
 
 
@@ -66,14 +67,14 @@ class Repository:
         self.commit: str | None = None
         self.cache = Path(constants.HF_HUB_CACHE)
         self._revision = self._next = revision or "main"
-        # Read now, not at import: a program may set them after it has started.
+        # Read here, not at import: a program may set them after it has started.
         self._endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
         setting = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
         offline = setting or constants.HF_HUB_OFFLINE
         self.offline: str | None = "HF_HUB_OFFLINE is set" if offline else None
 
     def facts(self, name: str) -> FileFacts | None:
-        """Size and hash of a file; None if the repository (offline: the cache) has none such."""
+        """Size and hash of a file; None if it is not in the repository (offline: in the cache)."""
         if self.offline is None:
             try:
                 return self._ask(name)
@@ -82,7 +83,7 @@ class Repository:
             except (HTTPError, OfflineModeIsEnabled) as error:
                 if isinstance(error, HfHubHTTPError):
                     raise self._translate(error) from error
-                # One quick question failed: no network, so what is in the cache has to do.
+                # A quick request failed, so there is no network: use what is in the cache.
                 self.offline = f"the hub cannot be reached ({error})"
             except HFValidationError as error:
                 raise self._translate(error) from error
@@ -91,11 +92,11 @@ class Repository:
         return None if path is None else FileFacts(path.stat().st_size, None, cached=True)
 
     def optional(self, name: str) -> Path | None:
-        """A file of the repository; None if there is none such."""
+        """A file of the repository; None if there is no such file."""
         return None if self.facts(name) is None else self.download(name)
 
     def required(self, name: str) -> Path:
-        """A file that must be there."""
+        """A file of the repository; an error if there is no such file."""
         path = self.optional(name)
         if path is None:
             raise self.lacking(f"the file {name}")
@@ -107,11 +108,11 @@ class Repository:
             return absent(self.record, self.offline)
         return BackboneError(
             f"{self.hub_id} does not have {what} at revision {self._revision}. See its page, "
-            f"{self._endpoint}/{self.hub_id}, for what there is."
+            f"{self._endpoint}/{self.hub_id}, for what it has."
         )
 
     def forget(self, path: Path) -> None:
-        """Delete a file from the hub's cache, so that it is fetched anew."""
+        """Delete a file from the hub's cache, so that it is fetched again."""
         path.resolve().unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
@@ -133,8 +134,8 @@ class Repository:
 
     def download(self, name: str) -> Path:
         """Fetch a file that `facts` has found."""
-        # The first file is asked for by the branch, so that the hub's cache notes the branch's
-        # commit and serves it offline later; the others come from that very commit.
+        # The first file is requested by branch, so that the hub's cache records the branch's
+        # commit and can serve it offline later; the others come from exactly that commit.
         revision, self._next = self._next, self.commit or self._revision
         with self._errors(), storage_errors(self.cache):
             path = hf_hub_download(
@@ -153,7 +154,7 @@ class Repository:
             yield
         except OgkdError:
             raise
-        except Exception as error:  # of HTTP, of the file transfer, of the operating system
+        except Exception as error:  # from HTTP, the file transfer or the operating system
             raise self._translate(error) from error
 
     def _translate(self, error: BaseException) -> BackboneError:
@@ -161,12 +162,12 @@ class Repository:
         if isinstance(error, GatedRepoError):
             return BackboneError(
                 f"{self.hub_id} is gated: its publisher asks you to accept terms. Accept them on "
-                f"{page}, then log in with `hf auth login` (or set HF_TOKEN) and run this again."
+                f"{page}, then log in with `hf auth login` (or set HF_TOKEN) and try again."
             )
         if isinstance(error, RepositoryNotFoundError | HFValidationError):
             return BackboneError(
                 f"The hub has no repository {self.hub_id}, or it is private. Check the name; for a "
-                "private one log in with `hf auth login` (or set HF_TOKEN)."
+                "private repository log in with `hf auth login` (or set HF_TOKEN)."
             )
         if isinstance(error, RevisionNotFoundError):
             return BackboneError(f"{self.hub_id} has no revision {self._revision}. See {page}.")
@@ -174,13 +175,14 @@ class Repository:
             status = error.response.status_code
             if status in (401, 403):
                 return BackboneError(
-                    f"The hub refuses {self.hub_id} to you ({status}). Log in with `hf auth login` "
-                    f"(or set HF_TOKEN to a token that may read it); accept its terms on {page}."
+                    f"The hub refuses access to {self.hub_id} ({status}). Log in with `hf auth "
+                    "login` (or set HF_TOKEN to a token that may read it); accept its terms "
+                    f"on {page}."
                 )
             return BackboneError(
                 f"The hub answered {status} for {self.hub_id}. Try again in a few minutes."
             )
         return BackboneError(
-            f"The download of {self.hub_id} broke off ({error}). Run the command again: what has "
-            "arrived is kept."
+            f"The download of {self.hub_id} was interrupted ({error}). Try again: what has arrived "
+            "is kept."
         )

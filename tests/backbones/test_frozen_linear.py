@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from ogkd.backbones import _packed
-from ogkd.backbones._packed import MOST_ROWS, frozen_linear
+from ogkd.backbones import _bert
+from ogkd.backbones._bert import MOST_ROWS, frozen_linear
 
 needs_kernels = pytest.mark.skipif(
-    not _packed._supported(), reason="torch has no packed linear layers on this machine"
+    not _bert._supported(), reason="torch has no packed linear layers on this machine"
 )
 
 
@@ -27,7 +27,7 @@ def test_values_and_gradients_equal_the_layers_own(bias: bool, shape: tuple[int,
     values = torch.randn(shape, requires_grad=True)
     again = values.detach().clone().requires_grad_()
     packed, plain = frozen_linear(layer, values), layer(again)
-    assert layer in _packed._packs
+    assert layer in _bert._packs
     torch.testing.assert_close(packed, plain, rtol=0, atol=1e-5)
     direction = torch.randn_like(plain)
     packed.backward(direction)
@@ -56,13 +56,13 @@ def test_other_cases_take_the_plain_product(case: str) -> None:
     values = torch.randn(rows, layer.in_features, dtype=layer.weight.dtype)
     values.requires_grad_(case != "no gradient")
     assert torch.equal(frozen_linear(layer, values), layer(values))
-    assert layer not in _packed._packs
+    assert layer not in _bert._packs
 
 
 @needs_kernels
 def test_what_is_packed_goes_with_its_layer() -> None:
     layer = make_layer()
     frozen_linear(layer, torch.randn(2, 160, requires_grad=True))
-    before = len(_packed._packs)
+    before = len(_bert._packs)
     del layer
-    assert len(_packed._packs) == before - 1
+    assert len(_bert._packs) == before - 1
