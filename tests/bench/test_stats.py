@@ -202,7 +202,7 @@ def test_where_no_column_can_be_compared_every_reason_is_given(tmp_path: Path) -
     assert "K=4: The two methods have no common seed on one." in str(error.value)
     swept = [RunSpec(dataset="one", method="ogkd", shots=k) for k in (1, 2)]
     plan = make_plan([("a", swept[0]), ("b", swept[1])], "few-shot")
-    with pytest.raises(DataError, match="no column in common"):
+    with pytest.raises(DataError, match="no common column"):
         compare_labels(folder, plan, "a", "b")
 
 
@@ -265,5 +265,5 @@ def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="100 resamples"):
         compare_methods(a, a, resamples=10)
     plan = make_plan([("ours", a[0].spec)], "few-shot")
-    with pytest.raises(ConfigError, match=r"no row 'theirs'. Rows: ours"):
+    with pytest.raises(ConfigError, match=r"no row 'theirs'. Its rows: ours"):
         compare_labels(RunsFolder(tmp_path), plan, "ours", "theirs")
