@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from ogkd.datasets.manifest import Item
+from ogkd.images import ImageRef
+
 CLASSES = ("benign tumor", "malignant tumor", "normal lung")
 FAST = {"train.epochs": 2, "views": 1}  # settings of a fit that is over at once
 
@@ -34,3 +37,8 @@ def write_dataset(
                 file = root / split / name.replace(" ", "_") / f"{index}.png"
                 write_image(file, label + 4 * (index + 100 * place))
     return root
+
+
+def item_of(image: object, label: int, split: str = "", group: str | None = None) -> Item:
+    """A labelled image by its address."""
+    return Item(ImageRef.of(image), label, split, group)

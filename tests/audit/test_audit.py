@@ -11,10 +11,11 @@ from PIL import Image, ImageEnhance
 
 from ogkd.audit import Audit, Finding, audit_data
 from ogkd.backbones import load_backbone
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.phantoms import render
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
+from tiny_data import item_of
 
 
 def check(root: Path, **options: object) -> tuple[Audit, dict[str, Finding]]:
@@ -110,7 +111,7 @@ def test_a_blank_image_is_told(data: Path, classes: list[str]) -> None:
 
 
 def test_all_files_unreadable_is_still_a_report(tmp_path: Path) -> None:
-    items = tuple(Item(tmp_path / f"{n}.png", n % 2) for n in range(4))
+    items = tuple(item_of(tmp_path / f"{n}.png", n % 2) for n in range(4))
     audit = audit_data(Manifest(items, ("a", "b")), root=tmp_path)
     assert audit.findings[0].kind == "unreadable"
     assert audit.facts.sizes == {}

@@ -69,7 +69,7 @@ def test_the_page_stands_alone_and_names_no_folder_above_the_data(
     manifest = read_manifest(data)
     out = tmp_path / "check.html"
     write_page(
-        audit_data(manifest, root=data), paths=[item.path for item in manifest.items], out=out
+        audit_data(manifest, root=data), paths=[item.image for item in manifest.items], out=out
     )
     text = out.read_text(encoding="utf-8")
     seen = Reader(text)

@@ -10,7 +10,7 @@ from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.ray_actor import RunActor
 from ogkd.bench.workers import make_job
 from ogkd.errors import ConfigError, StorageError
-from ogkd.features.cluster import places
+from ogkd.features.ray_cluster import folders
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def job(grid_file):
 
 def worker(job, tmp_path, ogkd=None):
     return RunActor(
-        job.model_dump_json(), places(), str(tmp_path / "marker"), ogkd or version("ogkd")
+        job.model_dump_json(), folders(), str(tmp_path / "marker"), ogkd or version("ogkd")
     )
 
 

@@ -25,7 +25,8 @@ from ogkd.bench.runs import RunsFolder
 from ogkd.bench.worker import GroupLock, write_results
 from ogkd.bench.workers import make_job, prepare, run_here
 from ogkd.errors import ConfigError, StorageError
-from ogkd.features import cluster as cluster_module
+from ogkd.features import ray_cluster as cluster_module
+from ogkd.features.ray_encode import RayWorkers
 
 HERE = Path(__file__).parent
 WORDS = [sys.executable, "-m", "ogkd", "bench", "run"]
@@ -171,7 +172,7 @@ def test_only_the_guilty_run_of_a_group_fails_as_in_one_process(bench, stand_in)
     folder, plan, job = bench("cluster", **changes)
     ray = stand_in(RunActor)
     events = []
-    run_ray(folder, job, events.append, workers=1)
+    run_ray(folder, job, events.append, RayWorkers(count=1))
     assert [label for label, _ in folder.finished(plan)] == ["right"]
     assert_same_results(folder, alone)
     ((spec, reason),) = folder.failures()
@@ -276,9 +277,9 @@ def test_a_run_larger_than_every_node_is_refused(bench, stand_in):
     folder, _, job = bench()
     stand_in(cores=2.0)
     with pytest.raises(ConfigError, match=r"No node .*4 CPU\(s\) and 0 GPU\(s\)"):
-        run_ray(folder, job, lambda _: None, cpus=4)
+        run_ray(folder, job, lambda _: None, RayWorkers(cpus=4))
     with pytest.raises(ConfigError, match=r"1 CPU\(s\) and 0\.5 GPU\(s\)"):
-        run_ray(folder, job, lambda _: None, gpus=0.5)
+        run_ray(folder, job, lambda _: None, RayWorkers(gpus=0.5))
 
 
 def test_without_ray_the_message_says_how_to_install_it(bench, monkeypatch):
@@ -292,7 +293,7 @@ def test_without_ray_the_message_says_how_to_install_it(bench, monkeypatch):
     ("address", "words"),
     [
         ("127.0.0.1:1", r"cluster at '127\.0\.0\.1:1': .*refused"),  # Ray would try for minutes
-        ("auto", r"cluster at 'auto': nobody listens\. Give --address"),
+        ("auto", r"cluster at 'auto': nobody listens\. Give the address"),
     ],
 )
 def test_a_cluster_that_cannot_be_reached_is_one_clear_error(monkeypatch, address, words):

@@ -64,7 +64,7 @@ def test_a_run_is_what_fit_and_evaluate_give(plan_of, datasets, bert_backbone):
         )
         mine = found[spec.hash].predictions["test"]
         items = manifest.part("test")
-        expected = model.predict_proba([item.path for item in items])
+        expected = model.predict_proba([item.image for item in items])
         np.testing.assert_allclose(mine.probabilities, expected, atol=2e-5)
         assert mine.labels.tolist() == [item.label for item in items]
         metrics = found[spec.hash].result["metrics"]["test"]

@@ -30,8 +30,8 @@ def test_a_dataset_is_written_as_folders_that_can_be_read(ogkd, tmp_path):
     again = ogkd(*words[:3], tmp_path / "again", *words[4:], "--size", 128)
     assert again.code == 0
     for item in found.items:
-        twin = tmp_path / "again" / item.path.relative_to(out)
-        assert twin.read_bytes() == item.path.read_bytes()
+        twin = tmp_path / "again" / item.image.relative_to(out)
+        assert twin.read_bytes() == item.image.read_bytes()
 
 
 @pytest.mark.parametrize(

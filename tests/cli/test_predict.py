@@ -18,8 +18,7 @@ import ogkd.features.encode as extract
 import ogkd.images as images
 from ogkd.cli import main
 from ogkd.model.calibration import Calibration
-from ogkd.model.familiarity import unfamiliar
-from ogkd.model.support import SupportFeatures
+from ogkd.model.familiarity import SupportFeatures, unfamiliar
 from tiny_data import CLASSES, write_image
 
 FIXED = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.datasets.manifest import Item
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import base_and_novel
 from ogkd.errors import DataError, OgkdError
+from tiny_data import item_of
 
 GOOD = {
     "train": [["b/1.png", 1, "stone"], ["a/1.png", 0, "cyst"]],
@@ -37,10 +37,10 @@ def test_a_split_file_is_read_in_its_own_order(tmp_path):
     found = read_manifest(write(tmp_path, GOOD))
     assert found.class_names == ("cyst", "stone")
     assert found.items == (
-        Item(tmp_path / "b" / "1.png", 1, "train"),
-        Item(tmp_path / "a" / "1.png", 0, "train"),
-        Item(tmp_path / "a" / "2 ä.png", 0, "val"),
-        Item(tmp_path / "b" / "2.png", 1, "test"),
+        item_of(tmp_path / "b" / "1.png", 1, "train"),
+        item_of(tmp_path / "a" / "1.png", 0, "train"),
+        item_of(tmp_path / "a" / "2 ä.png", 0, "val"),
+        item_of(tmp_path / "b" / "2.png", 1, "test"),
     )
 
 
@@ -182,7 +182,7 @@ def test_an_official_split_is_read_with_its_classes_and_counts(shared, tmp_path,
     assert tuple(split_counts[split] for split in ("train", "val", "test")) == counts
     # The folder says the class too: a second, independent witness of each label.
     for item in found.items:
-        folder = item.path.relative_to(tmp_path).parts[0]
+        folder = item.image.relative_to(tmp_path).parts[0]
         assert folder.replace("_", " ").lower() == names[item.label].lower()
 
 

@@ -17,6 +17,7 @@ from ogkd.datasets.groups import (
 )
 from ogkd.datasets.manifest import Item, Manifest
 from ogkd.errors import ConfigError, DataError
+from tiny_data import item_of
 
 NAMES = ("cyst", "stone", "tumor")
 FRACTIONS = {"train": 0.6, "val": 0.1, "test": 0.3}
@@ -26,7 +27,7 @@ splits = st.sampled_from(["train", "val", "test"])
 
 
 def manifest_of(rows: list[tuple[int, str, str | None]]) -> Manifest:
-    items = (Item(Path(f"{n:03}.png"), *row) for n, row in enumerate(rows))
+    items = (item_of(Path(f"{n:03}.png"), *row) for n, row in enumerate(rows))
     return Manifest(tuple(items), NAMES)
 
 
@@ -63,7 +64,7 @@ def test_separated_splits_never_share_a_group_and_test_is_whole(rows):
     after, dropped = separate_groups(manifest)
     assert shared_groups(after) == {}
     assert_no_group_in_two(after.items)
-    assert sorted([*after.items, *dropped], key=lambda item: item.path) == list(manifest.items)
+    assert sorted([*after.items, *dropped], key=lambda item: item.image) == list(manifest.items)
     kept = set(after.items)
     test_groups = {item.group for item in manifest.items if item.split == "test"}
     judged_groups = {item.group for item in manifest.items if item.split != "train"}
@@ -114,11 +115,11 @@ def test_groups_stay_whole_whatever_the_order_and_the_folder(rows, fractions, se
     assert_no_group_in_two(after.items)
     assert {item.split for item in after.items} == set(fractions)
     assert [replace(item, split="") for item in after.items] == list(manifest.items)
-    moved = [replace(item, path="/moved" / item.path) for item in manifest.items]
+    moved = [replace(item, path="/moved" / item.image) for item in manifest.items]
     rng.shuffle(moved)
     again = split_items(Manifest(tuple(moved), NAMES), fractions, seed)
-    assert {("/moved" / item.path, item.split) for item in after.items} == {
-        (item.path, item.split) for item in again.items
+    assert {("/moved" / item.image, item.split) for item in after.items} == {
+        (item.image, item.split) for item in again.items
     }
 
 

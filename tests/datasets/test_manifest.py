@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest, require_files
 from ogkd.errors import ConfigError, DataError
-from tiny_data import write_dataset, write_image
+from tiny_data import item_of, write_dataset, write_image
 
 
 def table(folder: Path, text: str, *, name: str = "t.csv", encoding: str = "utf-8") -> Path:
@@ -31,7 +31,7 @@ def test_class_folders_become_sorted_names_and_labels(tmp_path):
     write_dataset(tmp_path, ["normal lung", "benign tumor"], {"": 2})
     found = read_manifest(tmp_path)
     assert found.class_names == ("benign tumor", "normal lung")
-    assert [(item.path.parent.name, item.path.name, item.label) for item in found.items] == [
+    assert [(item.image.parent.name, item.image.name, item.label) for item in found.items] == [
         ("benign_tumor", "0.png", 0),
         ("benign_tumor", "1.png", 0),
         ("normal_lung", "0.png", 1),
@@ -46,7 +46,7 @@ def test_split_folders_give_each_item_its_split(tmp_path):
     write_dataset(tmp_path, ["a", "b"], {"train": 3, "val": 1, "test": 2})
     found = read_manifest(str(tmp_path))
     assert [len(found.part(split)) for split in ("train", "val", "test")] == [6, 2, 4]
-    assert all(item.path.is_relative_to(tmp_path / "val") for item in found.part("val"))
+    assert all(item.image.is_relative_to(tmp_path / "val") for item in found.part("val"))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_images_are_found_at_any_depth_and_hidden_ones_passed_over(tmp_path):
     write_image(tmp_path / ".cache" / "z.png")
     write_image(tmp_path / "loose.png")
     other = write_image(tmp_path / "b" / "x.jpg")
-    assert [item.path for item in read_manifest(tmp_path).items] == [deep, other]
+    assert [item.image for item in read_manifest(tmp_path).items] == [deep, other]
 
 
 def test_a_class_may_be_absent_from_a_split(tmp_path):
@@ -128,8 +128,8 @@ def test_a_table_gives_paths_from_its_own_folder(tmp_path):
     found = read_manifest(table(tmp_path, "\ufeff" + text))
     assert found.class_names == ("benign tumor", "normal")
     assert found.items == (
-        Item(tmp_path / "sub" / "a.png", 0, "train", "p1"),
-        Item(absolute, 1, "test", None),
+        item_of(tmp_path / "sub" / "a.png", 0, "train", "p1"),
+        item_of(absolute, 1, "test", None),
     )
 
 
@@ -137,7 +137,7 @@ def test_a_tab_separated_table_and_short_lines_are_read(tmp_path):
     found = read_manifest(
         table(tmp_path, "path\tlabel\tpatient\na,b.png\tx\ny.png\tz\tp", name="t.tsv")
     )
-    assert [(item.path.name, item.group) for item in found.items] == [
+    assert [(item.image.name, item.group) for item in found.items] == [
         ("a,b.png", None),
         ("y.png", "p"),
     ]
@@ -182,7 +182,7 @@ def test_a_root_moves_the_paths_of_tables_and_split_files(tmp_path):
     (tmp_path / "s.json").write_text('{"train": [["a.png", 0, "x"], ["b.png", 1, "y"]]}')
     for name in ("t.csv", "s.json"):
         found = read_manifest(tmp_path / name, root=tmp_path / "pictures")
-        assert [item.path for item in found.items] == [
+        assert [item.image for item in found.items] == [
             tmp_path / "pictures" / "a.png",
             tmp_path / "pictures" / "b.png",
         ]
@@ -200,7 +200,7 @@ def test_a_class_list_gives_the_order_of_folders(tmp_path):
     write_dataset(tmp_path, ["a_tumor", "b"], {"": 1})
     found = read_manifest(tmp_path, class_names=["B", "c", "a tumor"])
     assert found.class_names == ("B", "c", "a tumor")
-    assert [(item.path.parent.name, item.label) for item in found.items] == [
+    assert [(item.image.parent.name, item.label) for item in found.items] == [
         ("a_tumor", 2),
         ("b", 0),
     ]
@@ -227,7 +227,7 @@ def test_a_name_in_two_forms_of_the_same_letters_is_one_name(tmp_path):
 
 
 def test_a_missing_file_is_named_once_however_many_of_its_images_are_used(tmp_path):
-    rows = [Item(tmp_path / f"gone.npz#train/{row}", 0) for row in range(3)]
+    rows = [item_of(tmp_path / f"gone.npz#train/{row}", 0) for row in range(3)]
     with pytest.raises(DataError, match=r"^1 file\(s\)") as error:
         require_files(rows)
     assert "gone.npz\n" in str(error.value)
@@ -236,8 +236,8 @@ def test_a_missing_file_is_named_once_however_many_of_its_images_are_used(tmp_pa
 
 
 def test_all_missing_files_are_named_at_once(tmp_path):
-    here = Item(write_image(tmp_path / "here.png"), 0)
-    gone = [Item(tmp_path / f"gone{number:02}.png", 0) for number in range(22)]
+    here = item_of(write_image(tmp_path / "here.png"), 0)
+    gone = [item_of(tmp_path / f"gone{number:02}.png", 0) for number in range(22)]
     require_files([here])
     with pytest.raises(DataError) as error:
         require_files([here, *gone])
@@ -278,7 +278,7 @@ def test_whatever_a_table_says_is_read_back(tmp_path_factory, rows, names, delim
         return
     found = read_manifest(folder / "t.csv")
     assert isinstance(found, Manifest)
-    assert [(item.path, found.class_names[item.label], item.split) for item in found.items] == [
+    assert [(item.image, found.class_names[item.label], item.split) for item in found.items] == [
         (folder / path, clean(names[label]), split) for path, label, split in rows
     ]
     assert list(found.class_names) == [

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ogkd.datasets.manifest import Item
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
+from tiny_data import item_of
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
@@ -41,8 +41,8 @@ def test_rows_become_addresses_with_splits_and_labels(tmp_path):
     assert found.class_names == ("class 0", "class 1", "class 2")
     assert [item.label for item in found.part("train")] == [0, 2, 1, 2]
     assert found.part("test") == [
-        Item(Path(f"{path}#test/0"), 2, "test"),
-        Item(Path(f"{path}#test/1"), 0, "test"),
+        item_of(Path(f"{path}#test/0"), 2, "test"),
+        item_of(Path(f"{path}#test/1"), 0, "test"),
     ]
 
 
@@ -154,4 +154,4 @@ def test_many_rows_are_read(tmp_path):
     path = write(tmp_path, train_images=np.zeros((count, 2, 2), np.uint8), train_labels=labels)
     found = read_manifest(path).part("train")
     assert len(found) == count
-    assert found[-1] == Item(Path(f"{path}#train/{count - 1}"), (count - 1) % 9, "train")
+    assert found[-1] == item_of(Path(f"{path}#train/{count - 1}"), (count - 1) % 9, "train")

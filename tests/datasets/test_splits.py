@@ -18,10 +18,11 @@ from ogkd.datasets.splits import (
     support_and_val,
 )
 from ogkd.errors import ConfigError
+from tiny_data import item_of
 
 
 def items_of(labels: list[int]) -> list[Item]:
-    return [Item(Path(f"{number}.png"), label) for number, label in enumerate(labels)]
+    return [item_of(Path(f"{number}.png"), label) for number, label in enumerate(labels)]
 
 
 def released(
@@ -70,7 +71,7 @@ def test_the_validation_images_are_the_released_ones(train, val, shots, seed):
 def test_published_seeds_keep_their_meaning():
     """Numbers written down once, from Python's own generator: a change here breaks old results."""
     items = items_of([0] * 10 + [2] * 12 + [1] * 3)
-    numbers = [int(item.path.stem) for item in few_shot(items, 4, 1)]
+    numbers = [int(item.image.stem) for item in few_shot(items, 4, 1)]
     assert numbers == [2, 1, 4, 0, 17, 21, 20, 16, 22, 23, 24]
 
 
@@ -127,19 +128,19 @@ def test_nested_shots_are_among_those_of_any_larger_number(labels, one, other, s
 @given(labels, shots, seeds, st.randoms(use_true_random=False))
 def test_the_nested_draw_does_not_depend_on_the_order_or_the_folder(labels, shots, seed, rng):
     items = items_of(labels)
-    mixed = [Item(Path("/moved/here") / item.path, item.label) for item in items]
+    mixed = [item_of(Path("/moved/here") / item.image, item.label) for item in items]
     rng.shuffle(mixed)
     drawn = few_shot(items, shots, seed, sampling="nested")
     moved = few_shot(mixed, shots, seed, sampling="nested")
-    assert [Path("/moved/here") / item.path for item in drawn] == [item.path for item in moved]
+    assert [Path("/moved/here") / item.image for item in drawn] == [item.image for item in moved]
 
 
 def test_nested_classes_draw_independently_of_each_other():
     items = [
-        Item(Path(f"{label}/{number:02}.png"), label) for label in (0, 1) for number in range(40)
+        item_of(Path(f"{label}/{number:02}.png"), label) for label in (0, 1) for number in range(40)
     ]
     drawn = few_shot(items, 8, 1, sampling="nested")
-    names = [{item.path.name for item in drawn if item.label == label} for label in (0, 1)]
+    names = [{item.image.name for item in drawn if item.label == label} for label in (0, 1)]
     assert names[0] != names[1]
     alone = few_shot(items[40:], 8, 1, sampling="nested")
     assert alone == drawn[8:]
@@ -196,8 +197,8 @@ def test_kept_classes_are_numbered_anew_with_their_names(labels, kept):
     before = Manifest(tuple(items_of(labels)), names)
     after = keep_classes(before, sorted(kept, reverse=True))
     assert after.class_names == tuple(names[label] for label in sorted(kept))
-    assert [(item.path, after.class_names[item.label]) for item in after.items] == [
-        (item.path, names[item.label]) for item in before.items if item.label in kept
+    assert [(item.image, after.class_names[item.label]) for item in after.items] == [
+        (item.image, names[item.label]) for item in before.items if item.label in kept
     ]
 
 
@@ -218,7 +219,7 @@ def test_exactly_k_of_each_class_are_flipped_to_another_allowed_class(case):
     labels, flips, seed = case
     items = items_of(labels)
     after = flip_labels(items, flips, seed, allowed=range(5))
-    assert [item.path for item in after] == [item.path for item in items]
+    assert [item.image for item in after] == [item.image for item in items]
     flipped = [(old.label, new.label) for old, new in zip(items, after, strict=True) if old != new]
     assert all(old != new and 0 <= new < 5 for old, new in flipped)
     counts = Counter(old for old, _ in flipped)

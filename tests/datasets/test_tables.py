@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ogkd.datasets.manifest import Item
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
+from tiny_data import item_of
 
 
 def table(folder: Path, text: str, *, name: str = "t.csv", encoding: str = "utf-8") -> Path:
@@ -31,8 +31,8 @@ def test_tables_of_any_spreadsheet_are_read(tmp_path, delimiter, encoding, newli
     found = read_manifest(table(tmp_path, text, encoding=encoding))
     assert found.class_names == ("größer", "kleiner")
     assert found.items == (
-        Item(tmp_path / "a b" / "ä.png", 0, "train"),
-        Item(tmp_path / "c.png", 1, "test"),
+        item_of(tmp_path / "a b" / "ä.png", 0, "train"),
+        item_of(tmp_path / "c.png", 1, "test"),
     )
 
 

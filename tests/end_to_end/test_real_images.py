@@ -35,5 +35,5 @@ def test_a_few_real_images_teach_more_than_the_names_alone(shared, tmp_path):
     size = (tmp_path / "model" / "weights.safetensors").stat().st_size
     assert size < 1_000_000
     store = FeatureStore(backbone)
-    store.get([item.path for item in manifest.part("test")])
+    store.get([item.image for item in manifest.part("test")])
     assert store.encoded == 0  # everything was known from the evaluation

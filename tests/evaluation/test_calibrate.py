@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 import ogkd
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.calibrate import FEWEST, calibrate, engine_note
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
-from tiny_data import write_dataset
+from tiny_data import item_of, write_dataset
 
 NAMES = ("bright spot", "dark field", "striped tissue")
 
@@ -45,7 +45,7 @@ def test_images_that_were_used_for_fitting_are_refused_by_number(model, data):
     with pytest.raises(DataError, match="All 6 images were used for fitting"):
         calibrate(model, data, split="train")
     plain = Manifest(
-        tuple(Item(item.path, item.label) for item in read_manifest(data).items), NAMES
+        tuple(item_of(item.image, item.label) for item in read_manifest(data).items), NAMES
     )
     with pytest.raises(DataError, match="6 of the 33 images were used for fitting") as error:
         calibrate(model, plain)
@@ -62,8 +62,8 @@ def test_images_that_settings_were_searched_on_count_as_used(bert_backbone, data
 def test_a_copy_under_another_name_is_still_the_image_that_was_used(model, data, tmp_path):
     place = tmp_path / "copy.png"
     item = read_manifest(data).part("train")[0]
-    place.write_bytes(item.path.read_bytes())
-    items = (*read_manifest(data).part("val"), Item(place, item.label, "val"))
+    place.write_bytes(item.image.read_bytes())
+    items = (*read_manifest(data).part("val"), item_of(place, item.label, "val"))
     with pytest.raises(DataError, match="1 of the 25 images"):
         calibrate(model, Manifest(tuple(items), NAMES))
 
@@ -77,7 +77,7 @@ def test_too_few_images_are_refused_with_how_many_more(model, data):
 def test_images_of_few_patients_and_absent_classes_are_told(model, data):
     notes = []
     val = read_manifest(data).part("val")[:16]  # of two classes
-    items = tuple(Item(i.path, i.label, "val", f"p{n // 4}") for n, i in enumerate(val))
+    items = tuple(item_of(i.image, i.label, "val", f"p{n // 4}") for n, i in enumerate(val))
     calibrate(model, Manifest(items, NAMES), say=notes.append)
     assert any("16 images are of 4 patients" in note for note in notes)
     assert any("too few for prediction sets of 95 % coverage" in note for note in notes)
@@ -125,7 +125,7 @@ def test_a_calibration_of_other_weights_is_refused(model, data, tmp_path):
 def test_patients_of_many_images_need_more_images_than_single_ones(model, data):
     """13 images of which one patient has 11: too few stay beside the temperature's."""
     val = read_manifest(data).part("val")[:FEWEST]
-    items = tuple(Item(i.path, i.label, "val", f"p{max(0, n - 10)}") for n, i in enumerate(val))
+    items = tuple(item_of(i.image, i.label, "val", f"p{max(0, n - 10)}") for n, i in enumerate(val))
     notes = []
     found = calibrate(model, Manifest(items, NAMES), say=notes.append)
     beside = len(found.confidences)

@@ -9,13 +9,13 @@ from sklearn.metrics import cohen_kappa_score
 
 from ogkd import evaluate, fit
 from ogkd.datasets.catalog import benchmark
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
 from ogkd.evaluation import classification_metrics, describe, judge, summary_metrics
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.model.calibration import Calibration
-from tiny_data import write_image
+from tiny_data import item_of, write_image
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def model(bert_backbone, pictures, tmp_path_factory):
 
 def test_the_metrics_are_those_of_the_models_own_predictions(model, pictures):
     items = read_manifest(pictures).part("test")
-    said = model.predict([item.path for item in items])
+    said = model.predict([item.image for item in items])
     right = [model.class_names[item.label] == name for item, name in zip(items, said, strict=True)]
     found = evaluate(model, pictures)
     assert found["images"] == len(items) == 12
@@ -38,7 +38,7 @@ def test_the_metrics_are_those_of_the_models_own_predictions(model, pictures):
 def test_classes_are_matched_by_name_whatever_their_order_and_case(model, pictures):
     manifest = read_manifest(pictures)
     shuffled = Manifest(
-        tuple(Item(item.path, (2, 0, 1)[item.label], item.split) for item in manifest.items),
+        tuple(item_of(item.image, (2, 0, 1)[item.label], item.split) for item in manifest.items),
         ("Dark_Field", "striped tissue", "BRIGHT SPOT"),
     )
     found, expected = (evaluate(model, data, resamples=0) for data in (shuffled, manifest))
@@ -67,7 +67,7 @@ def test_data_may_lack_classes_of_the_model(model, pictures):
 def test_all_files_that_are_missing_or_broken_are_named(model, tmp_path):
     good = write_image(tmp_path / "good.png")
     gone = Manifest(
-        (Item(tmp_path / "no1", 0), Item(good, 0), Item(tmp_path / "no2", 1)),
+        (item_of(tmp_path / "no1", 0), item_of(good, 0), item_of(tmp_path / "no2", 1)),
         ("bright spot", "dark field"),
     )
     with pytest.raises(DataError, match="no1") as error:
@@ -76,7 +76,7 @@ def test_all_files_that_are_missing_or_broken_are_named(model, tmp_path):
     for name in ("bad1.png", "bad2.png"):
         (tmp_path / name).write_bytes(b"no picture")
     broken = Manifest(
-        tuple(Item(tmp_path / name, 0) for name in ("bad1.png", "good.png", "bad2.png")),
+        tuple(item_of(tmp_path / name, 0) for name in ("bad1.png", "good.png", "bad2.png")),
         ("bright spot", "dark field"),
     )
     with pytest.raises(DataError, match=r"bad1\.png") as error:

@@ -8,13 +8,14 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
 from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
 from ogkd.features.store import FeatureStore
 from ogkd.prompts.bank import SINGLE
 from stub_endpoint import texts
+from tiny_data import item_of
 
 
 class Known(Backbone):
@@ -92,7 +93,7 @@ def test_accuracies_are_those_of_plain_arithmetic(bert_backbone, pictures):
     result = zero_shot_accuracy(bert_backbone, bank, manifest, tau=1.0)
     items = manifest.part("train")
     assert result["images"] == len(items) == 18
-    V = FeatureStore(bert_backbone).get([item.path for item in items]).globals[:, 0].numpy()
+    V = FeatureStore(bert_backbone).get([item.image for item in items]).globals[:, 0].numpy()
     y = np.array([item.label for item in items])
     E = np.stack([bert_backbone.encode_texts(bank[name]).numpy() for name in manifest.class_names])
     s = np.einsum("bd,cnd->bcn", V, E).max(axis=1).mean(axis=0)
@@ -129,13 +130,13 @@ def test_data_without_the_split_is_refused(bert_backbone, pictures):
 
 def test_data_without_splits_is_judged_as_a_whole(bert_backbone, pictures):
     manifest = read_manifest(pictures)
-    plain = tuple(Item(item.path, item.label) for item in manifest.items)
+    plain = tuple(item_of(item.image, item.label) for item in manifest.items)
     bank = {name: [name] for name in manifest.class_names}
     result = zero_shot_accuracy(bert_backbone, bank, Manifest(plain, manifest.class_names))
     assert result["images"] == 30
 
 
 def test_missing_files_are_named(bert_backbone, pictures):
-    manifest = Manifest((Item(Path("gone.png"), 0), Item(Path("lost.png"), 1)), ("a", "b"))
+    manifest = Manifest((item_of(Path("gone.png"), 0), item_of(Path("lost.png"), 1)), ("a", "b"))
     with pytest.raises(DataError, match=r"gone\.png"):
         zero_shot_accuracy(bert_backbone, {"a": ["x"]}, manifest)

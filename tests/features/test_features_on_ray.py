@@ -14,7 +14,7 @@ import torch
 from ogkd.backbones import load_backbone
 from ogkd.errors import ConfigError
 from ogkd.features.encode import encode_files
-from ogkd.features.on_ray import _batch, _Encoder, _Recipe
+from ogkd.features.ray_encode import _batch, _Encoder, _Recipe
 from tiny_data import write_image
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"

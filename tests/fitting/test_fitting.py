@@ -9,7 +9,7 @@ import torch
 
 import ogkd
 import ogkd.fitting.pipeline
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
 from ogkd.fitting.pipeline import fit_seeds
@@ -134,7 +134,7 @@ def test_every_bad_file_is_named_at_once(bert_backbone, tmp_path, views):
 
 
 def test_every_missing_file_is_named_at_once(bert_backbone, tmp_path):
-    items = [Item(tmp_path / f"gone{label}.png", label) for label in (0, 1)]
+    items = [item_of(tmp_path / f"gone{label}.png", label) for label in (0, 1)]
     with pytest.raises(DataError, match=r"gone0\.png\n.*gone1\.png"):
         fit(Manifest(tuple(items), ("a", "b")), bert_backbone)
 

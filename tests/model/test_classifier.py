@@ -230,7 +230,7 @@ def test_the_support_images_are_kept_as_features_and_hashes(fitted, data):
     model, out = fitted
     again = ogkd.load(out)
     items = ogkd.read_manifest(data).part("train")
-    answers = list(model.stream([item.path for item in items]))
+    answers = list(model.stream([item.image for item in items]))
     assert again.support.features.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(again.support.features, axis=1), 1, atol=1e-5)
     assert sorted(again.support.labels.tolist()) == sorted(item.label for item in items)

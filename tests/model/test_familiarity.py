@@ -5,8 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ogkd.model.familiarity import FEWEST, Familiarity, can_judge, nearest, unfamiliar
-from ogkd.model.support import SupportFeatures
+from ogkd.model.familiarity import (
+    FEWEST,
+    Familiarity,
+    SupportFeatures,
+    can_judge,
+    nearest,
+    unfamiliar,
+)
 
 
 def cloud(rng, centre, count, *, spread=0.4):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from report_world import make_world
 
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Manifest
 from ogkd.model.classifier import Classifier
 from ogkd.report import facts
 from ogkd.report.pictures import confident_mistakes, right_examples
+from tiny_data import item_of
 
 
 def test_the_graph_of_a_text_head_is_that_of_its_texts(world):
@@ -47,7 +48,7 @@ def test_the_backbone_is_named_without_its_folder_and_with_the_engine_that_was_u
 def test_parts_are_counted_by_class_name_whatever_the_order(world):
     card = world.classifier.card
     names = (*reversed(card.class_names), "unknown_thing")
-    items = (Item("a", 0, "test"), Item("b", 0, "test"), Item("c", 3, "train"))
+    items = (item_of("a", 0, "test"), item_of("b", 0, "test"), item_of("c", 3, "train"))
     counts = facts.part_counts(Manifest(items, names), card)
     assert counts.columns == ("test", "train", "learned from")
     rows = dict(counts.rows)

@@ -69,7 +69,7 @@ def answers(models: Sequence[Model], picture: Picture, *, pictures: bool = True)
 
 def _features(model: Model, picture: Picture) -> NDArray[np.float32]:
     """Global features [d] of the picture."""
-    prediction = next(model.classifier.stream([picture.path]))
+    prediction = next(model.classifier.decide([picture.image]))
     if prediction.features is None:
         raise DataError("The image could not be brought to the model's size. Crop it first.")
     return prediction.features
@@ -133,7 +133,7 @@ def _similar(model: Model, features: NDArray[np.float32]) -> tuple[Similar, ...]
 
 
 def _evidence(model: Model, picture: Picture, label: int) -> str:
-    found = next(iter(evidence(model.classifier, [picture.path], labels=[label])))
+    found = next(iter(evidence(model.classifier, [picture.image], labels=[label])))
     return data_uri(draw(found))
 
 

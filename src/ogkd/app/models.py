@@ -11,9 +11,9 @@ import numpy as np
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
 from ogkd.errors import ConfigError
-from ogkd.evaluation.calibrate import engine_note
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import CARD, Classifier, load
+from ogkd.model.decide import engine_note
 
 __all__ = ["Model", "load_models"]
 

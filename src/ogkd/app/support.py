@@ -18,9 +18,7 @@ from ogkd.app.models import Model
 from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import Item
 from ogkd.errors import ConfigError
-from ogkd.features.usable import sliced
 from ogkd.images import read_image
-from ogkd.model.support import image_keys
 from ogkd.progress import progress_bar
 
 __all__ = ["with_pictures"]
@@ -46,20 +44,19 @@ def _with_pictures(model: Model, items: Sequence[Item]) -> Model:
     classifier = model.classifier
     if classifier.support is None:
         return model
-    paths = list(dict.fromkeys(item.path for item in sliced(items, classifier.card.slice)))
+    images = classifier.refs(list(dict.fromkeys(item.image for item in items)))
     learned = set(classifier.card.support_images)
-    keys = image_keys(paths)
-    known = [path for path, key in zip(paths, keys, strict=True) if key in learned]
+    known = [image for image in images if image.fingerprint in learned]
     pictures: dict[int, str] = {}
     with progress_bar("Reading support images", len(known)) as bar:
-        for answer in classifier.stream(known):
+        for answer in classifier.decide(known):
             bar.advance()
-            if answer.features is None:
+            if answer.features is None or answer.image is None:
                 continue
             near = classifier.support.features @ answer.features
             rows = np.flatnonzero(near > _SAME)
             if rows.size:
-                image = Image.fromarray(read_image(answer.path))
+                image = Image.fromarray(read_image(answer.image))
                 thumb = data_uri(image, most=_THUMB)
                 pictures |= {int(row): thumb for row in rows}
     return replace(model, pictures=pictures)

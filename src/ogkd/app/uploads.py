@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from ogkd.errors import DataError, OgkdError
-from ogkd.images.address import parse_rule
+from ogkd.images import ImageRef, SliceRule
 from ogkd.images.dicom import frame_count, read_dicom
 from ogkd.images.plain import read_plain
 
@@ -33,7 +33,7 @@ class Picture:
     """An upload as the models get it."""
 
     name: str  # as the user calls it
-    path: Path  # may name a frame behind a #
+    image: ImageRef
     pixels: NDArray[np.uint8]  # [H, W, 3]
     note: str = ""
 
@@ -44,7 +44,7 @@ class Uploads:
     def __init__(self, folder: Path, *, max_pixels: int, frame: str = "index=middle") -> None:
         self.folder = folder.resolve()
         self.max_pixels = max_pixels
-        self.frame = parse_rule(frame)  # of a file with several
+        self.frame = SliceRule.parse(frame)  # of a file with several
 
     def place(self, name: str) -> Path:
         """Where to write a new upload of that name."""
@@ -90,7 +90,7 @@ class Uploads:
         try:
             if ending == ".dcm":
                 if (frames := frame_count(file)) > 1:
-                    fragment = self.frame.place
+                    fragment = self.frame.frame
                     note = f"The file has {frames} frames; the one at {fragment} is used."
                 pixels = read_dicom(file, fragment, max_pixels=self.max_pixels)
             else:
@@ -108,8 +108,7 @@ class Uploads:
             raise DataError(
                 "The file is damaged or cut short. Save it again, or choose another."
             ) from error
-        path = Path(f"{file}#{fragment}") if fragment else file
-        return Picture(upload.name, path, pixels, note)
+        return Picture(upload.name, ImageRef(file, fragment), pixels, note)
 
 
 def _ending(upload: Path) -> str:

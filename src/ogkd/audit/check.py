@@ -17,6 +17,7 @@ from ogkd.audit.nearest import MAX_DISTANCE
 from ogkd.audit.result import Audit, LabelReport, Record
 from ogkd.audit.scan import Scan, scan
 from ogkd.errors import ConfigError, DataError
+from ogkd.images import ImageRef
 
 if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
@@ -46,14 +47,14 @@ def audit_data(
     names = [_text(name) for name in manifest.class_names]
     records = tuple(
         Record(
-            _text(_relative(item.path, root)),
+            _text(_relative(item.image, root)),
             names[item.label],
             _text(item.split),
             None if item.group is None else _text(item.group),
         )
         for item in manifest.items
     )
-    paths = [item.path for item in manifest.items]
+    paths = [item.image for item in manifest.items]
     seen = scan(paths)
     duplicates = find_duplicates(seen, near=near)
     report = None
@@ -81,7 +82,7 @@ def audit_data(
 
 def _labels(
     backbone: Backbone,
-    paths: Sequence[Path],
+    paths: Sequence[ImageRef],
     records: Sequence[Record],
     seen: Scan,
     duplicates: Duplicates,
@@ -107,9 +108,9 @@ def _labels(
     )
 
 
-def _relative(path: Path, root: Path) -> str:
+def _relative(image: ImageRef, root: Path) -> str:
     # Not Path.relative_to: a table may name files beside its own folder.
-    return Path(os.path.relpath(path, root)).as_posix()
+    return Path(os.path.relpath(str(image), root)).as_posix()
 
 
 def _text(name: str) -> str:

@@ -14,7 +14,7 @@ from ogkd.audit.result import Audit, Finding, NearPair, Suspect
 from ogkd.audit.style import STYLE
 from ogkd.errors import DataError
 from ogkd.files import write_text
-from ogkd.images.decode import read_image
+from ogkd.images import ImageRef, read_image
 from ogkd.progress import progress_bar
 
 __all__ = ["page", "write_page"]
@@ -27,7 +27,7 @@ _COPIES = 6  # images shown of one set
 Thumbs = Callable[[int], str]
 
 
-def write_page(audit: Audit, *, paths: Sequence[Path], out: Path) -> None:
+def write_page(audit: Audit, *, paths: Sequence[ImageRef], out: Path) -> None:
     """Write the page; `paths` are the images that were checked, for their thumbnails."""
     shown = _shown(audit)
     thumbs: dict[int, str] = {}
@@ -69,7 +69,7 @@ def _shown(audit: Audit) -> list[int]:
     return list(dict.fromkeys(members))
 
 
-def _thumb(path: Path) -> str:
+def _thumb(path: ImageRef) -> str:
     try:
         image = Image.fromarray(read_image(path))
     except DataError:

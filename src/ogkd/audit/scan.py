@@ -8,14 +8,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.audit.hashing import SIDE, small_gray
 from ogkd.errors import DataError
-from ogkd.images.decode import read_image
+from ogkd.images import ImageRef, read_image
 from ogkd.progress import progress_bar
 
 __all__ = ["Picture", "Scan", "scan"]
@@ -51,7 +50,7 @@ class Scan:
         return np.stack(found) if found else np.zeros((0, SIDE, SIDE), np.uint8)
 
 
-def scan(paths: Sequence[Path], *, workers: int | None = None) -> Scan:
+def scan(paths: Sequence[ImageRef], *, workers: int | None = None) -> Scan:
     """Read all files; one that cannot be read is set apart and stops nothing."""
     workers = workers or min(8, os.cpu_count() or 1)
     began = time.perf_counter()
@@ -73,7 +72,7 @@ def scan(paths: Sequence[Path], *, workers: int | None = None) -> Scan:
     return Scan(tuple(pictures), bad, time.perf_counter() - began)
 
 
-def _look(path: Path) -> Picture | str:
+def _look(path: ImageRef) -> Picture | str:
     """The picture, or why it cannot be read."""
     try:
         image = read_image(path)

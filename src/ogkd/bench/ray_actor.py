@@ -14,7 +14,7 @@ from ogkd.bench.sources import Source
 from ogkd.bench.worker import Job, make_runner
 from ogkd.datasets.fetch import locate_benchmark
 from ogkd.errors import OgkdError, StorageError
-from ogkd.features.cluster import take_places
+from ogkd.features.ray_cluster import use_folders
 from ogkd.features.store import FeatureStore
 
 __all__ = ["GroupAnswer", "NodeState", "RunActor"]
@@ -42,8 +42,8 @@ class GroupAnswer:
 class RunActor:
     """Runs groups; keeps the backbone and the datasets and texts that it has used in memory."""
 
-    def __init__(self, job: str, places: Mapping[str, str], marker: str, ogkd: str) -> None:
-        take_places(places)
+    def __init__(self, job: str, folders: Mapping[str, str], marker: str, ogkd: str) -> None:
+        use_folders(folders)
         self._job = Job.model_validate_json(job)
         self._marker = Path(marker)
         self._version = ogkd  # of the process that asks
@@ -82,10 +82,10 @@ class RunActor:
                 )
         return ""
 
-    def encode(self, paths: Sequence[str]) -> None:
+    def encode(self, images: Sequence[str]) -> None:
         """Put features into the cache; the runs report files that cannot be read."""
         try:
-            FeatureStore(self._runner.backbone).get([Path(path) for path in paths])
+            FeatureStore(self._runner.backbone).get(images)
         except (OgkdError, OSError):
             return
 

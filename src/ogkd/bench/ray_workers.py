@@ -37,8 +37,10 @@ from ogkd.bench.worker import (
     write_results,
 )
 from ogkd.errors import ConfigError, OgkdError, StorageError
-from ogkd.features.cluster import absolute, cluster, fitting_workers, places
+from ogkd.features.ray_cluster import absolute, cluster, fitting_workers, folders
+from ogkd.features.ray_encode import RayWorkers
 from ogkd.files import cache_dir
+from ogkd.images import ImageRef
 
 __all__ = ["run_ray"]
 
@@ -50,25 +52,20 @@ def run_ray(
     folder: RunsFolder,
     job: Job,
     on_event: OnEvent,
-    *,
-    address: str | None = None,
-    workers: int | None = None,
-    cpus: float = 1.0,
-    gpus: float = 0.0,
+    workers: RayWorkers = RayWorkers(),  # noqa: B008
 ) -> None:
-    """Run what is missing on the cluster at `address` (None: start one on this machine).
-
-    Each of the workers (None: as many as fit) has `cpus` cores and `gpus` of a GPU.
-    """
+    """Run what is missing on a Ray cluster with these workers."""
+    cpus, gpus, count = workers.cpus, workers.gpus, workers.count
     job = _with_whole_paths(job, threads=max(1, int(cpus)))
-    with cluster(address, cpus=None if workers is None else workers * cpus) as ray:
-        if workers is None and fitting_workers(ray, cpus, gpus) == 0:
+    with cluster(workers.address, cpus=None if count is None else count * cpus) as ray:
+        if count is None and fitting_workers(ray, cpus, gpus) == 0:
             raise ConfigError(
                 f"No node of the cluster has {cpus:g} CPU(s) and {gpus:g} GPU(s) for a run. Ask "
-                "for less, or give the number of workers if the cluster grows on demand."
+                "for less, or give the number of workers if the cluster grows on demand.",
+                argument="workers",
             )
         with _cache_marker() as marker:
-            driver = _Driver(ray, folder, job, on_event, marker, workers, (cpus, gpus))
+            driver = _Driver(ray, folder, job, on_event, marker, workers)
             try:
                 driver.run()
             finally:
@@ -127,21 +124,19 @@ class _Driver:
         job: Job,
         on_event: OnEvent,
         marker: Path,
-        wanted: int | None,
-        size: tuple[float, float],
+        wanted: RayWorkers,
     ) -> None:
         self._ray = ray
         self._folder = folder
         self._job = job
         self._on_event = on_event
         self._wanted = wanted
-        self._size = size
         self._workers: list[_Worker] = []
         self._deaths: Counter[str] = Counter()
         self._digest = ""
         self._data: dict[str, str] = {}  # digests of the images of finished runs
         self._failed_starts = 0
-        self._arguments = (job.model_dump_json(), places(), str(marker), version("ogkd"))
+        self._arguments = (job.model_dump_json(), folders(), str(marker), version("ogkd"))
         self._all = job.groups()
         missing = [group for group in self._all if not is_settled(folder, group)]
         finished = folder.readable_runs()
@@ -170,10 +165,10 @@ class _Driver:
 
     def _start_workers(self) -> None:
         """Start as many workers as were asked for or fit now, but not more than there are tasks."""
-        fit = self._wanted or max(1, fitting_workers(self._ray, *self._size))
+        cpus, gpus = self._wanted.cpus, self._wanted.gpus
+        fit = self._wanted.count or max(1, fitting_workers(self._ray, cpus, gpus))
         busy = sum(worker.task is not None for worker in self._workers)
         tasks = len(self._groups) + len(self._images) + busy
-        cpus, gpus = self._size
         remote = self._ray.remote(RunActor)
         while len(self._workers) < min(fit, tasks):
             # Ray must not restart anything: losses are counted here.
@@ -303,7 +298,7 @@ def _test_images(job: Job, groups: Sequence[RunGroup]) -> list[_Images]:
             items = open_dataset(Source.from_json(job.sources[name])).manifest.part("test")
         except OgkdError:
             continue  # its runs will report the error
-        paths = [str(item.path.absolute()) for item in items]
+        paths = [str(ImageRef(item.image.file.absolute(), item.image.part)) for item in items]
         for start in range(0, len(paths), _CHUNK):
             part = tuple(paths[start : start + _CHUNK])
             found.append(_Images(f"{name} {start}", name, part))

@@ -23,28 +23,16 @@ from ogkd.bench.paper import paper
 from ogkd.bench.runs import Predictions, RunSpec
 from ogkd.bench.sources import Dataset, Source, open_dataset
 from ogkd.core.geometry import class_graph, prototypes
-from ogkd.datasets.manifest import Item, Manifest
 from ogkd.datasets.read import require_files
-from ogkd.datasets.splits import (
-    base_and_novel,
-    flip_labels,
-    keep_classes,
-    support_and_val,
-)
-from ogkd.errors import ConfigError, DataError
+from ogkd.datasets.splits import base_and_novel, flip_labels
+from ogkd.errors import DataError
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, summary_metrics
 from ogkd.evaluation.screening import screening_masks
 from ogkd.features.store import FeatureStore
-from ogkd.fitting.pipeline import (
-    make_support,
-    normal_labels,
-    refuse_classes_without_images,
-    validation_features,
-)
+from ogkd.fitting.prepare import Drawn, draw, make_support, normal_labels, text_side
 from ogkd.methods import Head, Method, Support, TextSide, Workplace, make_method, presets
-from ogkd.model.classifier import versions
-from ogkd.prompts.bank import bank_for
+from ogkd.model.card import versions
 
 __all__ = ["RunGroup", "RunResult", "Runner", "group_runs", "method_of"]
 
@@ -148,8 +136,8 @@ class Runner:
         ]
         with self._encoding(first.dataset):
             supports = [
-                self._support(method, spec, items, others)
-                for method, spec, (items, others) in zip(methods, group.specs, drawn, strict=True)
+                self._support(method, spec, one)
+                for method, spec, one in zip(methods, group.specs, drawn, strict=True)
                 if method.needs_images
             ]
         clock.lap("encode")
@@ -180,14 +168,12 @@ class Runner:
                 {
                     "metrics": _metrics(found, parts),
                     "config": method.config.model_dump(mode="json"),
-                    "images_per_class": _counts(items, trained) if method.needs_images else None,
+                    "images_per_class": _counts(one, trained) if method.needs_images else None,
                     **common,
                 },
                 found,
             )
-            for spec, method, (items, _), found in zip(
-                group.specs, methods, drawn, predicted, strict=True
-            )
+            for spec, method, one, found in zip(group.specs, methods, drawn, predicted, strict=True)
         ]
 
     def _encoding(self, dataset: str) -> FileLock:
@@ -217,54 +203,39 @@ class Runner:
     def _test_features(self, name: str) -> tuple[Tensor, Tensor]:
         items = self._open(name).manifest.part("test")
         require_files(items)
-        features = self._store.get([item.path for item in items]).globals[:, 0]
+        features = self._store.get([item.image for item in items]).globals[:, 0]
         return features, torch.tensor([item.label for item in items])
 
     def _text(self, spec: RunSpec, dataset: Dataset, classes: Sequence[int]) -> TextSide:
         key = (spec.dataset, spec.budget, tuple(classes))
         if key not in self._texts:
-            names = tuple(dataset.manifest.class_names[label] for label in classes)
-            texts = bank_for(names, dataset.bank)
-            if spec.budget is not None:
-                fewest = min(len(row) for row in texts)
-                if spec.budget > fewest:
-                    raise ConfigError(
-                        f"A budget of {spec.budget} prompts is more than the {fewest} in the bank "
-                        f"of {spec.dataset}. Use budgets up to {fewest}."
-                    )
-                texts = [row[: spec.budget] for row in texts]
-            marked = normal_labels(dataset.manifest.class_names, dataset.normal)
-            normal = tuple(number for number, label in enumerate(classes) if label in marked)
-            side = TextSide(self.backbone, names, tuple(tuple(row) for row in texts), normal)
-            self._texts[key] = side
+            names = dataset.manifest.class_names
+            marked = normal_labels(names, dataset.normal)
+            self._texts[key] = text_side(
+                self.backbone,
+                [names[label] for label in classes],
+                dataset.bank,
+                [number for number, label in enumerate(classes) if label in marked],
+                budget=spec.budget,
+            )
         return self._texts[key]
 
-    def _draw(
-        self, method: Method, spec: RunSpec, dataset: Dataset
-    ) -> tuple[list[Item], list[Item]]:
-        """Images to learn from and to choose by: shots of all classes, then the base ones only."""
-        manifest = dataset.manifest
-        pool = manifest.part("train")
-        val = [item for item in manifest.items if item.split == "val"]
-        val = val if method.uses_validation else []
-        drawn, others = support_and_val(pool, val, spec.shots, spec.seed, sampling=spec.sampling)
-        if spec.protocol == "base-to-novel":
-            base, _ = base_and_novel(manifest.class_names)
-            drawn, others = _only(drawn, manifest, base), _only(others, manifest, base)
-            manifest = keep_classes(manifest, base)
-        if method.needs_training:
-            refuse_classes_without_images(manifest, drawn)
-        return list(drawn), list(others)
+    def _draw(self, method: Method, spec: RunSpec, dataset: Dataset) -> Drawn:
+        names = dataset.manifest.class_names
+        return draw(
+            dataset.manifest,
+            method,
+            shots=spec.shots,
+            seed=spec.seed,
+            sampling=spec.sampling,
+            classes=base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None,
+        )
 
-    def _support(
-        self, method: Method, spec: RunSpec, items: Sequence[Item], others: Sequence[Item]
-    ) -> Support:
-        """Their features, with labels flipped as the released code does it: after the draw."""
-        allowed = sorted({item.label for item in items})
-        drawn = flip_labels(items, spec.flips, spec.seed, allowed=allowed)
-        require_files(drawn)
-        validation = validation_features(self._store, others)
-        return make_support(method, self._store, drawn, spec.seed, validation)
+    def _support(self, method: Method, spec: RunSpec, drawn: Drawn) -> Support:
+        """Features of the drawn images; labels are flipped after the draw, as in released code."""
+        allowed = sorted({item.label for item in drawn.support})
+        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
+        return make_support(method, self._store, flipped, drawn.validation, spec.seed)
 
     def _predict(
         self, method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
@@ -288,15 +259,10 @@ def _graph_sharpness(spec: RunSpec) -> float:
     return float(getattr(method.config, paper().graph_setting))
 
 
-def _counts(items: Sequence[Item], text: TextSide) -> list[int]:
+def _counts(drawn: Drawn, text: TextSide) -> list[int]:
     """How many images of each class were drawn: K, or all if there are fewer."""
-    labels = [item.label for item in items]
+    labels = [item.label for item in drawn.support]
     return [labels.count(label) for label in range(len(text.class_names))]
-
-
-def _only(items: Sequence[Item], manifest: Manifest, classes: Sequence[int]) -> list[Item]:
-    kept = keep_classes(Manifest(tuple(items), manifest.class_names), classes)
-    return list(kept.items)
 
 
 def _metrics(

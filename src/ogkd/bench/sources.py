@@ -16,10 +16,9 @@ from ogkd.datasets.groups import separate_groups
 from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
 from ogkd.datasets.read import read_manifest
-from ogkd.datasets.subsets import manifest_digest
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir
-from ogkd.fitting.pipeline import normal_labels
+from ogkd.fitting.prepare import normal_labels
 from ogkd.prompts.bank import read_bank, shipped_banks
 
 __all__ = ["Dataset", "Source", "find_sources", "open_dataset"]
@@ -88,7 +87,7 @@ class Dataset:
         """Digests of images and prompts, to compare with those of earlier runs."""
         texts = json.dumps(self.bank, sort_keys=True, ensure_ascii=True).encode()
         return {
-            "data_sha256": manifest_digest(self.manifest),
+            "data_sha256": self.manifest.sha256,
             "bank_sha256": hashlib.sha256(texts).hexdigest(),
         }
 

@@ -187,9 +187,14 @@ def run(
     def do(job: Job, progress: Progress) -> None:
         if engine == "ray":
             from ogkd.bench.ray_workers import run_ray
+            from ogkd.features.ray_encode import RayWorkers
 
-            cores = {"cpus": cpus_per_run, "gpus": gpus_per_run}
-            run_ray(folder, job, progress, address=address, workers=workers or None, **cores)
+            run_ray(
+                folder,
+                job,
+                progress,
+                RayWorkers(address, workers or None, cpus_per_run, gpus_per_run),
+            )
         elif workers == 0:
             run_here(folder, job, progress)
         else:

@@ -46,19 +46,19 @@ def calibrate(
     """
     from ogkd.datasets.fetch import resolve_data
     from ogkd.evaluation.calibrate import calibrate as calibrate_model
-    from ogkd.features.usable import check_on_error
-    from ogkd.images.address import parse_rule
+    from ogkd.features.unreadable import check_on_error
+    from ogkd.images import SliceRule
     from ogkd.model.calibration import CALIBRATION
     from ogkd.model.classifier import load
 
     skip = check_on_error(on_error) == "skip"
-    rule = None if slice is None else str(parse_rule(slice))
+    rule = None if slice is None else SliceRule.parse(slice)
     manifest = resolve_data(data, root=root, class_names=read_classes(classes))
     # An old calibration must not stand in the way of a new one, whatever is wrong with it.
     classifier = load(
         model, backbone=backbone, device=device, engine=encoder_engine, calibrated=False
     )
-    manifest, _ = usable(manifest, split, rule or classifier.card.slice, skip=skip)
+    manifest, _ = usable(manifest, split, rule or classifier.card.slice_rule, skip=skip)
     found = calibrate_model(
         classifier,
         manifest,

@@ -9,7 +9,7 @@ import typer
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ogkd.features.on_ray import Crew
+    from ogkd.features.ray_encode import RayWorkers
 
 __all__ = [
     "AddressOption",
@@ -35,12 +35,12 @@ GpusOption = Annotated[float, typer.Option(min=0.0, help="GPUs of each Ray worke
 
 def read_crew(
     engine: str, address: str | None, workers: int | None, cpus: float, gpus: float
-) -> Crew | None:
+) -> RayWorkers | None:
     """The workers that were asked for; None for this process alone."""
     if engine == "ray":
-        from ogkd.features.on_ray import Crew
+        from ogkd.features.ray_encode import RayWorkers
 
-        return Crew(address, workers, cpus, gpus)
+        return RayWorkers(address, workers, cpus, gpus)
     if engine != "local":
         raise ConfigError(f"--engine is local or ray, not '{engine}'.")
     if address is not None or workers is not None or gpus:

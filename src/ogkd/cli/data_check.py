@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ogkd.cli.options import DeviceOption
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError
 from ogkd.files import write_json
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ogkd.audit import Audit, Case, Finding
-    from ogkd.datasets.manifest import Item, Manifest
+    from ogkd.datasets.manifest import Manifest
 
 _SHOWN = 5  # places named under a finding; the JSON has all
 _TONES = {"error": "red", "warning": "yellow", "note": "blue"}
@@ -73,7 +72,7 @@ def check(
     if as_json is not None:
         write_json(as_json, audit.as_json())
     if html is not None:
-        write_page(audit, paths=[item.path for item in manifest.items], out=html)
+        write_page(audit, paths=[item.image for item in manifest.items], out=html)
     _print(audit)
     for file in (as_json, html):
         if file is not None:
@@ -85,27 +84,14 @@ def check(
 def _read(data: Path, slice_rule: str | None) -> tuple[Manifest, Path]:
     """The data, and the folder that its files are named from."""
     from ogkd.datasets.fetch import locate_benchmark, named_benchmark, resolve_data
+    from ogkd.images import SliceRule
 
     manifest = resolve_data(data)
     if slice_rule is not None:
-        manifest = _with_slices(manifest, slice_rule)
+        manifest = manifest.sliced(SliceRule.parse(slice_rule))
     named = named_benchmark(data)
     root = data if named is None else locate_benchmark(named) or data
     return manifest, root if root.is_dir() else root.parent
-
-
-def _with_slices(manifest: Manifest, text: str) -> Manifest:
-    from ogkd.images.address import parse_rule, with_slice
-
-    rule = parse_rule(text)
-
-    def sliced(item: Item) -> Item:
-        try:
-            return replace(item, path=with_slice(item.path, rule))
-        except DataError:
-            return item  # unreadable: the check will say so
-
-    return replace(manifest, items=tuple(map(sliced, manifest.items)))
 
 
 def _print(audit: Audit) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ogkd.backbones.base import Backbone
     from ogkd.features.encode import EncodedBatch
+    from ogkd.images import ImageRef
 
 _MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 _ADVICE = "Mend or remove them, or run again with --skip-bad to leave them out."
@@ -84,31 +85,35 @@ def embed(
         _embed_texts(load_backbone(backbone, device=device), lines, out)
         return
     from ogkd.features.encode import encode_files
-    from ogkd.images import find_images, with_slice
-    from ogkd.images.address import parse_rule
+    from ogkd.images import SliceRule, find_images
 
-    rule = None if slice is None else parse_rule(slice)
+    rule = None if slice is None else SliceRule.parse(slice)
     paths = sorted(find_images(images or []), key=lambda path: path.as_posix())
-    if rule is not None:
-        paths = [with_slice(path, rule) for path in paths]
+    paths = [path.sliced(rule) for path in paths]
     if crew is None:
         model = load_backbone(backbone, device=device, engine=encoder_engine)
         batches = encode_files(model, paths, patches=patches, batch_size=batch_size)
     else:
-        from ogkd.features.on_ray import encode_files_on_ray
+        from ogkd.features.ray_encode import encode_files_on_ray
 
         # Here it is only named and checked; the workers encode, with devices of their own.
         model = load_backbone(backbone, device="cpu", engine=encoder_engine)
-        how = {"place": backbone, "device": device, "engine": encoder_engine}
         batches = encode_files_on_ray(
-            model, paths, crew=crew, patches=patches, batch_size=batch_size, **how
+            model,
+            paths,
+            place=backbone,
+            workers=crew,
+            device=device,
+            engine=encoder_engine,
+            patches=patches,
+            batch_size=batch_size,
         )
     _embed_images(model, paths, batches, out, skip_bad=skip_bad)
 
 
 def _embed_images(
     backbone: Backbone,
-    paths: list[Path],
+    paths: list[ImageRef],
     batches: Iterator[EncodedBatch],
     out: Path,
     *,
@@ -116,8 +121,8 @@ def _embed_images(
 ) -> None:
     import torch
 
-    from ogkd.features.encode import unreadable, unreadable_error
-    from ogkd.features.stream import SafetensorsStream
+    from ogkd.features.safetensors_stream import SafetensorsStream
+    from ogkd.features.unreadable import unreadable, unreadable_error
 
     files: list[str] = []
     globals_, bad = [], []
@@ -134,14 +139,14 @@ def _embed_images(
             bad += batch.bad
             if bad and not skip_bad:
                 # One bad file stops the work: look for all the others before saying so.
-                rest = paths[len(files) + len(batch.paths) + len(batch.bad) :]
+                rest = paths[len(files) + len(batch.readable) + len(batch.bad) :]
                 raise unreadable_error([*bad, *unreadable(rest)], _ADVICE)
             if batch.features is not None:
-                files += [path.as_posix() for path in batch.paths]
+                files += [path.as_posix() for path in batch.readable]
                 globals_.append(batch.features.globals.cpu())
                 if batch.features.patches is not None:
                     stream.append(batch.features.patches)
-            bar.advance(len(batch.paths) + len(batch.bad))
+            bar.advance(len(batch.readable) + len(batch.bad))
             bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
         if not files:
             raise unreadable_error(bad, "No file could be read.")

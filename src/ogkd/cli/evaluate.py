@@ -119,9 +119,9 @@ def _write_rows(place: Path, classifier: Classifier, judged: Judged, *, paths: b
         table.writerow([*head, "truth", "prediction", "probability", *shown])
         rows = classifier.probabilities(judged.features)
         for key, path, label, row in zip(
-            judged.keys, judged.paths, judged.labels, rows, strict=True
+            judged.keys, judged.images, judged.labels, rows, strict=True
         ):
             best = int(row.argmax())
             shares = [f"{value:.6f}" for value in row]
-            where = [key, *([harmless_path(path)] if paths else [])]
+            where = [key, *([harmless_path(Path(str(path)))] if paths else [])]
             table.writerow([*where, shown[label], shown[best], shares[best], *shares])

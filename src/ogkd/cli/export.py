@@ -71,7 +71,7 @@ def export(
     labels = None
     if data is not None:
         judged = judge(classifier, data, split=split)
-        images, labels = judged.paths, judged.labels
+        images, labels = judged.images, judged.labels
     try:
         exported = export_onnx(
             classifier,

@@ -83,7 +83,7 @@ def fit(
         root=root,
         class_names=read_classes(classes),
         slice=slice,
-        on_error=on_error,
+        on_error=on_error,  # type: ignore[arg-type]  # checked there, with a message
         say=lambda note: typer.echo(note, err=True),
         out=out,
         restart=restart,

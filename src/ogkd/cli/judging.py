@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.datasets.manifest import Manifest
     from ogkd.evaluation import Judged
-    from ogkd.features.encode import BadFile
+    from ogkd.features.unreadable import BadFile
+    from ogkd.images import SliceRule
     from ogkd.model.classifier import Classifier
 
 __all__ = ["Verdict", "judge_data", "refuse_folders", "usable"]
@@ -53,7 +54,7 @@ class Verdict:
 
     def write_skipped(self, beside: Path) -> None:
         """List the files that were left out, beside another file."""
-        from ogkd.features.usable import SKIPPED, write_skipped
+        from ogkd.features.unreadable import SKIPPED, write_skipped
 
         if self.skipped is not None:
             write_skipped(beside.with_name(SKIPPED), self.skipped)
@@ -77,16 +78,16 @@ def judge_data(
     """Judge a part of the data by the options of the command line; warnings go to the screen."""
     from ogkd.datasets.fetch import resolve_data
     from ogkd.evaluation import describe, judge
-    from ogkd.evaluation.calibrate import engine_note
-    from ogkd.features.usable import check_on_error
-    from ogkd.images.address import parse_rule
+    from ogkd.features.unreadable import check_on_error
+    from ogkd.images import SliceRule
     from ogkd.model.classifier import load
+    from ogkd.model.decide import engine_note
 
     skip = check_on_error(on_error) == "skip"
-    rule = None if slice is None else str(parse_rule(slice))
+    rule = None if slice is None else SliceRule.parse(slice)
     manifest = resolve_data(data, root=root, class_names=read_classes(classes))
     classifier = load(model, backbone=backbone, device=device, engine=encoder_engine)
-    part, skipped = usable(manifest, split, rule or classifier.card.slice, skip=skip)
+    part, skipped = usable(manifest, split, rule or classifier.card.slice_rule, skip=skip)
     judged = judge(classifier, part, split=split)
     result = describe(
         judged,
@@ -108,15 +109,15 @@ def judge_data(
 
 
 def usable(
-    manifest: Manifest, split: str, rule: str | None, *, skip: bool
+    manifest: Manifest, split: str, rule: SliceRule | None, *, skip: bool
 ) -> tuple[Manifest, list[BadFile]]:
     """The part to judge, with slices named and, if asked for, without unreadable files."""
-    from ogkd.features.usable import leave_out, sliced
+    from ogkd.features.unreadable import readable_items
 
-    items = sliced(manifest.part(split), rule)
+    items = list(replace(manifest, items=tuple(manifest.part(split))).sliced(rule).items)
     bad: list[BadFile] = []
     if skip:
-        items, bad = leave_out(items, manifest.class_names)
+        items, bad = readable_items(items, manifest.class_names)
         typer.echo(
             f"Left out {len(bad)} file(s) that cannot be read; {len(items)} remain.", err=True
         )

@@ -22,13 +22,14 @@ from ogkd.cli.cluster_options import (
 )
 from ogkd.cli.model_options import MovedBackbone
 from ogkd.cli.options import DeviceOption, EngineOverride, ModelArgument, SliceOption
-from ogkd.cli.predict_rows import FORMATS, Judge, Row
+from ogkd.cli.predict_rows import FORMATS
 from ogkd.errors import ConfigError
 from ogkd.files import storage_errors, write_atomically
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
+    from ogkd.model.decide import Decision
 
 
 def predict(
@@ -75,49 +76,49 @@ def predict(
     or else the one that the model learned from. Very large folders: --engine
     ray spreads the work over a cluster.
     """
-    from ogkd.images import find_images, with_slice
-    from ogkd.images.address import parse_rule
+    from ogkd.features.encode import encode_files
+    from ogkd.images import SliceRule, find_images
     from ogkd.model.classifier import load
+    from ogkd.model.decide import Decider, Policy
 
     if format not in FORMATS:
         raise ConfigError(f"--format is csv or jsonl, but got '{format}'.")
     crew = read_crew(engine, address, workers, cpus_per_worker, gpus_per_worker)
-    chosen = None if slice is None else parse_rule(slice)
+    chosen = None if slice is None else SliceRule.parse(slice)
+    policy = Policy(max_risk, confidence, coverage, sets)  # type: ignore[arg-type]
     paths = find_images(images)
     classifier = load(model, backbone=backbone, device=device, engine=encoder_engine)
-    if rule := chosen or classifier.card.slice:
-        paths = [with_slice(path, rule) for path in paths]
-    judge = Judge(
-        classifier, max_risk=max_risk, confidence=confidence, coverage=coverage, sets=sets
-    )
+    paths = classifier.refs([path.sliced(chosen) for path in paths])
+    decider = Decider(classifier, policy)
     if out is not None and out.is_dir():
         raise ConfigError(f"--out takes a file for the rows, but {out} is a folder.")
     if explain is not None:
         _prepare(explain)
-    for note in judge.notes:
+    for note in decider.notes:
         typer.echo(note, err=True)
     failed = strange = 0
     try:
         with _output(out) as file, _bar(out, len(paths)) as advance:
             writer = FORMATS[format](file, classifier.class_names)
             if crew is None:
-                answers = classifier.stream(paths, batch_size=batch_size)
+                batches = encode_files(
+                    classifier.backbone, paths, patches=explain is not None, batch_size=batch_size
+                )
             else:
-                from ogkd.features.on_ray import encode_files_on_ray
+                from ogkd.features.ray_encode import encode_files_on_ray
 
                 card = classifier.card.backbone
                 batches = encode_files_on_ray(
                     classifier.backbone,
                     paths,
                     place=backbone or card.name,
-                    crew=crew,
+                    workers=crew,
                     device=device,
                     engine=encoder_engine or card.engine,
+                    patches=explain is not None,
                     batch_size=batch_size,
                 )
-                answers = classifier.answers(batches)
-            for number, answer in enumerate(answers, start=1):
-                row = judge.row(answer)
+            for number, row in enumerate(decider.decide_batches(batches), start=1):
                 failed += row.error is not None
                 strange += row.unfamiliar is True
                 if explain is not None and row.error is None:
@@ -147,13 +148,12 @@ def _prepare(folder: Path) -> None:
             pass
 
 
-def _draw(classifier: Classifier, row: Row, folder: Path, number: int) -> None:
+def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> None:
     """Write the evidence for the predicted class; the row's number keeps names apart."""
-    from ogkd.model.explain import draw, evidence
+    from ogkd.model.explain import draw, evidence_of
 
-    label = classifier.class_names.index(row.prediction or "")
-    found = next(evidence(classifier, [row.path], labels=[label]))
-    stem = re.sub(r"[^\w.-]+", "_", row.path.stem, flags=re.ASCII)[:60]
+    found = evidence_of(classifier, row)
+    stem = re.sub(r"[^\w.-]+", "_", Path(str(row.image)).stem, flags=re.ASCII)[:60]
     with write_atomically(folder / f"{number:06}-{stem}.png") as aside:
         draw(found).save(aside, format="PNG")
 

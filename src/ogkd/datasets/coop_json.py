@@ -17,6 +17,7 @@ from ogkd.datasets.manifest import (
     split_name,
 )
 from ogkd.errors import DataError
+from ogkd.images import ImageRef
 
 __all__ = ["read_coop_json"]
 
@@ -45,7 +46,7 @@ def read_coop_json(
                     f"{path}, {place}: label {label} is '{name}' here, but '{names[label]}' "
                     "before. One label must have one class name."
                 )
-            places.append((place, Item(folder / relative, label, split_name(split))))
+            places.append((place, Item(ImageRef.of(folder / relative), label, split_name(split))))
     ordered = _in_order(path, names)
     if class_names is not None and match_class_list(path, ordered, class_names)[0] != ordered:
         raise DataError(

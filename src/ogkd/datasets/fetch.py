@@ -193,7 +193,7 @@ def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
     else:
         raise DataError(f"{record.archive} does not hold {record.split_file}. {_CHANGED}")
     _check_hash(record, split)
-    first = read_manifest(split, root=unpacked).items[0].path.relative_to(unpacked)
+    first = read_manifest(split, root=unpacked).items[0].image.file.relative_to(unpacked)
     images = next((place for place in _folders(unpacked) if (place / first).is_file()), None)
     if images is None:
         raise DataError(
@@ -253,7 +253,7 @@ def _check(record: Benchmark, folder: Path) -> None:
                 f"officially has {expected:,}. {_CHANGED}"
             )
     root = folder / record.folder
-    missing = [item.path for item in manifest.items if not item.path.is_file()]
+    missing = [item.image.file for item in manifest.items if not item.image.file.is_file()]
     if missing:
         listed = ", ".join(str(path.relative_to(root)) for path in missing[:_SHOWN])
         raise DataError(

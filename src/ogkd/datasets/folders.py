@@ -14,6 +14,7 @@ from ogkd.datasets.manifest import (
     split_name,
 )
 from ogkd.errors import DataError
+from ogkd.images import ImageRef
 from ogkd.images.decode import EXTENSIONS, images_below
 
 __all__ = ["read_folders"]
@@ -42,7 +43,7 @@ def _read_parts(
         read_class_names(folders)  # two folders must not stand for one class
         names, labels = match_class_list(root, folders, class_names)
     items = [
-        Item(file, labels[folder], split)
+        Item(ImageRef(file), labels[folder], split)
         for split, part in parts
         for folder in folders
         for file in _images(part / folder)
@@ -52,7 +53,7 @@ def _read_parts(
     if empty:
         raise DataError(
             f"No images in the class folder(s) {', '.join(empty)} below {place}. Known endings: "
-            f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove what is not a class."
+            f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove the folder(s)."
         )
     return Manifest(tuple(items), names)
 

@@ -131,7 +131,7 @@ def _assign(items: Sequence[Item], fractions: Mapping[str, float], seed: int) ->
 
 def _unit(item: Item) -> tuple[bool, str]:
     """An item's group; one without is a group of its own."""
-    return (False, item.path.as_posix()) if item.group is None else (True, item.group)
+    return (False, item.image.as_posix()) if item.group is None else (True, item.group)
 
 
 def _shares(fractions: Mapping[str, float]) -> dict[str, float]:

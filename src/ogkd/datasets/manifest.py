@@ -1,14 +1,17 @@
-"""What a dataset is made of: labelled items and class names, and the checks all readers share."""
+"""What a dataset is: labelled images and class names, and the checks that all readers share."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ogkd.errors import DataError
+from ogkd.images import ImageRef, SliceRule
 
 __all__ = [
     "SPLITS",
@@ -35,12 +38,12 @@ _SHOWN = 20  # lines of a message before "and N more"
 
 @dataclass(frozen=True)
 class Item:
-    """One labelled image; `split` is empty where the dataset has no splits.
+    """One labelled image; `split` is empty if the dataset has no splits.
 
-    `path` may carry an address inside the file after '#'; `group` is the patient or lesion.
+    `group` is the patient or lesion: images of one group are never learned from and judged on.
     """
 
-    path: Path
+    image: ImageRef
     label: int
     split: str = ""
     group: str | None = None
@@ -58,8 +61,34 @@ class Manifest:
         """Whether the images are divided into train, val and test."""
         return any(item.split for item in self.items)
 
+    @property
+    def sha256(self) -> str:
+        """A digest of the table, not of the pixels: class names, paths, labels, splits, groups.
+
+        Paths count from the folder that contains all of the images, so that a dataset may be
+        moved; the order of the items does not matter.
+        """
+        whole = [Path(os.path.normpath(Path(str(item.image)).absolute())) for item in self.items]
+        try:
+            root = os.path.commonpath([path.parent for path in whole])
+        except ValueError as error:  # none, or several drives
+            raise DataError("The dataset has no images, or they are not on one drive.") from error
+        rows = sorted(
+            [path.relative_to(root).as_posix(), item.label, item.split, item.group or ""]
+            for item, path in zip(self.items, whole, strict=True)
+        )
+        text = json.dumps([self.class_names, rows], ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def sliced(self, rule: SliceRule | None) -> Manifest:
+        """The dataset with that slice of each volume that does not name one."""
+        if rule is None:
+            return self
+        items = (replace(item, image=item.image.sliced(rule)) for item in self.items)
+        return replace(self, items=tuple(items))
+
     def part(self, split: str) -> list[Item]:
-        """The items of a split; all of them where the dataset has no splits."""
+        """The items of a split; all of them if the dataset has no splits."""
         if not self.has_splits:
             return list(self.items)
         wanted = split_name(split)
@@ -80,7 +109,7 @@ def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
     """Names as people write them, refused where two of them would read the same."""
     names = tuple(_clean(name) for name in raw)
     if "" in names:
-        raise DataError("A class has no name but underscores. Give each class a name.")
+        raise DataError("A class name consists of underscores only. Give each class a name.")
     folded = [name.casefold() for name in names]
     twice = sorted({name for name in names if folded.count(name.casefold()) > 1})
     if twice:
@@ -101,13 +130,13 @@ def refuse_twice(source: Path, places: Sequence[tuple[str, Item]]) -> None:
     seen: dict[str, tuple[str, Item]] = {}
     complaints = []
     for place, item in places:
-        key = os.path.normpath(item.path)
+        key = os.path.normpath(str(item.image))
         if key not in seen:
             seen[key] = (place, item)
             continue
         first, other = seen[key]
         what = "the same label" if other.label == item.label else "another label"
-        complaints.append(f"{item.path}: {first} and {place}, with {what}")
+        complaints.append(f"{item.image}: {first} and {place}, with {what}")
     if complaints:
         raise DataError(
             f"{source} names {len(complaints)} file(s) twice:\n{first_lines(complaints)}\n"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ogkd.datasets.manifest import SPLITS, Item, Manifest, read_class_names
 from ogkd.errors import DataError
+from ogkd.images import ImageRef
 from ogkd.images.npz import npy_header
 
 __all__ = ["read_medmnist"]
@@ -34,7 +35,7 @@ def read_medmnist(path: Path, *, class_names: Sequence[str] | None = None) -> Ma
     except (*_DAMAGED, zipfile.BadZipFile, zlib.error, tokenize.TokenError) as error:
         reason = str(error).strip() or type(error).__name__
         raise DataError(
-            f"{path} is damaged or no .npz file ({reason}). Copy or download it again."
+            f"{path} is damaged or not an .npz file ({reason}). Copy or download it again."
         ) from error
     largest = max((max(values, default=-1) for values in labels.values()), default=-1)
     if class_names is None:
@@ -49,7 +50,7 @@ def read_medmnist(path: Path, *, class_names: Sequence[str] | None = None) -> Ma
     if len(names) < 2:
         raise DataError(f"{path} has {len(names)} class(es); at least 2 are needed.")
     items = tuple(
-        Item(Path(f"{path}#{split}/{row}"), label, split)
+        Item(ImageRef(path, f"{split}/{row}"), label, split)
         for split, values in labels.items()
         for row, label in enumerate(values)
     )
@@ -97,7 +98,7 @@ def _labels(path: Path, archive: zipfile.ZipFile, split: str) -> list[int]:
     if min(numbers, default=0) < 0:
         raise DataError(f"{where}: label {min(numbers)} is below 0.")
     if max(numbers, default=0) > 100_000:
-        raise DataError(f"{where}: label {max(numbers)} is no class number.")
+        raise DataError(f"{where}: label {max(numbers)} is not a class number.")
     return numbers
 
 

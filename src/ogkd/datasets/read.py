@@ -11,7 +11,6 @@ from ogkd.datasets.manifest import SPLITS, Item, Manifest, first_lines, read_cla
 from ogkd.datasets.medmnist import read_medmnist
 from ogkd.datasets.tables import read_table
 from ogkd.errors import ConfigError, DataError
-from ogkd.images.address import file_of
 
 __all__ = ["SPLITS", "Item", "Manifest", "read_class_names", "read_manifest", "require_files"]
 
@@ -49,10 +48,10 @@ def read_manifest(
 
 def require_files(items: Sequence[Item]) -> None:
     """Refuse items whose files are not there, naming them all at once."""
-    files = dict.fromkeys(file_of(item.path) for item in items)
+    files = dict.fromkeys(item.image.file for item in items)
     missing = [file for file in files if not file.is_file()]
     if missing:
         raise DataError(
-            f"{len(missing)} file(s) of the data are not there:\n{first_lines(missing)}\n"
+            f"{len(missing)} file(s) of the data are missing:\n{first_lines(missing)}\n"
             "Check the paths; in a table or split file they count from its own folder."
         )

@@ -33,8 +33,8 @@ def few_shot(
 ) -> list[Item]:
     """`shots` images of each class; a class with fewer gives all it has. None keeps every image.
 
-    `released` draws what the released code draws (AUDIT #31): Python's generator, classes in the
-    order of first appearance, so it depends on the order of the items and the sets of different
+    `released` draws what the released code draws (fidelity.md, 31): Python's generator, classes in
+    the order of first appearance, so it depends on the order of the items and the sets of different
     shots are unrelated. `nested` depends on the paths alone, not on their order, and the images
     of K shots are among those of any larger number.
     """
@@ -96,7 +96,7 @@ def _by_label(items: Sequence[Item]) -> dict[int, list[Item]]:
 
 def _shuffled(items: Sequence[Item], seed: str) -> list[Item]:
     """A random order that depends on the paths and the seed, not on the order given."""
-    order = sorted(items, key=lambda item: item.path.as_posix())
+    order = sorted(items, key=lambda item: item.image.as_posix())
     random.Random(seed).shuffle(order)
     return order
 
@@ -130,8 +130,7 @@ def base_and_novel(class_names: Sequence[str]) -> tuple[tuple[int, ...], tuple[i
 def keep_classes(manifest: Manifest, labels: Sequence[int]) -> Manifest:
     """The dataset with these classes only, numbered from 0 in the order of their old labels.
 
-    The released code draws its shots from all classes first and keeps the base classes then;
-    `ogkd.datasets.subsets.draw_subset` does both in that order.
+    The released code draws its shots from all classes first and keeps the base classes then.
     """
     kept = sorted(set(labels))
     count = len(manifest.class_names)
@@ -177,7 +176,7 @@ def flip_labels(
         rng = random.Random(f"flip {seed} {label}")
         # Places, not items: the same image may be there twice.
         mine = [place for place, item in enumerate(items) if item.label == label]
-        mine.sort(key=lambda place: items[place].path.as_posix())
+        mine.sort(key=lambda place: items[place].image.as_posix())
         rng.shuffle(mine)
         new.update({place: rng.choice(others[label]) for place in mine[:flips]})
     return [replace(item, label=new.get(place, item.label)) for place, item in enumerate(items)]

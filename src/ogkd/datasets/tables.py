@@ -16,11 +16,12 @@ from ogkd.datasets.manifest import (
     split_name,
 )
 from ogkd.errors import DataError
+from ogkd.images import ImageRef
+from ogkd.images.ref import kind_of
 
 __all__ = ["read_table"]
 
 _GROUPS = ("patient", "group", "lesion", "patient_id", "group_id", "lesion_id")
-_VOLUMES = (".nii", ".nii.gz", ".dcm", ".dicom")
 _KNOWN = ("path", "label", "split", *_GROUPS)
 
 
@@ -47,24 +48,21 @@ def read_table(
     if 0 < len(without) < len(rows):
         raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
     folder = path.parent if root is None else root
-    items = [
-        Item(
-            folder / row["path"],
-            labels[row["label"]],
-            split_name(row.get("split", "")),
-            (row[group] if group else "") or _volume(row["path"]),
-        )
-        for _, row in rows
-    ]
+    items = []
+    for _, row in rows:
+        image = ImageRef.of(folder / row["path"])
+        patient = (row[group] if group else "") or _volume(row["path"], image)
+        items.append(Item(image, labels[row["label"]], split_name(row.get("split", "")), patient))
     lines = [f"line {line}" for line, _ in rows]
     refuse_twice(path, list(zip(lines, items, strict=True)))
     return Manifest(tuple(items), names)
 
 
-def _volume(path: str) -> str | None:
-    """Slices of one volume belong together even where no patient is known."""
-    file, _, address = path.partition("#")
-    return file if address and file.lower().endswith(_VOLUMES) else None
+def _volume(path: str, image: ImageRef) -> str | None:
+    """Slices of one volume belong together even if no patient is known."""
+    if image.part and kind_of(image.file) in ("nifti", "dicom"):
+        return path.removesuffix(f"#{image.part}")
+    return None
 
 
 def _group_column(path: Path, header: Sequence[str]) -> str | None:
@@ -99,7 +97,7 @@ def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
         if len(cells) > len(header):
             raise DataError(
                 f"{path}, line {line}: {len(cells)} cells, but the header has {len(header)}. "
-                "Put quotes around a value that holds a comma."
+                "Put quotes around a value that contains a comma."
             )
         cells += [""] * (len(header) - len(cells))
         row = dict(zip(header, cells, strict=True))
@@ -107,7 +105,7 @@ def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
             if not row[column]:
                 raise DataError(f"{path}, line {line}: {column} is empty. Fill it in.")
         if "\0" in row["path"]:
-            raise DataError(f"{path}, line {line}: the path holds a zero byte. Write it anew.")
+            raise DataError(f"{path}, line {line}: the path contains a zero byte. Write it again.")
         rows.append((line, row))
     if not rows:
         raise DataError(f"{path} has no rows below its header.")

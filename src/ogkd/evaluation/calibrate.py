@@ -17,7 +17,7 @@ from ogkd.model.calibration import (
 )
 from ogkd.model.classifier import Classifier
 
-__all__ = ["FEWEST", "calibrate", "engine_note"]
+__all__ = ["FEWEST", "calibrate"]
 
 FEWEST = images_needed_for_coverage(0.9)
 
@@ -67,25 +67,6 @@ def calibrate(
     for note in _notes(judged, found):
         say(f"Note: {note}")
     return found
-
-
-def engine_note(classifier: Classifier, *, engine: str | None = None) -> str:
-    """What to say where images are encoded in another way than for the calibration; else nothing.
-
-    `engine` is what encodes them, if it is not the classifier's backbone.
-    """
-    if classifier.calibration is None:
-        return ""
-    # Older files do not say it: `ogkd calibrate` then took the engine of the fit.
-    made = classifier.calibration.engine or classifier.card.backbone.engine
-    used = engine or classifier.backbone.engine
-    if used == made:
-        return ""
-    advice = "" if engine else f" `ogkd calibrate --encoder-engine {used}` makes one for it."
-    return (
-        f"The calibration was made with the encoder engine {made}, but here {used} encodes the "
-        f"images: what it promises (prediction sets, --max-risk) is not promised for that.{advice}"
-    )
 
 
 def _unused(classifier: Classifier, judged: Judged, *, leave_out_used: bool) -> Judged:

@@ -14,9 +14,8 @@ from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
-from ogkd.features.usable import sliced
+from ogkd.images import ImageRef, SliceRule
 from ogkd.model.classifier import Classifier
-from ogkd.model.support import image_keys
 
 __all__ = ["Judged", "judge"]
 
@@ -28,7 +27,7 @@ class Judged:
     labels: NDArray[np.int64]  # [N]
     logits: NDArray[np.float32]  # [N, C], before calibration
     features: NDArray[np.float32]  # [N, d]
-    paths: list[Path]
+    images: list[ImageRef]
     groups: list[str | None]  # patient or lesion, where known
     keys: list[str]  # what they are by content, as in ModelCard.support_images
     class_names: tuple[str, ...]
@@ -42,7 +41,7 @@ class Judged:
             labels=self.labels[rows],
             logits=self.logits[rows],
             features=self.features[rows],
-            paths=[self.paths[row] for row in rows],
+            images=[self.images[row] for row in rows],
             groups=[self.groups[row] for row in rows],
             keys=[self.keys[row] for row in rows],
         )
@@ -52,25 +51,33 @@ class Judged:
         return sum(key in keys for key in self.keys)
 
 
-def judge(classifier: Classifier, data: str | Path | Manifest, *, split: str = "test") -> Judged:
+def judge(
+    classifier: Classifier,
+    data: str | Path | Manifest,
+    *,
+    split: str = "test",
+    slice: SliceRule | None = None,
+) -> Judged:
     """What the model says of one split; features come from the store where they are known.
 
-    Where the data has no splits, all of its images are judged.
+    If the data has no splits, all of its images are judged. `slice` is taken of volumes that name
+    none themselves (default: the one that the model learned from).
     """
     manifest = resolve_data(data)
-    items = sliced(manifest.part(split), classifier.card.slice)
+    chosen = replace(manifest, items=tuple(manifest.part(split)))
+    items = chosen.sliced(slice or classifier.card.slice_rule).items
     numbers = _numbers(classifier, manifest, {item.label for item in items})
     require_files(items)
-    paths = [item.path for item in items]
-    features = FeatureStore(classifier.backbone).get(paths).globals[:, 0].numpy()
+    images = [item.image for item in items]
+    features = FeatureStore(classifier.backbone).get(images).globals[:, 0].numpy()
     names = classifier.class_names
     return Judged(
         labels=np.array([numbers[item.label] for item in items], dtype=np.int64),
         logits=classifier.logits(features),
         features=features,
-        paths=paths,
+        images=images,
         groups=[item.group for item in items],
-        keys=image_keys(paths),
+        keys=[image.fingerprint for image in images],
         class_names=names,
         normal=tuple(c for c, name in enumerate(names) if name in classifier.card.normal),
     )

@@ -136,7 +136,7 @@ def _items(data: Manifest, splits: Sequence[str]) -> list[Item]:
 
 
 def _images(store: FeatureStore, items: Sequence[Item]) -> Tensor:
-    return store.get([item.path for item in items]).globals[:, 0]
+    return store.get([item.image for item in items]).globals[:, 0]
 
 
 def _encode(backbone: Backbone, texts: Sequence[Sequence[str]]) -> list[Tensor]:

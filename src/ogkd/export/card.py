@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from ogkd.evaluation.calibrate import engine_note
 from ogkd.export.graph import INPUT
 from ogkd.images.transforms import Preprocessing
 from ogkd.model.calibration import conformal_rank
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import engine_note
 
 __all__ = ["KEY", "SCHEMA", "describe", "promise_note"]
 

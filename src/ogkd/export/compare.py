@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.errors import ConfigError
 from ogkd.export.graph import INPUT
-from ogkd.images.address import with_slice
+from ogkd.images import ImageRef
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import RGB, Preprocessing, center_crop, normalise
 from ogkd.model.classifier import Classifier
@@ -64,7 +64,7 @@ def onnx_run(file: Path, prep: Preprocessing) -> Run:
     return run
 
 
-def pictures(paths: Sequence[Path], prep: Preprocessing, *, least: int = 1) -> Iterator[RGB]:
+def pictures(paths: Sequence[ImageRef], prep: Preprocessing, *, least: int = 1) -> Iterator[RGB]:
     """The files at the model's size; phantoms where there are fewer than `least`."""
     for path in paths:
         yield center_crop(read_image(path), prep)
@@ -110,9 +110,3 @@ def speeds(runs: Mapping[str, Run], crop: RGB) -> dict[str, float]:
             run([crop])
             seconds[name].append(time.perf_counter() - start)
     return {name: 1 / median(rounds[1:]) for name, rounds in seconds.items()}  # the first warms up
-
-
-def sliced_paths(paths: Sequence[Path], classifier: Classifier) -> list[Path]:
-    """Volumes at the slice that the model learned from, where they name none."""
-    rule = classifier.card.slice
-    return [with_slice(path, rule) for path in paths] if rule else list(paths)

@@ -22,13 +22,13 @@ from ogkd.export.compare import (
     in_batches,
     onnx_run,
     pictures,
-    sliced_paths,
     speeds,
     torch_run,
 )
 from ogkd.export.graph import build, strip
 from ogkd.export.int8 import quantise
 from ogkd.files import write_atomically
+from ogkd.images import ImageRef
 from ogkd.model.classifier import Classifier
 
 __all__ = ["TOLERANCE", "Exported", "Int8", "export_onnx", "place_for_onnx", "require_extra"]
@@ -90,7 +90,7 @@ def export_onnx(
     classifier: Classifier,
     path: str | Path,
     *,
-    images: Sequence[str | Path] = (),
+    images: Sequence[str | Path | ImageRef] = (),
     labels: Sequence[int] | NDArray[np.int64] | None = None,
     include_preprocessing: bool = False,
     int8: bool = False,
@@ -116,7 +116,7 @@ def export_onnx(
         _refuse_threshold(classifier, int8=int8)
     if labels is not None and len(labels) != len(images):
         raise ConfigError(f"There are {len(labels)} labels for {len(images)} images.")
-    paths = sliced_paths([Path(image) for image in images], classifier)
+    paths = classifier.refs(images)
     card = describe(
         classifier,
         include_preprocessing=include_preprocessing,
@@ -181,7 +181,7 @@ class _Checked:
     """Torch's and the graph's probabilities of the same images; refuses where they differ."""
 
     def __init__(
-        self, classifier: Classifier, file: Path, paths: Sequence[Path], tolerance: float
+        self, classifier: Classifier, file: Path, paths: Sequence[ImageRef], tolerance: float
     ) -> None:
         self.prep, self.paths = classifier.backbone.preprocessing, paths
         self.runs = (torch_run(classifier), onnx_run(file, self.prep))

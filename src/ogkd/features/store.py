@@ -1,7 +1,7 @@
 """Features on disk, addressed by what they are features of: nothing is encoded twice.
 
 The key is the image's bytes, the backbone's digest, the preprocessing and the view. Entries
-lie in safetensors shards that are written whole; a shard cut short by a crash is passed over.
+are kept in safetensors shards that are written whole; a shard cut short by a crash is skipped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,12 +25,13 @@ from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import DataError
-from ogkd.features.encode import ADVICE, unreadable, unreadable_error
+from ogkd.features.decode_ahead import decode_ahead
+from ogkd.features.encode import whole_image
+from ogkd.features.unreadable import BadFile, unreadable, unreadable_error
 from ogkd.files import cache_dir, write_atomically
-from ogkd.images.address import content_key
-from ogkd.images.decode import read_image
-from ogkd.images.transforms import center_crop, normalise, random_resized_crop
-from ogkd.progress import Bar, progress_bar
+from ogkd.images import ImageRef, read_image
+from ogkd.images.transforms import normalise, random_resized_crop
+from ogkd.progress import progress_bar
 
 __all__ = ["WHOLE", "FeatureStore", "View"]
 
@@ -54,7 +55,7 @@ WHOLE = View()
 
 
 class FeatureStore:
-    """Features of image files by one backbone; `patches` are kept in half precision."""
+    """Features of images by one backbone; `patches` are kept in half precision."""
 
     def __init__(self, backbone: Backbone, *, root: Path | None = None) -> None:
         self.backbone = backbone
@@ -67,36 +68,40 @@ class FeatureStore:
         self._shards: set[Path] = set()
 
     def get(
-        self, paths: Sequence[Path], views: Sequence[View] = (WHOLE,), *, patches: bool = False
+        self,
+        images: Sequence[str | Path | ImageRef],
+        views: Sequence[View] = (WHOLE,),
+        *,
+        patches: bool = False,
     ) -> ImageFeatures:
-        """Features of every view of every file: globals [N, V, d], patches [N, V, P, d] (fp16)."""
+        """Features of every view of every image: globals [N, V, d], patches [N, V, P, d] (fp16).
+
+        Unreadable images are one DataError that names all of them.
+        """
         self._find_shards()
-        try:
-            keys = self._complete(paths, views, patches=patches)
-        except DataError:
-            # One bad file stops the work: name all of them at once.
-            if bad := unreadable(paths):
-                raise unreadable_error(bad, ADVICE) from None
-            raise
+        keys = self._complete([ImageRef.of(image) for image in images], views, patches=patches)
         flat = [key for row in keys for key in row]
         found = self._read(flat, patches=patches)
+        shape = (len(images), len(views))
         return ImageFeatures(
-            found.globals.unflatten(0, (len(paths), len(views))),
-            None if found.patches is None else found.patches.unflatten(0, (len(paths), len(views))),
+            found.globals.unflatten(0, shape),
+            None if found.patches is None else found.patches.unflatten(0, shape),
         )
 
     def _complete(
-        self, paths: Sequence[Path], views: Sequence[View], *, patches: bool
+        self, images: Sequence[ImageRef], views: Sequence[View], *, patches: bool
     ) -> list[list[str]]:
-        """Encode what is missing; the keys of every view of every file."""
+        """Encode what is missing; the keys of every view of every image."""
         with ThreadPoolExecutor(max_workers=2) as pool:
-            hashes = list(pool.map(content_key, paths))
+            hashes = list(pool.map(_key_or_none, images))
+        if None in hashes:
+            raise unreadable_error(unreadable(images))
         keys = [[f"{sha}-{view.key}" for view in views] for sha in hashes]
-        missing: dict[str, tuple[Path, str, View]] = {}
-        for path, sha, row in zip(paths, hashes, keys, strict=True):
+        missing: dict[str, tuple[ImageRef, View]] = {}
+        for image, row in zip(images, keys, strict=True):
             for key, view in zip(row, views, strict=True):
                 if not self._has(key, patches):
-                    missing[key] = (path, sha, view)
+                    missing[key] = (image, view)
         if missing:
             self._encode(missing, patches=patches)
         return keys
@@ -132,49 +137,43 @@ class FeatureStore:
                     place.copy_(file.get_tensor(name))
         return ImageFeatures(globals_, kept if patches else None)
 
-    def _encode(self, missing: dict[str, tuple[Path, str, View]], *, patches: bool) -> None:
+    def _encode(self, missing: dict[str, tuple[ImageRef, View]], *, patches: bool) -> None:
         shard: dict[str, Tensor] = {}
+        bad: dict[ImageRef, BadFile] = {}
         keys = list(missing)
-        began = time.perf_counter()
-        with (
-            ThreadPoolExecutor(max_workers=2) as pool,
-            progress_bar("Encoding images", len(keys)) as bar,
-        ):
-            for start, crops in self._crops(pool, [missing[key] for key in keys]):
-                batch = keys[start : start + len(crops)]
-                self._encode_batch(batch, crops, shard, patches, bar)
-                done, seconds = start + len(crops), time.perf_counter() - began
-                bar.describe(f"{done / seconds:.1f} images/s")
+        done, began = 0, time.perf_counter()
+        with progress_bar("Encoding images", len(keys)) as bar:
+            for found in decode_ahead(self._crop, list(missing.values()), batch_size=_BATCH):
+                batch = keys[done : done + len(found)]
+                done += len(found)
+                for key, outcome in zip(batch, found, strict=True):
+                    if isinstance(outcome, DataError):
+                        image = missing[key][0]
+                        bad[image] = BadFile(image, str(outcome))
+                bar.advance(len(found))
+                if bad:
+                    continue  # one bad file stops the encoding: only look for the others
+                crops = [crop for crop in found if not isinstance(crop, DataError)]
+                self._encode_batch(batch, crops, shard, patches)
+                bar.describe(f"{done / (time.perf_counter() - began):.1f} images/s")
                 if len(shard) >= _SHARD:
                     self._write(shard)
                     shard = {}
         if shard:
             self._write(shard)
+        if bad:
+            raise unreadable_error(list(bad.values()))
         self.seconds += time.perf_counter() - began
         self._find_shards()
 
-    def _crops(
-        self, pool: ThreadPoolExecutor, items: Sequence[tuple[Path, str, View]]
-    ) -> Iterator[tuple[int, list[NDArray[np.uint8]]]]:
-        """Batches of crops, the next one decoded while this one is encoded."""
-        starts = range(0, len(items), _BATCH)
-        ahead = None
-        for start in (*starts, None):
-            upcoming = None
-            if start is not None:
-                batch = items[start : start + _BATCH]
-                upcoming = (start, [pool.submit(self._crop, *item) for item in batch])
-            if ahead is not None:
-                yield ahead[0], [future.result() for future in ahead[1]]
-            ahead = upcoming
-
-    def _crop(self, path: Path, sha: str, view: View) -> NDArray[np.uint8]:
-        image = read_image(path)
+    def _crop(self, job: tuple[ImageRef, View]) -> NDArray[np.uint8]:
+        image, view = job
+        prep = self.backbone.preprocessing
         if view.crop is None:
-            return center_crop(image, self.backbone.preprocessing)
+            return whole_image(image, prep)
         # The crop depends on the image and the view alone, not on its neighbours or its name.
-        rng = np.random.default_rng([view.seed, view.crop, int(sha[:15], 16)])
-        return random_resized_crop(image, self.backbone.preprocessing, rng)
+        rng = np.random.default_rng([view.seed, view.crop, int(image.key[:15], 16)])
+        return random_resized_crop(read_image(image), prep, rng)
 
     def _encode_batch(
         self,
@@ -182,7 +181,6 @@ class FeatureStore:
         crops: Sequence[NDArray[np.uint8]],
         shard: dict[str, Tensor],
         patches: bool,
-        bar: Bar,
     ) -> None:
         pixels = normalise(crops, self.backbone.preprocessing).to(self.backbone.device)
         features = self.backbone.encode_images(pixels, patches=patches)
@@ -194,8 +192,14 @@ class FeatureStore:
                 shard[key] = features.globals[row].cpu().clone()
             if features.patches is not None:
                 shard[f"{key}/patches"] = features.patches[row].half().cpu().clone()
-        bar.advance(len(keys))
 
     def _write(self, shard: dict[str, Tensor]) -> None:
         with write_atomically(self.folder / f"{uuid.uuid4().hex}.safetensors") as aside:
             aside.write_bytes(save(shard))  # a full disk is then an OSError
+
+
+def _key_or_none(image: ImageRef) -> str | None:
+    try:
+        return image.key
+    except DataError:
+        return None

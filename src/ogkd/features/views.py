@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ogkd.backbones.base import Backbone, ImageFeatures
+from ogkd.errors import DataError
+from ogkd.features.decode_ahead import decode_ahead
 from ogkd.features.store import WHOLE, FeatureStore, View
-from ogkd.images.decode import read_image
+from ogkd.features.unreadable import BadFile, unreadable_error
+from ogkd.images import ImageRef, read_image
 from ogkd.images.transforms import normalise, random_resized_crop
 
 __all__ = ["FixedViews", "OnlineViews", "cached_views"]
@@ -40,10 +42,18 @@ class FixedViews:
 class OnlineViews:
     """A new random crop of each image at each look, as the paper trains (slow: it encodes)."""
 
-    def __init__(self, backbone: Backbone, paths: Sequence[Path], *, patches: bool) -> None:
+    def __init__(self, backbone: Backbone, images: Sequence[ImageRef], *, patches: bool) -> None:
         self.backbone = backbone
-        self.images = [read_image(path) for path in paths]
         self.patches = patches
+        found = [pixels for batch in decode_ahead(read_image, images) for pixels in batch]
+        bad = [
+            BadFile(image, str(error))
+            for image, error in zip(images, found, strict=True)
+            if isinstance(error, DataError)
+        ]
+        if bad:
+            raise unreadable_error(bad)
+        self.images = [pixels for pixels in found if not isinstance(pixels, DataError)]
 
     def __len__(self) -> int:
         return len(self.images)
@@ -57,8 +67,8 @@ class OnlineViews:
 
 
 def cached_views(
-    store: FeatureStore, paths: Sequence[Path], *, count: int, seed: int, patches: bool
+    store: FeatureStore, images: Sequence[ImageRef], *, count: int, seed: int, patches: bool
 ) -> FixedViews:
     """`count` random crops of each image from the store; 0 means the whole image alone."""
     views = [View(crop, seed) for crop in range(count)] or [WHOLE]
-    return FixedViews(store.get(paths, views, patches=patches))
+    return FixedViews(store.get(images, views, patches=patches))

@@ -7,6 +7,7 @@ for files, the feature cache included, works for them, and cross-validation enco
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import tempfile
 import warnings
@@ -20,11 +21,12 @@ from PIL import Image, ImageOps
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from ogkd.backbones import Backbone
 from ogkd.datasets.manifest import Item, Manifest, read_class_names
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.store import FeatureStore
-from ogkd.fitting.pipeline import fit_seeds
+from ogkd.fitting.pipeline import fit_request
+from ogkd.fitting.request import FitRequest
+from ogkd.images import ImageRef
 from ogkd.images.scaling import stretch
 
 __all__ = ["OGKDClassifier"]
@@ -36,40 +38,25 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
     """A classifier on a frozen vision-language model, for scikit-learn's tools.
 
     `X` is a sequence of image files, of arrays [H, W] or [H, W, 3] (uint8, or floats from 0 to
-    1), or of PIL images; an array [N, H, W] or [N, H, W, 3] will do. PIL images of the modes I and
-    F are brought to bytes by their own range, as files of 16 bits are. `y` are labels of any kind.
+    1), or of PIL images; an array [N, H, W] or [N, H, W, 3] works too. PIL images of the modes I
+    and F are scaled to bytes by their own range, like 16-bit files. `y` are labels of any kind.
     Their texts are what the text tower reads: the labels themselves if they are names, or
     `class_names`, a mapping from label to name. Other parameters are those of `ogkd.fit`.
 
     After `fit`: `classes_`, and `model_`, the `Classifier`, which can be saved.
     """
 
-    def __init__(
-        self,
-        backbone: str | Path | Backbone = "builtin",
-        method: str = "ogkd",
-        *,
-        shots: int | None = None,
-        preset: str | None = None,
-        settings: Mapping[str, Any] | None = None,
-        prompts: str | Path | Mapping[str, Sequence[str]] | None = None,
-        class_names: Mapping[Any, str] | None = None,
-        normal: Sequence[str] | None = None,
-        seed: int = 1,
-        device: str = "auto",
-        engine: str = "torch",
-    ) -> None:
-        self.backbone = backbone
-        self.method = method
-        self.shots = shots
-        self.preset = preset
-        self.settings = settings
-        self.prompts = prompts
-        self.class_names = class_names
-        self.normal = normal
-        self.seed = seed
-        self.device = device
-        self.engine = engine
+    class_names: Mapping[Any, str] | None
+
+    def __init__(self, **options: Any) -> None:
+        known = inspect.signature(OGKDClassifier).parameters
+        for name in options:
+            if name not in known:
+                raise TypeError(
+                    f"OGKDClassifier has no parameter '{name}'. It has: {', '.join(known)}."
+                )
+        for name, parameter in known.items():
+            setattr(self, name, options.get(name, parameter.default))
 
     def fit(self, X: Any, y: Any) -> OGKDClassifier:
         """Learn from images X and their labels y."""
@@ -85,20 +72,9 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         names = self._names(classes)
         with _files(images) as paths:
             pairs = zip(paths, numbers, strict=True)
-            items = tuple(Item(path, int(number)) for path, number in pairs)
-            self.model_ = fit_seeds(
-                Manifest(items, names),
-                seeds=[self.seed],
-                backbone=self.backbone,
-                method=self.method,
-                shots=self.shots,
-                preset=self.preset,
-                settings=self.settings,
-                prompts=self.prompts,
-                normal=self.normal,
-                device=self.device,
-                engine=self.engine,
-            )[0]
+            items = tuple(Item(ImageRef.of(path), int(number)) for path, number in pairs)
+            options = {name: getattr(self, name) for name in _SHARED}
+            self.model_ = fit_request(FitRequest(Manifest(items, names), **options))
         self.classes_ = classes
         return self
 
@@ -121,7 +97,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         if known is None:
             if classes.dtype.kind not in "UO" or not all(isinstance(c, str) for c in classes):
                 warnings.warn(
-                    f"The labels are {', '.join(map(str, classes[:5]))}, which says nothing to the "
+                    f"The labels are {', '.join(map(str, classes[:5]))}, which mean nothing to the "
                     "text tower. Pass their names: class_names={label: name}.",
                     stacklevel=3,
                 )
@@ -144,19 +120,48 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         return tags
 
 
+# What a fit on files needs beside these has no meaning for arrays.
+_SHARED = (
+    "backbone",
+    "method",
+    "shots",
+    "preset",
+    "settings",
+    "prompts",
+    "normal",
+    "seed",
+    "device",
+    "engine",
+)
+_REQUEST = inspect.signature(FitRequest).parameters
+# scikit-learn reads an estimator's parameters from here.
+OGKDClassifier.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+        *(_REQUEST[name] for name in _SHARED),
+        inspect.Parameter(
+            "class_names",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation="Mapping[Any, str] | None",
+        ),
+    ]
+)
+
+
 def _listed(X: Any) -> list[Any]:
-    """X as a list of images, refused where it is no sequence of them."""
+    """X as a list of images; anything that is not a sequence of images is refused."""
     if isinstance(X, str | os.PathLike | Image.Image):
-        raise DataError("X is one image. Give a list of images, even if it holds only one.")
+        raise DataError("X is one image. Give a list of images, even if there is only one.")
     images = list(X)
     if not images:
-        raise DataError("X holds no image.")
+        raise DataError("X contains no image.")
     return images
 
 
 @contextlib.contextmanager
 def _files(images: Sequence[Any]) -> Iterator[list[Path]]:
-    """Image files with the content of the images; those made here are gone afterwards."""
+    """Image files with the content of the images; those made here are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ogkd-") as folder:
         yield [_file(image, Path(folder) / f"{row}.png") for row, image in enumerate(images)]
 
@@ -190,6 +195,6 @@ def _pixels(array: NDArray[Any], row: int) -> NDArray[np.uint8]:
     if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:  # false for NaN too
         return np.asarray(np.rint(array * 255), dtype=np.uint8)
     raise DataError(
-        f"Image {row} of X has {array.dtype} values that are not bytes and not shares. Give uint8 "
+        f"Image {row} of X has {array.dtype} values, not bytes or shares. Give uint8 "
         "from 0 to 255, or floats from 0 to 1."
     )

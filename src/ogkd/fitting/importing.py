@@ -14,8 +14,8 @@ from ogkd.backbones import Backbone, load_backbone
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
 from ogkd.methods import TextHead, TextSide, make_method
-from ogkd.model.card import BackboneCard, ModelCard
-from ogkd.model.classifier import Classifier, versions
+from ogkd.model.card import BackboneCard, ModelCard, versions
+from ogkd.model.classifier import Classifier
 
 __all__ = ["import_context"]
 

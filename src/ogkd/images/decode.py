@@ -14,46 +14,39 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from ogkd.errors import DataError, OgkdError
-from ogkd.images.address import (
-    DICOM,
-    NIFTI,
-    PLAIN,
-    file_of,
-    kind_of,
-    split_address,
-    starts_as_dicom,
-)
 from ogkd.images.dicom import read_dicom
 from ogkd.images.nifti import read_nifti
 from ogkd.images.npz import read_npz
 from ogkd.images.plain import FORMATS, read_plain
+from ogkd.images.ref import DICOM, NIFTI, PLAIN, ImageRef, kind_of, starts_as_dicom
 
 __all__ = ["EXTENSIONS", "MAX_PIXELS", "find_images", "images_below", "read_image"]
 
 EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
 
-# What these libraries tell of bad files goes into our errors, not to the terminal as well.
+# What these libraries report about bad files goes into our errors, not to the terminal as well.
 for _name in ("pydicom", "openjpeg", "libjpeg", "tifffile", "PIL"):
     logging.getLogger(_name).addHandler(logging.NullHandler())
 
 
-def read_image(path: str | Path) -> NDArray[np.uint8]:
+def read_image(image: str | Path | ImageRef) -> NDArray[np.uint8]:
     """Read an image as RGB uint8 [H, W, 3], upright, deep images scaled by their own range.
 
-    A slice, frame or row of a file is named behind a #: see `ogkd.images.address`. Whatever is
-    wrong with the file is a DataError that names it.
+    A slice, frame or row of a file is named behind a #: see `ImageRef`. Whatever is wrong with
+    the file is a DataError that names it.
     """
-    file, fragment = split_address(Path(path))
+    ref = ImageRef.of(image)
+    file = ref.file
     try:
         facts = file.stat()
         if not stat.S_ISREG(facts.st_mode):
-            raise DataError(f"{file} is not a regular file. Give image files or folders of them.")
+            raise DataError(f"{file} is not a regular file. Give image files or folders of images.")
         if facts.st_size == 0:
-            raise DataError(f"{file} is not a readable image: it is empty. Leave it out.")
-        pixels = _read(file, fragment)
+            raise DataError(f"{file} is not a readable image: it is empty. Remove it.")
+        pixels = _read(ref)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
-            raise ValueError(f"no picture, but numbers of shape {pixels.shape}")
+            raise ValueError(f"an array of shape {pixels.shape}, not an image")
         return pixels
     except OgkdError:
         raise
@@ -74,43 +67,42 @@ def read_image(path: str | Path) -> NDArray[np.uint8]:
             raise DataError(f"{file} is a link that leads back to itself. Remove it.") from error
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise DataError(
-            f"{file} is damaged or cut short ({reason}). Replace the file or leave it out."
+            f"{file} is damaged or cut short ({reason}). Replace or remove it."
         ) from error
 
 
-def _read(file: Path, fragment: str) -> NDArray[np.uint8]:
+def _read(ref: ImageRef) -> NDArray[np.uint8]:
+    file, part = ref.file, ref.part
     kind = kind_of(file)
     if kind == "dicom":
-        return read_dicom(file, fragment, max_pixels=MAX_PIXELS)
+        return read_dicom(file, part, max_pixels=MAX_PIXELS)
     if kind == "nifti":
-        return read_nifti(file, fragment, max_pixels=MAX_PIXELS)
+        return read_nifti(file, part, max_pixels=MAX_PIXELS)
     if kind == "npz":
-        return read_npz(file, fragment)
-    if fragment:
-        raise DataError(
-            f"{file} is a single picture, so '#{fragment}' has no meaning. Leave it out."
-        )
+        return read_npz(file, part)
+    if part:
+        raise DataError(f"{file} is a single picture, so '#{part}' has no meaning. Remove it.")
     return read_plain(file, max_pixels=MAX_PIXELS)
 
 
-def find_images(paths: Iterable[str | Path]) -> list[Path]:
+def find_images(paths: Iterable[str | Path]) -> list[ImageRef]:
     """All image files among `paths`, folders searched at any depth, sorted within each folder.
 
     Files named directly are kept whatever their ending; links to folders are not followed,
-    so a loop of links cannot trap the search. Hidden files are passed over. A file without an
-    ending counts where it has DICOM's mark.
+    so a loop of links cannot trap the search. Hidden files are skipped. A file without an ending
+    counts if it has DICOM's mark.
     """
-    found: dict[Path, None] = {}
+    found: dict[ImageRef, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            found.update(dict.fromkeys(images_below(path)))
-        elif os.path.lexists(file_of(path)):  # a broken link is told of when it is read
-            found[path] = None
+            found.update(dict.fromkeys(map(ImageRef, images_below(path))))
+        elif os.path.lexists((ref := ImageRef.of(path)).file):  # a broken link fails when read
+            found[ref] = None
         else:
             raise DataError(f"There is no file or folder {path}. Check the path.")
     if not found:
         raise DataError(
-            "No images found. Give image files or folders that hold "
+            "No images found. Give image files or folders that contain "
             f"{', '.join(sorted(EXTENSIONS))} files."
         )
     return list(found)
@@ -141,7 +133,7 @@ def _is_image(file: Path) -> bool:
 
 
 def _refuse_folder(error: OSError) -> None:
-    """A folder that cannot be searched is an error: its images would be missing unsaid."""
+    """A folder that cannot be searched is an error: its images would be missing silently."""
     raise DataError(f"Cannot search {error.filename}: {error.strerror}. Change its permissions.")
 
 

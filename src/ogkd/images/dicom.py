@@ -6,6 +6,7 @@ Only what is needed for the picture is read; names, dates and private data are n
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import ConfigError, DataError
-from ogkd.images.address import parse_rule
-from ogkd.images.codestream import check_size
+from ogkd.images.ref import SliceRule
 from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
 
 __all__ = ["frame_count", "read_dicom"]
@@ -50,6 +50,7 @@ _LOOK_TAGS = [
     ),
 ]
 _DATA_TAGS = ["PixelData", "ExtendedOffsetTable", "ExtendedOffsetTableLengths"]
+_NOT_FRAMES = (0xC4, 0xC8, 0xCC)  # markers among the SOFs that are something else
 _DEFLATED = ("1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.95", "1.2.840.10008.1.2.4.205")
 
 
@@ -120,14 +121,17 @@ def _check_syntax(file: Path) -> None:
 def _frame(file: Path, fragment: str, frames: int) -> int:
     how = (
         f"Write which one behind a #, such as {file.name}#index=middle (a number from 0 to "
-        f"{frames - 1}, first, middle or last), or use --slice index=middle for all."
+        f"{frames - 1}, first, middle or last), or set `slice` for all files."
     )
     if not fragment:
         if frames > 1:
-            raise DataError(f"{file} has {frames} frames, and nothing says which is meant. {how}")
+            raise DataError(
+                f"{file} has {frames} frames, and nothing says which is meant. {how}",
+                argument="slice",
+            )
         return 0
     try:
-        rule = parse_rule(fragment)
+        rule = SliceRule.parse(fragment)
         place = rule.position(frames)
     except (ConfigError, ValueError) as error:
         raise DataError(f"{file}: {error}. {how}") from None
@@ -157,7 +161,7 @@ def _decode(file: Path, header: Any, index: int, frames: int) -> NDArray[Any]:
         source = dcmread(file, specific_tags=_SHAPE_TAGS + _DATA_TAGS)
         stream = get_frame(source.PixelData, index, number_of_frames=frames)
         samples = int(header.get("SamplesPerPixel") or 1)
-        check_size(stream, syntax, header.Rows, header.Columns, samples)
+        _check_size(stream, syntax, header.Rows, header.Columns, samples)
     return np.asarray(pixel_array(source, index=index))
 
 
@@ -265,3 +269,42 @@ def _palette(pixels: NDArray[Any], header: Any) -> NDArray[np.uint8]:
     if colours.dtype == np.uint8 or colours.max() <= 255:
         return np.asarray(colours, np.uint8)
     return np.asarray(colours >> 8, np.uint8)
+
+
+def _check_size(stream: bytes, syntax: Any, rows: int, columns: int, samples: int) -> None:
+    """ValueError unless a JPEG, JPEG-LS or JPEG 2000 stream has the size the file declares.
+
+    A stream that declares more would be unpacked to its own size, however large.
+    """
+    if "RLE" in syntax.name:
+        return  # unpacked into the declared size
+    found = _jpeg_2000(stream) if b"\xff\x4f\xff\x51" in stream[:512] else _jpeg(stream)
+    if found != (rows, columns, samples):
+        raise ValueError(
+            f"the compressed image says rows, columns, samples {found}, the file says "
+            f"{(rows, columns, samples)}"
+        )
+
+
+def _jpeg_2000(stream: bytes) -> tuple[int, int, int]:
+    start = stream.index(b"\xff\x4f\xff\x51")
+    _, _, right, bottom, left, top = struct.unpack_from(">HHIIII", stream, start + 4)
+    (samples,) = struct.unpack_from(">H", stream, start + 40)
+    return bottom - top, right - left, samples
+
+
+def _jpeg(stream: bytes) -> tuple[int, int, int]:
+    place = 2
+    while place + 9 < len(stream):
+        if stream[place] != 0xFF:
+            break
+        marker = stream[place + 1]
+        if marker == 0xFF:  # a filling byte
+            place += 1
+            continue
+        (length,) = struct.unpack_from(">H", stream, place + 2)
+        if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in _NOT_FRAMES):
+            rows, columns, samples = struct.unpack_from(">HHB", stream, place + 5)
+            return rows, columns, samples
+        place += 2 + length
+    raise ValueError("no JPEG frame header in the compressed image")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import ConfigError, DataError
-from ogkd.images.address import SliceRule, parse_rule
+from ogkd.images.ref import SliceRule
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 __all__ = ["MAX_VOLUME_BYTES", "read_nifti"]
@@ -63,12 +63,15 @@ def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
 def _rule(file: Path, fragment: str) -> SliceRule:
     how = (
         f"Write axis and index behind a #, such as {file.name}#axis=2,index=middle (axis 0 gives "
-        "sagittal, 1 coronal, 2 axial slices), or use --slice axis=2,index=middle for all volumes."
+        "sagittal, 1 coronal, 2 axial slices), or set `slice` for all volumes."
     )
     if not fragment:
-        raise DataError(f"{file} is a volume, and nothing says which slice of it is meant. {how}")
+        raise DataError(
+            f"{file} is a volume, and nothing says which slice of it is meant. {how}",
+            argument="slice",
+        )
     try:
-        rule = parse_rule(fragment)
+        rule = SliceRule.parse(fragment)
     except ConfigError as error:
         raise DataError(f"{file}: {error} {how}") from None
     if rule.axis is None:

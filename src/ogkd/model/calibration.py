@@ -140,6 +140,12 @@ class Calibration(BaseModel):
             found |= rows == rows.max(axis=1, keepdims=True)
         return found
 
+    def least_probability(self, coverage: float) -> float | None:
+        """A class is in the "lac" set if its probability is at least this; None: too few images."""
+        seen = sorted(self.lac)
+        rank = conformal_rank(len(seen), coverage)
+        return max(0.0, 1.0 - seen[rank - 1]) if rank <= len(seen) else None
+
     def missing(self, held_out: int) -> int:
         """How many more images it takes, at the least, until so many do not fit the temperature.
 

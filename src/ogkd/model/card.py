@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import find_record
 from ogkd.errors import ConfigError
+from ogkd.images import SliceRule
 
-__all__ = ["CAUTION", "SCHEMA", "BackboneCard", "ModelCard"]
+__all__ = ["CAUTION", "SCHEMA", "BackboneCard", "ModelCard", "versions"]
 
 SCHEMA = 1
 # Said wherever a model's answers are shown or handed on.
@@ -79,11 +83,16 @@ class ModelCard(BaseModel):
     support_images: tuple[str, ...] = ()  # which images, by content: 16 hex digits of a hash each
     shots: int | None = None
     seed: int
-    slice: str | None = None  # which slice of a volume was learned from, where it names none
+    slice: str | None = None  # which slice of a volume was learned from, if it names none
     versions: dict[str, str]
     metrics: dict[str, Any] = {}
     imported_sha256: str | None = None  # of the checkpoint that it was imported from
     weights_sha256: str | None = None  # of the file beside this one; known once it is written
+
+    @property
+    def slice_rule(self) -> SliceRule | None:
+        """Which slice of a volume the model learned from, if the volumes named none."""
+        return None if self.slice is None else SliceRule.parse(self.slice)
 
     @classmethod
     def read(cls, path: Path) -> ModelCard:
@@ -93,7 +102,7 @@ class ModelCard(BaseModel):
         except OSError as error:
             raise ConfigError(
                 f"{path.parent} is not a model folder: there is no readable {path.name}. "
-                "Give a folder that `ogkd fit --out` made."
+                "Give the folder of a fitted model."
             ) from error
         except (ValueError, RecursionError) as error:
             raise ConfigError(
@@ -114,3 +123,9 @@ class ModelCard(BaseModel):
                 f"{path} is damaged: field '{place}' is wrong ({problem['msg']}). Copy the model "
                 "folder again, or fit again."
             ) from None
+
+
+def versions() -> Mapping[str, str]:
+    """Versions that a result depends on."""
+    names = ("ogkd", "torch", "transformers", "numpy")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}

@@ -1,12 +1,9 @@
-"""The user's object: fitted from labelled images, asked for predictions, kept in a folder."""
+"""The user's object: fitted from labelled images, asked for decisions, kept in a folder."""
 
 from __future__ import annotations
 
 import hashlib
-import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,30 +17,21 @@ from torch import Tensor
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import digest_with, with_engine, without_engine
 from ogkd.errors import BackboneError, ConfigError, DataError
-from ogkd.features.encode import BadFile, EncodedBatch, encode_files, unreadable_error
-from ogkd.features.usable import SKIPPED
+from ogkd.features.encode import encode_files
+from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, write_json
-from ogkd.images.address import with_slice
+from ogkd.images import ImageRef
 from ogkd.methods import Head, TextSide, make_method
 from ogkd.model.calibration import CALIBRATION, Calibration, softmax
 from ogkd.model.card import ModelCard
-from ogkd.model.support import SUPPORT, SupportFeatures
+from ogkd.model.decide import Decider, Decision, Policy
+from ogkd.model.familiarity import SUPPORT, SupportFeatures
 
-__all__ = ["Classifier", "Prediction", "SupportFeatures", "load", "place_for_model"]
+__all__ = ["Classifier", "load", "place_for_model"]
 
 WEIGHTS = "weights.safetensors"
 CARD = "model.json"
 LOG = "training.jsonl"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the classifier says of one file; probabilities are None where it could not be read."""
-
-    path: Path
-    probabilities: NDArray[np.float32] | None  # [C]
-    error: str = ""
-    features: NDArray[np.float32] | None = None  # [d], of the whole image, of unit length
 
 
 class Classifier:
@@ -71,7 +59,7 @@ class Classifier:
 
     @property
     def weights_sha256(self) -> str:
-        """What the weights file has for digest, whether it is written or not."""
+        """The digest of the weights file, whether it is written or not."""
         return hashlib.sha256(tensor_bytes(self.head.tensors())).hexdigest()
 
     def logits(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
@@ -80,43 +68,48 @@ class Classifier:
         return self.head.logits(rows).numpy()
 
     def probabilities(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
-        """Class probabilities [N, C] of global features [N, d], calibrated where that was done."""
+        """Class probabilities [N, C] of global features [N, d], calibrated if the model is."""
         logits = self.logits(features)
         return softmax(logits, 1.0 if self.calibration is None else self.calibration.temperature)
 
-    def stream(self, paths: Sequence[Path], *, batch_size: int = 32) -> Iterator[Prediction]:
-        """Predict files one after the other, in order, with bounded memory."""
-        if rule := self.card.slice:
-            paths = [with_slice(path, rule) for path in paths]
-        yield from self.answers(encode_files(self.backbone, paths, batch_size=batch_size))
+    def decide(
+        self,
+        images: Sequence[str | Path | ImageRef],
+        *,
+        policy: Policy | None = None,
+        patches: bool = False,
+        batch_size: int = 32,
+    ) -> Iterator[Decision]:
+        """Decide for images one after the other, in order, with bounded memory.
 
-    def answers(self, batches: Iterable[EncodedBatch]) -> Iterator[Prediction]:
-        """Predictions of files that were encoded here or elsewhere, in order."""
-        for batch in batches:
-            answers: dict[Path, Prediction] = {
-                bad.path: Prediction(bad.path, None, bad.reason) for bad in batch.bad
-            }
-            if batch.features is not None:
-                rows = batch.features.globals.cpu()
-                found = zip(batch.paths, self.probabilities(rows), rows.numpy(), strict=True)
-                answers |= {path: Prediction(path, p, "", v) for path, p, v in found}
-            yield from (answers[path] for path in batch.all_paths)
+        An image that cannot be read gives a decision with `error`. `patches` keeps what evidence
+        maps need (see `ogkd.model.explain.evidence_of`).
+        """
+        decider = Decider(self, policy)
+        batches = encode_files(
+            self.backbone, self.refs(images), patches=patches, batch_size=batch_size
+        )
+        return decider.decide_batches(batches)
 
-    def predict_proba(self, paths: Sequence[str | Path]) -> NDArray[np.float32]:
+    def refs(self, images: Sequence[str | Path | ImageRef]) -> list[ImageRef]:
+        """The images; a volume that names no slice gives the one that the model learned from."""
+        return [ImageRef.of(image).sliced(self.card.slice_rule) for image in images]
+
+    def predict_proba(self, images: Sequence[str | Path | ImageRef]) -> NDArray[np.float32]:
         """Class probabilities [N, C] of image files."""
-        if isinstance(paths, str | Path):
-            paths = [paths]  # else a string would be taken for a list of letters
-        if not paths:
+        if isinstance(images, str | Path | ImageRef):
+            images = [images]  # else a string would be taken for a list of letters
+        if not images:
             raise DataError("No image was given to predict.")
-        found = list(self.stream([Path(path) for path in paths]))
-        bad = [BadFile(answer.path, answer.error) for answer in found if answer.error]
+        found = list(self.decide(images))
+        bad = [BadFile(said.image, said.error) for said in found if said.image and said.error]
         if bad:
-            raise unreadable_error(bad, "Mend or remove them, or use `stream`, which goes on.")
-        return np.stack([row for p in found if (row := p.probabilities) is not None])
+            raise unreadable_error(bad, "Fix or remove them, or use `decide`, which goes on.")
+        return np.array([said.probabilities for said in found], dtype=np.float32)
 
-    def predict(self, paths: Sequence[str | Path]) -> list[str]:
+    def predict(self, images: Sequence[str | Path | ImageRef]) -> list[str]:
         """The most probable class name of each image file."""
-        return [self.class_names[row] for row in self.predict_proba(paths).argmax(axis=1)]
+        return [self.class_names[row] for row in self.predict_proba(images).argmax(axis=1)]
 
     def for_classes(
         self, class_names: Sequence[str], prompts: Sequence[Sequence[str]] | None = None
@@ -143,7 +136,7 @@ class Classifier:
 
     def write_into(self, folder: Path) -> None:
         """Write the model's files into an existing folder."""
-        # Python writes the bytes, so that a full disk is told from other trouble.
+        # Python writes the bytes, so that a full disk is reported as one.
         weights = tensor_bytes(self.head.tensors())
         (folder / WEIGHTS).write_bytes(weights)
         digest = hashlib.sha256(weights).hexdigest()
@@ -160,18 +153,23 @@ def place_for_model(folder: str | Path) -> Path:
     """Where a model may be written: a new folder, an empty one, or a model to replace."""
     path = Path(folder).resolve()
     if path.exists() and not path.is_dir():
-        raise ConfigError(f"{folder} is a file, not a model folder. Choose another --out.")
+        raise ConfigError(
+            f"{folder} is a file, not a model folder. Choose another folder.", argument="out"
+        )
     if not path.is_dir():
         return path
     found = {file.name for file in path.iterdir() if not file.name.startswith(".")}
     others = sorted(found - {CARD, WEIGHTS, LOG, SKIPPED, SUPPORT, CALIBRATION})
     if others or (found and CARD not in found):
         raise ConfigError(
-            f"{folder} exists and is not a model folder: it holds {', '.join(others[:5])}"
-            f"{', ...' if len(others) > 5 else ''}. Nothing was written. Choose another --out."
+            f"{folder} exists and is not a model folder: it contains {', '.join(others[:5])}"
+            f"{', ...' if len(others) > 5 else ''}. Nothing was written. Choose another folder.",
+            argument="out",
         )
     if Path.cwd().is_relative_to(path):
-        raise ConfigError(f"{folder} is the folder you are in. Name a folder inside it with --out.")
+        raise ConfigError(
+            f"{folder} is the current folder. Name a folder inside it.", argument="out"
+        )
     return path
 
 
@@ -187,7 +185,7 @@ def load(
 
     `engine` encodes images in another way than the fit did (ogkd.backbones.engines): faster,
     but the probabilities are then not quite the same. With `calibrated=False` the probabilities
-    are those of the fit, whatever `ogkd calibrate` has found since.
+    are those of the fit, whatever a calibration has found since.
     """
     folder = Path(folder)
     card = ModelCard.read(folder / CARD)
@@ -214,8 +212,8 @@ def _calibration(path: Path, weights_sha256: str, classes: int) -> Calibration |
     found = Calibration.read(path, weights_sha256=weights_sha256)
     if found is not None and len(found.counts) != classes:
         raise ConfigError(
-            f"{path} is for {len(found.counts)} classes, but the model has {classes}. Run "
-            "`ogkd calibrate` again, or delete this file."
+            f"{path} is for {len(found.counts)} classes, but the model has {classes}. "
+            "Calibrate again, or delete this file."
         )
     return found
 
@@ -230,7 +228,8 @@ def _refuse_another_backbone(
         raise BackboneError(
             f"{folder} was fitted with another backbone: digest {card.backbone.digest[:12]}, but "
             f"'{backbone.name}' has {found[:12]}. Pass the one it was fitted with "
-            f"('{card.backbone.name}') with --backbone, or fit again."
+            f"('{card.backbone.name}'), or fit again.",
+            argument="backbone",
         )
 
 
@@ -241,8 +240,9 @@ def _recorded_backbone(folder: Path, card: ModelCard, device: str, engine: str |
         )
     except BackboneError as error:
         raise BackboneError(
-            f"{error}\n{folder} was fitted with the backbone '{card.backbone.name}'. If that is "
-            "somewhere else now, pass its folder with --backbone."
+            f"{error}\n{folder} was fitted with the backbone '{card.backbone.name}'. If it has "
+            "moved, pass its folder.",
+            argument="backbone",
         ) from error
 
 
@@ -271,19 +271,13 @@ def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Bac
         head = method.read_head(tensors, text, card.logit_scale)
     except (KeyError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{path} does not hold what {card.method} saves ({error}). The folder was changed by "
+            f"{path} does not contain what {card.method} saves ({error}). The folder was edited by "
             "hand: copy it again, or fit again."
         ) from error
     if head.shape != (len(card.class_names), card.backbone.embed_dim):
         raise ConfigError(
-            f"{path} holds class features of shape {head.shape}, but {CARD} describes "
+            f"{path} contains class features of shape {head.shape}, but {CARD} describes "
             f"{len(card.class_names)} classes of {card.backbone.embed_dim} numbers. The folder "
-            "was changed by hand: copy it again, or fit again."
+            "was edited by hand: copy it again, or fit again."
         )
     return head
-
-
-def versions() -> Mapping[str, str]:
-    """Versions that a result depends on."""
-    names = ("ogkd", "torch", "transformers", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}

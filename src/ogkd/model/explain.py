@@ -16,27 +16,26 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.core.losses import patches_kept, select_patches
-from ogkd.errors import ConfigError
-from ogkd.images.address import with_slice
-from ogkd.images.decode import read_image
-from ogkd.images.transforms import center_crop, normalise
+from ogkd.errors import ConfigError, DataError
+from ogkd.features.encode import whole_image
+from ogkd.images import ImageRef
 from ogkd.methods.heads import Head, TextHead
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Decision
 
-__all__ = ["Evidence", "draw", "evidence", "patch_evidence"]
+__all__ = ["Evidence", "draw", "evidence", "evidence_of", "patch_evidence"]
 
 _SIDE = 672  # most pixels of a drawn map: three times 224
-_RATIO = 0.1  # share of patches that count as most attentive where the method names none
+_RATIO = 0.1  # share of patches that count as most attentive if the method names none
 _STRONGEST = 0.5  # opacity of the heat where the evidence is greatest
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one image shows for one class; a grid place is (row, column) from the top left."""
+    """What one image shows for one class; a grid position is (row, column) from the top left."""
 
-    path: Path
+    ref: ImageRef | None
     image: Image.Image  # what the model saw: resized and cropped to a square
     label: int  # the class that the evidence is for
     grid: NDArray[np.float32]  # [h, w], in logits; above 0 speaks for the class
@@ -45,43 +44,52 @@ class Evidence:
 
 def evidence(
     classifier: Classifier,
-    paths: Sequence[str | Path],
+    images: Sequence[str | Path | ImageRef],
     *,
     labels: Sequence[int] | None = None,
     top: int | None = None,
     batch_size: int = 8,
 ) -> Iterator[Evidence]:
-    """The evidence maps of image files, one after the other, in order.
+    """The evidence maps of images, one after the other, in order.
 
     `labels` are the classes to find evidence for (default: the predicted ones). `top` is how many
     patches are named as most attentive (default: the model's own share of patches in training, or
-    a tenth). They are the nearest to the class text where the head has one (eq. 8-9 of the paper),
+    a tenth). They are the nearest to the class text if the head has one (eq. 8-9 of the paper),
     else those with the most evidence. An unreadable file is a DataError.
     """
+    if labels is not None and len(labels) != len(images):
+        raise ConfigError(f"There are {len(images)} images, but {len(labels)} labels for them.")
+    wanted: Sequence[int | None] = [None] * len(images) if labels is None else labels
+    decisions = classifier.decide(images, patches=True, batch_size=batch_size)
+    for decision, label in zip(decisions, wanted, strict=True):
+        yield evidence_of(classifier, decision, label=label, top=top)
+
+
+def evidence_of(
+    classifier: Classifier, decision: Decision, *, label: int | None = None, top: int | None = None
+) -> Evidence:
+    """The evidence map of a decision made with patches: nothing is encoded again."""
+    if decision.error is not None:
+        raise DataError(decision.error)
     backbone = classifier.backbone
-    chosen = None if labels is None else [_known(label, classifier) for label in labels]
-    if chosen is not None and len(chosen) != len(paths):
-        raise ConfigError(f"There are {len(paths)} images, but {len(chosen)} labels for them.")
+    if decision.patches is None:
+        raise ConfigError(f"The backbone '{backbone.name}' gave no patches to find evidence in.")
     rows, columns = backbone.patch_grid
+    chosen = _known(decision.label if label is None else label, classifier)
     kept = _how_many(classifier, top, rows * columns)
-    for start in range(0, len(paths), batch_size):
-        files = [_with_rule(path, classifier) for path in paths[start : start + batch_size]]
-        crops = [center_crop(read_image(file), backbone.preprocessing) for file in files]
-        features = _encode(backbone, crops)
-        wanted = (
-            classifier.head.logits(features.globals).argmax(dim=-1)
-            if chosen is None
-            else torch.tensor(chosen[start : start + batch_size])
-        )
-        maps, best = _look(classifier.head, features, wanted, kept)
-        for row, (file, crop) in enumerate(zip(files, crops, strict=True)):
-            yield Evidence(
-                path=file,
-                image=Image.fromarray(crop),
-                label=int(wanted[row]),
-                grid=maps[row].view(rows, columns).float().numpy(),
-                top=[divmod(place, columns) for place in best[row].tolist()],
-            )
+    grid, best = _look(classifier.head, decision.patches, chosen, kept)
+    crop = decision.crop
+    if crop is None:  # encoded on another machine
+        if decision.image is None:
+            raise ConfigError("The decision does not say which image it is about.")
+        crop = whole_image(decision.image, backbone.preprocessing)
+    return Evidence(
+        ref=decision.image,
+        image=Image.fromarray(crop),
+        label=chosen,
+        grid=grid.view(rows, columns).float().numpy(),
+        top=[divmod(place, columns) for place in best.tolist()],
+    )
 
 
 def patch_evidence(logits: Tensor, labels: Tensor) -> Tensor:
@@ -100,7 +108,7 @@ def draw(found: Evidence) -> Image.Image:
 
     Colours run from no heat at the image's median evidence to yellow at its highest: they compare
     places within this image, not images with each other. The scale (cividis) looks the same with
-    and without colour blindness, and the heat is also told by lightness.
+    and without colour blindness, and the heat is also visible as lightness.
     """
     from matplotlib import colormaps  # here: it takes a while, and only pictures need it
 
@@ -123,8 +131,8 @@ def draw(found: Evidence) -> Image.Image:
     return drawn
 
 
-def _known(label: int, classifier: Classifier) -> int:
-    if not 0 <= label < len(classifier.class_names):
+def _known(label: int | None, classifier: Classifier) -> int:
+    if label is None or not 0 <= label < len(classifier.class_names):
         raise ConfigError(
             f"There is no class number {label}: the model has {len(classifier.class_names)}, "
             "counted from 0."
@@ -141,29 +149,15 @@ def _how_many(classifier: Classifier, top: int | None, patches: int) -> int:
     return top
 
 
-def _with_rule(path: str | Path, classifier: Classifier) -> Path:
-    rule = classifier.card.slice
-    return with_slice(path, rule) if rule else Path(path)
-
-
-def _encode(backbone: Backbone, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:
-    pixels = normalise(crops, backbone.preprocessing).to(backbone.device)
-    features = backbone.encode_images(pixels, patches=True)
-    if features.patches is None:
-        raise ConfigError(f"The backbone '{backbone.name}' gives no patches to find evidence in.")
-    return ImageFeatures(features.globals.cpu(), features.patches.cpu())
-
-
 @torch.no_grad()
-def _look(head: Head, features: ImageFeatures, labels: Tensor, kept: int) -> tuple[Tensor, Tensor]:
-    """Evidence [B, P], and the places [B, kept] of the most attentive patches."""
-    patches = features.patches
-    assert patches is not None  # `_encode` saw to it
-    logits = head.logits(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])  # [B, P, C]
-    maps = patch_evidence(logits, labels)
+def _look(head: Head, patches: Tensor, label: int, kept: int) -> tuple[Tensor, Tensor]:
+    """Evidence [P] of patches [P, d], and the positions [kept] of the most attentive patches."""
+    labels = torch.tensor([label])
+    maps = patch_evidence(head.logits(patches).unsqueeze(0), labels)
     if isinstance(head, TextHead):
-        return maps, select_patches(patches, head.T, labels, kept, absolute=False)
-    return maps, maps.topk(kept, dim=-1).indices
+        best = select_patches(patches.unsqueeze(0), head.T, labels, kept, absolute=False)
+        return maps[0], best[0]
+    return maps[0], maps[0].topk(kept).indices
 
 
 def _strength(grid: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -1,5 +1,7 @@
 """Is a new image like those that the model learned from? Judged by their features alone.
 
+A model folder keeps the features of its support images in half precision: no image, no name.
+
 The strangeness of an image is the share of its feature v that no mixture of the support features
 S explains: r = rho v' (S'S + rho I)^-1 v, from 0 (a support image) to 1 (nothing in common). It is
 compared with the strangeness of each support image to the others. docs/predict.md has measured
@@ -8,17 +10,57 @@ rates of false alarms and of images of other modalities that are found.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as read_arrays
+from safetensors.numpy import save as array_bytes
 
-from ogkd.model.support import SupportFeatures
+from ogkd.errors import ConfigError
 
-__all__ = ["Familiarity", "can_judge", "nearest", "unfamiliar"]
+__all__ = ["SUPPORT", "Familiarity", "SupportFeatures", "can_judge", "nearest", "unfamiliar"]
 
+SUPPORT = "support.safetensors"
 FEWEST = 8  # support images below which there is too little to judge by
 _RHO = 0.02  # the ridge: how closely a mixture has to fit
 _QUANTILE = 0.9  # so that a few odd support images do not make everything familiar
 _MARGIN = 1.4  # times that strangeness is still familiar
+
+
+@dataclass(frozen=True)
+class SupportFeatures:
+    """Global features of whole support images, rows of unit length, and their labels."""
+
+    features: NDArray[np.float32]  # [N, d]
+    labels: NDArray[np.int64]  # [N]
+
+    def to_bytes(self) -> bytes:
+        """A safetensors file; features in half precision."""
+        arrays = {"features": self.features.astype(np.float16), "labels": self.labels}
+        content: bytes = array_bytes({name: np.ascontiguousarray(a) for name, a in arrays.items()})
+        return content
+
+    @classmethod
+    def read(cls, path: Path, *, classes: int, width: int) -> SupportFeatures | None:
+        """Read and check against the model's shape; None where there is no such file."""
+        try:
+            arrays = read_arrays(path.read_bytes())
+            rows, labels = arrays["features"].astype(np.float32), arrays["labels"].astype(np.int64)
+        except FileNotFoundError:
+            return None
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+            raise _damaged(path, str(error)) from error
+        if rows.ndim != 2 or rows.shape[1] != width or labels.shape != rows.shape[:1]:
+            raise _damaged(path, f"shapes {rows.shape} and {labels.shape}, width {width} expected")
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        if not np.all(np.isfinite(lengths) & (lengths > 0)):
+            raise _damaged(path, "features that are not numbers")
+        if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+            raise _damaged(path, f"labels outside the {classes} classes")
+        return cls(rows / lengths, labels)
 
 
 class Familiarity:
@@ -81,3 +123,10 @@ def _unit(features: NDArray[np.float32]) -> NDArray[np.float64]:
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     unit: NDArray[np.float64] = rows / np.maximum(length, 1e-12)
     return unit
+
+
+def _damaged(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is damaged or of another model ({why}). Copy the model folder again, fit again, "
+        "or delete this file: predictions do not need it."
+    )

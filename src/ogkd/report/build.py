@@ -13,10 +13,10 @@ from markupsafe import Markup
 
 from ogkd.audit.style import STYLE
 from ogkd.evaluation import describe
-from ogkd.evaluation.calibrate import engine_note
 from ogkd.files import write_text
 from ogkd.model.calibration import softmax
 from ogkd.model.card import CAUTION
+from ogkd.model.decide import engine_note
 from ogkd.report import facts, pictures, sections
 from ogkd.report.tables import confusion_heat, graph_heat
 from ogkd.report.words import Outcome, frequent_confusions, percent, sentences, warnings
@@ -235,7 +235,7 @@ def _mistake_rows(judged: Judged, p: Any, wrong: Any, *, show_names: bool) -> li
             "truth": names[judged.labels[row]],
             "said": names[p[row].argmax()],
             "sure": percent(float(p[row].max())),
-            "file": judged.paths[row].name if show_names else "",
+            "file": judged.images[row].name if show_names else "",
         }
         for row in wrong
     ]

@@ -9,7 +9,6 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from numpy.typing import NDArray
 
 from ogkd.core.geometry import class_graph, prototypes
 from ogkd.errors import DataError
-from ogkd.images import read_image
-from ogkd.model.classifier import versions
+from ogkd.images import ImageRef, read_image
+from ogkd.model.card import versions
 from ogkd.prompts.bank import fold, template_bank
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def data_facts(judged: Judged, audit: Audit | None) -> Pairs:
     sizes = (
         Counter(audit.facts.sizes)
         if audit is not None
-        else Counter(_size(path) for path in _spread(judged.paths))
+        else Counter(_size(path) for path in _spread(judged.images))
     )
     total = sum(sizes.values())
     shown = [f"{size} ({count})" for size, count in sizes.most_common(_SIZES)]
@@ -90,13 +89,13 @@ def data_facts(judged: Judged, audit: Audit | None) -> Pairs:
     return facts
 
 
-def _spread(paths: Sequence[Path]) -> Iterable[Path]:
+def _spread(paths: Sequence[ImageRef]) -> Iterable[ImageRef]:
     """At most so many paths, taken evenly from all."""
     numbers = np.linspace(0, len(paths) - 1, min(len(paths), _SEEN)).round().astype(int)
     return [paths[number] for number in np.unique(numbers)]
 
 
-def _size(path: Path) -> str:
+def _size(path: ImageRef) -> str:
     try:
         height, width = read_image(path).shape[:2]
     except DataError:

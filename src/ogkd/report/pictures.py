@@ -82,7 +82,7 @@ def cards(
     if not numbers:
         return []
     said = probabilities.argmax(axis=1)
-    paths = [judged.paths[number] for number in numbers]
+    paths = [judged.images[number] for number in numbers]
     labels = [int(said[number]) for number in numbers]
     made = []
     with progress_bar("Drawing evidence", len(numbers)) as bar:
@@ -104,7 +104,7 @@ def cards(
                             f"what speaks for {name}",
                         ),
                     ),
-                    file=judged.paths[number].name if show_names else "",
+                    file=judged.images[number].name if show_names else "",
                 )
             )
             bar.advance()

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,27 @@ from torch import Tensor
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import ConfigError, OgkdError
-from ogkd.features.cluster import absolute, cluster, fitting_workers, places, take_places
-from ogkd.features.encode import BadFile, EncodedBatch, encode_files
+from ogkd.features.encode import EncodedBatch, encode_files
+from ogkd.features.ray_cluster import (
+    absolute,
+    cluster,
+    fitting_workers,
+    folders,
+    use_folders,
+)
+from ogkd.images import ImageRef
 
-__all__ = ["Crew", "encode_files_on_ray"]
+__all__ = ["RayWorkers", "encode_files_on_ray"]
 
 _MOST_BLOCKS = 1000  # parts that the work is cut into; a lost part is encoded again
 
 
 @dataclass(frozen=True)
-class Crew:
-    """Which workers encode: where the cluster is, how many, and what each of them has."""
+class RayWorkers:
+    """Which workers encode: where the cluster is, how many there are, and what each one has."""
 
-    address: str | None = None  # None: a cluster of this machine's own
-    workers: int | None = None  # None: as many as fit
+    address: str | None = None  # None: start a cluster on this machine
+    count: int | None = None  # None: as many as fit
     cpus: float = 1.0
     gpus: float = 0.0
 
@@ -49,10 +55,10 @@ class _Recipe:
 
 def encode_files_on_ray(
     backbone: Backbone,
-    paths: Sequence[Path],
+    images: Sequence[ImageRef],
     *,
     place: str,
-    crew: Crew,
+    workers: RayWorkers,
     device: str = "auto",
     engine: str = "torch",
     patches: bool = False,
@@ -64,17 +70,17 @@ def encode_files_on_ray(
     Files must be at the same path on every node. A file that cannot be read is set apart.
     """
     recipe = _Recipe(
-        absolute(place), backbone.digest, device, engine, patches, max(1, int(crew.cpus))
+        absolute(place), backbone.digest, device, engine, patches, max(1, int(workers.cpus))
     )
-    chunks = [paths[start : start + batch_size] for start in range(0, len(paths), batch_size)]
-    asked = None if crew.workers is None else crew.workers * crew.cpus
-    with cluster(crew.address, cpus=asked) as ray:
-        for row in _rows(ray, chunks, recipe, crew):
+    chunks = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
+    asked = None if workers.count is None else workers.count * workers.cpus
+    with cluster(workers.address, cpus=asked) as ray:
+        for row in _rows(ray, chunks, recipe, workers):
             yield _batch(chunks[row["index"]], row, patches=patches)
 
 
 def _rows(
-    ray: Any, chunks: Sequence[Sequence[Path]], recipe: _Recipe, crew: Crew
+    ray: Any, chunks: Sequence[Sequence[ImageRef]], recipe: _Recipe, workers: RayWorkers
 ) -> Iterator[dict[str, Any]]:
     import ray.data as data
 
@@ -82,24 +88,25 @@ def _rows(
     context = data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
-    fit = fitting_workers(ray, crew.cpus, crew.gpus)
-    workers = min(len(chunks), crew.workers or fit)
-    if workers == 0:
+    fit = fitting_workers(ray, workers.cpus, workers.gpus)
+    count = min(len(chunks), workers.count or fit)
+    if count == 0:
         raise ConfigError(
-            f"No node of the cluster has {crew.cpus:g} CPU(s) and {crew.gpus:g} GPU(s). Ask for "
-            "less, or give --workers on a cluster that grows by itself."
+            f"No node of the cluster has {workers.cpus:g} CPU(s) and {workers.gpus:g} GPU(s). Ask "
+            "for less, or say how many workers to wait for on a cluster that grows on demand.",
+            argument="workers",
         )
-    # Names of files are bytes: not every one is valid text.
+    # File names are bytes: not every one is valid text.
     items = [
-        {"index": index, "paths": [os.fsencode(path.absolute()) for path in chunk]}
+        {"index": index, "images": [os.fsencode(str(_absolute(image))) for image in chunk]}
         for index, chunk in enumerate(chunks)
     ]
     encoded = data.from_items(items, override_num_blocks=min(len(items), _MOST_BLOCKS)).map(
         _Encoder,
-        fn_constructor_args=(asdict(recipe), places()),
-        concurrency=workers,
-        num_cpus=crew.cpus,
-        num_gpus=crew.gpus,
+        fn_constructor_args=(asdict(recipe), folders()),
+        concurrency=count,
+        num_cpus=workers.cpus,
+        num_gpus=workers.gpus,
     )
     for row in encoded.iter_rows():
         if row["problem"]:
@@ -111,7 +118,7 @@ class _Encoder:
     """An actor of Ray Data: loads the model once, then encodes batches."""
 
     def __init__(self, recipe: dict[str, Any], own: dict[str, str]) -> None:
-        take_places(own)
+        use_folders(own)
         self._recipe = _Recipe(**recipe)
         self._backbone: Backbone | None = None
         self._problem = ""
@@ -136,13 +143,11 @@ class _Encoder:
         answer |= {"bad": "{}", "shape": "[]", "globals": b"", "patches": b""}
         if self._backbone is None:
             return answer
-        names = [Path(os.fsdecode(bytes(name))) for name in row["paths"]]
+        images = [ImageRef.of(os.fsdecode(bytes(name))) for name in row["images"]]
         (batch,) = encode_files(
-            self._backbone, names, patches=self._recipe.patches, batch_size=len(names)
+            self._backbone, images, patches=self._recipe.patches, batch_size=len(images)
         )
-        reasons = {bad.path: bad.reason for bad in batch.bad}
-        bad = {index: reasons[name] for index, name in enumerate(names) if name in reasons}
-        answer["bad"] = json.dumps(bad)  # as text: empty columns have no type of their own
+        answer["bad"] = json.dumps(batch.errors)  # as text: an empty column has no type
         if batch.features is not None:
             answer["globals"] = _raw(batch.features.globals)
             if batch.features.patches is not None:
@@ -159,18 +164,21 @@ def _tensor(content: bytes, *shape: int) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, np.float32).copy().reshape(shape))
 
 
-def _batch(chunk: Sequence[Path], row: dict[str, Any], *, patches: bool) -> EncodedBatch:
+def _absolute(image: ImageRef) -> ImageRef:
+    return ImageRef(image.file.absolute(), image.part)
+
+
+def _batch(chunk: Sequence[ImageRef], row: dict[str, Any], *, patches: bool) -> EncodedBatch:
     """The answer of a worker, with the names that the user gave."""
-    reasons = {int(index): reason for index, reason in json.loads(row["bad"]).items()}
-    good = [path for index, path in enumerate(chunk) if index not in reasons]
-    bad = [
-        BadFile(chunk[index], reason.replace(str(chunk[index].absolute()), str(chunk[index])))
-        for index, reason in reasons.items()
-    ]
-    if not good:
-        return EncodedBatch(chunk, [], None, bad)
-    found = ImageFeatures(
-        _tensor(row["globals"], len(good), -1),
-        _tensor(row["patches"], len(good), *json.loads(row["shape"])) if patches else None,
-    )
-    return EncodedBatch(chunk, good, found, bad)
+    errors = {}
+    for index, reason in json.loads(row["bad"]).items():
+        file = chunk[int(index)].file
+        errors[int(index)] = reason.replace(str(file.absolute()), str(file))
+    good = len(chunk) - len(errors)
+    found = None
+    if good:
+        found = ImageFeatures(
+            _tensor(row["globals"], good, -1),
+            _tensor(row["patches"], good, *json.loads(row["shape"])) if patches else None,
+        )
+    return EncodedBatch(chunk, found, errors)

@@ -1,4 +1,4 @@
-"""Ray, joined or started: without telemetry, and a cluster of our own only on loopback."""
+"""A Ray cluster, joined or started: without telemetry, and started on loopback only."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 from ogkd.errors import ConfigError
 from ogkd.files import cache_dir
 
-__all__ = ["absolute", "cluster", "fitting_workers", "places", "take_places"]
+__all__ = ["absolute", "cluster", "fitting_workers", "folders", "use_folders"]
 
-_OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster of our own; more goes to disk
-_PLACES = ("OGKD_CACHE", "OGKD_DATA")
+_OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster that we start; more goes to disk
+_FOLDERS = ("OGKD_CACHE", "OGKD_DATA")
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
     In a process that has joined a cluster already, that one is used, and left as it was.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side warns of harmless things
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side warns needlessly
     if address is None and "ray" not in sys.modules:
         # Ray's own switch for "one machine only": its servers then listen on loopback alone.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -36,8 +36,8 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
         import ray
     except ImportError:
         raise ConfigError(
-            'Ray is not installed. Install it with: pip install "ogkd[ray]", or leave --engine '
-            "ray out."
+            'Ray is not installed. Install it with: pip install "ogkd[ray]", or work on this '
+            "machine alone."
         ) from None
     if ray.is_initialized():
         yield ray
@@ -47,8 +47,8 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
         cores = None if cpus is None else max(1, round(cpus))
         own = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": _OBJECTS}
     try:
-        _knock(address)
-        with _mute():
+        _fail_if_nobody_listens(address)
+        with _without_stderr():
             ray.init(
                 address=address or "local",
                 logging_level=logging.ERROR,
@@ -59,26 +59,27 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
         where = f"the Ray cluster at '{address}'" if address else "a Ray cluster on this machine"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"Cannot reach {where}: {reason}. Give --address auto on a node of a running cluster, "
-            "or HOST:PORT of its head; without --address one is started here."
+            f"Cannot reach {where}: {reason}. Give the address auto on a node of a running "
+            "cluster, or HOST:PORT of its head; without an address one is started here.",
+            argument="address",
         ) from None
-    _hush(ray)
+    _silence_node_reports(ray)
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
-def _knock(address: str | None) -> None:
-    """Fail at once where nobody listens: Ray itself tries for minutes."""
+def _fail_if_nobody_listens(address: str | None) -> None:
+    """Fail at once if the port is closed: Ray itself tries for minutes."""
     host, _, port = (address or "").rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 @contextmanager
-def _mute() -> Iterator[None]:
-    """Standard error to nowhere: Ray's C++ side greets there, whatever its log level."""
+def _without_stderr() -> Iterator[None]:
+    """Drop standard error: Ray's C++ side writes there, whatever its log level."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
@@ -89,15 +90,15 @@ def _mute() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _hush(ray: Any) -> None:
-    """Ray prints pages about a lost node on standard output, where results go; we say a line."""
+def _silence_node_reports(ray: Any) -> None:
+    """Ray reports a lost node at length on standard output, where results go; stop it."""
     inside = ray._private.worker
     if hasattr(inside, "print_to_stdstream"):
         inside.print_to_stdstream = lambda *_, **__: None
 
 
 def fitting_workers(ray: Any, cpus: float, gpus: float) -> int:
-    """How many workers of this size fit on the nodes that are there now."""
+    """How many workers of this size fit on the nodes of the cluster now."""
     total = 0
     for node in ray.nodes():
         if node["Alive"]:
@@ -110,23 +111,23 @@ def fitting_workers(ray: Any, cpus: float, gpus: float) -> int:
 
 
 def absolute(place: str) -> str:
-    """A folder by its whole path, as a process elsewhere needs it; other names as they are."""
+    """The absolute path of a folder, for a process elsewhere; other names as they are."""
     path = Path(place).expanduser()
     return str(path.resolve()) if path.exists() else place
 
 
-def places() -> dict[str, str]:
-    """Where this process keeps the cache and the benchmarks: workers look there too."""
+def folders() -> dict[str, str]:
+    """Where this process keeps the cache and the benchmarks, for workers to use too."""
     found = {
         name: str(Path(os.environ[name]).expanduser().resolve())
-        for name in _PLACES
+        for name in _FOLDERS
         if os.environ.get(name)
     }
     return {"OGKD_CACHE": str(cache_dir().resolve())} | found
 
 
-def take_places(found: Mapping[str, str]) -> None:
-    """In a worker: the places of the process that asked for the work."""
-    for name in _PLACES:
+def use_folders(found: Mapping[str, str]) -> None:
+    """In a worker: use the folders of the process that asked for the work."""
+    for name in _FOLDERS:
         os.environ.pop(name, None)
     os.environ.update(found)

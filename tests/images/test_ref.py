@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ogkd.errors import ConfigError, DataError
-from ogkd.images.address import (
+from ogkd.images.ref import (
     SliceRule,
     content_key,
     file_of,

@@ -1,0 +1,195 @@
+"""Where a picture is: a file, and for volumes and arrays which slice, frame or row of it.
+
+Its text form is `scan.nii.gz#axis=2,index=40`, `cine.dcm#index=middle` or
+`pneumoniamnist.npz#test/12`; a plain image file has no part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import threading
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from ogkd.errors import ConfigError, DataError
+from ogkd.files import sha256_file
+
+__all__ = ["ImageRef", "Kind", "SliceRule", "kind_of", "starts_as_dicom"]
+
+Kind = Literal["plain", "dicom", "nifti", "npz"]
+
+PLAIN = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
+DICOM = (".dcm", ".dicom")
+NIFTI = (".nii", ".nii.gz")
+_WORDS = ("first", "middle", "last")
+_PART = re.compile(r"#((?:axis|index)=[^#/]*|(?:train|val|test)/\d+)$")
+_FORMS = "axis=0|1|2,index=N or index=N, where N counts from 0 or is first, middle or last"
+
+
+@dataclass(frozen=True)
+class SliceRule:
+    """Which slice of a volume: along which axis, at which position."""
+
+    axis: int | None
+    index: int | str  # a number from 0 on, or first, middle, last
+
+    @classmethod
+    def parse(cls, text: str) -> SliceRule:
+        """Read "axis=2,index=middle" or "index=40"; anything else is a ConfigError."""
+        found: dict[str, str] = {}
+        for part in text.split(","):
+            key, _, value = (word.strip() for word in part.partition("="))
+            if key in found or key not in ("axis", "index"):
+                raise _no_rule(text)
+            found[key] = value
+        axis, index = found.get("axis"), found.get("index", "")
+        number = re.fullmatch(r"[0-9]{1,9}", index)
+        if axis not in (None, "0", "1", "2") or not (number or index in _WORDS):
+            raise _no_rule(text)
+        return cls(None if axis is None else int(axis), int(index) if number else index)
+
+    def __str__(self) -> str:
+        return self.frame if self.axis is None else f"axis={self.axis},{self.frame}"
+
+    @property
+    def frame(self) -> str:
+        """The rule without its axis: frames of a clip have none."""
+        return f"index={self.index}"
+
+    def position(self, count: int) -> int:
+        """The position among `count` slices; ValueError if there is no such slice."""
+        if isinstance(self.index, str):
+            return {"first": 0, "middle": count // 2, "last": count - 1}[self.index]
+        if self.index >= count:
+            raise ValueError(f"index={self.index}, but there are only {count} (0 to {count - 1})")
+        return self.index
+
+
+def _no_rule(text: str) -> ConfigError:
+    return ConfigError(
+        f"'{text}' does not say which slice to take. Write {_FORMS}.", argument="slice"
+    )
+
+
+@dataclass(frozen=True)
+class ImageRef:
+    """One picture: a file and, if the file contains several, the part that is meant.
+
+    The same object travels from the reader of a dataset to the end of the command, so a file is
+    hashed once, however often its key is asked for.
+    """
+
+    file: Path
+    part: str = ""
+
+    @classmethod
+    def of(cls, image: str | Path | ImageRef) -> ImageRef:
+        """Read an address; a file that really has '#' in its name is that file."""
+        if isinstance(image, ImageRef):
+            return image
+        text = str(image)
+        if "#" not in text or os.path.lexists(text):
+            return cls(Path(image))
+        for place in reversed([match.start() for match in re.finditer("#", text)]):
+            if os.path.isfile(text[:place]):  # noqa: PTH113 - pathlib raises where this says no
+                return cls(Path(text[:place]), text[place + 1 :])
+        if match := _PART.search(text):
+            return cls(Path(text[: match.start()]), match.group(1))
+        return cls(Path(image))
+
+    def __str__(self) -> str:
+        return f"{self.file}#{self.part}" if self.part else str(self.file)
+
+    @property
+    def name(self) -> str:
+        """The address without its folders."""
+        return str(ImageRef(Path(self.file.name), self.part))
+
+    def as_posix(self) -> str:
+        """The address with forward slashes, the same on every system."""
+        return Path(str(self)).as_posix()
+
+    @cached_property
+    def key(self) -> str:
+        """64 hex digits that identify the content: the file's bytes, and which part of it."""
+        try:
+            if not stat.S_ISREG(self.file.stat().st_mode):  # a pipe would never end
+                raise DataError(
+                    f"{self.file} is not a regular file. Give image files or folders of images."
+                )
+            if not self.part:
+                return sha256_file(self.file)
+            digest = _shared_digest(self.file)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise DataError(f"Cannot read {self.file}: {reason}. Check the path.") from error
+        return hashlib.sha256(os.fsencode(f"{digest}#{self.part}")).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that recognise the image again and reveal nothing else about it."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
+
+    def sliced(self, rule: SliceRule | None) -> ImageRef:
+        """The slice of `rule` if this is a whole volume; any other image as it is.
+
+        A volume is a NIfTI file, or a DICOM file with several frames (frames have no axis, so
+        only the index is used there).
+        """
+        if rule is None or self.part:
+            return self
+        kind = kind_of(self.file)
+        if kind == "nifti":
+            return replace(self, part=str(rule))
+        if kind == "dicom":
+            from ogkd.images.dicom import frame_count
+
+            if frame_count(self.file) > 1:
+                return replace(self, part=rule.frame)
+        return self
+
+
+def kind_of(file: Path) -> Kind:
+    """The family of a file, by its ending; files without a known ending are inspected."""
+    name = file.name.lower()
+    if name.endswith(PLAIN):
+        return "plain"
+    if name.endswith(DICOM):
+        return "dicom"
+    if name.endswith(NIFTI):
+        return "nifti"
+    if name.endswith(".npz"):
+        return "npz"
+    return "dicom" if starts_as_dicom(file) else "plain"
+
+
+def starts_as_dicom(file: Path) -> bool:
+    """Whether the file has DICOM's mark: DICM after 128 bytes."""
+    try:
+        if not file.is_file():  # opening a pipe would wait for a writer
+            return False
+        with file.open("rb") as stream:
+            return stream.read(132)[128:] == b"DICM"
+    except (OSError, ValueError):
+        return False
+
+
+_digests: dict[tuple[str, int, int, int], str] = {}
+_digests_lock = threading.Lock()
+
+
+def _shared_digest(file: Path) -> str:
+    """The digest of a file that many parts share, computed once while the file is unchanged."""
+    facts = file.stat()
+    key = (str(file.absolute()), facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    with _digests_lock:
+        if key not in _digests:
+            if len(_digests) > 10_000:
+                _digests.clear()
+            _digests[key] = sha256_file(file)
+        return _digests[key]
