@@ -242,10 +242,12 @@ def show(content: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, help="a folder of finished runs")
-    parser.add_argument("--grids", nargs="+", help="grids by name; `paper` for all of the paper")
-    parser.add_argument("--methods", help="only these, with commas; `trained` for ten that train")
-    parser.add_argument("--views", type=int, help="crops of each image, kept; 0: whole images")
-    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    parser.add_argument("--grids", nargs="+", help="grids by name; `paper` for all of the paper's")
+    parser.add_argument(
+        "--methods", help="only these, separated by commas; `trained`: the ten that train"
+    )
+    parser.add_argument("--views", type=int, help="cached crops of each image; 0: whole images")
+    parser.add_argument("--out", type=Path, help="the JSON file to write")
     options = parser.parse_args()
     if options.runs:
         content = report(measured(options.runs), lambda _: 0.0)

@@ -28,7 +28,10 @@ def worker(job, tmp_path, ogkd=None):
 
 def test_a_worker_says_what_its_node_lacks(job, tmp_path, datasets):
     assert "same version" in worker(job, tmp_path, "0.0.0").start().problem
-    moved = {name: text.replace(str(datasets), "/nowhere") for name, text in job.sources.items()}
+    moved = {
+        name: source.model_copy(update={"folder": source.folder.replace(str(datasets), "/nowhere")})
+        for name, source in job.sources.items()
+    }
     elsewhere = job.model_copy(update={"sources": moved})
     problem = worker(elsewhere, tmp_path).start().problem
     assert "no folder /nowhere/first" in problem

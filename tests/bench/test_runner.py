@@ -16,6 +16,7 @@ from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import flip_labels
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.metrics import summary_metrics
+from ogkd.fitting import FitRequest
 from ogkd.fitting.pipeline import fit_seeds
 
 
@@ -53,15 +54,15 @@ def test_a_run_is_what_fit_and_evaluate_give(plan_of, datasets, bert_backbone):
     found = run_all(specs, runner)
     manifest = read_manifest(datasets / "first")
     for spec in specs:
-        (model,) = fit_seeds(
+        request = FitRequest(
             manifest,
             backbone=bert_backbone,
             method=spec.method,
             preset=spec.preset,
             settings=spec.settings,
             shots=3,
-            seeds=[spec.seed],
         )
+        (model,) = fit_seeds(request, [spec.seed])
         mine = found[spec.hash].predictions["test"]
         items = manifest.part("test")
         expected = model.predict_proba([item.image for item in items])

@@ -7,8 +7,9 @@ import functools
 import io
 import re
 import tomllib
-from dataclasses import dataclass
 from importlib.resources import files
+
+from pydantic import BaseModel, ConfigDict
 
 from ogkd.bench.runs import RunSpec
 from ogkd.datasets.catalog import benchmarks
@@ -16,8 +17,11 @@ from ogkd.datasets.catalog import benchmarks
 __all__ = ["Paper", "Published", "benchmark_of", "paper", "plain_name", "published"]
 
 
-@dataclass(frozen=True)
-class Paper:
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Paper(_Record):
     """The paper's methods and settings by name; see published/paper.toml."""
 
     method: str
@@ -27,47 +31,38 @@ class Paper:
     normal_settings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(_Record):
     """One printed number, in percent."""
 
     table: str
     dataset: str  # as in the catalogue, or "average"
     method: str  # as in our registry
-    shots: int | None  # None: the method needs none
+    shots: int | None = None  # None: the method needs none
     part: str  # test, base, novel, hm
     flips: int
-    setting: str  # the row of an ablation
+    setting: str = ""  # the row of an ablation
     metric: str  # accuracy, or accuracy_gain: the paper's method minus its baseline
     value: float
-    std: float | None
+    std: float | None = None
 
 
 @functools.cache
 def paper() -> Paper:
-    """What published/paper.toml says."""
+    """The contents of published/paper.toml."""
     text = (files("ogkd.bench") / "published" / "paper.toml").read_text(encoding="utf-8")
-    content = tomllib.loads(text)
-    return Paper(**content | {"normal_settings": tuple(content["normal_settings"])})
+    return Paper.model_validate(tomllib.loads(text))
 
 
 @functools.cache
 def published() -> tuple[Published, ...]:
     """Every number in the paper's result tables."""
-    found = []
     folder = files("ogkd.bench") / "published"
-    for file in sorted(folder.iterdir(), key=lambda place: place.name):
-        if not file.name.endswith(".csv"):
-            continue
-        for row in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))):
-            numbers = {
-                "shots": int(row["shots"]) if row["shots"] else None,
-                "flips": int(row["flips"]),
-                "value": float(row["value"]),
-                "std": float(row["std"]) if row["std"] else None,
-            }
-            found.append(Published(**{**row, **numbers}))  # type: ignore[arg-type]
-    return tuple(found)
+    return tuple(
+        Published.model_validate({key: value for key, value in row.items() if value})
+        for file in sorted(folder.iterdir(), key=lambda place: place.name)
+        if file.name.endswith(".csv")
+        for row in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8")))
+    )
 
 
 def benchmark_of(spec: RunSpec) -> str | None:

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ogkd.bench.runner import RunGroup, RunResult
-from ogkd.bench.sources import Source
 from ogkd.bench.worker import Job, make_runner
 from ogkd.datasets.fetch import locate_benchmark
 from ogkd.errors import OgkdError, StorageError
@@ -68,8 +67,7 @@ class RunActor:
                 f"it has ogkd {version('ogkd')}, but the command has {self._version}. Install the "
                 "same version on every node."
             )
-        for name, text in self._job.sources.items():
-            source = Source.from_json(text)
+        for name, source in self._job.sources.items():
             if source.folder is not None and not Path(source.folder).is_dir():
                 return (
                     f"there is no folder {source.folder}. Data must be at the same path on every "

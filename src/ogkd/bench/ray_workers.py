@@ -22,16 +22,14 @@ from ogkd.bench.progress import estimate
 from ogkd.bench.ray_actor import GroupAnswer, NodeState, RunActor
 from ogkd.bench.runner import RunGroup
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.sources import Source, open_dataset
+from ogkd.bench.sources import open_dataset
 from ogkd.bench.worker import (
     MOST_ATTEMPTS,
     GroupLock,
     Job,
     OnEvent,
-    data_digests,
+    Provenance,
     is_settled,
-    refuse_other_backbone,
-    refuse_other_images,
     start_event,
     write_failure,
     write_results,
@@ -74,11 +72,10 @@ def run_ray(
 
 def _with_whole_paths(job: Job, *, threads: int) -> Job:
     """The job with absolute paths: a worker elsewhere has another working folder."""
-    sources = {}
-    for name, text in job.sources.items():
-        source = Source.from_json(text)
-        place = None if source.folder is None else absolute(source.folder)
-        sources[name] = Source(name, place, source.bank, source.phantom).as_json()
+    sources = {
+        name: source.model_copy(update={"folder": source.folder and absolute(source.folder)})
+        for name, source in job.sources.items()
+    }
     changes = {"sources": sources, "backbone": absolute(job.backbone), "threads": threads}
     return job.model_copy(update=changes)
 
@@ -133,12 +130,12 @@ class _Driver:
         self._wanted = wanted
         self._workers: list[_Worker] = []
         self._deaths: Counter[str] = Counter()
-        self._digest = ""
-        self._data: dict[str, str] = {}  # digests of the images of finished runs
+        self._digest = ""  # of the backbone on the nodes
         self._failed_starts = 0
         self._arguments = (job.model_dump_json(), folders(), str(marker), version("ogkd"))
-        self._all = job.groups()
-        missing = [group for group in self._all if not is_settled(folder, group)]
+        groups = job.groups()
+        self._made_with = Provenance(folder, groups)
+        missing = [group for group in groups if not is_settled(folder, group)]
         finished = folder.readable_runs()
         # The longest first: if a long one starts last, all others wait for it.
         cost = {group.name: estimate(group.specs, finished) for group in missing}
@@ -230,8 +227,7 @@ class _Driver:
         if state.problem:
             raise ConfigError(f"A worker on node {state.node} cannot start: {state.problem}")
         if not self._digest:
-            refuse_other_backbone(self._folder, self._all, state.digest)
-            self._data = data_digests(self._folder, self._all)
+            self._made_with.check_backbone(self._job.backbone, state.digest)
             self._digest = state.digest
         if state.digest != self._digest:
             raise ConfigError(
@@ -247,7 +243,7 @@ class _Driver:
         if answer.no_space:
             raise StorageError(answer.error)
         if answer.results is not None:
-            refuse_other_images(self._folder, self._data, answer.results)
+            self._made_with.check_images(answer.results)
             write_results(self._folder, group, answer.results, self._on_event)
         elif len(group.specs) == 1:
             write_failure(self._folder, group, answer.error, self._on_event)
@@ -295,7 +291,7 @@ def _test_images(job: Job, groups: Sequence[RunGroup]) -> list[_Images]:
     found = []
     for name in dict.fromkeys(group.specs[0].dataset for group in groups):
         try:
-            items = open_dataset(Source.from_json(job.sources[name])).manifest.part("test")
+            items = open_dataset(job.sources[name]).manifest.part("test")
         except OgkdError:
             continue  # its runs will report the error
         paths = [str(ImageRef(item.image.file.absolute(), item.image.part)) for item in items]

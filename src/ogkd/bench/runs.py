@@ -210,10 +210,10 @@ class RunsFolder:
             for part, found in predictions.items()
             for name, value in vars(found).items()
         }
-        with folder_atomically(self.folder_of(spec)) as aside:
-            (aside / "predictions.safetensors").write_bytes(array_bytes(arrays))
-            write_json(aside / "spec.json", spec.model_dump(mode="json"))
-            write_json(aside / "result.json", {"schema_version": SCHEMA, **result})
+        with folder_atomically(self.folder_of(spec)) as place:
+            (place / "predictions.safetensors").write_bytes(array_bytes(arrays))
+            write_json(place / "spec.json", spec.model_dump(mode="json"))
+            write_json(place / "result.json", {"schema_version": SCHEMA, **result})
         self.failure_of(spec).unlink(missing_ok=True)
 
     def failure_of(self, spec: RunSpec) -> Path:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
+from pydantic import BaseModel, ConfigDict
 
 from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark
 from ogkd.datasets.fetch import read_benchmark
@@ -26,9 +27,10 @@ __all__ = ["Dataset", "Source", "find_sources", "open_dataset"]
 _PHANTOMS = "phantoms"
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(BaseModel):
     """Where a dataset is; it is not opened yet."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     folder: str | None = None  # None: a downloaded benchmark
@@ -61,17 +63,6 @@ class Source:
         marked = () if known is None else known.normal
         names = self.class_names
         return bool(set(marked) & set(names) or normal_labels(names, None))
-
-    def as_json(self) -> str:
-        """As text, for a worker in another process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Source:
-        """The inverse of `as_json`."""
-        content = json.loads(text)
-        content["phantom"] = tuple((key, value) for key, value in content["phantom"])
-        return cls(**content)
 
 
 @dataclass(frozen=True)

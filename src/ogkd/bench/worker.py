@@ -28,13 +28,11 @@ __all__ = [
     "GroupLock",
     "Job",
     "OnEvent",
-    "data_digests",
+    "Provenance",
     "group_title",
     "is_settled",
     "make_runner",
     "one_line",
-    "refuse_other_backbone",
-    "refuse_other_images",
     "run_groups",
     "start_event",
     "write_failure",
@@ -55,7 +53,7 @@ class Job(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     specs: tuple[RunSpec, ...]
-    sources: dict[str, str]  # dataset -> Source.as_json
+    sources: dict[str, Source]
     backbone: str  # where it is on this machine
     device: str = "auto"
     threads: int | None = None
@@ -73,16 +71,14 @@ def make_runner(job: Job) -> Runner:
 
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    sources = {name: Source.from_json(text) for name, text in job.sources.items()}
-    return Runner(lambda: load_backbone(job.backbone, device=job.device), sources)
+    return Runner(lambda: load_backbone(job.backbone, device=job.device), job.sources)
 
 
 def run_groups(
     folder: RunsFolder, groups: Sequence[RunGroup], runner: Runner, on_event: OnEvent
 ) -> None:
     """Run every group that no other process has run or is running; return when all are settled."""
-    checked = False
-    data: dict[str, str] = {}
+    made_with: Provenance | None = None
     waiting = list(groups)
     while waiting:
         busy = []
@@ -93,11 +89,11 @@ def run_groups(
                 with GroupLock(folder, group):
                     if is_settled(folder, group):
                         continue
-                    if not checked:
-                        refuse_other_backbone(folder, groups, runner.backbone.digest)
-                        data = data_digests(folder, groups)
-                        checked = True
-                    _attempt(folder, group, runner, on_event, data)
+                    if made_with is None:
+                        made_with = Provenance(folder, groups)
+                        name = group.specs[0].backbone
+                        made_with.check_backbone(name, runner.backbone.digest)
+                    _attempt(folder, group, runner, on_event, made_with)
             except Timeout:
                 busy.append(group)
         if len(busy) == len(waiting):
@@ -153,7 +149,7 @@ def _locks(folder: RunsFolder) -> Path:
 
 
 def _attempt(
-    folder: RunsFolder, group: RunGroup, runner: Runner, on_event: OnEvent, data: dict[str, str]
+    folder: RunsFolder, group: RunGroup, runner: Runner, on_event: OnEvent, made_with: Provenance
 ) -> None:
     """Run a locked group; an error is recorded, a full disk ends the work."""
     attempts = _locks(folder) / f"{group.name}{ATTEMPTS}"
@@ -171,7 +167,7 @@ def _attempt(
             if isinstance(results, str):
                 write_failure(folder, part, results, on_event)
             else:
-                refuse_other_images(folder, data, results)
+                made_with.check_images(results)
                 write_results(folder, part, results, on_event)
     finally:
         attempts.unlink(missing_ok=True)  # remains only if the process is killed
@@ -234,44 +230,40 @@ def group_title(group: RunGroup) -> str:
     return f"{first.dataset} {first.method} {first.shots or 'all'} shots x{len(group.specs)}"
 
 
-def data_digests(folder: RunsFolder, groups: Sequence[RunGroup]) -> dict[str, str]:
-    """The digest of the images that each dataset's finished runs were made with."""
-    found: dict[str, str] = {}
-    for group in groups:
-        for spec in group.specs:
-            name = f"{spec.data} {spec.dataset}"
-            if name not in found and folder.has(spec):
-                found[name] = str(folder.read(spec).result.get("data_sha256"))
-    return found
+class Provenance:
+    """The backbone and the images that a folder's finished runs were made with.
 
+    Results of another backbone or on other images must not be in the same table.
+    """
 
-def refuse_other_images(
-    folder: RunsFolder, known: dict[str, str], results: Sequence[RunResult]
-) -> None:
-    """Refuse results on other images than those of the runs that are there."""
-    spec, sha = results[0].spec, str(results[0].result["data_sha256"])
-    if known.setdefault(f"{spec.data} {spec.dataset}", sha) != sha:
-        raise ConfigError(
-            f"{folder.root} contains runs on other images of '{spec.dataset}': files were added or "
-            "removed since. Choose another folder.",
-            argument="out",
-        )
+    def __init__(self, folder: RunsFolder, groups: Sequence[RunGroup]) -> None:
+        self._root = folder.root
+        self._images: dict[tuple[str | None, str], str] = {}
+        self._backbone = ""
+        for spec in (spec for group in groups for spec in group.specs):
+            if (spec.data, spec.dataset) not in self._images and folder.has(spec):
+                result = folder.read(spec).result
+                self._images[spec.data, spec.dataset] = str(result.get("data_sha256"))
+                self._backbone = self._backbone or str(result.get("backbone_digest"))
 
+    def check_backbone(self, name: str, digest: str) -> None:
+        """Refuse another backbone than that of the finished runs."""
+        if (self._backbone or digest) != digest:
+            raise ConfigError(
+                f"{self._root} contains runs of '{Path(name).name}' with digest "
+                f"{self._backbone[:12]}, but this one has {digest[:12]}. Choose another folder.",
+                argument="out",
+            )
 
-def refuse_other_backbone(folder: RunsFolder, groups: Sequence[RunGroup], digest: str) -> None:
-    """Refuse to put results of two backbones in one folder."""
-    for group in groups:
-        for spec in group.specs:
-            if folder.has(spec):
-                found = folder.read(spec).result.get("backbone_digest")
-                if found != digest:
-                    raise ConfigError(
-                        f"{folder.root} contains runs of '{spec.backbone}' with digest "
-                        f"{str(found)[:12]}, but this one has {digest[:12]}. Choose another "
-                        "folder.",
-                        argument="out",
-                    )
-                return
+    def check_images(self, results: Sequence[RunResult]) -> None:
+        """Refuse results on other images than those of the finished runs of the dataset."""
+        spec, sha = results[0].spec, str(results[0].result["data_sha256"])
+        if self._images.setdefault((spec.data, spec.dataset), sha) != sha:
+            raise ConfigError(
+                f"{self._root} contains runs on other images of '{spec.dataset}': files were added "
+                "or removed since. Choose another folder.",
+                argument="out",
+            )
 
 
 def main() -> None:
@@ -285,7 +277,7 @@ def main() -> None:
     try:
         run_groups(RunsFolder(root), job.groups(), make_runner(job), on_event)
     except OgkdError as error:
-        on_event({"event": "fatal", "error": str(error)})
+        on_event({"event": "fatal", "error": str(error), "argument": error.argument})
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -32,7 +32,7 @@ def make_job(plan: Plan, sources: dict[str, Source], backbone: str, *, device: s
     """Everything that workers need, wherever they are."""
     return Job(
         specs=tuple(cell.spec for cell in plan.cells),
-        sources={name: source.as_json() for name, source in sources.items()},
+        sources=sources,
         backbone=str(backbone),
         device=device,
     )
@@ -152,7 +152,7 @@ def _job_file(folder: RunsFolder, job: Job) -> Iterator[Path]:
 @dataclass
 class _Worker:
     process: subprocess.Popen[str]
-    fatal: str = ""  # an error that would stop every worker
+    fatal: ConfigError | None = None  # an error that would stop every worker
     started: bool = False  # whether it reached a group
 
 
@@ -198,8 +198,8 @@ class _Processes:
             self._alive.remove(worker)
             if code == 0:
                 continue
-            if worker.fatal:
-                raise ConfigError(worker.fatal)
+            if worker.fatal is not None:
+                raise worker.fatal
             if restarts == 0 and not worker.started:
                 raise ConfigError(
                     f"Workers repeatedly ended with code {code}; see "
@@ -218,7 +218,7 @@ class _Processes:
             return  # printed by a library
         worker.started = True
         if record.get("event") == "fatal":
-            worker.fatal = str(record["error"])
+            worker.fatal = ConfigError(record["error"], argument=record.get("argument"))
             return
         on_event(record)
 

@@ -154,7 +154,7 @@ def write(figure: Figure, out: Path, stem: str) -> list[Path]:
     paths = []
     for kind, metadata in (("svg", {"Date": None, "Creator": "ogkd"}), ("png", {"Software": None})):
         path = out / f"{stem}.{kind}"
-        with write_atomically(path) as aside:
-            figure.savefig(aside, format=kind, metadata=metadata)
+        with write_atomically(path) as temporary:
+            figure.savefig(temporary, format=kind, metadata=metadata)
         paths.append(path)
     return paths
