@@ -1,6 +1,6 @@
 """Our averages beside the published numbers, in percent.
 
-Only means are compared: the paper does not define its ± (see tidy.py for ours).
+Only means are compared: the paper's ± is probably another spread than ours (see tidy.py).
 """
 
 from __future__ import annotations

@@ -10,9 +10,10 @@ spread that the benchmark prints or draws is defined here, once:
   of a dataset's values, or, for several datasets, of their average at each seed that all of them
   have. One seed has no spread (NaN).
 
-Rejected: the mean of the datasets' standard deviations, which is never smaller and does not say
-how much the printed average varies. The paper does not define its ±, so published spreads are
-listed but never compared.
+Rejected: the mean of the datasets' own standard deviations, which is never smaller and does not
+say how much the printed average varies. The paper's "std over 3 runs" leaves open which it is;
+with 1.4 to 8.3 points it looks like the rejected one. So published spreads are listed beside ours,
+but never compared.
 """
 
 from __future__ import annotations
