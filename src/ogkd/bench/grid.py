@@ -31,7 +31,7 @@ _Positive = Annotated[int, Field(ge=1)]
 _Whole = Annotated[int, Field(ge=0)]
 
 
-class _Record(BaseModel):
+class _Record(BaseModel):  # not imported: ruff must see that defaults are pydantic's
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 

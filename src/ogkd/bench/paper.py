@@ -9,19 +9,13 @@ import re
 import tomllib
 from importlib.resources import files
 
-from pydantic import BaseModel, ConfigDict
-
-from ogkd.bench.runs import RunSpec
+from ogkd.bench.runs import FrozenRecord, RunSpec
 from ogkd.datasets.catalog import benchmarks
 
 __all__ = ["Paper", "Published", "benchmark_of", "paper", "plain_name", "published"]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Paper(_Record):
+class Paper(FrozenRecord):
     """The paper's methods and settings by name; see published/paper.toml."""
 
     method: str
@@ -31,7 +25,7 @@ class Paper(_Record):
     normal_settings: tuple[str, ...]
 
 
-class Published(_Record):
+class Published(FrozenRecord):
     """One printed number, in percent."""
 
     table: str

@@ -30,6 +30,7 @@ __all__ = [
     "SCHEMA",
     "Cell",
     "FinishedRun",
+    "FrozenRecord",
     "LabelledRuns",
     "Plan",
     "Predictions",
@@ -42,11 +43,13 @@ SCHEMA = 1
 Protocol = Literal["few-shot", "base-to-novel"]
 
 
-class _Record(BaseModel):
+class FrozenRecord(BaseModel):
+    """A record that is checked when it is made and cannot change."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RunSpec(_Record):
+class RunSpec(FrozenRecord):
     """Everything that decides the result of one run, and the name that follows from it.
 
     Where files are is not part of it, so a folder of results may be moved.
@@ -89,14 +92,14 @@ class RunSpec(_Record):
         return f"{self.protocol}: {', '.join(parts)}"
 
 
-class Cell(_Record):
+class Cell(FrozenRecord):
     """One run of a plan and the label of its row in tables."""
 
     label: str  # "OGKD", "B + GAD"
     spec: RunSpec
 
 
-class Plan(_Record):
+class Plan(FrozenRecord):
     """The runs of one grid: the input of tables and figures."""
 
     schema_version: int = SCHEMA

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
-from pydantic import BaseModel, ConfigDict
 
+from ogkd.bench.runs import FrozenRecord
 from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark
 from ogkd.datasets.fetch import read_benchmark
 from ogkd.datasets.groups import separate_groups
@@ -27,10 +27,8 @@ __all__ = ["Dataset", "Source", "find_sources", "open_dataset"]
 _PHANTOMS = "phantoms"
 
 
-class Source(BaseModel):
+class Source(FrozenRecord):
     """Where a dataset is; it is not opened yet."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     folder: str | None = None  # None: a downloaded benchmark

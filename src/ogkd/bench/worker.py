@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict
 
 from ogkd.bench.runner import RunGroup, Runner, RunResult, group_runs
-from ogkd.bench.runs import RunsFolder, RunSpec
+from ogkd.bench.runs import FrozenRecord, RunsFolder, RunSpec
 from ogkd.bench.sources import Source
 from ogkd.errors import ConfigError, OgkdError, StorageError
 from ogkd.files import storage_errors
@@ -47,10 +46,8 @@ ATTEMPTS = ".tries"  # suffix of the file that counts them
 _PAUSE = 0.5  # seconds between checks of groups that other processes are working on
 
 
-class Job(BaseModel):
+class Job(FrozenRecord):
     """Everything that a worker in another process needs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     specs: tuple[RunSpec, ...]
     sources: dict[str, Source]
