@@ -95,9 +95,9 @@ def fetch(
     ] = False,
 ) -> None:
     """Download a backbone, check it and keep it as safetensors in the cache."""
-    from ogkd.backbones.loading import resolve
     from ogkd.backbones.hub import fetch as fetch_backbone
     from ogkd.backbones.hub import fetch_examples
+    from ogkd.backbones.loading import resolve
 
     record = resolve(name)
     if isinstance(record, Path):
@@ -143,7 +143,7 @@ def _summary(record: Record) -> dict[str, Any]:
 
 def _record_facts(record: Record) -> dict[str, Any]:
     """Return the record, and what this machine has of it."""
-        from ogkd.backbones.hub import read_source
+    from ogkd.backbones.hub import read_source
     from ogkd.backbones.loading import BUILTIN_FOLDER
 
     facts = _summary(record)
