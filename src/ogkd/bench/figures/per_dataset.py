@@ -13,8 +13,8 @@ from ogkd.bench.figures.inputs import FigureInput, PairedPredictions, paired
 from ogkd.bench.figures.style import Drawn, Look, header, shown
 from ogkd.bench.tidy import spread
 from ogkd.errors import ConfigError
+from ogkd.evaluation.confidence import aurc, risk_coverage
 from ogkd.evaluation.names import METRICS
-from ogkd.evaluation.selective import aurc, risk_coverage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
