@@ -51,17 +51,20 @@ def storage_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StorageError(
                 f"No space left while writing {path}. Free some space, or choose another place "
-                "with --out (for the cache: set OGKD_CACHE to a folder on a larger disk)."
+                "(for the cache: set OGKD_CACHE to a folder on a larger disk).",
+                argument="out",
             ) from error
         if isinstance(error, PermissionError) or error.errno == errno.EROFS:
             raise StorageError(
-                f"No permission to write {path}. Choose a folder that you own with --out "
-                "(for the cache: set OGKD_CACHE)."
+                f"No permission to write {path}. Choose a folder that you own (for the cache: set "
+                "OGKD_CACHE).",
+                argument="out",
             ) from error
         if isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError):
             raise StorageError(
-                f"Cannot write {path}: a file stands where a folder is needed, or the reverse. "
-                "Choose another place with --out."
+                f"Cannot write {path}: a file is where a folder is needed, or the reverse. "
+                "Choose another place.",
+                argument="out",
             ) from error
         raise
 
@@ -144,7 +147,7 @@ def _sync_all(paths: Sequence[Path]) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Ask the disk to keep it now; some file systems cannot, and that is no error."""
+    """Ask the disk to keep it now; some file systems cannot, which is not an error."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:

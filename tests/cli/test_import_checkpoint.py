@@ -59,8 +59,10 @@ def test_the_classes_of_a_benchmark_come_from_the_catalogue(ogkd, clip, checkpoi
 
 def test_classes_are_given_in_one_way(refused, clip, checkpoint, tmp_path):
     words = ["import-checkpoint", checkpoint, "-b", clip, "-o", tmp_path / "m"]
-    assert "One of the two" in refused(*words)
-    assert "One of the two" in refused(*words, "--dataset", "btmri", "--classes", NAMES)
+    assert "either as --dataset btmri or as --classes" in refused(*words)
+    assert "either as --dataset btmri or as --classes" in refused(
+        *words, "--dataset", "btmri", "--classes", NAMES
+    )
     assert "Did you mean 'retina'" in refused(*words, "--dataset", "retinas")
 
 

@@ -40,7 +40,7 @@ def _read_parts(
         names = read_class_names(folders)
         labels = {folder: label for label, folder in enumerate(folders)}
     else:
-        read_class_names(folders)  # two folders must not stand for one class
+        read_class_names(folders)  # two folders must not mean one class
         names, labels = match_class_list(root, folders, class_names)
     items = [
         Item(ImageRef(file), labels[folder], split)
@@ -60,7 +60,7 @@ def _read_parts(
 
 def _too_few_classes(place: Path, folders: Sequence[str]) -> str:
     message = (
-        f"{place} holds {len(folders)} class folder(s); at least 2 are needed. Put the images "
+        f"{place} contains {len(folders)} class folder(s); at least 2 are needed. Put the images "
         f"of each class in a folder with its name: {place}/benign/..., {place}/malignant/..."
     )
     # An unpacked archive often has one folder around everything.

@@ -112,7 +112,7 @@ def _assign(items: Sequence[Item], fractions: Mapping[str, float], seed: int) ->
 
         def need(split: str, counts: Mapping[int, int] = counts) -> tuple[float, float]:
             # How much closer it comes to its wanted counts, each class weighted alike;
-            # where that is even, what it lacks in all.
+            # if that is equal, what it lacks in total.
             wants = missing[split]
             gain = sum(number * wants[label] / total[label] for label, number in counts.items())
             return gain, sum(wants.values())
@@ -130,7 +130,7 @@ def _assign(items: Sequence[Item], fractions: Mapping[str, float], seed: int) ->
 
 
 def _unit(item: Item) -> tuple[bool, str]:
-    """An item's group; one without is a group of its own."""
+    """An item's group; an item without one is a group by itself."""
     return (False, item.image.as_posix()) if item.group is None else (True, item.group)
 
 

@@ -1,4 +1,4 @@
-"""Very large folders of images through Ray Data: each worker of a cluster holds the model once."""
+"""Very large folders of images through Ray Data: each worker of a cluster loads the model once."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def encode_files_on_ray(
     patches: bool = False,
     batch_size: int = 32,
 ) -> Iterator[EncodedBatch]:
-    """What `encode_files` gives, in the same order and batches, encoded by a cluster.
+    """Encode on a cluster what `encode_files` encodes here: the same order and batches.
 
-    `backbone` was loaded here from `place`; workers load it from there too, and refuse another.
-    Files must be at the same path on every node. A file that cannot be read is set apart.
+    `backbone` was loaded here from `place`; workers load it from there too, and refuse a different
+    one. Files must have the same path on every node. Unreadable files are reported in their batch.
     """
     recipe = _Recipe(
         absolute(place), backbone.digest, device, engine, patches, max(1, int(workers.cpus))
@@ -126,7 +126,7 @@ class _Encoder:
         try:
             self._backbone = self._load()
         except OgkdError as error:
-            self._problem = str(error)  # said with the first batch: Ray would try for ever
+            self._problem = str(error)  # reported with the first batch: Ray would retry forever
 
     def _load(self) -> Backbone:
         recipe = self._recipe

@@ -13,7 +13,7 @@ from torch import Tensor
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
-from ogkd.methods import TextHead, TextSide, make_method
+from ogkd.methods import DEFAULT, TextHead, TextSide, make_method
 from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
 
@@ -43,7 +43,7 @@ def import_context(
             f"The context in {path} has shape {tuple(context.shape)}, but '{backbone.name}' needs "
             f"[n, {backbone.text_width}]. Pass the backbone it was trained with."
         )
-    method = make_method("ogkd", settings={"context.n_ctx": context.shape[0]})
+    method = make_method(DEFAULT, settings={"context.n_ctx": context.shape[0]})
     text = TextSide(backbone, names, tuple((name,) for name in names))
     head = method.head_for(TextHead(context, backbone.logit_scale, {"context": context}), text)
     card = ModelCard(
@@ -63,7 +63,7 @@ def import_context(
 
 
 class _Inert:
-    """Stands for an object of the checkpoint that we have no use for; it can do nothing."""
+    """Replaces an object of the checkpoint that is not needed; it can do nothing."""
 
 
 def _plain_dict(*_: Any) -> dict[Any, Any]:
@@ -91,11 +91,13 @@ def _read_context(path: Path) -> Tensor:
         raise _refusal(path, error) from error
     state = content.get("state_dict", content) if isinstance(content, dict) else None
     if not isinstance(state, dict):
-        raise ConfigError(f"{path} holds no table of tensors. Give a file like model.pth.tar-100.")
+        raise ConfigError(
+            f"{path} contains no table of tensors. Give a file like model.pth.tar-100."
+        )
     found = [state[key] for key in ("prompt_learner.ctx", "ctx") if key in state]
     if not found or not isinstance(found[0], Tensor):
         known = ", ".join(sorted(map(str, state))[:8]) or "nothing"
-        raise ConfigError(f"{path} holds no 'prompt_learner.ctx'. It holds: {known}.")
+        raise ConfigError(f"{path} contains no 'prompt_learner.ctx'. It contains: {known}.")
     context = found[0].detach().float()
     if not bool(torch.isfinite(context).all()):
         raise ConfigError(f"The context in {path} is not finite: its training had failed.")
@@ -106,7 +108,7 @@ def _refusal(path: Path, error: Exception) -> ConfigError:
     # torch's own message advises to load the file unsafely: only the culprit's name is of use.
     named = re.search(r"GLOBAL (\S+)", str(error))
     trouble = (
-        f"holds code ({named[1]}), which is not loaded"
+        f"contains code ({named[1]}), which is not loaded"
         if named
         else "is damaged, or not a checkpoint of tensors"
     )

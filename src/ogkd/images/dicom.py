@@ -55,7 +55,7 @@ _DEFLATED = ("1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.95", "1.2.840.10008.
 
 
 def frame_count(file: Path) -> int:
-    """How many frames the file says it has; 1 where that cannot be read."""
+    """How many frames the file says it has; 1 if that cannot be read."""
     try:
         from pydicom import dcmread
     except ImportError:
@@ -64,12 +64,12 @@ def frame_count(file: Path) -> int:
         _check_syntax(file)
         header = dcmread(file, stop_before_pixels=True, specific_tags=["NumberOfFrames"])
         return int(header.get("NumberOfFrames") or 1)
-    except Exception:  # whatever is wrong with the file is told when the image is read
+    except Exception:  # whatever is wrong with the file is reported when the image is read
         return 1
 
 
 def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:
-    """The frame as RGB [H, W, 3]; decoders raise what they like on damaged files."""
+    """The frame as RGB [H, W, 3]; decoders raise all kinds of errors on damaged files."""
     try:
         from pydicom import dcmread
     except ImportError as error:
@@ -101,7 +101,7 @@ def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
 
 
 def _check_syntax(file: Path) -> None:
-    """Refuse what is no DICOM file, and what would be unpacked before its size is known."""
+    """Refuse files that are not DICOM, or would be unpacked before their size is known."""
     from pydicom.errors import InvalidDicomError
     from pydicom.filereader import read_file_meta_info
 
@@ -110,7 +110,7 @@ def _check_syntax(file: Path) -> None:
     except InvalidDicomError:
         raise DataError(
             f"{file} is not a DICOM file: DICM is not at byte 128. If it is one without its "
-            "header, write it anew with a DICOM tool."
+            "header, write it again with a DICOM tool."
         ) from None
     if syntax is None:
         raise ValueError("no transfer syntax is named")
@@ -217,7 +217,7 @@ def _modality(pixels: NDArray[Any], look: dict[str, Any], header: Any) -> NDArra
 
 
 def _voi(values: NDArray[Any], look: dict[str, Any], header: Any) -> NDArray[Any] | None:
-    """Values through the first VOI LUT or window; None where there is none that can work."""
+    """Values through the first VOI LUT or window; None if none of them can be used."""
     if look.get("VOILUTSequence"):
         first, table = _table(look["VOILUTSequence"][0], header)
         return _look_up(np.rint(values), first, stretch(table))

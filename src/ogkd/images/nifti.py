@@ -2,7 +2,7 @@
 
 Axes are anatomical, whatever the order in the file: 0 left-right (sagittal slices), 1
 posterior-anterior (coronal), 2 inferior-superior (axial); indexes count towards right,
-anterior and superior. The picture stands as a DICOM viewer shows it. Only the slice is read.
+anterior and superior. The picture is oriented as a DICOM viewer shows it. Only the slice is read.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _check_header(file: Path) -> None:
     with gzip.open(file) if packed else file.open("rb") as stream:
         head = stream.read(540)
     if len(head) < 348:
-        raise ValueError(f"{len(head)} bytes are no NIfTI header")
+        raise ValueError(f"{len(head)} bytes are not a NIfTI header")
     for order in "<>":
         (size,) = struct.unpack_from(f"{order}i", head)
         if size == 348:

@@ -35,7 +35,7 @@ def read_npz(file: Path, fragment: str) -> NDArray[np.uint8]:
     if match is None:
         asked = f"'{fragment}'" if fragment else "nothing"
         raise DataError(
-            f"{file} holds many images and {asked} says which. Write split and row behind a #, "
+            f"{file} contains many images, and {asked} says which. Write split and row after a #, "
             f"such as {file.name}#test/0, or give the whole file to a command that takes a dataset."
         )
     split, row = match[1], int(match[2])

@@ -78,7 +78,7 @@ def _read_deep_png(file: Path, image: ImageFile.ImageFile) -> NDArray[np.uint8]:
 
 
 def _beyond_pillow(image: Image.Image) -> bool:
-    """Whether Pillow would drop bits: deep colour, and numbers that its modes cannot hold."""
+    """Whether Pillow would drop bits: deep colour, and numbers that its modes cannot represent."""
     tags: Any = getattr(image, "tag_v2", {})
     bits = tags.get(_BITS, (1,))
     kinds = tags.get(_FORMAT, (1,))
@@ -98,7 +98,7 @@ def _read_tiff(file: Path, max_pixels: int) -> NDArray[np.uint8]:
         page = tiff.pages[0]
         _check_size(file, page.imagewidth, page.imagelength, max_pixels)
         if page.imagedepth != 1 or page.samplesperpixel > 8 or page.axes not in _AXES:
-            raise DataError(f"{file} is a TIFF of shape {page.shape}, which is no single picture.")
+            raise DataError(f"{file} is a TIFF of shape {page.shape}, not a single picture.")
         white_is_zero = page.photometric == _WHITE_IS_ZERO
         values = page.asarray()
     if page.axes == "SYX":

@@ -1,6 +1,6 @@
 """`calibration.json`: what held-out images say about a model's probabilities.
 
-A temperature, prediction sets that hold the true class, and a threshold to abstain below.
+A temperature, prediction sets that contain the true class, and a threshold to abstain below.
 A third of the images, chosen by content, fits the temperature and proposes thresholds; the
 others, which it has not seen, give the sets and the risk. Both guarantees rest on that.
 """
@@ -113,7 +113,7 @@ class Calibration(BaseModel):
     ) -> NDArray[np.bool_]:
         """Prediction sets [N, C] from calibrated probabilities [N, C] (split conformal).
 
-        Where new images are exchangeable with the calibration images, the set holds the true
+        If new images are exchangeable with the calibration images, the set contains the true
         class with probability at least `coverage`, on average over images and calibrations (not
         for each class or each patient). "lac" gives the smallest sets on average; one may be
         empty: no class fits. "aps" grows sets where the model hesitates; not randomised, never
@@ -127,11 +127,12 @@ class Calibration(BaseModel):
         if rank > len(seen):
             needed = held_out_for_coverage(coverage)
             raise ConfigError(
-                f"Sets that hold the true class with {100 * coverage:g} % probability need at "
+                f"Sets that contain the true class with {100 * coverage:g} % probability need at "
                 f"least {needed} calibration images beside those that set the temperature. This "
                 f"calibration has {self.images}, of which {len(seen)} count: at least "
-                f"{self.missing(needed)} more are needed, of other patients where those are told. "
-                "Calibrate again with more images (ogkd calibrate), or ask for less coverage."
+                f"{self.missing(needed)} more are needed, of other patients if they are known. "
+                "Calibrate again with more images, or ask for less coverage.",
+                argument="coverage",
             )
         rows = np.asarray(p)
         scores = lac_scores(rows) if kind == "lac" else aps_scores(rows)
@@ -199,7 +200,7 @@ class Calibration(BaseModel):
         growth = np.geomspace(1, 1000, 200)[:, None]
         counts = np.array([self._kept(t) for t in sorted(set(self.confidences))])
         kept, wrong = np.floor(counts[:, 0] * growth), np.ceil(counts[:, 1] * growth)
-        # A handful that happens to be right is no promise of anything: a tenth at the least.
+        # A handful that happens to be right promises nothing: at least a tenth.
         hopeful = (counts[:, 1] < max_risk * counts[:, 0]) & (counts[:, 0] >= counts[0, 0] / 10)
         enough = ((_tail(kept, wrong, max_risk) <= 1 - confidence) & hopeful).any(axis=1)
         if not enough.any():
@@ -212,13 +213,13 @@ class Calibration(BaseModel):
         more = max(1, math.ceil(self.images * growth[enough.argmax(), 0]) - self.images)
         return ConfigError(
             f"{self.images} calibration images are too few to promise {goal}. About {more} more "
-            "are needed if they are like these. Calibrate again with more images (ogkd "
-            "calibrate), or allow a larger risk."
+            "are needed if they are like these. Calibrate again with more images, or "
+            "allow a larger risk."
         )
 
     @classmethod
     def read(cls, path: Path, *, weights_sha256: str | None = None) -> Calibration | None:
-        """Read and check; None where there is no such file. Other weights are refused."""
+        """Read and check; None if there is no such file. Other weights are refused."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -366,4 +367,4 @@ def _check_share(name: str, value: float) -> None:
 
 
 def _unusable(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"{path} {why}. Run `ogkd calibrate` again, or delete this file.")
+    return ConfigError(f"{path} {why}. Calibrate again, or delete this file.")

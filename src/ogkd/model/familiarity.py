@@ -45,7 +45,7 @@ class SupportFeatures:
 
     @classmethod
     def read(cls, path: Path, *, classes: int, width: int) -> SupportFeatures | None:
-        """Read and check against the model's shape; None where there is no such file."""
+        """Read and check against the model's shape; None if there is no such file."""
         try:
             arrays = read_arrays(path.read_bytes())
             rows, labels = arrays["features"].astype(np.float32), arrays["labels"].astype(np.int64)

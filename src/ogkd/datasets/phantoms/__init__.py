@@ -58,7 +58,7 @@ class Phantom:
 
     image: NDArray[np.uint8]  # [size, size, 3]
     attributes: Mapping[str, str | float]
-    mask: NDArray[np.uint8]  # [size, size], 255 where the finding is; all 0 where there is none
+    mask: NDArray[np.uint8]  # [size, size], 255 where the finding is; all 0 without one
 
 
 _DRAW: Mapping[str, Callable[[int, Rng, Rng, int], Drawing]] = {
@@ -140,7 +140,7 @@ def write_folder(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(
             f"{out} exists and is not an empty folder; nothing was written. "
-            "Choose another folder with --out, or remove this one first."
+            "Choose another folder, or remove this one first."
         )
     total = sum(counts.values()) * len(dataset.class_names)
     with folder_atomically(out) as aside, progress_bar(f"phantoms {name}", total) as bar:
