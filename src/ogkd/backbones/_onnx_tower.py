@@ -150,6 +150,8 @@ class _SmoothLinear(nn.Module):
     The product is the same, but a few wide channels no longer set the step size of all others.
     """
 
+    shrink: Tensor
+
     def __init__(self, linear: nn.Linear, largest: Tensor) -> None:
         super().__init__()
         stretch = largest.clamp_min(1e-5) ** _SMOOTHING
