@@ -69,3 +69,10 @@ def test_a_command_that_fails_is_noticed(code, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AssertionError):
         run_bash(code, monkeypatch)
+
+
+def test_the_page_on_methods_shows_the_example_package():
+    (page,) = DOCS.rglob("add-a-method.md")
+    shown = blocks_of(page.read_text(encoding="utf-8"))[0][1]
+    example = DOCS.parent / "examples" / "margin-method" / "ogkd_margin.py"
+    assert shown == example.read_text(encoding="utf-8")

@@ -16,8 +16,7 @@ from ogkd.bench.sources import Source, find_sources
 from ogkd.bench.spec import Protocol, RunSpec
 from ogkd.datasets.splits import Sampling
 from ogkd.errors import ConfigError, did_you_mean
-from ogkd.methods import METHODS, make_method, presets
-from ogkd.methods.base import Method
+from ogkd.methods import METHODS, Method, make_method, presets
 
 __all__ = ["Grid", "Row", "expand", "grid_names", "protocols", "read_grid"]
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +34,7 @@ from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import Drawn, draw, make_support, normal_labels, text_side
-from ogkd.methods import Head, Method, Support, TextSide, make_method, presets
-from ogkd.methods.ogkd import OGKDConfig
+from ogkd.methods import DEFAULT, Head, Method, Support, TextSide, make_method, presets
 from ogkd.model.card import versions
 
 __all__ = ["Finished", "Group", "Runner", "group_runs", "method_of"]
@@ -259,8 +258,8 @@ class Runner:
 def _alpha(spec: RunSpec) -> float:
     """The sharpness of the dataset's class graph, the same beside predictions of all methods."""
     name = f"paper/{spec.protocol}/{spec.bank}"
-    method = make_method("ogkd", preset=name if name in presets("ogkd") else "auto")
-    return float(cast(OGKDConfig, method.config).alpha)
+    method = make_method(DEFAULT, preset=name if name in presets(DEFAULT) else "auto")
+    return float(method.config.model_dump()["alpha"])
 
 
 def _counts(items: Sequence[Item], text: TextSide) -> list[int]:

@@ -114,7 +114,7 @@ def main() -> None:
     _accept_any_file_name()
     try:
         try:
-            app(_plugins_first(sys.argv[1:]), prog_name="ogkd")
+            app(args=_plugins_first(sys.argv[1:]), prog_name="ogkd")
         finally:
             sys.stdout.flush()  # here, where a reader that went away can still be dealt with
     except OgkdError as error:

@@ -109,7 +109,9 @@ class Method(ABC, Generic[ConfigT]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for base in cls.__dict__.get("__orig_bases__", ()):
+        if "Config" in vars(cls):
+            return
+        for base in vars(cls).get("__orig_bases__", ()):
             for given in get_args(base):
                 config = getattr(given, "__bound__", given)  # of a type variable, its bound
                 if isinstance(config, type) and issubclass(config, MethodConfig):
