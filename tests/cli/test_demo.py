@@ -8,7 +8,7 @@ import pytest
 
 import ogkd.cli.demo as demo
 import ogkd.fitting.pipeline as fitting
-from ogkd.backbones.builtin import BUILTIN_FOLDER
+from ogkd.backbones.loading import BUILTIN_FOLDER
 from ogkd.model.classifier import load
 from tiny_data import FAST, write_image
 

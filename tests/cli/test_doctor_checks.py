@@ -14,7 +14,7 @@ import pytest
 from huggingface_hub import constants
 
 import ogkd.cli.doctor as doctor
-from ogkd.backbones import builtin
+from ogkd.backbones import loading
 from ogkd.backbones.catalog import catalog
 from ogkd.errors import BackboneError
 from tiny_backbones import make_clip
@@ -22,7 +22,7 @@ from tiny_backbones import make_clip
 
 @pytest.fixture
 def tiny_builtin(bert_backbone, monkeypatch):
-    monkeypatch.setattr(builtin, "load_builtin", lambda **_: bert_backbone)
+    monkeypatch.setattr(loading, "load_builtin", lambda **_: bert_backbone)
 
 
 def only(findings):
@@ -205,7 +205,7 @@ def test_a_damaged_builtin_model_fails_with_its_own_message(monkeypatch):
     def broken(**_):
         raise BackboneError("The built-in model is not complete.")
 
-    monkeypatch.setattr(builtin, "load_builtin", broken)
+    monkeypatch.setattr(loading, "load_builtin", broken)
     finding = only(doctor._backbones())
     assert (finding.status, finding.found) == ("FAIL", "The built-in model is not complete.")
 

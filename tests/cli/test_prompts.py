@@ -211,7 +211,7 @@ def test_generate_refuses_what_cannot_work(refused, monkeypatch, tmp_path):
     assert "no web address" in refused(*ask_for(out, "--url", "localhost"))
     assert "is a folder" in refused(*ask_for(tmp_path, "--url", "http://127.0.0.1:9/v1"))
     out.write_text("not a bank")
-    assert "not JSON" in refused(*ask_for(out, "--url", "http://127.0.0.1:9/v1"))
+    assert "not valid JSON" in refused(*ask_for(out, "--url", "http://127.0.0.1:9/v1"))
     assert out.read_text() == "not a bank"
 
 

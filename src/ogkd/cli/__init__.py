@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from ogkd import plugins
 from ogkd.cli import backbones, bench, data, demo, deploy, doctor, evaluate, fit, predict, prompts
 from ogkd.cli.options import CommandGroup
 from ogkd.errors import OgkdError
@@ -58,8 +61,34 @@ def _root(
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plugin",
+            metavar="FILE_OR_MODULE",
+            help="Load code that adds methods, backbones or datasets. Accepted by every command, "
+            "any number of times. It runs with your rights: name only code that you trust.",
+        ),
+    ] = None,
 ) -> None:
     """Few-shot adaptation of frozen biomedical vision-language models."""
+    for name in plugin or ():
+        plugins.load(name)
+
+
+def _plugins_first(words: Sequence[str]) -> list[str]:
+    """Move every `--plugin X` to the front: it is an option of `ogkd`, wherever it is written."""
+    first: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            others += [word, *rest]
+        elif word == "--plugin":
+            first += [word, *itertools.islice(rest, 1)]
+        else:
+            (first if word.startswith("--plugin=") else others).append(word)
+    return first + others
 
 
 def main() -> None:
@@ -67,11 +96,11 @@ def main() -> None:
     _accept_any_file_name()
     try:
         try:
-            app(prog_name="ogkd")
+            app(args=_plugins_first(sys.argv[1:]), prog_name="ogkd")
         finally:
             sys.stdout.flush()  # here, so that a closed pipe is handled below
     except OgkdError as error:
-        _print_error(str(error))
+        _print_error(f"{error} (option --plugin)" if error.argument == "plugin" else str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of our output has finished (`ogkd ... | head`): not an error.

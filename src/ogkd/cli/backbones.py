@@ -69,7 +69,7 @@ def list_backbones(as_json: JsonOption = False) -> None:
 @app.command("info")
 def info(name: _Name, as_json: JsonOption = False) -> None:
     """Show what is known about a backbone: licence, location, sizes, hashes."""
-    from ogkd.backbones._load import resolve
+    from ogkd.backbones.loading import resolve
 
     found = resolve(name)
     facts = _folder_facts(found) if isinstance(found, Path) else _record_facts(found)
@@ -95,9 +95,9 @@ def fetch(
     ] = False,
 ) -> None:
     """Download a backbone, check it and keep it as safetensors in the cache."""
-    from ogkd.backbones._load import resolve
     from ogkd.backbones.hub import fetch as fetch_backbone
     from ogkd.backbones.hub import fetch_examples
+    from ogkd.backbones.loading import resolve
 
     record = resolve(name)
     if isinstance(record, Path):
@@ -143,8 +143,8 @@ def _summary(record: Record) -> dict[str, Any]:
 
 def _record_facts(record: Record) -> dict[str, Any]:
     """Return the record, and what this machine has of it."""
-    from ogkd.backbones.builtin import BUILTIN_FOLDER
     from ogkd.backbones.hub import read_source
+    from ogkd.backbones.loading import BUILTIN_FOLDER
 
     facts = _summary(record)
     if record.format == "builtin":
@@ -161,7 +161,7 @@ def _record_facts(record: Record) -> dict[str, Any]:
 
 
 def _folder_facts(folder: Path) -> dict[str, Any]:
-    from ogkd.backbones._load import detect_format
+    from ogkd.backbones.loading import detect_format
     from ogkd.files import sha256_file
 
     files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []

@@ -25,12 +25,11 @@ from ogkd.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ogkd.bench.results import Plan, RunsFolder
-    from ogkd.bench.run import Group
+    from ogkd.bench.progress import Progress
+    from ogkd.bench.runner import RunGroup
+    from ogkd.bench.runs import Plan, RunsFolder, RunSpec
     from ogkd.bench.sources import Source
-    from ogkd.bench.spec import RunSpec
-    from ogkd.bench.watch import Watch
-    from ogkd.bench.work import Job
+    from ogkd.bench.worker import Job
 
 app = CommandGroup("Reproduce the paper, or compare methods on your own data.")
 
@@ -123,9 +122,8 @@ def plan(
     show: Annotated[bool, typer.Option("--show", help="Print one line per run.")] = False,
 ) -> None:
     """Show how many runs a grid has, how many are done, and an estimate of the time left."""
-    from ogkd.bench.cost import estimate
-    from ogkd.bench.results import RunsFolder
-    from ogkd.bench.watch import duration
+    from ogkd.bench.progress import duration, estimate
+    from ogkd.bench.runs import RunsFolder
 
     plans = _expand(grid, _changes(data, datasets, methods, shots, seeds, backbone))
     folder = RunsFolder(out) if out is not None else None
@@ -153,9 +151,9 @@ def plan(
         )
 
 
-def _passes(specs: list[RunSpec], missing: list[RunSpec]) -> list[Group]:
+def _passes(specs: list[RunSpec], missing: list[RunSpec]) -> list[RunGroup]:
     """Return the groups to train: all that have a missing run."""
-    from ogkd.bench.run import group_runs
+    from ogkd.bench.runner import group_runs
 
     wanted = {spec.hash for spec in missing}
     return [group for group in group_runs(specs) if wanted & {spec.hash for spec in group.specs}]
@@ -185,23 +183,28 @@ def run(
     device: DeviceOption = "auto",
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
-    from ogkd.bench.engines import make_job, run_here, run_local
-    from ogkd.bench.results import RunsFolder
+    from ogkd.bench.runs import RunsFolder
+    from ogkd.bench.workers import make_job, run_here, run_processes
 
     if not ray:
         refuse_ray_options(address, cpus_per_worker, gpus_per_worker)
     folder = RunsFolder(out)
 
-    def do(job: Job, watch: Watch) -> None:
+    def do(job: Job, progress: Progress) -> None:
         if ray:
-            from ogkd.bench.on_ray import run_ray
+            from ogkd.bench.ray_workers import run_ray
+            from ogkd.features.ray_encode import RayWorkers
 
-            cores = {"cpus": cpus_per_worker, "gpus": gpus_per_worker}
-            run_ray(folder, job, watch, address=address, workers=workers or None, **cores)
+            run_ray(
+                folder,
+                job,
+                progress,
+                RayWorkers(address, workers or None, cpus_per_worker, gpus_per_worker),
+            )
         elif workers == 0:
-            run_here(folder, job, watch)
+            run_here(folder, job, progress)
         else:
-            run_local(folder, job, watch, workers=workers or 1)
+            run_processes(folder, job, progress, workers=workers or 1)
 
     changes = _changes(data, datasets, methods, shots, seeds, backbone)
     plans = _expand(grid, changes)
@@ -216,14 +219,13 @@ def _run_plan(
     chosen: Plan,
     sources: dict[str, Source],
     job: Job,
-    do: Callable[[Job, Watch], None],
+    do: Callable[[Job, Progress], None],
     *,
     workers: int,
 ) -> None:
     """Run what is missing of one plan, with a live table of progress."""
-    from ogkd.bench.cost import estimate
-    from ogkd.bench.engines import prepare
-    from ogkd.bench.watch import Watch
+    from ogkd.bench.progress import Progress, estimate
+    from ogkd.bench.workers import prepare
 
     for note in prepare(folder, chosen, sources):
         say(f"Note: {note}")
@@ -234,9 +236,9 @@ def _run_plan(
     say(f"{chosen.title}: {len(specs)} runs, {done} of them done already.")
     if not missing:
         return
-    with Watch(total=len(specs), done=done, seconds=seconds, workers=workers) as watch:
+    with Progress(total=len(specs), done=done, seconds=seconds, workers=workers) as progress:
         try:
-            do(job, watch)
+            do(job, progress)
         except KeyboardInterrupt:
             say("Stopped. Run the same command again to resume.")
             sys.exit(130)
@@ -244,7 +246,7 @@ def _run_plan(
 
 def _close(folder: RunsFolder, plans: list[Plan]) -> None:
     """Print a summary; the exit code is 1 if runs failed."""
-    from ogkd.bench.work import short
+    from ogkd.bench.worker import one_line
 
     specs = {cell.spec.hash: cell.spec for plan in plans for cell in plan.cells}
     failed = [spec for spec in specs.values() if folder.failure_of(spec).is_file()]
@@ -253,7 +255,7 @@ def _close(folder: RunsFolder, plans: list[Plan]) -> None:
     if failed:
         reasons = {spec.hash: reason for spec, reason in folder.failures()}
         for spec in failed[:10]:
-            say(f"  failed: {spec}: {short(reasons.get(spec.hash, ''))}")
+            say(f"  failed: {spec}: {one_line(reasons.get(spec.hash, ''))}")
         say(f"{len(failed)} failed; their errors are in {folder.root}/failed.")
         sys.exit(1)
     choice = f" --plan {plans[0].name}" if len(folder.plans()) > 1 else ""
@@ -263,7 +265,7 @@ def _close(folder: RunsFolder, plans: list[Plan]) -> None:
 @app.command()
 def status(runs: RunsArgument) -> None:
     """Show what is done, missing and failed in a folder of runs."""
-    from ogkd.bench.work import short
+    from ogkd.bench.worker import one_line
 
     folder = _open(runs)
     for name, found in folder.plans().items():
@@ -273,13 +275,13 @@ def status(runs: RunsArgument) -> None:
         missing = len(specs) - done - failed
         typer.echo(f"{name}: {done} done, {missing} missing, {failed} failed of {len(specs)}")
     for spec, reason in folder.failures():
-        typer.echo(f"failed: {spec}\n  {short(reason)}")
+        typer.echo(f"failed: {spec}\n  {one_line(reason)}")
 
 
 @app.command()
 def collect(runs: RunsArgument) -> None:
     """Write all finished runs to RUNS/results.csv and results.json."""
-    from ogkd.bench.collect import collect as collect_runs
+    from ogkd.bench.tidy import collect as collect_runs
 
     rows = collect_runs(_open(runs))
     typer.echo(f"{len(rows)} rows: {runs / 'results.csv'}, {runs / 'results.json'}")
@@ -366,7 +368,7 @@ def compare(
 
 
 def _open(runs: Path) -> RunsFolder:
-    from ogkd.bench.results import RunsFolder
+    from ogkd.bench.runs import RunsFolder
 
     if not (runs / "plans").is_dir():
         raise ConfigError(f"{runs} is not a folder of runs. Give one that `bench run --out` wrote.")

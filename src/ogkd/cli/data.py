@@ -39,9 +39,9 @@ _MANY = 600  # phantoms from which several processes pay off
 @app.command("list")
 def list_benchmarks(as_json: JsonOption = False) -> None:
     """Show the benchmark datasets and whether they are on this machine."""
-    from ogkd.datasets.catalog import benchmarks
+    from ogkd.datasets.catalog import known_benchmarks
 
-    rows = [_facts(record) for record in benchmarks().values()]
+    rows = [_facts(record) for record in known_benchmarks().values()]
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
@@ -191,14 +191,15 @@ def check(
     Exit code 0: at most warnings; 1: errors in the data; 2: the check could not run.
     """
     refuse_folders(json=as_json, html=html)
-    from ogkd.audit import audit_data, write_page
-    from ogkd.audit.labels import need_cleanlab
+    from ogkd.audit import audit_data
+    from ogkd.audit.labels import require_cleanlab
     from ogkd.datasets.fetch import resolve_data
     from ogkd.images import SliceRule
+    from ogkd.report import write_data_check
 
     wanted = labels or backbone is not None
     if wanted:
-        need_cleanlab()
+        require_cleanlab()
     manifest = resolve_data(data)
     if slice is not None:
         manifest = manifest.sliced(SliceRule.parse(slice))
@@ -213,7 +214,7 @@ def check(
     if as_json is not None:
         write_json(as_json, audit.as_json())
     if html is not None:
-        write_page(audit, paths=[item.image for item in manifest.items], out=html)
+        write_data_check(audit, images=[item.image for item in manifest.items], out=html)
     _print_audit(audit)
     for file in (as_json, html):
         if file is not None:

@@ -17,7 +17,7 @@ from ogkd.files import write_json, write_text
 
 if TYPE_CHECKING:
     from ogkd.datasets.manifest import Manifest
-    from ogkd.evaluation import Judged
+    from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
 _METHODS = ("zero-shot", "zero-shot-ensemble", "ogkd")
@@ -75,7 +75,7 @@ def _one_dataset(
 ) -> list[dict[str, Any]]:
     from ogkd.datasets.phantoms import phantom, write_folder
     from ogkd.datasets.read import read_manifest
-    from ogkd.evaluation import classification_metrics, judge
+    from ogkd.evaluation import classification_metrics, predict_labelled
     from ogkd.fitting.pipeline import fit
 
     record = phantom(name)
@@ -100,7 +100,7 @@ def _one_dataset(
             out=place,
         )
         seconds = time.perf_counter() - began
-        judged = judge(model, manifest)
+        judged = predict_labelled(model, manifest)
         result = classification_metrics(judged.labels, judged.logits, judged.class_names)
         rows.append(
             {
@@ -120,7 +120,9 @@ def _one_dataset(
     return rows
 
 
-def _report(model: Classifier, manifest: Manifest, judged: Judged, out: Path, place: Path) -> None:
+def _report(
+    model: Classifier, manifest: Manifest, judged: LabelledPredictions, out: Path, place: Path
+) -> None:
     """Calibrate the model, write its report, and print some predictions."""
     from ogkd.audit import audit_data
     from ogkd.evaluation.calibrate import calibrate
@@ -142,7 +144,7 @@ def _report(model: Classifier, manifest: Manifest, judged: Judged, out: Path, pl
     _predictions(model, judged)
 
 
-def _predictions(model: Classifier, judged: Judged) -> None:
+def _predictions(model: Classifier, judged: LabelledPredictions) -> None:
     """Print a few predictions, with the sets that contain the true class nine times in ten."""
     import numpy as np
     from rich.console import Console

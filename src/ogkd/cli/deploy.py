@@ -75,7 +75,7 @@ def export(
         raise ConfigError("Give --check or --data, not both: each names the images to compare on.")
     images = find_images(check) if check else []
 
-    from ogkd.evaluation.judge import judge
+    from ogkd.evaluation import predict_labelled
     from ogkd.model.classifier import load
 
     classifier = load(model, backbone=backbone, device="cpu", engine=engine)
@@ -83,7 +83,7 @@ def export(
         require_calibration(classifier, max_risk=max_risk)
     labels = None
     if data is not None:
-        judged = judge(classifier, data, split=split)
+        judged = predict_labelled(classifier, data, split=split)
         images, labels = judged.images, judged.labels
     exported = export_onnx(
         classifier,
@@ -170,7 +170,7 @@ def app(
     others can; it then needs a password, which is asked for or read from
     OGKD_APP_PASSWORD. Uploads are deleted as soon as they are answered.
     """
-    from ogkd.app.server import Settings, is_loopback, need_gradio, serve
+    from ogkd.app.server import Settings, is_loopback, require_gradio, serve
     from ogkd.images.decode import MAX_PIXELS
 
     limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
@@ -180,18 +180,17 @@ def app(
             f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read. Cut them into "
             "tiles or scale them down first."
         )
-    need_gradio()
+    require_gradio()
     password = None if is_loopback(host) else _ask_password(host)
     settings = Settings(host=host, port=port, password=password, **limits)
 
-    from ogkd.app.models import load_models
-    from ogkd.app.support import with_pictures
+    from ogkd.app.models import load_models, with_support_images
 
     loaded = load_models(
         models, backbone=backbone, device=device, coverage=coverage, max_risk=max_risk
     )
     if support is not None:
-        loaded = with_pictures(loaded, support)
+        loaded = with_support_images(loaded, support)
     for model in loaded:
         if model.note:
             say(f"Note on {model.name}: {model.note}")

@@ -40,7 +40,7 @@ from ogkd.files import write_json
 if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.datasets.manifest import Manifest
-    from ogkd.evaluation import Judged
+    from ogkd.evaluation import LabelledPredictions
     from ogkd.features.unreadable import BadFile
     from ogkd.model.classifier import Classifier
 
@@ -242,7 +242,7 @@ def _read(
 @dataclass(frozen=True)
 class _Evaluation:
     inputs: _Inputs
-    judged: Judged
+    judged: LabelledPredictions
     result: dict[str, Any]
 
     def write_report(
@@ -272,13 +272,13 @@ class _Evaluation:
 
 def _evaluate(inputs: _Inputs, *, graded: bool | None, resamples: int) -> _Evaluation:
     """Evaluate, and warn about everything that makes the numbers look too good."""
-    from ogkd.evaluation import describe, judge
+    from ogkd.evaluation import evaluate_predictions, predict_labelled
     from ogkd.model.decide import engine_note
 
     classifier = inputs.classifier
-    judged = judge(classifier, inputs.part, split=inputs.split)
+    judged = predict_labelled(classifier, inputs.part, split=inputs.split)
     learned = classifier.card.support_images
-    result = describe(
+    result = evaluate_predictions(
         judged, classifier.calibration, graded=graded, resamples=resamples, learned=learned
     )
     images = result["images"]
@@ -302,7 +302,9 @@ def _evaluate(inputs: _Inputs, *, graded: bool | None, resamples: int) -> _Evalu
     return _Evaluation(inputs, judged, result)
 
 
-def _write_rows(file: Path, classifier: Classifier, judged: Judged, *, paths: bool) -> None:
+def _write_rows(
+    file: Path, classifier: Classifier, judged: LabelledPredictions, *, paths: bool
+) -> None:
     """Write a row per image: hash, path (if asked for), true class, prediction, probabilities."""
     shown = [harmless(name) for name in classifier.class_names]
     with write_csv(file) as opened:

@@ -169,6 +169,7 @@ def methods(
 
 
 def _method_facts(name: str) -> dict[str, Any]:
+    from ogkd import plugins
     from ogkd.methods import METHODS
 
     method = METHODS[name]
@@ -184,6 +185,7 @@ def _method_facts(name: str) -> dict[str, Any]:
         "cost": method.cost,
         "needs": [what for what, needed in needs.items() if needed],
         "citation": method.citation,
+        "plugin": plugins.name_of(method),
     }
 
 
@@ -198,7 +200,8 @@ def _method_list(found: list[dict[str, Any]]) -> Iterator[str]:
     width = max(len(entry["name"]) for entry in found)
     for entry in found:
         needs = ", ".join(entry["needs"]) or "nothing"
-        yield f"{entry['name']:{width}}  {entry['summary']}"
+        source = f" [plugin {entry['plugin']}]" if entry["plugin"] else ""
+        yield f"{entry['name']:{width}}  {entry['summary']}{source}"
         yield f"{'':{width}}  {entry['cost']}; needs {needs}; {entry['citation']}"
     yield "\nSettings and presets of a method: ogkd methods NAME"
 
@@ -207,6 +210,8 @@ def _method_lines(entry: dict[str, Any]) -> Iterator[str]:
     yield f"{entry['name']}: {entry['summary']}"
     yield f"Cost: {entry['cost']}. Needs: {', '.join(entry['needs']) or 'nothing'}."
     yield f"From: {entry['citation']}"
+    if entry["plugin"]:
+        yield f"Plugin: {entry['plugin']}"
     yield "Settings (change one with --set NAME=VALUE):"
     for key, value in _flat(entry["settings"]):
         yield f"  {key} = {json.dumps(value)}"

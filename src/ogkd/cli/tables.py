@@ -61,7 +61,7 @@ def harmless_path(path: object) -> str:
 
 
 def evaluation_lines(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that `ogkd evaluate` prints for a result of `ogkd.evaluation.describe`."""
+    """Yield the lines that `ogkd evaluate` prints."""
     groups, how = result["groups"], result["bootstrap"]
     yield f"{result['images']} images" + (f" of {groups} patients or groups" if groups else "")
     if how["resamples"]:

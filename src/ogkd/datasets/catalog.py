@@ -1,18 +1,29 @@
-"""The benchmark datasets of catalog.toml as checked records. Nothing here touches images."""
+"""The benchmark datasets of catalog.toml and of plugins as checked records; no images."""
 
 from __future__ import annotations
 
 import functools
+import os
 import tomllib
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
 
-__all__ = ["Benchmark", "Counts", "benchmark", "benchmarks", "find_benchmark", "read_catalog"]
+__all__ = [
+    "Benchmark",
+    "Counts",
+    "add_catalog",
+    "benchmark",
+    "benchmarks",
+    "find_benchmark",
+    "known_benchmarks",
+    "read_catalog",
+]
 
 HUB = "https://huggingface.co"
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -103,25 +114,57 @@ def _catalog() -> MappingProxyType[str, Benchmark]:
     return MappingProxyType(read_catalog(Path(__file__).with_name("catalog.toml")))
 
 
+_added: dict[str, Benchmark] = {}
+
+
+def add_catalog(path: str | os.PathLike[str]) -> None:
+    """Add the datasets of another catalogue file, in the format of catalog.toml."""
+    for name, record in read_catalog(Path(path)).items():
+        if (_catalog().get(name) or _added.get(name, record)) != record:
+            raise ConfigError(f"Two datasets are named '{name}', one of them in {path}. Rename it.")
+        _added[name] = record
+
+
+@functools.cache
+def _load_plugins() -> None:
+    """Add the catalogues of plugins: an entry point is a path, or a module that adds its own."""
+    for what, found in plugins.installed(plugins.DATASETS):
+        if isinstance(found, ModuleType):
+            continue
+        if not isinstance(found, str | os.PathLike):
+            raise ConfigError(f"{what} is not the path of a catalogue file, but {found!r}.")
+        try:
+            add_catalog(found)
+        except (OSError, ConfigError) as error:
+            raise ConfigError(f"{what} cannot be used: {error}") from error
+
+
 def benchmarks() -> dict[str, Benchmark]:
-    """The benchmark datasets by name, in alphabetical order."""
+    """The paper's benchmark datasets by name, in alphabetical order."""
     return dict(_catalog())
 
 
+def known_benchmarks() -> dict[str, Benchmark]:
+    """The paper's datasets and those of plugins, by name."""
+    _load_plugins()
+    return dict(_catalog()) | _added
+
+
 def find_benchmark(name: str) -> Benchmark | None:
-    """The record of a dataset, in any letter case; its folder's name (COVID_19) will do too."""
+    """Find a dataset by its name, folder (COVID_19) or title, in any letter case."""
     wanted = name.strip().lower()
-    for record in _catalog().values():
-        if wanted in (record.name, record.folder.lower(), record.title.lower()):
-            return record
+    for records in (benchmarks, known_benchmarks):  # plugins only if it is none of the paper's
+        for record in records().values():
+            if wanted in (record.name, record.folder.lower(), record.title.lower()):
+                return record
     return None
 
 
 def benchmark(name: str) -> Benchmark:
-    """The same, or an error that names those that there are."""
+    """Find a dataset, or raise an error that lists the known ones."""
     if (record := find_benchmark(name)) is not None:
         return record
-    known, wanted = _catalog(), name.strip().lower()
+    known, wanted = known_benchmarks(), name.strip().lower()
     hint = did_you_mean(wanted, known)
     raise ConfigError(
         f"There is no benchmark dataset called '{name}'.{hint} Known names: {', '.join(known)}."
