@@ -150,10 +150,13 @@ class _SmoothLinear(nn.Module):
     The product is the same, but a few wide channels no longer set the step size of all others.
     """
 
+    shrink: Tensor
+
     def __init__(self, linear: nn.Linear, largest: Tensor) -> None:
         super().__init__()
         stretch = largest.clamp_min(1e-5) ** _SMOOTHING
         stretch = stretch / stretch.mean()
+        self.shrink: Tensor
         self.register_buffer("shrink", 1 / stretch)
         self.inner = nn.Linear(linear.in_features, linear.out_features, bias=False, device="meta")
         self.inner.weight = nn.Parameter(linear.weight * stretch, requires_grad=False)

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from ogkd.datasets.archive import extract_into
 from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks, known_benchmarks
-from ogkd.download import Downloaded, download
 from ogkd.errors import DataError
 from ogkd.files import cache_dir, folder_atomically, sha256_file, storage_errors, write_json
 
 if TYPE_CHECKING:  # reading images needs torch, so it is imported only when something is read
     from ogkd.datasets.manifest import Manifest
+    from ogkd.download import Downloaded
 
 __all__ = [
     "data_dir",
@@ -123,6 +122,8 @@ def download_benchmark(
     After an interruption, even by SIGKILL, the next call resumes. `force` starts from the
     beginning and replaces what is there.
     """
+    from ogkd.datasets.archive import extract_into
+
     record = _record(name)
     place = folder or data_dir()
     target = place / record.name
@@ -147,6 +148,8 @@ def download_benchmark(
 
 
 def _fetch_archive(record: Benchmark, target: Path) -> Downloaded:
+    from ogkd.download import Downloaded  # here, as every fit imports this module and few download
+
     if target.is_file():  # complete: an earlier call was interrupted while unpacking
         sha256 = sha256_file(target)
         if record.archive_sha256 in (None, sha256):
@@ -156,6 +159,8 @@ def _fetch_archive(record: Benchmark, target: Path) -> Downloaded:
 
 
 def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
+    from ogkd.download import download
+
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise DataError(
             f"HF_HUB_OFFLINE is set, so {url} is not downloaded. Unset it, or download on another "
