@@ -128,7 +128,7 @@ def add_catalog(path: str | os.PathLike[str]) -> None:
 @functools.cache
 def _load_plugins() -> None:
     """Add the catalogues of plugins: an entry point is a path, or a module that adds its own."""
-    for what, found in plugins.installed(plugins.DATASETS):
+    for what, _, found in plugins.installed(plugins.DATASETS):
         if isinstance(found, ModuleType):
             continue
         if not isinstance(found, str | os.PathLike):

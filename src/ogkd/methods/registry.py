@@ -62,7 +62,7 @@ class _Methods(Mapping[str, type[Method]]):
                 return
             self._complete = True  # before the loop: a plugin may ask for methods itself
             try:
-                for what, found in plugins.installed(plugins.METHODS):
+                for what, _, found in plugins.installed(plugins.METHODS):
                     if isinstance(found, ModuleType):
                         continue  # it registered its methods when it was imported
                     try:
