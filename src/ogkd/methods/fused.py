@@ -24,8 +24,6 @@ from ogkd.methods.grid_search import trials
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import make_method, presets, register
 
-__all__ = ["Experts", "Fused", "FusedConfig", "FusedHead", "choose", "experts", "fuse"]
-
 _NAMES = {"bank": "zero-shot-ensemble", "single": "zero-shot"}
 _KAPPAS = tuple(2.0**k for k in range(-2, 7))  # 1/4 .. 64 images
 _HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5

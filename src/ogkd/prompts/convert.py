@@ -15,8 +15,6 @@ from typing import Any
 from ogkd.errors import ConfigError, DataError
 from ogkd.prompts.bank import fold
 
-__all__ = ["import_bank", "keep_classes"]
-
 _CLASS = ("class", "classname", "class_name", "class name", "label", "name")
 _TEXT = ("text", "prompt", "prompts", "description", "descriptions", "caption", "sentence", "texts")
 _MOST_BYTES = 100_000_000
