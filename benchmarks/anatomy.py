@@ -35,9 +35,9 @@ from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
 from ogkd.fitting.pipeline import make_support, normal_labels
-from ogkd.methods import TextSide, Workplace, make_method
-from ogkd.methods._prompts import train_runs
+from ogkd.methods import TextSide, make_method
 from ogkd.methods.ogkd import OGKD, OGKDConfig, OGKDObjective
+from ogkd.methods.prompt_method import train_runs
 from ogkd.prompts.bank import bank_for, read_bank
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
@@ -133,7 +133,6 @@ def examine(dataset: str, backbone: Backbone, *, epochs: int) -> dict[str, Any]:
         config.train,
         supports,
         seeds=SEEDS,
-        workplace=Workplace(),
         text_dropout=method.text_dropout,
     )
     with torch.no_grad():

@@ -18,8 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance, ImageFilter
 
-from ogkd.audit.hashing import hamming, likeness, perceptual_hashes, small_gray
-from ogkd.audit.nearest import close_pairs
+from ogkd.audit.duplicates import (
+    close_pairs,
+    hamming,
+    likeness,
+    perceptual_hashes,
+    small_gray,
+)
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.datasets.read import read_manifest
 from ogkd.images.decode import read_image

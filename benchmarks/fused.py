@@ -34,8 +34,8 @@ from ogkd.datasets.splits import few_shot
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
-from ogkd.methods import Head, LinearHead, Support, TextSide, Workplace, make_method
-from ogkd.methods._rows import rows_of
+from ogkd.methods import Head, LinearHead, Support, TextSide, make_method
+from ogkd.methods.feature_method import rows_of
 from ogkd.methods.fused import FusedHead
 from ogkd.methods.gda import gaussian
 from ogkd.prompts.bank import bank_for, read_bank
@@ -100,7 +100,7 @@ def fitted(
 
     def fit(method: str, **settings: Any) -> list[Head]:
         chosen = make_method(method, settings=settings)
-        return chosen.fit(supports, text, seeds=options.seeds, workplace=Workplace())
+        return chosen.fit(supports, text, seeds=options.seeds)
 
     if options.constants:
         found = {_constants(**one): fit("fused", text="bank", **one) for one in CONSTANTS}

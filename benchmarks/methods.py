@@ -33,7 +33,7 @@ from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.features.views import FixedViews
 from ogkd.files import write_atomically, write_json
-from ogkd.methods import METHODS, Method, Support, TextSide, Workplace, make_method, presets
+from ogkd.methods import METHODS, Method, Support, TextSide, make_method, presets
 
 CLASSES, SHOTS = 8, 16
 _MIB = 1024**2
@@ -144,7 +144,7 @@ def _seconds(
 
     def fit_once(chosen: Method) -> Timing:
         began = np.array([time.perf_counter(), time.process_time()])
-        chosen.fit([support] * chosen.needs_images, text, seeds=[1], workplace=Workplace())
+        chosen.fit([support] * chosen.needs_images, text, seeds=[1])
         return np.array([time.perf_counter(), time.process_time()]) - began
 
     train = getattr(method.config, "train", None)

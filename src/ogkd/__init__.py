@@ -1,63 +1,112 @@
 """Few-shot adaptation of frozen biomedical vision-language models.
 
->>> import ogkd
->>> model = ogkd.fit("my_images/", shots=16)  # doctest: +SKIP
->>> model.predict(["new.png"])  # doctest: +SKIP
+Fit a classifier on a folder of labelled images, use it, and see what it is worth:
+
+    >>> import ogkd
+    >>> model = ogkd.fit("my_images/", shots=16)  # doctest: +SKIP
+    >>> model.predict(["new.png"])  # doctest: +SKIP
+    >>> ogkd.evaluate(model, "my_images/")  # doctest: +SKIP
+    >>> model.save("my_model"); model = ogkd.load("my_model")  # doctest: +SKIP
+
+fit, load, OGKDClassifier        a classifier from images, from a folder, as scikit-learn has one
+evaluate, calibrate              metrics on labelled images; temperature, sets, when to abstain
+explain, evidence, draw          which parts of an image support a class
+read_manifest, read_image        labelled images as a table; an image file as an array
+load_backbone, Backbone          the frozen encoders
+methods, Method, register        every method, and how to add one; plugins: code of other packages
+losses, geometry, teacher        the paper's mathematics, as functions of tensors
+OgkdError and its subclasses     what a user can cause and fix
+
+Everything is imported when first used, so `import ogkd` is fast.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING
 
 from ogkd.errors import BackboneError, ConfigError, DataError, OgkdError, StorageError
 
 if TYPE_CHECKING:
+    from ogkd import methods, plugins
     from ogkd.backbones import Backbone, load_backbone
+    from ogkd.core import geometry, losses, teacher
     from ogkd.datasets.read import read_manifest
-    from ogkd.evaluation import evaluate
+    from ogkd.evaluation.calibrate import calibrate
+    from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
     from ogkd.fitting.pipeline import fit
     from ogkd.images import read_image
+    from ogkd.methods import Method, register
+    from ogkd.model.calibration import Calibration
     from ogkd.model.classifier import Classifier, load
-    from ogkd.model.explain import draw, evidence
+    from ogkd.model.explain import Evidence, draw, evidence, explain
+
+    __version__: str
 
 __all__ = [
     "Backbone",
     "BackboneError",
+    "Calibration",
     "Classifier",
     "ConfigError",
     "DataError",
+    "Evidence",
+    "Method",
     "OGKDClassifier",
     "OgkdError",
     "StorageError",
+    "__version__",
+    "calibrate",
     "draw",
     "evaluate",
     "evidence",
+    "explain",
     "fit",
+    "geometry",
     "load",
     "load_backbone",
+    "losses",
+    "methods",
+    "plugins",
     "read_image",
     "read_manifest",
+    "register",
+    "teacher",
 ]
 
-# Loaded when first used, so that `import ogkd` and `ogkd --help` need not wait for torch.
-_WHERE = {
-    "Backbone": "ogkd.backbones",
-    "load_backbone": "ogkd.backbones",
-    "Classifier": "ogkd.model.classifier",
-    "load": "ogkd.model.classifier",
-    "read_manifest": "ogkd.datasets.read",
-    "OGKDClassifier": "ogkd.fitting.estimator",
-    "evaluate": "ogkd.evaluation",
-    "draw": "ogkd.model.explain",
-    "evidence": "ogkd.model.explain",
-    "fit": "ogkd.fitting.pipeline",
-    "read_image": "ogkd.images",
+_NAMES = {  # module: what it offers here
+    "ogkd.backbones": ("Backbone", "load_backbone"),
+    "ogkd.datasets.read": ("read_manifest",),
+    "ogkd.evaluation": ("evaluate",),
+    "ogkd.evaluation.calibrate": ("calibrate",),
+    "ogkd.fitting.estimator": ("OGKDClassifier",),
+    "ogkd.fitting.pipeline": ("fit",),
+    "ogkd.images": ("read_image",),
+    "ogkd.methods": ("Method", "register"),
+    "ogkd.model.calibration": ("Calibration",),
+    "ogkd.model.classifier": ("Classifier", "load"),
+    "ogkd.model.explain": ("Evidence", "draw", "evidence", "explain"),
+}
+_WHERE = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = {
+    "geometry": "ogkd.core.geometry",
+    "losses": "ogkd.core.losses",
+    "methods": "ogkd.methods",
+    "plugins": "ogkd.plugins",
+    "teacher": "ogkd.core.teacher",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _WHERE:
-        raise AttributeError(f"module 'ogkd' has no attribute '{name}'")
-    return getattr(import_module(_WHERE[name]), name)
+    if name == "__version__":
+        return metadata.version("ogkd")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'ogkd' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -9,17 +9,17 @@ from app_models import by_hand
 import ogkd
 import ogkd.app.answers as asking
 from ogkd.app.answers import answers, as_json
-from ogkd.app.models import Model, load_models
-from ogkd.app.render import render_answers, render_error, render_header
-from ogkd.app.support import with_pictures
-from ogkd.app.uploads import Picture
+from ogkd.app.models import Model, load_models, with_support_images
+from ogkd.app.page import render_answers, render_error, render_header
+from ogkd.app.uploads import Upload
 from ogkd.errors import BackboneError, ConfigError
-from ogkd.images import read_image
+from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Decider, Policy
 
 
 def picture(path):
-    return Picture(path.name, path, read_image(path))
+    return Upload(path.name, ImageRef(path), read_image(path))
 
 
 @pytest.fixture(scope="session")
@@ -32,17 +32,25 @@ def changed(gda, **changes):
     return Classifier(gda.backbone, gda.head, gda.card, **{**kept, **changes})
 
 
+def model_of(classifier, name="m", *, threshold=None, policy=None):
+    decider = Decider(classifier)
+    if policy is not None:  # without the calibration that would promise it
+        decider.policy, decider.coverage = policy, policy.coverage or decider.coverage
+        decider.threshold = threshold
+    return Model(name, decider)
+
+
 def ask(gda, image, *, pictures=False, model=None, **changes):
-    asked = model or Model("m", changed(gda, **changes))
+    asked = model or model_of(changed(gda, **changes))
     return answers([asked], image, pictures=pictures)[0]
 
 
 def test_the_answer_ranks_what_the_classifier_says(gda, image):
     answer = ask(gda, image)
-    expected = gda.predict_proba([image.path])[0]
+    expected = gda.predict_proba([image.image])[0]
     assert [value for _, value in answer.ranked] == sorted(expected.tolist(), reverse=True)
     assert dict(answer.ranked) == dict(zip(gda.class_names, expected.tolist(), strict=True))
-    assert answer.ranked[0][0] == gda.predict([image.path])[0]
+    assert answer.ranked[0][0] == gda.predict([image.image])[0]
     assert answer.calibrated
 
 
@@ -62,7 +70,8 @@ def test_no_or_several_plausible_classes_are_uncertain(gda, image, limit, plausi
 
 
 def test_shares_are_shown_as_they_were_asked_for(gda, image):
-    asked = Model("m", changed(gda, calibration=by_hand(1.0)), 0.975, 0.005, threshold=1.1)
+    policy = Policy(max_risk=0.005, coverage=0.975)
+    asked = model_of(changed(gda, calibration=by_hand(1.0)), policy=policy, threshold=1.1)
     answer = ask(gda, image, model=asked)
     assert "at most 0.5%." in answer.reasons[0]
     assert "At 97.5% coverage" in answer.reasons[1]
@@ -76,7 +85,7 @@ def test_shares_are_shown_as_they_were_asked_for(gda, image):
 @pytest.mark.parametrize("made", [None, "torch", "int8"])
 def test_a_calibration_of_another_engine_is_told_everywhere(gda, image, made):
     made_with = by_hand().model_copy(update={"engine": made})
-    model = Model("m", changed(gda, calibration=made_with))
+    model = model_of(changed(gda, calibration=made_with))
     answer = ask(gda, image, model=model)
     said = "made with the encoder engine int8, but here torch encodes the images"
     api = as_json(image, [answer], pictures=False)["models"][0]["note"]
@@ -94,7 +103,7 @@ def test_an_unfamiliar_image_is_uncertain(gda, image, stranger):
 def test_below_the_threshold_of_the_risk_it_is_uncertain(gda, image):
     top = ask(gda, image).ranked[0][1]
     for threshold, uncertain in ((top + 1e-4, True), (top, False), (0.0, False)):
-        model = Model("m", gda, max_risk=0.1, threshold=threshold)
+        model = model_of(gda, policy=Policy(max_risk=0.1), threshold=threshold)
         assert ask(gda, image, model=model).uncertain is uncertain
 
 
@@ -103,7 +112,7 @@ def test_without_a_calibration_nothing_is_claimed(gda, image):
     assert (answer.calibrated, answer.plausible, answer.reasons) == (False, None, ())
     page = render_answers(image, [answer])
     assert "not calibrated" in page
-    assert "cannot say when it is unsure" in page
+    assert "cannot tell when it is uncertain" in page
 
 
 def test_the_nearest_support_images_are_named_and_shown_where_they_are_known(gda, phantoms):
@@ -113,8 +122,8 @@ def test_the_nearest_support_images_are_named_and_shown_where_they_are_known(gda
     assert near[0].similarity == pytest.approx(1, abs=1e-3)
     assert [one.similarity for one in near] == sorted([one.similarity for one in near])[::-1]
     assert not any(one.picture for one in near)
-    (model,) = with_pictures([Model("m", gda)], phantoms)
-    assert sorted(model.pictures) == list(range(24))
+    (model,) = with_support_images([model_of(gda)], phantoms)
+    assert sorted(model.thumbnails) == list(range(24))
     shown = ask(gda, learned, model=model).similar
     assert all(one.picture.startswith("data:image/jpeg;base64,") for one in shown)
     assert len({one.picture for one in shown}) == len(shown)
@@ -122,7 +131,7 @@ def test_the_nearest_support_images_are_named_and_shown_where_they_are_known(gda
 
 def test_support_images_that_are_not_the_model_s_are_refused(gda, stranger):
     with pytest.raises(ConfigError, match="learned from"):
-        with_pictures([Model("m", gda)], stranger.parents[2])
+        with_support_images([model_of(gda)], stranger.parents[2])
 
 
 def test_a_model_without_support_features_is_answered_without_neighbours(gda, image):
@@ -136,9 +145,9 @@ def test_evidence_is_drawn_for_the_answer_only_where_asked(gda, image):
 
 def test_models_of_one_backbone_encode_an_image_once(gda, image, monkeypatch):
     seen = []
-    inner = asking._features
-    monkeypatch.setattr(asking, "_features", lambda *a: seen.append(1) or inner(*a))
-    first, second = answers([Model("a", gda), Model("b", gda)], image, pictures=False)
+    inner = asking.encode_files
+    monkeypatch.setattr(asking, "encode_files", lambda *a, **o: seen.append(1) or inner(*a, **o))
+    first, second = answers([model_of(gda, "a"), model_of(gda, "b")], image)
     assert len(seen) == 1
     assert replace(second, model="a") == first
 
@@ -190,7 +199,7 @@ def test_settings_that_a_model_cannot_keep_are_refused_at_the_start(folders):
 
 def test_the_threshold_of_a_risk_comes_from_the_calibration(folders):
     (model,) = load_models([folders / "gda"], max_risk=0.1)
-    assert model.threshold == model.classifier.calibration.threshold(0.1) > 0
+    assert model.decider.threshold == model.classifier.calibration.threshold(0.1) > 0
 
 
 def test_a_backbone_that_moved_keeps_the_engine_of_each_model(folders, phantoms, image, tmp_path):
@@ -199,6 +208,6 @@ def test_a_backbone_that_moved_keeps_the_engine_of_each_model(folders, phantoms,
     plain, fast, again = (model.classifier for model in load_models(asked, backbone="builtin"))
     assert (plain.backbone.engine, fast.backbone.engine) == ("torch", "onnx-int8")
     assert again.backbone is fast.backbone
-    expected = fitted.predict_proba([image.path])
-    np.testing.assert_array_equal(fast.predict_proba([image.path]), expected)
-    assert not np.array_equal(plain.predict_proba([image.path]), expected)
+    expected = fitted.predict_proba([image.image])
+    np.testing.assert_array_equal(fast.predict_proba([image.image]), expected)
+    assert not np.array_equal(plain.predict_proba([image.image]), expected)

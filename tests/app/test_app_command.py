@@ -17,12 +17,13 @@ from ogkd.cli import main
 from ogkd.errors import ConfigError
 from ogkd.images.decode import MAX_PIXELS
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Decider
 
 
 @pytest.fixture
 def refused(monkeypatch, capsys):
     """The message of `ogkd app ...` that must end in one message and code 2."""
-    monkeypatch.setattr(serving, "need_gradio", lambda: None)  # it leaves sockets open in here
+    monkeypatch.setattr(serving, "require_gradio", lambda: None)  # it leaves sockets open in here
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["ogkd", "app", *map(str, words)])
@@ -40,7 +41,7 @@ def refused(monkeypatch, capsys):
 def served(monkeypatch):
     """The settings that `ogkd app MODEL ...` would serve with."""
     found = []
-    monkeypatch.setattr(serving, "need_gradio", lambda: None)
+    monkeypatch.setattr(serving, "require_gradio", lambda: None)
     monkeypatch.setattr(loading, "load_models", lambda *_, **__: [])
     monkeypatch.setattr(serving, "serve", lambda _, settings, say: found.append(settings))
 
@@ -119,7 +120,7 @@ def test_what_counts_as_this_machine(host, own):
 def test_a_port_that_is_taken_is_refused_if_asked_for_and_passed_over_if_not(monkeypatch):
     with contextlib.closing(serving._listen(Settings(port=0))) as first:
         taken = first.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"port {taken}.*--port"):
+        with pytest.raises(ConfigError, match=rf"port {taken}.*another port"):
             serving._listen(Settings(port=taken))
         monkeypatch.setattr(serving, "_PORT", taken)
         with contextlib.closing(serving._listen(Settings())) as second:
@@ -154,7 +155,7 @@ def test_the_most_pixels_that_may_be_asked_for_are_those_that_are_read(served):
 
 def test_a_calibration_of_another_engine_is_told_at_the_start(served, gda, monkeypatch, capsys):
     made = by_hand().model_copy(update={"engine": "int8"})
-    model = Model("gda", Classifier(gda.backbone, gda.head, gda.card, calibration=made))
+    model = Model("gda", Decider(Classifier(gda.backbone, gda.head, gda.card, calibration=made)))
     monkeypatch.setattr(loading, "load_models", lambda *_, **__: [model])
     served()
     said = capsys.readouterr().err

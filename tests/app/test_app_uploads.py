@@ -39,7 +39,7 @@ def test_an_upload_is_decoded_and_then_gone(uploads):
     with uploads.take(put(uploads, encoded("PNG"), "scan.png")) as picture:
         np.testing.assert_array_equal(picture.pixels, RGB)
         assert picture.name == "scan.png"
-        assert picture.path.is_file()
+        assert picture.image.file.is_file()
     assert list(uploads.folder.iterdir()) == []
 
 
@@ -100,7 +100,7 @@ def test_of_several_frames_the_middle_one_or_the_model_s_is_taken(uploads, tmp_p
     with uploads.take(put(uploads, content)) as picture:
         assert picture.pixels.mean() == 20
         assert "3 frames" in picture.note
-        assert str(picture.path).endswith(".dcm#index=middle")
+        assert str(picture.image).endswith(".dcm#index=middle")
     first = Uploads(uploads.folder, max_pixels=100, frame="axis=2,index=0")
     with first.take(put(first, content)) as picture:
         assert picture.pixels.mean() == 10

@@ -7,13 +7,14 @@ import pytest
 from PIL import Image
 
 from ogkd.audit import duplicates
+from ogkd.audit.check import scan_images
 from ogkd.audit.duplicates import components, find_duplicates
-from ogkd.audit.scan import scan
+from ogkd.images import ImageRef
 
 
-def save(path: Path, image: np.ndarray) -> Path:
+def save(path: Path, image: np.ndarray) -> ImageRef:
     Image.fromarray(image).save(path)
-    return path
+    return ImageRef(path)
 
 
 def test_the_same_pixels_in_other_files_are_exact_and_not_near_too(texture, tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -23,7 +24,7 @@ def test_the_same_pixels_in_other_files_are_exact_and_not_near_too(texture, tmp_
         save(tmp_path / "c.bmp", texture(1)),
         save(tmp_path / "d.tif", texture(1)),
     ]
-    found = find_duplicates(scan(paths), near=6)
+    found = find_duplicates(scan_images(paths)[0], near=6)
     assert found.exact == ((0, 2, 3),)
     assert found.near == ()
 
@@ -35,14 +36,14 @@ def test_a_resized_copy_is_near_and_numbers_count_through_unreadable_files(
     broken.write_bytes(b"not an image")
     small = np.asarray(Image.fromarray(texture(1)).resize((75, 60)))
     paths = [
-        broken,
+        ImageRef(broken),
         save(tmp_path / "a.png", texture(1)),
         save(tmp_path / "b.png", texture(2)),
         save(tmp_path / "small.png", small),
     ]
-    seen = scan(paths)
-    assert list(seen.bad) == [0]
-    (pair,) = find_duplicates(seen, near=6).near
+    images, unreadable = scan_images(paths)
+    assert list(unreadable) == [0]
+    (pair,) = find_duplicates(images, near=6).near
     assert (pair.first, pair.second) == (1, 3)
     assert pair.likeness > 0.99
 
@@ -52,7 +53,7 @@ def test_blank_images_are_flat_and_duplicates_of_nothing(tmp_path) -> None:  # t
         save(tmp_path / f"{name}.png", np.full((40, 40, 3), level, np.uint8))
         for name, level in (("a", 0), ("b", 0), ("c", 90))
     ]
-    found = find_duplicates(scan(paths), near=15)
+    found = find_duplicates(scan_images(paths)[0], near=15)
     assert found.flat == (0, 1, 2)
     assert found.exact == ()
     assert found.near == ()
@@ -70,7 +71,7 @@ def test_a_shared_hash_is_not_enough(texture, tmp_path) -> None:  # type: ignore
         save(tmp_path / "a.png", first.astype(np.uint8)),
         save(tmp_path / "b.png", second.astype(np.uint8)),
     ]
-    assert find_duplicates(scan(paths), near=15).near == ()
+    assert find_duplicates(scan_images(paths)[0], near=15).near == ()
 
 
 def test_a_list_beyond_the_limit_is_cut_and_says_so(texture, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
@@ -79,13 +80,13 @@ def test_a_list_beyond_the_limit_is_cut_and_says_so(texture, tmp_path, monkeypat
         save(tmp_path / f"{n}.png", np.asarray(Image.fromarray(texture(1)).resize((100 + n, 90))))
         for n in range(6)
     ]
-    found = find_duplicates(scan(paths), near=6)
+    found = find_duplicates(scan_images(paths)[0], near=6)
     assert len(found.near) == 3
     assert not found.complete
 
 
 def test_no_readable_image_gives_no_duplicates(tmp_path: Path) -> None:
-    found = find_duplicates(scan([tmp_path / "absent.png"]), near=6)
+    found = find_duplicates(scan_images([ImageRef(tmp_path / "absent.png")])[0], near=6)
     assert (found.exact, found.near, found.flat) == ((), (), ())
 
 

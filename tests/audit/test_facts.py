@@ -5,20 +5,19 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ogkd.audit.facts import gather, judge
-from ogkd.audit.result import Facts, Finding, Record
-from ogkd.audit.scan import Picture
+from ogkd.audit.findings import data_findings, gather_facts
+from ogkd.audit.result import Facts, Finding, Record, ScannedImage
 
 NAMES = ("benign", "malignant")
 
 
-def picture(width: int = 64, height: int = 64, *, gray: bool = True) -> Picture:
-    return Picture(width, height, gray, b"", np.zeros((64, 64), np.uint8))
+def picture(width: int = 64, height: int = 64, *, gray: bool = True) -> ScannedImage:
+    return ScannedImage(width, height, gray, b"", np.zeros((64, 64), np.uint8))
 
 
 def records(
     counts: dict[tuple[str, str], int], *, groups: bool = False
-) -> tuple[list[Record], list[Picture | None]]:
+) -> tuple[list[Record], list[ScannedImage | None]]:
     made = [
         Record(f"{split}/{label}/{n}.png", label, split, f"{split}{label}{n}" if groups else None)
         for (split, label), count in counts.items()
@@ -28,10 +27,10 @@ def records(
 
 
 def judged(
-    made: Sequence[Record], pictures: Sequence[Picture | None]
+    made: Sequence[Record], pictures: Sequence[ScannedImage | None]
 ) -> tuple[Facts, dict[str, Finding]]:
-    facts = gather(made, NAMES, pictures)
-    return facts, {finding.kind: finding for finding in judge(facts, made, pictures)}
+    facts = gather_facts(made, NAMES, pictures)
+    return facts, {finding.kind: finding for finding in data_findings(facts, made, pictures)}
 
 
 def test_counts_are_by_split_and_class_and_imbalance_is_of_what_is_learned_from() -> None:
@@ -51,8 +50,8 @@ def test_counts_are_by_split_and_class_and_imbalance_is_of_what_is_learned_from(
 
 def test_a_class_that_cannot_be_learned_is_an_error() -> None:
     made, pictures = records({("train", "benign"): 20, ("test", "malignant"): 20}, groups=True)
-    facts = gather(made, NAMES, pictures)
-    missing = [one for one in judge(facts, made, pictures) if one.kind == "class-missing"]
+    facts = gather_facts(made, NAMES, pictures)
+    missing = [one for one in data_findings(facts, made, pictures) if one.kind == "class-missing"]
     assert [one.severity for one in missing] == ["error", "warning"]
     assert "malignant" in missing[0].what
     assert facts.imbalance is None

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
-from ogkd.audit.hashing import SIDE, hamming, likeness, perceptual_hashes, small_gray
+from ogkd.audit.duplicates import SIDE, hamming, likeness, perceptual_hashes, small_gray
 
 words = st.integers(0, 2**64 - 1)
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ogkd.audit import nearest
-from ogkd.audit.nearest import MAX_DISTANCE, close_pairs
+from ogkd.audit import duplicates
+from ogkd.audit.duplicates import MAX_DISTANCE, close_pairs
 
 # A few words with a few bits flipped: pairs near the limit, which random words never are.
 near_words = st.builds(
@@ -59,7 +59,7 @@ def test_the_largest_distance_finds_every_pair_too() -> None:
 def test_chunks_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = [0] * 20 + [1] * 20
     whole = sorted(search(hashes, 2))
-    monkeypatch.setattr(nearest, "_CHUNK", 7)  # less than one row of candidates
+    monkeypatch.setattr(duplicates, "_PAIR_CHUNK", 7)  # less than one row of candidates
     assert sorted(search(hashes, 2)) == whole
     assert len(whole) == 40 * 39 // 2
 
@@ -72,14 +72,14 @@ def test_a_distance_out_of_range_is_refused(distance: int) -> None:
 
 def test_work_grows_far_slower_than_the_number_of_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     compared = 0
-    plain = nearest.hamming
+    plain = duplicates.hamming
 
     def counting(first, second):  # type: ignore[no-untyped-def]
         nonlocal compared
         compared += len(first)
         return plain(first, second)
 
-    monkeypatch.setattr(nearest, "hamming", counting)
+    monkeypatch.setattr(duplicates, "hamming", counting)
     hashes = np.random.default_rng(0).integers(0, 2**64, 20_000, np.uint64)
     assert not list(close_pairs(hashes, 6))
     assert compared < 20_000**2 / 2 / 200

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from ogkd.audit.labels import need_cleanlab, suspicious_labels
+from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.errors import ConfigError
 
 NAMES = ("a", "b", "c")
@@ -26,20 +26,20 @@ def test_swapped_labels_are_found_and_come_first() -> None:
     for row, label in swapped.items():
         labels[row] = label
     numbers = list(range(1000, 1120))
-    report = suspicious_labels(features, labels, list(range(120)), numbers)
+    report = find_suspicious_labels(features, labels, list(range(120)), numbers)
     assert {one.image - 1000 for one in report.suspects[:3]} == set(swapped)
     assert len(report.suspects) <= 4
     by_image = {one.image: one for one in report.suspects}
     assert (by_image[1003].given, by_image[1003].suggested) == ("b", "a")
     assert by_image[1003].score < 0.5
-    assert report.judged == 120
+    assert report.checked == 120
     assert report.accuracy is not None
     assert report.accuracy > 0.9
 
 
 def test_right_labels_are_left_in_peace() -> None:
     features, labels = clusters(40, spread=0.2)
-    report = suspicious_labels(features, labels, list(range(120)), list(range(120)))
+    report = find_suspicious_labels(features, labels, list(range(120)), list(range(120)))
     assert report.suspects == ()
 
 
@@ -48,29 +48,29 @@ def test_copies_of_one_wrong_image_cannot_vouch_for_each_other() -> None:
     features[:6] = features[0]
     labels[:6] = ["b"] * 6
     together = [0] * 6 + list(range(1, 85))
-    report = suspicious_labels(features, labels, together, list(range(90)))
+    report = find_suspicious_labels(features, labels, together, list(range(90)))
     assert {one.image for one in report.suspects} >= set(range(6))
 
 
 def test_a_class_with_too_few_groups_is_left_out_and_named() -> None:
     features, labels = clusters(20)
     groups = list(range(40)) + [99] * 20  # all images of c are of one patient
-    report = suspicious_labels(features, labels, groups, list(range(60)))
+    report = find_suspicious_labels(features, labels, groups, list(range(60)))
     assert report.left_out == ("c",)
-    assert report.judged == 40
+    assert report.checked == 40
 
 
 def test_nothing_is_judged_where_fewer_than_two_classes_are_left() -> None:
     features, labels = clusters(4)
-    report = suspicious_labels(features, labels, list(range(12)), list(range(12)))
-    assert (report.judged, report.suspects, report.accuracy) == (0, (), None)
+    report = find_suspicious_labels(features, labels, list(range(12)), list(range(12)))
+    assert (report.checked, report.suspects, report.accuracy) == (0, (), None)
     assert report.left_out == NAMES
 
 
 def test_the_same_data_gives_the_same_report() -> None:
     features, labels = clusters(20, spread=2.0)
     first, again = (
-        suspicious_labels(features, labels, list(range(60)), list(range(60))) for _ in range(2)
+        find_suspicious_labels(features, labels, list(range(60)), list(range(60))) for _ in range(2)
     )
     assert first == again
 
@@ -87,4 +87,4 @@ def test_without_cleanlab_the_message_says_what_to_install(monkeypatch: pytest.M
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ConfigError, match=r"ogkd\[audit\]"):
-        need_cleanlab()
+        require_cleanlab()

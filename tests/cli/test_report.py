@@ -13,7 +13,7 @@ def test_a_report_is_written_and_its_place_told(ogkd, fitted, data, tmp_path):
     assert outcome.out == f"Report on 6 images: {place}\n"
     page = place.read_text(encoding="utf-8")
     assert "data:image/jpeg" in page
-    assert "Which images come from one patient is not known" in page  # the data check ran
+    assert "does not say which images come from the same patient" in page  # the data check ran
     assert f"ogkd report {fitted.name} {data.name} --out r.html" in page
     assert str(data) not in page
     assert ".png" not in page
@@ -28,7 +28,7 @@ def test_names_pictures_and_check_are_a_matter_of_options(ogkd, fitted, data, tm
     assert "data:image" not in page
     assert "The data was not checked" in page
     assert str(data) in page
-    assert "9 of the 9 judged images were learned from" in page
+    assert "9 of the 9 evaluated images were learned from" in page
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_evaluate_writes_the_page_with_the_same_options(ogkd, refused, fitted, d
     assert "data:image" in second.read_text()
     assert str(data) not in second.read_text()
     for option in ("--names", "--no-images"):
-        assert "about --report" in refused("evaluate", fitted, data, option)
+        assert "only apply to --report" in refused("evaluate", fitted, data, option)

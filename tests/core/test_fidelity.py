@@ -220,7 +220,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones():
     [("selector", "median"), ("temperature", 0.0), ("temperature", float("inf"))],
 )
 def test_a_value_that_cannot_be_used_is_refused_by_its_option(option, value):
-    with pytest.raises(ConfigError, match=f"`{option}` is {value!r}"):
+    with pytest.raises(ConfigError, match=f"`{option}` cannot be {value!r}"):
         fidelity("released", **{option: value})
 
 

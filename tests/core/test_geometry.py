@@ -76,7 +76,7 @@ def test_a_class_without_prompts_is_refused_and_named(bank):
 
 
 def test_a_bank_without_classes_is_refused():
-    with pytest.raises(DataError, match="no class"):
+    with pytest.raises(DataError, match="is empty"):
         prototypes([])
 
 

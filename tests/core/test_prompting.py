@@ -93,7 +93,7 @@ def test_gradients_reach_the_context_only(bert_backbone):
 
 
 def test_a_context_longer_than_the_text_tower_is_refused(bert_backbone):
-    with pytest.raises(ConfigError, match=r"kidney stone.*takes at most .*Lower n_ctx"):
+    with pytest.raises(ConfigError, match=r"kidney stone.*accepts at most .*Lower n_ctx"):
         learner(bert_backbone, n_ctx=bert_backbone.context_length)
 
 

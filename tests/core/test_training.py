@@ -111,7 +111,7 @@ def test_an_interrupted_training_ends_like_an_uninterrupted_one(
             learner, [run], objective, CONFIG, text_dropout=True, checkpoint=checkpoint, log=log
         )
 
-    with pytest.raises(Interrupted, match=f"after epoch {stop_at + 1} of 6.*same command again"):
+    with pytest.raises(Interrupted, match=f"after epoch {stop_at + 1} of 6.*same fit again"):
         train(interrupt)
     assert torch.equal(train(), whole)
 

@@ -60,7 +60,7 @@ def test_a_killed_fit_resumes_to_the_same_bits(pictures, tmp_path, how):
     assert not (tmp_path / "killed").exists()
     if how == signal.SIGINT:
         assert killed.returncode == 130
-        assert "Run the same command again" in said
+        assert "Run the same fit again" in said
         assert "Traceback" not in said
     again = start(command(pictures, tmp_path / "killed"))
     _, said = again.communicate(timeout=240)

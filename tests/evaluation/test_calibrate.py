@@ -10,9 +10,10 @@ import ogkd
 from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
-from ogkd.evaluation.calibrate import FEWEST, calibrate, engine_note
+from ogkd.evaluation.calibrate import FEWEST, calibrate
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import engine_note
 from tiny_data import item_of, write_dataset
 
 NAMES = ("bright spot", "dark field", "striped tissue")
@@ -38,7 +39,7 @@ def test_the_validation_part_is_calibrated_on(model, data):
     assert len(found.confidences) == 16
     assert found.weights_sha256 == model.weights_sha256
     assert not set(found.image_keys) & set(model.card.support_images)
-    assert any("--max-risk 0.05" in note and "more" in note for note in notes)
+    assert any("max_risk 0.05" in note and "more" in note for note in notes)
 
 
 def test_images_that_were_used_for_fitting_are_refused_by_number(model, data):
@@ -62,7 +63,7 @@ def test_images_that_settings_were_searched_on_count_as_used(bert_backbone, data
 def test_a_copy_under_another_name_is_still_the_image_that_was_used(model, data, tmp_path):
     place = tmp_path / "copy.png"
     item = read_manifest(data).part("train")[0]
-    place.write_bytes(item.image.read_bytes())
+    place.write_bytes(item.image.file.read_bytes())
     items = (*read_manifest(data).part("val"), item_of(place, item.label, "val"))
     with pytest.raises(DataError, match="1 of the 25 images"):
         calibrate(model, Manifest(tuple(items), NAMES))
@@ -79,9 +80,9 @@ def test_images_of_few_patients_and_absent_classes_are_told(model, data):
     val = read_manifest(data).part("val")[:16]  # of two classes
     items = tuple(item_of(i.image, i.label, "val", f"p{n // 4}") for n, i in enumerate(val))
     calibrate(model, Manifest(items, NAMES), say=notes.append)
-    assert any("16 images are of 4 patients" in note for note in notes)
-    assert any("too few for prediction sets of 95 % coverage" in note for note in notes)
-    assert any("no image of: striped tissue" in note for note in notes)
+    assert any("16 images come from 4 patients" in note for note in notes)
+    assert any("too few for prediction sets with 95 % coverage" in note for note in notes)
+    assert any("no images of: striped tissue" in note for note in notes)
 
 
 def test_a_calibrated_model_is_kept_and_read_with_its_calibration(model, data, tmp_path):

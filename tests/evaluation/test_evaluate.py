@@ -12,7 +12,12 @@ from ogkd.datasets.catalog import benchmark
 from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
-from ogkd.evaluation import classification_metrics, describe, judge, summary_metrics
+from ogkd.evaluation import (
+    classification_metrics,
+    evaluate_predictions,
+    predict_labelled,
+    summary_metrics,
+)
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.model.calibration import Calibration
 from tiny_data import item_of, write_image
@@ -85,9 +90,9 @@ def test_all_files_that_are_missing_or_broken_are_named(model, tmp_path):
 
 
 def test_what_is_described_is_what_each_measure_says_alone(model, pictures):
-    judged = judge(model, pictures)
+    judged = predict_labelled(model, pictures)
     p = model.probabilities(judged.features)
-    found = describe(judged, resamples=50, graded=True)
+    found = evaluate_predictions(judged, resamples=50, graded=True)
     summary = summary_metrics(judged.labels, p, graded=True)
     for key in set(summary) - {"aurc"}:
         assert found[key] == pytest.approx(summary[key], abs=1e-6), key
@@ -105,22 +110,23 @@ def test_what_is_described_is_what_each_measure_says_alone(model, pictures):
 
 
 def test_the_same_seed_gives_the_same_intervals_and_another_does_not(model, pictures):
-    judged = judge(model, pictures)
+    judged = predict_labelled(model, pictures)
     first, again, other = (
-        describe(judged, resamples=50, seed=seed)["intervals"]["nll"] for seed in (0, 0, 1)
+        evaluate_predictions(judged, resamples=50, seed=seed)["intervals"]["nll"]
+        for seed in (0, 0, 1)
     )
     assert first == again != other
 
 
 def test_patients_are_resampled_where_they_are_known(model, pictures):
-    judged = replace(judge(model, pictures), groups=["p", "q", None] * 4)
-    found = describe(judged, resamples=10)
+    judged = replace(predict_labelled(model, pictures), groups=["p", "q", None] * 4)
+    found = evaluate_predictions(judged, resamples=10)
     assert (found["groups"], found["bootstrap"]["by"]) == (2, "group")
 
 
 def test_screening_is_shown_where_a_class_is_normal(model, pictures):
-    judged = replace(judge(model, pictures), normal=(1,))
-    found = describe(judged, resamples=10)["screening"]
+    judged = replace(predict_labelled(model, pictures), normal=(1,))
+    found = evaluate_predictions(judged, resamples=10)["screening"]
     assert (found["normal"], found["diseased_images"], found["normal_images"]) == (
         ["dark field"],
         8,
@@ -131,10 +137,12 @@ def test_screening_is_shown_where_a_class_is_normal(model, pictures):
 
 
 def test_calibration_changes_probabilities_but_no_prediction(model, pictures):
-    judged = judge(model, pictures)
+    judged = predict_labelled(model, pictures)
     many = np.tile(judged.logits, (5, 1)), np.tile(judged.labels, 5)
     calibration = Calibration.fit(*many, [*judged.keys, *(f"other {n}" for n in range(48))])
-    before, after = (describe(judged, each, resamples=0) for each in (None, calibration))
+    before, after = (
+        evaluate_predictions(judged, each, resamples=0) for each in (None, calibration)
+    )
     assert after["accuracy"] == before["accuracy"]
     assert after["nll"] != before["nll"]
     assert after["calibration"]["before"]["nll"] == before["nll"]
@@ -171,20 +179,20 @@ def test_kappa_of_a_folder_is_that_of_its_grades(model, pictures):
     grades = np.arange(12) % 5
     logits = rng.normal(size=(12, 5)).astype(np.float32)
     logits[np.arange(12), grades] += 1
-    judged = judge(model, pictures)
+    judged = predict_labelled(model, pictures)
     listed = replace(judged, labels=grades, logits=logits, class_names=names)
     place = np.array([1, 0, 2, 3, 4])  # of each grade among the sorted names
     folder = replace(
         judged, labels=place[grades], logits=logits[:, place], class_names=tuple(sorted(names))
     )
-    expected, found = (describe(each, resamples=100) for each in (listed, folder))
+    expected, found = (evaluate_predictions(each, resamples=100) for each in (listed, folder))
     kappa = cohen_kappa_score(grades, logits.argmax(axis=1), weights="quadratic")
     assert found["graded"] is True
     assert found["kappa"] == pytest.approx(expected["kappa"]) == pytest.approx(kappa)
     assert found["intervals"]["kappa"] == pytest.approx(expected["intervals"]["kappa"])
     assert list(found["per_class"]) == sorted(names)  # the rest keeps the model's order
-    as_given = describe(folder, resamples=0, graded=True)
+    as_given = evaluate_predictions(folder, resamples=0, graded=True)
     order = cohen_kappa_score(folder.labels, folder.logits.argmax(axis=1), weights="quadratic")
     assert as_given["kappa"] == pytest.approx(order) != pytest.approx(kappa)
-    assert "kappa" not in describe(folder, resamples=0, graded=False)
+    assert "kappa" not in evaluate_predictions(folder, resamples=0, graded=False)
     json.dumps(found, allow_nan=False)

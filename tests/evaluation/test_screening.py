@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import recall_score, roc_auc_score
 
-from ogkd.evaluation.screening import screening_columns
+from ogkd.evaluation.metrics import screening_columns
 
 ONE = np.ones((1, 200))
 

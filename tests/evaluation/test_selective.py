@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
-from ogkd.evaluation.selective import (
+from ogkd.evaluation.confidence import (
     augrc,
     aurc,
     coverage_at_risk,
@@ -98,6 +98,7 @@ def test_e_aurc_is_zero_for_the_best_order_and_never_below(rows):
 
 @settings(deadline=None, max_examples=40)
 @given(cases, st.sampled_from([0.0, 0.1, 0.3, 0.5, 1.0]))
+@example([(0.55, False)] * 12 + [(0.55, True)] * 13 + [(0.6, False)], 0.5)  # exactly a half
 def test_coverage_at_risk_is_what_the_best_threshold_keeps(rows, risk):
     labels, p = answers(*zip(*rows, strict=True))
     top, wrong = p.max(1), p.argmax(1) != labels

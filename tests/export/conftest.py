@@ -13,7 +13,7 @@ from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.phantoms import render
 from ogkd.export import Exported, export_onnx
 from ogkd.features.views import FixedViews
-from ogkd.methods import METHODS, Support, TextSide, Workplace, make_method
+from ogkd.methods import METHODS, Support, TextSide, make_method
 from ogkd.methods.heads import LinearHead
 from ogkd.model.classifier import Classifier
 from tiny_backbones import make_clip, make_siglip
@@ -91,7 +91,7 @@ def heads_of_all_methods(backbone):
         method = make_method(name, settings=fast)
         supports = [support] if method.needs_images else []
         text = TextSide(backbone, names, prompts)
-        yield name, method.fit(supports, text, seeds=[1], workplace=Workplace())[0]
+        yield name, method.fit(supports, text, seeds=[1])[0]
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from export_world import TEMPERATURE, calibration, card_of, run, session_of
 
-from ogkd.export.card import describe
-from ogkd.export.compare import in_batches
+from ogkd.export.metadata import file_metadata
+from ogkd.export.predictors import in_batches
 from ogkd.images import read_image, to_pixels
 from ogkd.images.transforms import center_crop
 from ogkd.model.classifier import Classifier
@@ -88,8 +88,8 @@ def test_sets_and_threshold_of_the_file_are_the_calibrations_own(exported, model
 
 def test_too_few_calibration_images_give_no_sets_and_none_gives_nothing(model):
     few = Classifier(model.backbone, model.head, model.card, calibration=calibration(images=6))
-    assert describe(few)["calibration"]["sets"] is None
-    plain = describe(Classifier(model.backbone, model.head, model.card))
+    assert file_metadata(few)["calibration"]["sets"] is None
+    plain = file_metadata(Classifier(model.backbone, model.head, model.card))
     assert (plain["temperature"], plain["calibration"]) == (1.0, None)
 
 
@@ -105,7 +105,7 @@ def test_what_the_calibration_promises_is_not_in_a_file_of_8_bits(small):
 @pytest.mark.parametrize(("engine", "kept"), [(None, True), ("torch", True), ("int8", False)])
 def test_promises_made_with_another_engine_are_left_out(model, engine, kept):
     made = model.calibration.model_copy(update={"engine": engine})
-    noted = describe(Classifier(model.backbone, model.head, model.card, calibration=made))
+    noted = file_metadata(Classifier(model.backbone, model.head, model.card, calibration=made))
     assert (noted["calibration"]["sets"] is not None) is kept
     assert ("note" not in noted["calibration"]) is kept
 

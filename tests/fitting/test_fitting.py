@@ -216,7 +216,7 @@ def stopped(bert_backbone, pictures, tmp_path, monkeypatch):
         "out": tmp_path / "m",
         "settings": {"train.epochs": 5, "views": 1, "train.checkpoint_every": 1},
     }
-    keep = ogkd.fitting.pipeline._workplace
+    keep = ogkd.fitting.pipeline._training_folder
 
     def short(*arguments, **named):
         place = keep(*arguments, **named)
@@ -226,11 +226,11 @@ def stopped(bert_backbone, pictures, tmp_path, monkeypatch):
             if entry["epoch"] == 2:
                 raise KeyboardInterrupt
 
-        return type(place)(place.folder, place.fingerprint, log)
+        return type(place)(place.path, place.fingerprint, log)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ogkd.fitting.pipeline, "_workplace", short)
-        with pytest.raises(ogkd.OgkdError, match="Run the same command again"):
+        patch.setattr(ogkd.fitting.pipeline, "_training_folder", short)
+        with pytest.raises(ogkd.OgkdError, match="Run the same fit again"):
             fit(pictures, bert_backbone, **options)
     assert left_in(tmp_path) == {".m.training"}
     return options

@@ -7,11 +7,11 @@ import pytest
 import torch
 from feature_toys import NAMES, make_support, unit
 
+import ogkd
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate
-from ogkd.fitting.pipeline import fit_seeds
-from ogkd.methods import METHODS, TextSide, Workplace, make_method
-from ogkd.methods._rows import FeatureMethod
+from ogkd.methods import METHODS, FeatureMethod, MethodConfig, TextSide, make_method
+from ogkd.methods.zero_shot import ZeroShotEnsemble
 from ogkd.model.card import BackboneCard, ModelCard
 from ogkd.model.classifier import Classifier, load
 
@@ -47,7 +47,7 @@ def support_of(method, backbone, counts=(3, 3, 3), **options):
 
 def fit(method, supports, text, seeds=(1,)):
     needed = list(supports) if method.needs_images else []
-    return method.fit(needed, text, seeds=list(seeds), workplace=Workplace())
+    return method.fit(needed, text, seeds=list(seeds))
 
 
 def probabilities(head, backbone):
@@ -146,9 +146,7 @@ def test_a_saved_model_answers_as_before(name, bert_backbone, tmp_path):
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_learns_from_files(name, bert_backbone, pictures):
     settings = {"views": 1, **quick_settings(name)}
-    (model,) = fit_seeds(
-        pictures, backbone=bert_backbone, method=name, shots=2, seeds=[1], settings=settings
-    )
+    model = ogkd.fit(pictures, backbone=bert_backbone, method=name, shots=2, settings=settings)
     assert evaluate(model, pictures)["images"] == 12
 
 
@@ -177,3 +175,24 @@ def test_a_head_on_images_refuses_other_classes(name, bert_backbone):
     (head,) = fit(method, [support_of(method, bert_backbone)], text_of(bert_backbone))
     with pytest.raises(ConfigError, match="classes"):
         method.head_for(head, text_of(bert_backbone, NAMES[1:3]))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_head_says_what_it_has(name, bert_backbone):
+    method = quick(name)
+    (head,) = fit(method, [support_of(method, bert_backbone)], text_of(bert_backbone))
+    T, v = head.class_texts, unit(9, bert_backbone.embed_dim, seed=5)
+    if method.learns_texts:
+        assert T is not None
+    if T is not None:
+        assert T.shape == head.shape
+    if head.is_text_only:
+        torch.testing.assert_close(head.logits(v), bert_backbone.logit_scale * v @ T.mT)
+    assert head.export_error is None or head.export_error.endswith(".")
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_the_type_parameter_is_the_class_of_the_settings(name):
+    method = METHODS[name]
+    assert isinstance(make_method(name).config, method.Config)
+    assert method.Config is not MethodConfig or issubclass(method, FeatureMethod | ZeroShotEnsemble)

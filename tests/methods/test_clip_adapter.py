@@ -6,12 +6,12 @@ from feature_toys import make_support, make_text, unit
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from ogkd.methods import Workplace, make_method
+from ogkd.methods import make_method
 
 
 def fit(support, seed=1, **settings):
     method = make_method("clip-adapter", settings=settings)
-    return method.fit([support], make_text(), seeds=[seed], workplace=Workplace())[0]
+    return method.fit([support], make_text(), seeds=[seed])[0]
 
 
 def test_ratio_zero_is_zero_shot():

@@ -14,16 +14,15 @@ from torch.nn.functional import normalize
 
 from ogkd.core.geometry import prototypes
 from ogkd.errors import ConfigError
-from ogkd.methods import TextHead, TextSide, Workplace, make_method
-from ogkd.methods._gaussian import experts, fuse
-from ogkd.methods._rows import rows_of
-from ogkd.methods.fused import FusedConfig, choose
+from ogkd.methods import TextHead, TextSide, make_method
+from ogkd.methods.feature_method import rows_of
+from ogkd.methods.fused import FusedConfig, choose, experts, fuse
 
 
 def fit(support, text=None, **options):
     method = make_method("fused", settings={"text": "bank", **options})
     text = make_text(int(support.labels.max()) + 1) if text is None else text
-    return method.fit([support], text, seeds=[1], workplace=Workplace())[0]
+    return method.fit([support], text, seeds=[1])[0]
 
 
 def plain(X, y, T, v, scale, kappa, rho, nu):
@@ -157,7 +156,7 @@ def ogkd_head(backbone, **options):
     method = make_method("fused", preset="ogkd", settings=settings)
     text = TextSide(backbone, NAMES[:3], PROMPTS)
     support = make_support((3, 3, 3), d=backbone.embed_dim)
-    return method, text, method.fit([support], text, seeds=[1], workplace=Workplace())[0]
+    return method, text, method.fit([support], text, seeds=[1])[0]
 
 
 def test_ogkd_as_text_side_serves_other_classes(bert_backbone):

@@ -5,15 +5,15 @@ import torch
 from feature_toys import NAMES, make_support, make_text, unit
 from scipy.optimize import approx_fprime, minimize
 
-from ogkd.methods import Workplace, make_method
-from ogkd.methods._rows import rows_of
+from ogkd.methods import make_method
+from ogkd.methods.feature_method import rows_of
 from ogkd.methods.linear_probe import DEFAULT, GRID, _choose
 
 
 def fit(support, **settings):
     method = make_method("linear-probe", settings=settings)
     text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1], workplace=Workplace())[0]
+    return method.fit([support], text, seeds=[1])[0]
 
 
 def objective(theta, X, y, C, l2):

@@ -8,13 +8,13 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
 
-from ogkd.methods import Workplace, make_method
+from ogkd.methods import make_method
 
 
 def fit(support, name, **settings):
     method = make_method(name, settings=settings)
     text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1], workplace=Workplace())[0]
+    return method.fit([support], text, seeds=[1])[0]
 
 
 @pytest.mark.parametrize("counts", [(5, 3), (4, 2, 5)])

@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from feature_toys import make_support, make_text
 
-from ogkd.methods import Workplace, make_method
+from ogkd.methods import make_method
 
 
 def fit(support, **settings):
     method = make_method("lp++", settings=settings)
-    return method.fit([support], make_text(), seeds=[1], workplace=Workplace())[0]
+    return method.fit([support], make_text(), seeds=[1])[0]
 
 
 def plain(F, y, T, *, epochs, every, momentum):

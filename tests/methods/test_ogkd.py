@@ -12,8 +12,8 @@ from ogkd.core.losses import diffuse
 from ogkd.core.training import Batch
 from ogkd.errors import ConfigError
 from ogkd.features.views import FixedViews
-from ogkd.methods import METHODS, Support, TextSide, Workplace, make_method, presets
-from ogkd.methods.ogkd import OGKDConfig, OGKDObjective, fit_together
+from ogkd.methods import METHODS, Support, TextSide, make_method, presets
+from ogkd.methods.ogkd import OGKD, OGKDConfig, OGKDObjective
 
 NAMES = ("cyst", "stone", "tumor")
 PROMPTS = tuple(tuple(f"{word} {name}" for word in ("a", "the", "one", "seen")) for name in NAMES)
@@ -156,9 +156,7 @@ def quick(**settings):
 
 def test_a_fitted_head_knows_the_context_and_normalised_class_features(bert_backbone):
     method = make_method("ogkd", settings=quick())
-    (head,) = method.fit(
-        [make_support(bert_backbone)], text_of(bert_backbone), seeds=[1], workplace=Workplace()
-    )
+    (head,) = method.fit([make_support(bert_backbone)], text_of(bert_backbone), seeds=[1])
     assert head.extra["context"].shape == (4, bert_backbone.text_width)
     torch.testing.assert_close(head.T.norm(dim=-1), torch.ones(3))
     again = method.head_for(head, text_of(bert_backbone))
@@ -167,9 +165,7 @@ def test_a_fitted_head_knows_the_context_and_normalised_class_features(bert_back
 
 def test_the_learned_context_serves_other_classes(bert_backbone):
     method = make_method("ogkd", settings=quick())
-    (head,) = method.fit(
-        [make_support(bert_backbone)], text_of(bert_backbone), seeds=[1], workplace=Workplace()
-    )
+    (head,) = method.fit([make_support(bert_backbone)], text_of(bert_backbone), seeds=[1])
     other = method.head_for(head, TextSide(bert_backbone, ("a", "cyst"), (("a",), ("b",))))
     assert other.T.shape == (2, bert_backbone.embed_dim)
     torch.testing.assert_close(other.T[1], head.T[0], atol=1e-5, rtol=0)
@@ -182,18 +178,17 @@ def test_configurations_trained_together_equal_each_alone(bert_backbone):
     ]
     supports = [make_support(bert_backbone, seed) for seed in (0, 1)]
     text = text_of(bert_backbone)
-    together = fit_together(configs, supports, text, seeds=[4, 9], workplace=Workplace())
+    methods = [OGKD(config) for config in configs]
+    together = OGKD.fit_together(methods, supports, text, seeds=[4, 9])
     for index, seed in enumerate((4, 9)):
-        (alone,) = fit_together(
-            [configs[index]], [supports[index]], text, seeds=[seed], workplace=Workplace()
-        )
+        (alone,) = OGKD.fit_together([methods[index]], [supports[index]], text, seeds=[seed])
         torch.testing.assert_close(together[index].T, alone.T, atol=1e-5, rtol=1e-4)
 
 
 def test_configurations_of_another_shape_are_refused(bert_backbone):
-    configs = [OGKDConfig(), OGKDConfig(tau=2.0)]
+    methods = [OGKD(OGKDConfig()), OGKD(OGKDConfig(tau=2.0))]
     with pytest.raises(ConfigError, match="differ in tau"):
-        fit_together(configs, [], text_of(bert_backbone), seeds=[1, 2], workplace=Workplace())
+        OGKD.fit_together(methods, [], text_of(bert_backbone), seeds=[1, 2])
 
 
 @pytest.mark.parametrize("gamma", [(0.1, 0.2), 1.5, -0.1, (0.1, 0.2, 1.2)])
@@ -277,9 +272,7 @@ def test_with_gamma_normal_zero_the_teacher_keeps_its_word_on_the_normal_class()
 def test_gamma_normal_without_a_normal_class_is_refused(bert_backbone):
     method = make_method("ogkd", settings=quick(gamma_normal=0))
     with pytest.raises(ConfigError, match=r"gamma_normal is 0.*none of the 3 classes"):
-        method.fit(
-            [make_support(bert_backbone)], text_of(bert_backbone), seeds=[1], workplace=Workplace()
-        )
+        method.fit([make_support(bert_backbone)], text_of(bert_backbone), seeds=[1])
     with pytest.raises(ConfigError, match="gamma_normal"):
         make_method("ogkd", settings={"gamma_normal": 1.5})
 
@@ -288,7 +281,7 @@ def test_the_normal_classes_come_from_the_text_side(bert_backbone):
     def contexts(normal):
         method = make_method("ogkd", settings=quick(gamma=0.9, gamma_normal=0, lambda_gad=20))
         text = TextSide(bert_backbone, NAMES, PROMPTS, normal)
-        (head,) = method.fit([make_support(bert_backbone)], text, seeds=[1], workplace=Workplace())
+        (head,) = method.fit([make_support(bert_backbone)], text, seeds=[1])
         return head.extra["context"]
 
     assert torch.equal(contexts((1,)), contexts((1,)))
@@ -320,7 +313,5 @@ def test_the_papers_ablations_are_presets():
 @pytest.mark.parametrize("variant", ["full", "full_no_geometry", "label_guided"])
 def test_every_variant_of_lgd_trains(bert_backbone, variant):
     method = make_method("ogkd", settings=quick(lgd_variant=variant))
-    (head,) = method.fit(
-        [make_support(bert_backbone)], text_of(bert_backbone), seeds=[1], workplace=Workplace()
-    )
+    (head,) = method.fit([make_support(bert_backbone)], text_of(bert_backbone), seeds=[1])
     assert head.T.isfinite().all()

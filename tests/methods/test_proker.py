@@ -4,15 +4,15 @@ import numpy as np
 import torch
 from feature_toys import NAMES, make_support, make_text, unit
 
-from ogkd.methods import Workplace, make_method
-from ogkd.methods._rows import rows_of
+from ogkd.methods import make_method
+from ogkd.methods.feature_method import rows_of
 from ogkd.methods.proker import _corrections, ridge
 
 
 def fit(support, **settings):
     method = make_method("proker", settings=settings)
     text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1], workplace=Workplace())[0]
+    return method.fit([support], text, seeds=[1])[0]
 
 
 def test_predictions_agree_with_a_direct_linear_solve():

@@ -7,8 +7,7 @@ import torch
 from tiny_prompts import LEARNERS, NAMES, fit, quick, support_of, text_of, unit
 
 from ogkd.errors import ConfigError, Interrupted
-from ogkd.methods import METHODS, Workplace, make_method, presets
-from ogkd.methods._prompts import PromptMethod
+from ogkd.methods import METHODS, PromptMethod, TrainingFolder, make_method, presets
 
 IMAGES = 5
 
@@ -53,9 +52,9 @@ def test_an_interrupted_training_ends_with_the_same_bits(name, bert_backbone, tm
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        fit(quick(name), bert_backbone, support, workplace=Workplace(tmp_path, "x", interrupt))
+        fit(quick(name), bert_backbone, support, folder=TrainingFolder(tmp_path, "x", interrupt))
     (resumed,) = fit(
-        quick(name), bert_backbone, support, workplace=Workplace(tmp_path, "x", seen.append)
+        quick(name), bert_backbone, support, folder=TrainingFolder(tmp_path, "x", seen.append)
     )
     assert [entry["epoch"] for entry in seen] == [0, 1, 2]
     for key, tensor in whole.tensors().items():
@@ -73,11 +72,11 @@ def test_an_interrupted_training_ends_with_the_same_bits(name, bert_backbone, tm
         ("ogkd", {"total", "ce", "sccm", "gad", "lgd"}),
     ],
 )
-def test_the_log_names_the_terms_of_every_epoch(name, terms, bert_backbone):
+def test_the_log_names_the_terms_of_every_epoch(name, terms, bert_backbone, tmp_path):
     seen = []
-    workplace = Workplace(log=seen.append)
+    folder = TrainingFolder(tmp_path, "x", seen.append)
     supports = [support_of(bert_backbone, seed) for seed in (0, 1)]
-    fit(quick(name), bert_backbone, *supports, workplace=workplace)
+    fit(quick(name), bert_backbone, *supports, folder=folder)
     assert len(seen) == 3
     assert set(seen[0]["terms"]) == terms
     assert all(len(values) == 2 for values in seen[0]["terms"].values())  # one per seed

@@ -8,8 +8,8 @@ import torch
 from feature_toys import NAMES, make_support
 
 from ogkd.errors import DataError
-from ogkd.methods._rows import rows_of
-from ogkd.methods._search import _accuracy, deal, search, trials
+from ogkd.methods.feature_method import rows_of
+from ogkd.methods.grid_search import _accuracy, deal, search, trials
 
 
 def test_folds_hold_out_one_image_of_each_class_and_keep_views_together():

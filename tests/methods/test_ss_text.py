@@ -9,15 +9,15 @@ from scipy.optimize import minimize
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.geometry import prototypes
 from ogkd.features.views import FixedViews
-from ogkd.methods import Support, Workplace, make_method
-from ogkd.methods._rows import rows_of
+from ogkd.methods import Support, make_method
+from ogkd.methods.feature_method import rows_of
 from ogkd.methods.ss_text import blend
 
 
 def fit(support, **settings):
     method = make_method("ss-text+", settings=settings)
     text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1], workplace=Workplace())[0]
+    return method.fit([support], text, seeds=[1])[0]
 
 
 @pytest.mark.parametrize("balanced", [False, True])

@@ -6,15 +6,15 @@ import numpy as np
 import torch
 from feature_toys import make_support, make_text, unit
 
-from ogkd.methods import Workplace, make_method
-from ogkd.methods._rows import rows_of
+from ogkd.methods import make_method
+from ogkd.methods.feature_method import rows_of
 from ogkd.methods.tip_adapter import GRID
 
 
 def fit(support, name="tip-adapter", text=None, seed=1, **settings):
     text = text or make_text(len(support.labels.unique()))
     method = make_method(name, settings=settings)
-    return method.fit([support], text, seeds=[seed], workplace=Workplace())[0]
+    return method.fit([support], text, seeds=[seed])[0]
 
 
 def plain_logits(v, K, y, T, scale, alpha, beta):

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.training import Batch
 from ogkd.features.views import FixedViews
-from ogkd.methods import Support, TextSide, Workplace, make_method
+from ogkd.methods import Support, TextSide, make_method
 
 NAMES = ("cyst", "kidney stone", "tumor")
 WORDS = ("a", "the", "one", "seen")
@@ -38,12 +38,12 @@ def quick(name, **settings):
     )
 
 
-def fit(method, backbone, *supports, text=None, seeds=None, workplace=None):
+def fit(method, backbone, *supports, text=None, seeds=None, folder=None):
     return method.fit(
         supports,
         text or text_of(backbone),
         seeds=seeds or list(range(1, len(supports) + 1)),
-        workplace=workplace or Workplace(),
+        folder=folder,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
-from ogkd.evaluation import Judged, judge
+from ogkd.evaluation import LabelledPredictions, predict_labelled
 from ogkd.evaluation.calibrate import calibrate
 from ogkd.fitting.pipeline import fit
 from ogkd.model.classifier import Classifier
@@ -22,10 +22,12 @@ NAMES = ("benign tumor", HOSTILE, "normal lung")
 class World:
     classifier: Classifier
     manifest: Manifest
-    judged: Judged
+    predictions: LabelledPredictions
 
-    def judge(self, split: str) -> World:
-        return replace(self, judged=judge(self.classifier, self.manifest, split=split))
+    def on_split(self, split: str) -> World:
+        return replace(
+            self, predictions=predict_labelled(self.classifier, self.manifest, split=split)
+        )
 
 
 def make_world(clip: Path, pictures: Path, method: str, *, calibrated: bool = True) -> World:
@@ -33,7 +35,7 @@ def make_world(clip: Path, pictures: Path, method: str, *, calibrated: bool = Tr
     classifier = fit(manifest, backbone=clip, method=method)
     if calibrated:
         classifier.calibration = calibrate(classifier, manifest)
-    return World(classifier, manifest, judge(classifier, manifest))
+    return World(classifier, manifest, predict_labelled(classifier, manifest))
 
 
 @dataclass

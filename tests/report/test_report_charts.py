@@ -57,4 +57,4 @@ def test_dots_stand_where_certainty_and_truth_meet():
     assert second.y == {tick.text: tick.at for tick in chart.y_ticks}["25 %"]
     assert second.even == chart.top
     assert second.radius > first.radius
-    assert second.text == "4 images: 100 % sure, 25 % right"
+    assert second.text == "4 images: 100 % confident, 25 % correct"

@@ -9,7 +9,7 @@ from report_world import make_world
 from ogkd.datasets.manifest import Manifest
 from ogkd.model.classifier import Classifier
 from ogkd.report import facts
-from ogkd.report.pictures import confident_mistakes, right_examples
+from ogkd.report.image_cards import confident_errors, correct_examples
 from tiny_data import item_of
 
 
@@ -38,7 +38,7 @@ def test_the_backbone_is_named_without_its_folder_and_with_the_engine_that_was_u
     other = copy.copy(found.backbone)
     other.engine = "int8"
     rows = dict(facts.model_facts(Classifier(other, found.head, found.card), show_names=False))
-    assert rows["Encoder engine"] == "int8, but torch for the fit"
+    assert rows["Encoder engine"] == "int8 (fitted with torch)"
     hub = found.card.backbone.model_copy(update={"name": "owner/clip"})
     card = found.card.model_copy(update={"backbone": hub})
     rows = dict(facts.model_facts(Classifier(other, found.head, card), show_names=False))
@@ -52,9 +52,9 @@ def test_parts_are_counted_by_class_name_whatever_the_order(world):
     counts = facts.part_counts(Manifest(items, names), card)
     assert counts.columns == ("test", "train", "learned from")
     rows = dict(counts.rows)
-    assert rows[card.class_names[-1]][:2] == ("2", "0")
-    assert rows["unknown_thing"] == ("0", "1", "0")
-    assert rows[card.class_names[0]][2] == str(card.support_counts[0])
+    assert rows[card.class_names[-1]][:2] == (2, 0)
+    assert rows["unknown_thing"] == (0, 1, 0)
+    assert rows[card.class_names[0]][2] == card.support_counts[0]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_the_surest_mistakes_come_first_and_are_limited():
     rng = np.random.default_rng(0)
     p = rng.dirichlet(np.ones(3), 200)
     labels = rng.integers(0, 3, 200)
-    chosen = confident_mistakes(labels, p)
+    chosen = confident_errors(labels, p)
     wrong = p.argmax(axis=1) != labels
     assert len(chosen) == 12
     assert wrong[chosen].all()
@@ -89,4 +89,4 @@ def test_the_surest_mistakes_come_first_and_are_limited():
 
 def test_a_class_without_a_right_answer_has_no_example():
     p = np.array([[0.9, 0.1], [0.6, 0.4], [0.7, 0.3]])
-    assert right_examples(np.array([0, 0, 1]), p).tolist() == [0]
+    assert correct_examples(np.array([0, 0, 1]), p).tolist() == [0]

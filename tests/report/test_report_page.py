@@ -14,7 +14,7 @@ from ogkd.report import report_page, write_report
 
 
 def build(world, **options):
-    return report_page(world.classifier, world.manifest, world.judged, **options)
+    return report_page(world.classifier, world.manifest, world.predictions, **options)
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +97,9 @@ def test_every_part_that_the_report_promises_is_there(page):
 
 
 def test_numbers_are_those_of_the_judged_images(page, world):
-    p = softmax(world.judged.logits, world.classifier.calibration.temperature)
-    right = int((p.argmax(axis=1) == world.judged.labels).sum())
-    assert f"the right class for {right} of {len(p)} images" in page.text
+    p = softmax(world.predictions.logits, world.classifier.calibration.temperature)
+    right = int((p.argmax(axis=1) == world.predictions.labels).sum())
+    assert f"classified {right} of {len(p)} images correctly" in page.text
     assert world.classifier.weights_sha256 in page.text
     assert world.classifier.card.data_sha256 in page.text
     assert "ogkd report model data" in page.text
@@ -107,7 +107,7 @@ def test_numbers_are_those_of_the_judged_images(page, world):
 
 def test_file_names_stay_out_unless_asked_for(world, text):
     assert "Jane-Doe" not in text
-    assert str(world.judged.paths[0].parent) not in text
+    assert str(world.predictions.images[0].file.parent) not in text
     assert "Jane-Doe-test" in build(world, show_names=True)
 
 
@@ -143,9 +143,9 @@ def test_a_calibration_of_another_engine_is_warned_of(world, made):
 
 
 def test_images_that_were_learned_from_are_pointed_out(clip, pictures_of):
-    learned = make_world(clip, pictures_of, "gda", calibrated=False).judge("train")
+    learned = make_world(clip, pictures_of, "gda", calibrated=False).on_split("train")
     text = read_page(build(learned, images=False)).text
-    assert "9 of the 9 judged images were learned from" in text
+    assert "9 of the 9 evaluated images were learned from" in text
 
 
 def test_what_the_data_check_found_is_told_without_files(world, pictures_of, text):
@@ -160,28 +160,32 @@ def test_what_the_data_check_found_is_told_without_files(world, pictures_of, tex
 
 
 def test_a_perfect_model_and_classes_without_images_are_no_trouble(world):
-    rows = [r for r, label in enumerate(world.judged.labels) if label != 1]
-    judged = world.judged.without({key for r, key in enumerate(world.judged.keys) if r not in rows})
+    rows = [r for r, label in enumerate(world.predictions.labels) if label != 1]
+    judged = world.predictions.without(
+        {key for r, key in enumerate(world.predictions.keys) if r not in rows}
+    )
     perfect = judged.logits.copy() * 0
     perfect[range(len(rows)), judged.labels] = 9
-    page = read_page(build(replace(world, judged=replace(judged, logits=perfect))))
-    assert "The model made no mistake on these images" in page.text
-    assert "nothing is known of them" in page.text
+    page = read_page(build(replace(world, predictions=replace(judged, logits=perfect))))
+    assert "The model made no errors on these images" in page.text
+    assert "nothing is known about them" in page.text
     assert "nan" not in re.findall(r"\w+", page.text.lower())
 
 
 def test_without_a_normal_class_there_is_no_screening_view(world):
-    page = read_page(build(replace(world, judged=replace(world.judged, normal=())), images=False))
+    page = read_page(
+        build(replace(world, predictions=replace(world.predictions, normal=())), images=False)
+    )
     assert "screening" not in [attrs["id"] for _, attrs in page.all("section")]
 
 
 def test_the_file_is_small_and_names_its_classes(world, tmp_path):
     place = tmp_path / "new folder" / "report.html"
-    write_report(place, world.classifier, world.manifest, world.judged)
+    write_report(place, world.classifier, world.manifest, world.predictions)
     assert place.stat().st_size < 400_000
     page = read_page(place.read_text(encoding="utf-8"))
     assert all(" ".join(name.split()) in page.text for name in NAMES)
-    assert re.search(r"Made on \d{4}-\d{2}-\d{2}", page.text)
+    assert re.search(r"Created on \d{4}-\d{2}-\d{2}", page.text)
 
 
 def _uncalibrated(classifier):

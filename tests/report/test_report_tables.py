@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 
 import ogkd.report
-from ogkd.audit.style import STYLE
-from ogkd.report.tables import confusion_heat, graph_heat
+from ogkd.report.charts import confusion_table, graph_table
 
-OWN = (Path(ogkd.report.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
+STYLE = (Path(ogkd.report.__file__).parent / "templates" / "style.css").read_text(encoding="utf-8")
 DARKEST = 0.55
 
 
 def test_confusion_cells_have_counts_and_shares_of_their_row():
-    heat = confusion_heat(np.array([[3, 1], [0, 0]]), ("a", "b"))
+    heat = confusion_table(np.array([[3, 1], [0, 0]]), ("a", "b"))
     first, second = heat.rows
     assert [(cell.text, cell.note, cell.off) for cell in first.cells] == [
         ("3", "75 %", False),
@@ -27,21 +26,21 @@ def test_confusion_cells_have_counts_and_shares_of_their_row():
 
 def test_many_classes_are_numbered_above_the_columns():
     names = [f"class {letter}" for letter in "abcdefghij"]
-    heat = confusion_heat(np.eye(10, dtype=np.int64), names)
+    heat = confusion_table(np.eye(10, dtype=np.int64), names)
     assert heat.columns == tuple(map(str, range(1, 11)))
     assert heat.rows[9].name == "10 class j"
-    assert confusion_heat(np.eye(2, dtype=np.int64), names[:2]).columns == ("class a", "class b")
+    assert confusion_table(np.eye(2, dtype=np.int64), names[:2]).columns == ("class a", "class b")
 
 
 def test_the_graph_is_shaded_between_its_smallest_and_largest_value():
-    heat = graph_heat(np.array([[0.75, 0.25], [0.4, 0.6]]), ("a", "b"), caption="W")
+    heat = graph_table(np.array([[0.75, 0.25], [0.4, 0.6]]), ("a", "b"), caption="W")
     shades = [[float(cell.shade) for cell in row.cells] for row in heat.rows]
     assert shades[0] == [DARKEST, 0.0]
     assert [[cell.text for cell in row.cells] for row in heat.rows] == [
         ["75.0", "25.0"],
         ["40.0", "60.0"],
     ]
-    even = graph_heat(np.full((2, 2), 0.5), ("a", "b"), caption="W")
+    even = graph_table(np.full((2, 2), 0.5), ("a", "b"), caption="W")
     assert {cell.shade for row in even.rows for cell in row.cells} == {"0.000"}
 
 
@@ -57,16 +56,15 @@ def contrast(one, other):
 
 
 def colours(dark):
-    """The variables of both style sheets in one theme; #rrggbb and bare triples alike."""
+    """The variables of the style sheet in one theme; #rrggbb and bare triples alike."""
     found = {}
-    for sheet in (STYLE, OWN):
-        light, _, rest = sheet.partition("@media (prefers-color-scheme: dark)")
-        night = rest[: rest.index("}\n}")]
-        for part in (light, night) if dark else (light,):
-            for name, value in re.findall(r"--([\w-]+): (#[0-9a-f]{6}|\d+ \d+ \d+);", part):
-                bare = value.startswith("#")
-                rgb = bytes.fromhex(value[1:]) if bare else map(int, value.split())
-                found[name] = tuple(rgb)
+    light, _, rest = STYLE.partition("@media (prefers-color-scheme: dark)")
+    night = rest[: rest.index("}\n}")]
+    for part in (light, night) if dark else (light,):
+        for name, value in re.findall(r"--([\w-]+): (#[0-9a-f]{6}|\d+ \d+ \d+);", part):
+            bare = value.startswith("#")
+            rgb = bytes.fromhex(value[1:]) if bare else map(int, value.split())
+            found[name] = tuple(rgb)
     return found
 
 

@@ -1,4 +1,4 @@
-"""`ogkd app`: a page and an API that ask fitted models about one image at a time."""
+"""`ogkd app`: a page and an API that apply fitted models to one image at a time."""
 
 from ogkd.app.models import Model, load_models
 from ogkd.app.server import Settings, serve

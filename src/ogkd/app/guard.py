@@ -1,7 +1,7 @@
-"""What reaches the page: who may ask, for what, and how much they may send.
+"""Which requests reach the page: from whom, for which routes, and how large.
 
-Gradio answers some fifty routes and lets other sites post to it; the page needs a few of them.
-Whatever is not named here is refused before Gradio sees it.
+Gradio serves some fifty routes and accepts posts from other sites; the page needs only a few.
+Everything that is not listed here is refused before Gradio sees it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _GET = re.compile(
 _POST = re.compile(r"/gradio_api/(upload|queue/join|reset/?|cancel|call/(v2/)?classify/?)")
 _WORK = re.compile(r"/gradio_api/(upload|queue/join|call/.*)")
 _MOST_TEXT = 64 * 1024  # bytes of a request that is not an upload
-_FORM = 64 * 1024  # what a form adds to the file that it carries
-_DRAINED = 1 << 30  # a larger body is cut off instead of read to its end
+_FORM = 64 * 1024  # what a form adds to its file
+_DRAINED = 1 << 30  # bytes; a larger body is cut off, not read to its end
 _HEADERS = {
-    # The page may load and call nothing but this server, whatever is in an answer. Gradio fills
+    # The page may load from and call only this server, whatever an answer contains. Gradio fills
     # its templates with `Function`, hence unsafe-eval.
     "content-security-policy": "default-src 'self'; script-src 'self' 'unsafe-inline' "
     "'unsafe-eval'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -52,9 +52,9 @@ _HEADERS = {
 class Guard:
     """ASGI middleware around the whole app.
 
-    `hosts` are the names under which the page may be asked for (None: any, for then a password
-    protects it): a site whose name is pointed at 127.0.0.1 has another one. `busy` says whether
-    too many images wait already.
+    `hosts` are the host names under which the page is served (None: any, since a password then
+    protects it): a site whose name resolves to 127.0.0.1 has another one. `busy` says whether too
+    many images are waiting.
     """
 
     def __init__(
@@ -87,37 +87,37 @@ class Guard:
             await self.app(scope, receive, _with_headers(send))
             return
         if refusal[0] == 401:
-            await asyncio.sleep(0.5)  # guessing takes time
+            await asyncio.sleep(0.5)  # slows down guessing
         await _drain(headers, receive)
         await _answer(*refusal, _with_headers(send))
 
     def _refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
-        """Status and reason, or None where the request may pass."""
+        """Status and reason, or None if the request may pass."""
         host = headers.get("host", "")
         if self.hosts is not None and _name(host) not in self.hosts:
-            return 403, "This page is only served under the address that `ogkd app` printed."
+            return 403, "This page is only served at the address that was printed when it started."
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
             return 403, "Requests from other sites are refused."
-        if self.password is not None and not _knows(self.password, headers):
+        if self.password is not None and not _password_matches(self.password, headers):
             return 401, "The password is missing or wrong."
         if method in ("GET", "HEAD"):
-            return None if _GET.fullmatch(path) else (404, "There is nothing here.")
+            return None if _GET.fullmatch(path) else (404, "Not found.")
         if method != "POST" or not _POST.fullmatch(path):
-            return 404, "There is nothing here."
-        return self._too_much(path, headers)
+            return 404, "Not found."
+        return self._oversized(path, headers)
 
-    def _too_much(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _oversized(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         length = headers.get("content-length", "")
-        # A chunked body may be longer than it says: the length would not bind it.
+        # A chunked body may be longer than declared: the length would not limit it.
         if "transfer-encoding" in headers or not length.isdecimal():
-            return 411, "Say how long the request is (Content-Length)."
+            return 411, "The request needs a Content-Length."
         most = self.max_bytes + _FORM if path == UPLOAD else _MOST_TEXT
         if int(length) > most:
             what = f"{self.max_bytes / 1e6:g} MB for an image" if path == UPLOAD else "a request"
-            return 413, f"This is larger than the limit of {what}. Make it smaller first."
+            return 413, f"The request is larger than the limit of {what}. Use a smaller image."
         if _WORK.fullmatch(path) and self.busy():
-            return 503, "Many images are waiting already. Try again in a minute."
+            return 503, "Too many images are waiting. Try again in a minute."
         return None
 
 
@@ -126,7 +126,7 @@ def _name(host: str) -> str:
     return re.sub(r":\d+$", "", host).lower()
 
 
-def _knows(password: str, headers: dict[str, str]) -> bool:
+def _password_matches(password: str, headers: dict[str, str]) -> bool:
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() != "basic":
         return False
@@ -140,7 +140,7 @@ def _knows(password: str, headers: dict[str, str]) -> bool:
 def _with_headers(send: Send) -> Send:
     async def sender(message: Message) -> None:
         if message["type"] == "http.response.start":
-            # Gradio tells other sites on this machine that they may read; they may not.
+            # Gradio allows other sites on this machine to read; they may not.
             kept = [
                 pair
                 for pair in message.get("headers", [])
@@ -154,7 +154,7 @@ def _with_headers(send: Send) -> Send:
 
 
 async def _drain(headers: dict[str, str], receive: Receive) -> None:
-    """Read what is being sent, so that the sender comes to read the answer."""
+    """Read the rest of the request, so that the sender gets to read the answer."""
     length = headers.get("content-length", "0")
     endless = "transfer-encoding" in headers
     if endless or not length.isdecimal() or int(length) > _DRAINED:

@@ -1,22 +1,42 @@
-"""The Gradio page and its API: one upload in, one answer out, nothing kept."""
+"""The Gradio page and its API: one upload in, one answer out, nothing kept.
+
+Answers are HTML in which every text is escaped and all images are inside.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ogkd.app.answers import answers, as_json
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+
+from ogkd.app.answers import PREVIEW, Answer, answers, as_json
 from ogkd.app.models import Model
-from ogkd.app.render import render_answers, render_error, render_header, render_welcome
-from ogkd.app.uploads import Uploads
+from ogkd.app.uploads import Upload, Uploads
 from ogkd.errors import DataError, OgkdError
+from ogkd.model.card import CAUTION
+from ogkd.model.explain import data_uri
 
-__all__ = ["TROUBLE", "make_page"]
+__all__ = [
+    "make_page",
+    "render_answers",
+    "render_error",
+    "render_header",
+    "style",
+]
 
-TROUBLE = "Something went wrong on the server. Its terminal says what."
-_AT_ONCE = 1  # images under work; a model keeps every core busy by itself
+_INTERNAL_ERROR = "Something went wrong on the server. See its terminal for details."
+_WELCOME = '<div class="ogkd ogkd-welcome" role="status">The answer appears here.</div>'
+_ERROR = Markup(
+    '<div class="ogkd ogkd-error" role="alert"><strong>No answer.</strong> {message}</div>'
+)
+_TEMPLATES = Path(__file__).parent / "templates"
+_AT_ONCE = 1  # images processed at a time; one model already keeps every core busy
 
 _T = TypeVar("_T")
 
@@ -29,19 +49,27 @@ def make_page(models: Sequence[Model], uploads: Uploads, *, max_bytes: int, wait
 
     def ask(image: Path | None) -> tuple[None, str]:
         """The page's answer; the field is emptied for the next image."""
+
+        def answer(upload: Upload) -> str:
+            return render_answers(upload, answers(models, upload))
+
         if image is None:
-            return None, render_welcome()
-        return None, _told(lambda: _page_answer(models, uploads, image), render_error)
+            return None, _WELCOME
+        return None, _process(uploads, image, answer, render_error)
 
     def classify(image: Path | None, pictures: bool = False) -> dict[str, Any]:
         """Classify one uploaded image with every model; `pictures` adds evidence maps."""
+        wanted = bool(pictures)
+
+        def answer(upload: Upload) -> dict[str, Any]:
+            return as_json(upload, answers(models, upload, pictures=wanted), pictures=wanted)
 
         def refuse(message: str) -> dict[str, Any]:
             raise gr.Error(message, print_exception=False)
 
         if image is None:
             return refuse("No image was given. Upload one first.")
-        return _told(lambda: _api_answer(models, uploads, image, bool(pictures)), refuse)
+        return _process(uploads, image, answer, refuse)
 
     limits = (
         f"PNG, JPEG or DICOM, up to {max_bytes / 1e6:g} MB and "
@@ -54,80 +82,114 @@ def make_page(models: Sequence[Model], uploads: Uploads, *, max_bytes: int, wait
             height=150,
             elem_id="ogkd-upload",
         )
-        shown = gr.HTML(
-            render_welcome(), elem_id="ogkd-answer", apply_default_css=False, js_on_load=None
-        )
+        shown = gr.HTML(_WELCOME, elem_id="ogkd-answer", apply_default_css=False, js_on_load=None)
         clear = gr.Button("Clear", size="sm", elem_id="ogkd-clear")
         same: dict[str, Any] = {"concurrency_id": "models", "concurrency_limit": _AT_ONCE}
         field.upload(ask, field, [field, shown], api_visibility="private", **same)
-        clear.click(
-            lambda: (None, render_welcome()), None, [field, shown], api_visibility="private"
-        )
+        clear.click(lambda: (None, _WELCOME), None, [field, shown], api_visibility="private")
         flag = gr.Checkbox(False, label="pictures", visible=False)
         result = gr.JSON(visible=False)
         gr.Button(visible=False).click(classify, [field, flag], result, api_name="classify", **same)
-    _take_only_uploads(page, field, uploads)
+    _accept_only_uploads(page, field, uploads)
     page.queue(max_size=waiting, default_concurrency_limit=_AT_ONCE, api_open=False)
     return page
 
 
-def _take_only_uploads(page: Any, field: Any, uploads: Uploads) -> None:
-    """Let a request name an upload and nothing else.
+def _accept_only_uploads(page: Any, field: Any, uploads: Uploads) -> None:
+    """Let a request refer to an upload and nothing else.
 
-    By itself Gradio downloads addresses that it is given, and copies files. The methods are
-    replaced in these two objects: for a class of one's own Gradio writes a file beside its source.
+    Gradio would otherwise download URLs that it is given, and copy files. The methods are
+    replaced on these two objects: for a subclass, Gradio writes a file beside its source.
     """
     import gradio as gr
 
     inner = page.preprocess_data
 
     async def preprocess_data(block_fn: Any, inputs: list[Any], *rest: Any, **more: Any) -> Any:
-        """First of all, before anything else looks at what is named."""
+        """Check the request before anything else uses the path in it."""
         try:
             if len(inputs) != len(block_fn.inputs):
                 raise DataError("The data must be a list of an uploaded file and true or false.")
             for block, value in zip(block_fn.inputs, inputs, strict=True):
                 if block is field and value is not None:
-                    uploads.find(_named(value))
+                    uploads.find(_requested_path(value))
         except OgkdError as error:
             raise gr.Error(str(error), print_exception=False) from None
         return await inner(block_fn, inputs, *rest, **more)
 
-    async def stay(place: Any) -> str:
+    async def keep_in_place(place: Any) -> str:
         return str(uploads.find(str(place)))
 
     def preprocess(payload: Any) -> Path | None:
         return None if payload is None else uploads.find(payload.path)
 
     page.preprocess_data = preprocess_data
-    field.async_move_resource_to_block_cache = stay
+    field.async_move_resource_to_block_cache = keep_in_place
     field.preprocess = preprocess
 
 
-def _named(value: Any) -> str:
-    """The path in a request's file record; a record that is none names nothing."""
-    whole = isinstance(value, dict) and value.get("meta") == {"_type": "gradio.FileData"}
-    return str(value.get("path")) if whole else ""
+def _requested_path(value: Any) -> str:
+    """The path in a request's file record; '' if it is not such a record."""
+    valid = isinstance(value, dict) and value.get("meta") == {"_type": "gradio.FileData"}
+    return str(value.get("path")) if valid else ""
 
 
-def _told(work: Callable[[], _T], refuse: Callable[[str], _T]) -> _T:
-    """Do the work; what goes wrong is told in words, never as a traceback."""
+def _process(
+    uploads: Uploads,
+    image: Path,
+    answer: Callable[[Upload], _T],
+    refuse: Callable[[str], _T],
+) -> _T:
+    """Answer for an upload; errors become a message, never a traceback."""
     try:
-        return work()
+        with uploads.take(image) as upload:
+            return answer(upload)
     except OgkdError as error:
         return refuse(str(error))
     except Exception:
         log.exception("An image could not be answered.")
-        return refuse(TROUBLE)
+        return refuse(_INTERNAL_ERROR)
 
 
-def _page_answer(models: Sequence[Model], uploads: Uploads, image: Path) -> str:
-    with uploads.take(image) as picture:
-        return render_answers(picture, answers(models, picture))
+def style() -> str:
+    """The page's style sheet."""
+    return (_TEMPLATES / "page.css").read_text(encoding="utf-8")
 
 
-def _api_answer(
-    models: Sequence[Model], uploads: Uploads, image: Path, pictures: bool
-) -> dict[str, Any]:
-    with uploads.take(image) as picture:
-        return as_json(picture, answers(models, picture, pictures=pictures), pictures=pictures)
+def render_header(models: Sequence[Model], limits: str) -> str:
+    """Title, caution, the models, and what may be uploaded."""
+    return _render("header.html", models=models, caution=CAUTION, limits=limits)
+
+
+def render_answers(upload: Upload, found: Sequence[Answer]) -> str:
+    """The upload, and a card for each model."""
+    predicted = {answer.ranked[0][0] for answer in found}
+    height, width = upload.pixels.shape[:2]
+    return _render(
+        "answer.html",
+        upload=upload,
+        size=f"{width} x {height}",
+        preview=data_uri(Image.fromarray(upload.pixels), most=PREVIEW),
+        answers=found,
+        agreed=predicted.pop() if len(predicted) == 1 else "",
+    )
+
+
+def render_error(message: str) -> str:
+    """A message in place of an answer."""
+    return str(_ERROR.format(message=message))
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _render(template: str, **values: object) -> str:
+    return _environment().get_template(template).render(**values)

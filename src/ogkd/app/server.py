@@ -1,4 +1,4 @@
-"""The server around the page: a private folder, one socket, the guard, and a clean end."""
+"""The server of the page: a private folder, one socket, the guard, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from typing import Any
 
 from ogkd.app.guard import UPLOAD, Guard
 from ogkd.app.models import Model
-from ogkd.app.page import make_page
-from ogkd.app.render import style
+from ogkd.app.page import make_page, style
 from ogkd.app.uploads import Uploads
 from ogkd.errors import ConfigError
 
-__all__ = ["Settings", "is_loopback", "need_gradio", "serve"]
+__all__ = ["Settings", "is_loopback", "require_gradio", "serve"]
 
 _PORT = 7860
-_TRIED = 100  # ports from the first one on
+_TRIED = 100  # ports, from the default one on
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_QUIET = {
-    # Read by Gradio and the hub's client when they are imported.
+_ENVIRONMENT = {
+    # Read by Gradio and the hub client when they are imported.
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "DO_NOT_TRACK": "1",
-    "GRADIO_ANALYTICS_MAX_EVENTS": "100",  # it keeps a list of them, for itself
+    "GRADIO_ANALYTICS_MAX_EVENTS": "100",  # it keeps a list of them in memory
     "GRADIO_RUN_HISTORY": "False",
     "GRADIO_SHARE": "False",
     "GRADIO_MCP_SERVER": "False",
@@ -46,23 +45,25 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the page is served, and how much it takes."""
+    """Where the page is served, and its limits."""
 
     host: str = "127.0.0.1"
-    port: int | None = None  # None: 7860, or the next that is free
+    port: int | None = None  # None: 7860, or the next free one
     password: str | None = None
     max_bytes: int = 50_000_000
     max_pixels: int = 50_000_000
     waiting: int = 256  # images; more are refused
 
 
-def need_gradio() -> None:
-    """Refuse to go on without the extra, before any model is loaded."""
-    os.environ.update(_QUIET)
+def require_gradio() -> None:
+    """Raise a ConfigError if the extra is not installed, before any model is loaded."""
+    os.environ.update(_ENVIRONMENT)
     try:
         import gradio  # noqa: F401
     except ImportError as error:
-        raise ConfigError('The page needs Gradio: pip install "ogkd[serve]".') from error
+        raise ConfigError(
+            'The page needs Gradio. Install it with: pip install "ogkd[serve]".'
+        ) from error
 
 
 def is_loopback(host: str) -> bool:
@@ -72,20 +73,21 @@ def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
-        return False  # a name may stand for anything
+        return False  # a name may resolve to anything
 
 
 def serve(models: Sequence[Model], settings: Settings, *, say: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C; `say` gets the address once it answers."""
+    """Serve the page until Ctrl-C; `say` receives the address once it responds."""
     if settings.password is None and not is_loopback(settings.host):
         raise ConfigError(
-            f"{settings.host} can be reached from other machines: the page needs a password there."
+            f"{settings.host} can be reached from other machines, so the page needs a password.",
+            argument="host",
         )
-    need_gradio()
+    require_gradio()
     import uvicorn
 
-    logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # of broken forms
-    _end_by_exception()
+    logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # malformed forms
+    _raise_on_sigterm()
     with _private_folder() as folder, contextlib.closing(_listen(settings)) as listener:
         app = make_app(models, folder, settings)
         config = uvicorn.Config(
@@ -105,7 +107,7 @@ def serve(models: Sequence[Model], settings: Settings, *, say: Callable[[str], N
                 await super().startup(sockets=sockets)
                 say(address)
 
-        # uvicorn ends the server and then passes the signal on.
+        # uvicorn shuts the server down and then raises the signal again.
         with contextlib.suppress(KeyboardInterrupt):
             Server(config).run(sockets=[listener])
 
@@ -115,10 +117,11 @@ def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard
     import gradio as gr
     from fastapi import FastAPI
 
-    own = next((model.classifier.card.slice for model in models if model.classifier.card.slice), "")
-    uploads = Uploads(folder, max_pixels=settings.max_pixels, frame=own or "index=middle")
+    slices = [model.classifier.card.slice for model in models if model.classifier.card.slice]
+    frame = slices[0] if slices else "index=middle"
+    uploads = Uploads(folder, max_pixels=settings.max_pixels, frame=frame)
     page = make_page(models, uploads, max_bytes=settings.max_bytes, waiting=settings.waiting)
-    page.state_session_capacity = 64  # answers of that many sessions stay in memory, not 10,000
+    page.state_session_capacity = 64  # sessions whose answers stay in memory; the default is 10,000
     outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     _add_upload(outer, uploads, settings)
     gr.mount_gradio_app(
@@ -137,24 +140,24 @@ def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard
         theme=_theme(),
         css=style(),
     )
-    page.has_launched = True  # else Gradio skips its own check of paths
+    page.has_launched = True  # otherwise Gradio skips its check of paths
     return guarded(outer, settings, lambda: len(page._queue) >= settings.waiting)
 
 
 def guarded(outer: Any, settings: Settings, busy: Callable[[], bool]) -> Guard:
-    """The app behind its guard: by name without a password, by password without a name."""
-    own = _LOOPBACK | {settings.host.lower()}
+    """The app behind its guard, which checks the host name or, if there is one, the password."""
+    hosts = _LOOPBACK | {settings.host.lower()}
     return Guard(
         outer,
         max_bytes=settings.max_bytes,
-        hosts=own if settings.password is None else None,
+        hosts=hosts if settings.password is None else None,
         password=settings.password,
         busy=busy,
     )
 
 
 def _add_upload(outer: Any, uploads: Uploads, settings: Settings) -> None:
-    """Our own way in: Gradio keeps equal files at one place, where one deletes the other's."""
+    """Our own upload route: Gradio stores equal files once, so one deletion would hit two users."""
     from starlette.datastructures import UploadFile
     from starlette.exceptions import HTTPException
     from starlette.responses import JSONResponse, Response
@@ -177,7 +180,7 @@ def _add_upload(outer: Any, uploads: Uploads, settings: Settings) -> None:
         return JSONResponse([str(place)])
 
     async def progress(_: Any) -> Response:
-        """The page asks how far an upload is; here it is never far from done."""
+        """The page polls the progress of an upload; report it as done."""
         return Response('data: {"msg": "done"}\n\n', media_type="text/event-stream")
 
     outer.add_route(UPLOAD, upload, methods=["POST"])
@@ -185,7 +188,7 @@ def _add_upload(outer: Any, uploads: Uploads, settings: Settings) -> None:
 
 
 def _theme() -> Any:
-    """The system's own fonts: Gradio's are loaded from elsewhere where it does not carry them."""
+    """System fonts: Gradio would load some of its own from other servers."""
     import gradio as gr
 
     return gr.themes.Default(
@@ -195,8 +198,8 @@ def _theme() -> Any:
     )
 
 
-def _end_by_exception() -> None:
-    """Let a polite kill unwind as Ctrl-C does, so that the uploads' folder is removed."""
+def _raise_on_sigterm() -> None:
+    """Let SIGTERM unwind as Ctrl-C does, so that the upload folder is removed."""
 
     def leave(*_: object) -> None:
         raise KeyboardInterrupt
@@ -207,7 +210,7 @@ def _end_by_exception() -> None:
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[Path]:
-    """A folder that only this user can read, for uploads; it is gone afterwards."""
+    """A folder for uploads that only this user can read; removed at the end."""
     with tempfile.TemporaryDirectory(prefix="ogkd-app-", ignore_cleanup_errors=True) as name:
         folder = Path(name).resolve()
         before = os.environ.get("GRADIO_TEMP_DIR")
@@ -222,7 +225,7 @@ def _private_folder() -> Iterator[Path]:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """A bound socket at the port asked for, or at the first free one."""
+    """A bound socket at the requested port, or at the first free one."""
     host = settings.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     ports = [settings.port] if settings.port is not None else range(_PORT, _PORT + _TRIED)
@@ -235,9 +238,11 @@ def _listen(settings: Settings) -> socket.socket:
             if not taken or settings.port is not None:
                 raise ConfigError(
                     f"Cannot serve at {settings.host}, port {port}: {reason}. Choose another "
-                    f"{'--port' if taken else '--host (an address of this machine) or --port'}."
+                    f"{'port' if taken else 'host (an address of this machine) or port'}.",
+                    argument="port" if taken else "host",
                 ) from error
-    raise ConfigError(f"No port from {_PORT} on is free. Name one with --port.")
+    last = _PORT + _TRIED - 1
+    raise ConfigError(f"No port from {_PORT} to {last} is free. Choose one.", argument="port")
 
 
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:

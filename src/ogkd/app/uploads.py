@@ -1,4 +1,4 @@
-"""One uploaded file: taken once, told by its first bytes, decoded within limits, then gone."""
+"""Uploaded files: used once, identified by their first bytes, decoded within limits, deleted."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ from ogkd.images import ImageRef, SliceRule
 from ogkd.images.dicom import frame_count, read_dicom
 from ogkd.images.plain import read_plain
 
-__all__ = ["Picture", "Uploads"]
+__all__ = ["Upload", "Uploads"]
 
 _MARKS = ((b"\x89PNG\r\n\x1a\n", 0, ".png"), (b"\xff\xd8\xff", 0, ".jpg"), (b"DICM", 128, ".dcm"))
-_HOURS = 3600.0  # after which an upload that nobody asked about is removed
-_NAME = 60  # letters of a file's name that are kept; of 4 bytes each they still make a file name
-_START = 30  # of these, how many from its start
+_ABANDONED = 3600.0  # seconds after which an upload that was never used is removed
+_NAME = 60  # characters of a file name that are kept; at 4 bytes each they still fit
+_START = 30  # of these, how many from the start
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An upload as the models get it."""
+class Upload:
+    """An upload, decoded."""
 
-    name: str  # as the user calls it
+    name: str  # the user's name for it
     image: ImageRef
     pixels: NDArray[np.uint8]  # [H, W, 3]
     note: str = ""
 
 
 class Uploads:
-    """The folder that uploads go to; each lies in a folder of its own, which cannot be guessed."""
+    """The folder of all uploads; each is in a separate folder whose name cannot be guessed."""
 
     def __init__(self, folder: Path, *, max_pixels: int, frame: str = "index=middle") -> None:
         self.folder = folder.resolve()
         self.max_pixels = max_pixels
-        self.frame = SliceRule.parse(frame)  # of a file with several
+        self.frame = SliceRule.parse(frame)  # used for a file with several frames
 
     def place(self, name: str) -> Path:
-        """Where to write a new upload of that name."""
+        """Where to write a new upload with this name."""
         self.sweep()
-        # Only what is harmless in a path and in a page remains; the ending says nothing to us.
+        # Keep only what is harmless in a path and in a page; the extension is not used.
         clean = re.sub(r"[^\w. ()+-]", "_", Path(name).name).strip(" .") or "image"
-        if len(clean) > _NAME:  # both ends stay, and what is missing shows
+        if len(clean) > _NAME:  # keep both ends and show that something is missing
             clean = f"{clean[:_START]}...{clean[_START + 3 - _NAME :]}"
         own = self.folder / uuid.uuid4().hex
         own.mkdir(mode=0o700)
         return own / clean
 
     def find(self, path: str) -> Path:
-        """The upload at a path that a request names; a DataError for any other path."""
+        """The upload at a path from a request; any other path is a DataError."""
         asked = Path(path)
         inside = asked.is_absolute() and asked.parent.parent == self.folder
         if not (inside and re.fullmatch(r"[0-9a-f]{32}", asked.parent.name)):
@@ -68,7 +68,7 @@ class Uploads:
         return asked
 
     @contextlib.contextmanager
-    def take(self, upload: Path) -> Iterator[Picture]:
+    def take(self, upload: Path) -> Iterator[Upload]:
         """Decode an upload; it is deleted at the end, whatever happens."""
         try:
             yield self._read(upload)
@@ -76,39 +76,39 @@ class Uploads:
             shutil.rmtree(upload.parent, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove uploads that nobody came back for."""
+        """Remove uploads that were never used."""
         for own in self.folder.iterdir():
             with contextlib.suppress(OSError):
-                if time.time() - own.stat().st_mtime > _HOURS:
+                if time.time() - own.stat().st_mtime > _ABANDONED:
                     shutil.rmtree(own, ignore_errors=True)
 
-    def _read(self, upload: Path) -> Picture:
+    def _read(self, upload: Path) -> Upload:
         ending = _ending(upload)
-        # A name of ours: endings and # in the user's mean nothing here.
+        # Rename it: an extension or # in the user's name must have no effect.
         file = upload.rename(upload.with_name(f"image{ending}"))
         fragment = note = ""
         try:
             if ending == ".dcm":
                 if (frames := frame_count(file)) > 1:
                     fragment = self.frame.frame
-                    note = f"The file has {frames} frames; the one at {fragment} is used."
+                    note = f"The file has {frames} frames; the frame {fragment} is used."
                 pixels = read_dicom(file, fragment, max_pixels=self.max_pixels)
             else:
                 pixels = read_plain(file, max_pixels=self.max_pixels)
         except OgkdError as error:
             raise type(error)(str(error).replace(str(file), "The file")) from None
         except UnidentifiedImageError:
-            raise _no_image() from None
+            raise _not_an_image() from None
         except Image.DecompressionBombError:
             raise DataError(
                 f"The file declares far more pixels than the limit of {self.max_pixels:,}. Scale "
                 "it down first."
             ) from None
-        except Exception as error:  # decoders raise all kinds of things on hostile bytes
+        except Exception as error:  # decoders raise all kinds of errors on malformed files
             raise DataError(
-                "The file is damaged or cut short. Save it again, or choose another."
+                "The file is damaged or incomplete. Save it again, or choose another."
             ) from error
-        return Picture(upload.name, ImageRef(file, fragment), pixels, note)
+        return Upload(upload.name, ImageRef(file, fragment), pixels, note)
 
 
 def _ending(upload: Path) -> str:
@@ -117,8 +117,8 @@ def _ending(upload: Path) -> str:
     for mark, place, ending in _MARKS:
         if start[place : place + len(mark)] == mark:
             return ending
-    raise _no_image()
+    raise _not_an_image()
 
 
-def _no_image() -> DataError:
+def _not_an_image() -> DataError:
     return DataError("The file is not a PNG, JPEG or DICOM image. Choose another.")

@@ -1,32 +1,38 @@
-"""The whole check of a dataset, step by step."""
+"""The whole data check: read every image once, then look for problems step by step."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ogkd.audit.duplicates import Duplicates, components, find_duplicates
-from ogkd.audit.facts import gather, judge
-from ogkd.audit.findings import on_duplicates, on_labels, on_unreadable
-from ogkd.audit.labels import need_cleanlab, suspicious_labels
-from ogkd.audit.nearest import MAX_DISTANCE
-from ogkd.audit.result import Audit, LabelReport, Record
-from ogkd.audit.scan import Scan, scan
+from ogkd.audit.duplicates import (
+    MAX_DISTANCE,
+    Duplicates,
+    components,
+    find_duplicates,
+    small_gray,
+)
+from ogkd.audit.findings import all_findings, gather_facts
+from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
+from ogkd.audit.result import Audit, LabelReport, Record, ScannedImage
 from ogkd.errors import ConfigError, DataError
-from ogkd.images import ImageRef
+from ogkd.images import ImageRef, read_image
+from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
     from ogkd.datasets.manifest import Manifest
 
-__all__ = ["NEAR", "audit_data"]
+__all__ = ["NEAR", "audit_data", "scan_images"]
 
-NEAR = 6  # differing bits of 64 that still count as nearly the same image
-_ORDER = ("error", "warning", "note")
+NEAR = 6  # differing bits of 64 up to which two images count as nearly the same
 
 
 def audit_data(
@@ -37,70 +43,108 @@ def audit_data(
     near: int = NEAR,
     backbone: Backbone | None = None,
 ) -> Audit:
-    """Check a dataset; files are named relative to `root`. A backbone has the labels judged too."""
+    """Check a dataset; file names are relative to `root`. With a backbone, labels are checked too.
+
+    `near` is how many bits of 64 may differ between near duplicates.
+    """
     if not 0 <= near <= MAX_DISTANCE:
-        raise ConfigError(f"near is 0 to {MAX_DISTANCE} bits, but is {near}.")
+        raise ConfigError(f"near must be 0 to {MAX_DISTANCE} bits, but is {near}.", argument="near")
     if not manifest.items:
-        raise DataError("The data holds no images. Check the path.")
+        raise DataError("The data contains no images. Check the path.")
     if backbone is not None:
-        need_cleanlab()
-    names = [_text(name) for name in manifest.class_names]
+        require_cleanlab()
+    names = [_printable(name) for name in manifest.class_names]
     records = tuple(
         Record(
-            _text(_relative(item.image, root)),
+            _printable(_relative(item.image, root)),
             names[item.label],
-            _text(item.split),
-            None if item.group is None else _text(item.group),
+            _printable(item.split),
+            None if item.group is None else _printable(item.group),
         )
         for item in manifest.items
     )
-    paths = [item.image for item in manifest.items]
-    seen = scan(paths)
-    duplicates = find_duplicates(seen, near=near)
-    report = None
+    refs = [item.image for item in manifest.items]
+    images, unreadable = scan_images(refs)
+    duplicates = find_duplicates(images, near=near)
+    labels = None
     if backbone is not None:
-        report = _labels(backbone, paths, records, seen, duplicates)
-    facts = gather(records, names, seen.pictures)
-    reasons = {number: _text(_without_root(reason, root)) for number, reason in seen.bad.items()}
-    findings = [
-        *on_unreadable(records, reasons),
-        *on_duplicates(records, duplicates),
-        *judge(facts, records, seen.pictures),
-        *(on_labels(records, report) if report else ()),
-    ]
-    findings.sort(key=lambda finding: _ORDER.index(finding.severity))
+        labels = _check_labels(backbone, refs, records, images, duplicates)
+    facts = gather_facts(records, names, images)
+    reasons = {
+        # Without the folders above the data, which do not belong in a shared page.
+        number: _printable(reason.replace(f"{root}{os.sep}", ""))
+        for number, reason in unreadable.items()
+    }
     return Audit(
         name or root.resolve().name,
         records,
         facts,
-        tuple(findings),
+        all_findings(facts, records, images, reasons, duplicates, labels),
         duplicates.exact,
         duplicates.near,
-        report,
+        labels,
     )
 
 
-def _labels(
+def scan_images(
+    refs: Sequence[ImageRef], *, workers: int | None = None
+) -> tuple[list[ScannedImage | None], dict[int, str]]:
+    """Read all files; an unreadable one is None, with the reason under its number."""
+    workers = workers or min(8, os.cpu_count() or 1)
+    began = time.perf_counter()
+    images: list[ScannedImage | None] = []
+    unreadable: dict[int, str] = {}
+    with (
+        ThreadPoolExecutor(max_workers=workers) as pool,
+        progress_bar("Reading images", len(refs)) as bar,
+    ):
+        for number, found in enumerate(pool.map(_scan, refs)):
+            if isinstance(found, str):
+                unreadable[number] = found
+                images.append(None)
+            else:
+                images.append(found)
+            bar.advance()
+            if number % 50 == 0:
+                bar.describe(f"{(number + 1) / (time.perf_counter() - began):.0f} images/s")
+    return images, unreadable
+
+
+def _scan(ref: ImageRef) -> ScannedImage | str:
+    """The image's summary, or why it cannot be read."""
+    try:
+        image = read_image(ref)
+    except DataError as error:
+        return str(error)
+    height, width = image.shape[:2]
+    if not height or not width:
+        return f"{ref} has no pixels. Replace or remove the file."
+    digest = hashlib.sha256(f"{height} {width} ".encode() + image.tobytes()).digest()
+    gray = bool((image[..., 0] == image[..., 1]).all() and (image[..., 1] == image[..., 2]).all())
+    return ScannedImage(width, height, gray, digest, small_gray(image))
+
+
+def _check_labels(
     backbone: Backbone,
-    paths: Sequence[ImageRef],
+    refs: Sequence[ImageRef],
     records: Sequence[Record],
-    seen: Scan,
+    images: Sequence[ScannedImage | None],
     duplicates: Duplicates,
 ) -> LabelReport:
     from ogkd.features.store import FeatureStore
 
     flat = set(duplicates.flat)
-    numbers = [number for number in seen.readable.tolist() if number not in flat]
+    numbers = [n for n, image in enumerate(images) if image is not None and n not in flat]
     if not numbers:
         return LabelReport((), 0, None)
-    features = FeatureStore(backbone).get([paths[number] for number in numbers]).globals[:, 0]
+    features = FeatureStore(backbone).get([refs[number] for number in numbers]).globals[:, 0]
     patients: dict[str, list[int]] = {}
     for number, record in enumerate(records):
         if record.group is not None:
             patients.setdefault(record.group, []).append(number)
     copies = [(pair.first, pair.second) for pair in duplicates.near]
     groups = components(len(records), [*patients.values(), *duplicates.exact, *copies])
-    return suspicious_labels(
+    return find_suspicious_labels(
         np.asarray(features.numpy(), np.float32),
         [records[number].label for number in numbers],
         [groups[number] for number in numbers],
@@ -108,16 +152,11 @@ def _labels(
     )
 
 
-def _relative(image: ImageRef, root: Path) -> str:
-    # Not Path.relative_to: a table may name files beside its own folder.
-    return Path(os.path.relpath(str(image), root)).as_posix()
+def _relative(ref: ImageRef, root: Path) -> str:
+    # Not Path.relative_to: a table may list files outside its own folder.
+    return Path(os.path.relpath(str(ref), root)).as_posix()
 
 
-def _text(name: str) -> str:
-    """A name that is not valid text, as its bytes, so that it can be written to a file."""
+def _printable(name: str) -> str:
+    """A name that is not valid text, with its bytes escaped, so that it can be written."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def _without_root(reason: str, root: Path) -> str:
-    """A reader's message without the folders above the data, which are nobody's business."""
-    return reason.replace(f"{root}{os.sep}", "")

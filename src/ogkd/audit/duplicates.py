@@ -1,25 +1,52 @@
-"""Images that are there twice: the same pixels, or nearly the same to the eye."""
+"""Duplicate images: equal pixels, and pairs that look nearly the same.
+
+Near duplicates are found by perceptual hashes: each of 64 bits says whether one of the 64 lowest
+frequencies of the grey image (cosine transform, without the mean) lies above their median, so
+brightness and contrast do not matter. Candidates are then compared pixel by pixel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from ogkd.audit.hashing import likeness, perceptual_hashes
-from ogkd.audit.nearest import close_pairs
-from ogkd.audit.result import NearPair
-from ogkd.audit.scan import Scan
+from ogkd.audit.result import NearPair, ScannedImage
 
-__all__ = ["MIN_LIKENESS", "Duplicates", "components", "find_duplicates"]
+__all__ = [
+    "MAX_DISTANCE",
+    "MIN_LIKENESS",
+    "SIDE",
+    "Duplicates",
+    "close_pairs",
+    "components",
+    "find_duplicates",
+    "hamming",
+    "likeness",
+    "perceptual_hashes",
+    "small_gray",
+]
 
-# Scans of one kind share their coarse layout, so few differing bits are not proof enough:
+SIDE = 64  # side of the small grey images that are hashed and compared
+# Scans of one kind share their coarse layout, so a few differing bits are not proof enough:
 # docs/data-check.md shows how both limits were chosen.
 MIN_LIKENESS = 0.85
-_BLANK = 2  # grey levels between the darkest and the brightest spot
-MAX_PAIRS = 200_000  # beyond this a list helps nobody
+MAX_DISTANCE = 15  # bits
+MAX_PAIRS = 200_000  # a longer list helps nobody
+_BLANK = 2  # grey levels between the darkest and the brightest pixel
+_FLAT = 1.0  # grey levels: with less contrast than this, the bits would be noise
+_AROUND = 9  # pixels: the neighbourhood that a pixel is compared with
+_QUIET = 4.0  # grey levels: structure weaker than this counts less, as it may be noise
+_CHUNK = 1024  # images
+_BANDS = 4
+_BAND_BITS = 16
+_PAIR_CHUNK = 1 << 20  # candidate pairs in memory at once
+
+Pairs = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -29,56 +56,48 @@ class Duplicates:
     exact: tuple[tuple[int, ...], ...]
     near: tuple[NearPair, ...]
     flat: tuple[int, ...]
-    complete: bool = True  # False where the list of pairs was cut
+    complete: bool = True  # False if the list of pairs was cut
 
 
-def find_duplicates(seen: Scan, *, near: int) -> Duplicates:
-    """Find equal images, and those within `near` bits that also look alike pixel by pixel."""
-    numbers = seen.readable
-    small = seen.small()
+def find_duplicates(images: Sequence[ScannedImage | None], *, near: int) -> Duplicates:
+    """Find equal images, and those within `near` bits that also look alike pixel by pixel.
+
+    An image that could not be read is None.
+    """
+    readable = [(number, image) for number, image in enumerate(images) if image is not None]
+    numbers = np.array([number for number, _ in readable], np.intp)
+    small = np.array([image.small for _, image in readable], np.uint8).reshape(-1, SIDE, SIDE)
     spread = small.max(axis=(1, 2)) - small.min(axis=(1, 2))
     # Two black images are equal, but neither shows anything that the other could give away.
-    exact = _equal(seen, blank=set(numbers[spread <= _BLANK].tolist()))
-    # One image stands for each set of equal ones: the others would repeat its pairs.
+    exact = _equal([one for one, range_ in zip(readable, spread, strict=True) if range_ > _BLANK])
+    # One image represents each set of equal ones: the others would repeat its pairs.
     repeated = {number for members in exact for number in members[1:]}
     hashes, flat = perceptual_hashes(small)
-    usable = np.array([number not in repeated for number in numbers], np.bool_) & ~flat
-    rows = np.flatnonzero(usable)
+    rows = np.flatnonzero(~flat & ~np.isin(numbers, list(repeated)))
     pairs: list[NearPair] = []
-    complete = True
     for first, second, bits in close_pairs(hashes[rows], near):
-        pairs += _verified(small, numbers, rows[first], rows[second], bits)
+        one, other = rows[first], rows[second]
+        alike = likeness(small, one, other)
+        pairs += [
+            NearPair(int(numbers[one[n]]), int(numbers[other[n]]), int(bits[n]), float(alike[n]))
+            for n in np.flatnonzero(alike >= MIN_LIKENESS)
+        ]
         if len(pairs) > MAX_PAIRS:
-            complete = False
             break
+    complete = len(pairs) <= MAX_PAIRS
     pairs.sort(key=lambda pair: (-pair.likeness, pair.first, pair.second))
     return Duplicates(exact, tuple(pairs[:MAX_PAIRS]), tuple(numbers[flat].tolist()), complete)
 
 
-def _equal(seen: Scan, *, blank: set[int]) -> tuple[tuple[int, ...], ...]:
+def _equal(images: Iterable[tuple[int, ScannedImage]]) -> tuple[tuple[int, ...], ...]:
     by_digest: dict[bytes, list[int]] = {}
-    for number, picture in enumerate(seen.pictures):
-        if picture is not None and number not in blank:
-            by_digest.setdefault(picture.digest, []).append(number)
+    for number, image in images:
+        by_digest.setdefault(image.digest, []).append(number)
     return tuple(tuple(members) for members in by_digest.values() if len(members) > 1)
 
 
-def _verified(
-    small: NDArray[np.uint8],
-    numbers: NDArray[np.intp],
-    first: NDArray[np.intp],
-    second: NDArray[np.intp],
-    bits: NDArray[np.int64],
-) -> list[NearPair]:
-    alike = likeness(small, first, second)
-    return [
-        NearPair(int(numbers[first[n]]), int(numbers[second[n]]), int(bits[n]), float(alike[n]))
-        for n in np.flatnonzero(alike >= MIN_LIKENESS)
-    ]
-
-
 def components(count: int, links: Iterable[Iterable[int]]) -> list[int]:
-    """A number for each of `count` things, the same for things that any chain of links joins."""
+    """A number for each of `count` nodes, the same for nodes that a chain of links connects."""
     parent = list(range(count))
 
     def root(one: int) -> int:
@@ -92,3 +111,146 @@ def components(count: int, links: Iterable[Iterable[int]]) -> list[int]:
         for other in members[1:]:
             parent[root(other)] = root(members[0])
     return [root(one) for one in range(count)]
+
+
+def small_gray(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """An RGB image as a grey one of SIDE x SIDE, each pixel the mean of what it covers."""
+    gray = Image.fromarray(image).convert("L")
+    # Pillow's bilinear filter widens with the scale: no aliasing, so copies of other sizes agree.
+    return np.asarray(gray.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+
+
+def _frequencies() -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Row and column of the 64 lowest frequencies except the mean, by distance from it."""
+    side = 12
+    every = [(u * u + v * v, u, v) for u in range(side) for v in range(side) if u or v]
+    chosen = sorted(every)[:64]
+    return np.array([u for _, u, _ in chosen]), np.array([v for _, _, v in chosen])
+
+
+def _cosines(count: int) -> NDArray[np.float32]:
+    """The first rows of the orthonormal DCT-II: [count, SIDE]."""
+    place = (np.arange(SIDE) + 0.5) * np.pi / SIDE
+    waves = np.cos(np.arange(count)[:, None] * place) * np.sqrt(2.0 / SIDE)
+    waves[0] /= np.sqrt(2.0)
+    return np.asarray(waves, np.float32)
+
+
+_ROWS, _COLUMNS = _frequencies()
+_WAVES = _cosines(int(max(_ROWS.max(), _COLUMNS.max())) + 1)
+_BITS = np.array([bin(value).count("1") for value in range(1 << 16)], np.uint8)
+
+
+def perceptual_hashes(small: NDArray[np.uint8]) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
+    """Hashes of small grey images [N, SIDE, SIDE], and which are flat, so their hash is noise."""
+    hashes = np.zeros(len(small), np.uint64)
+    flat = np.zeros(len(small), np.bool_)
+    weights = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    for start in range(0, len(small), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        grid = _WAVES @ small[part].astype(np.float32) @ _WAVES.T
+        low = grid[:, _ROWS, _COLUMNS]  # [n, 64]
+        above = low > np.median(low, axis=1, keepdims=True)
+        hashes[part] = np.where(above, weights, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+        # The transform preserves lengths, so this is the contrast that the bits are based on.
+        flat[part] = np.sqrt((low**2).sum(axis=1)) / SIDE < _FLAT
+    return hashes, flat
+
+
+def hamming(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """The number of bits in which hashes differ, pair by pair."""
+    words = np.ascontiguousarray(first ^ second).view(np.uint16).reshape(-1, 4)
+    return np.asarray(_BITS[words].sum(axis=1, dtype=np.int64))
+
+
+def likeness(
+    small: NDArray[np.uint8], first: NDArray[np.intp], second: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """The correlation of the fine structure of each pair: 1 for a copy, brighter or not."""
+    result = np.empty(len(first))
+    for start in range(0, len(first), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        result[part] = (_structure(small[first[part]]) * _structure(small[second[part]])).sum(1)
+    return result
+
+
+def _structure(small: NDArray[np.uint8]) -> NDArray[np.float64]:
+    """Each pixel relative to its neighbourhood: unit vectors [N, SIDE * SIDE].
+
+    Otherwise the outline that all scans of one kind share (a round fundus on black) would
+    outweigh everything that is particular to an image.
+    """
+    from scipy.ndimage import uniform_filter
+
+    values = small.astype(np.float64)
+    around = (0, _AROUND, _AROUND)
+    mean = uniform_filter(values, around, mode="nearest")
+    variance = uniform_filter(values**2, around, mode="nearest") - mean**2
+    local = (values - mean) / (np.sqrt(np.maximum(variance, 0)) + _QUIET)
+    flat = local.reshape(len(small), -1)
+    flat -= flat.mean(axis=1, keepdims=True)
+    return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-9))
+
+
+def close_pairs(hashes: NDArray[np.uint64], distance: int) -> Iterator[Pairs]:
+    """Arrays (first, second, bits) of the pairs within `distance`; first < second, each once.
+
+    A hash is cut into 4 bands of 16 bits. If two hashes differ in at most d bits, some band
+    differs in at most r = d // 4: if all four differed in r + 1 or more, the whole would differ
+    in 4 (r + 1) > d bits. So for each band it is enough to compare the hashes whose band is
+    within r bits: 1, 17, 137 or 697 entries in a table of 65,536 for d below 4, 8, 12 or 16.
+    """
+    if not 0 <= distance <= MAX_DISTANCE:
+        raise ValueError(f"distance must be 0 to {MAX_DISTANCE}, but is {distance}")
+    radius = distance // _BANDS
+    bands = np.ascontiguousarray(hashes).view(np.uint16).reshape(-1, _BANDS)
+    for band in range(_BANDS):
+        values = bands[:, band]
+        order = np.argsort(values, kind="stable")
+        # Hashes whose band is v are at order[starts[v] : starts[v + 1]].
+        sizes = np.bincount(values, minlength=1 << _BAND_BITS)
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        for mask in _masks(radius):
+            wanted = values ^ mask
+            for first, places in _expand(starts[wanted], sizes[wanted]):
+                second = order[places]
+                keep = first < second
+                first, second = first[keep], second[keep]
+                bits = hamming(hashes[first], hashes[second])
+                keep = bits <= distance
+                # A pair that an earlier band also finds was yielded there.
+                differing = bands[first, :band] ^ bands[second, :band]
+                keep &= ~(_popcount(differing) <= radius).any(axis=1)
+                if keep.any():
+                    yield first[keep], second[keep], bits[keep]
+
+
+def _expand(
+    starts: NDArray[np.intp], counts: NDArray[np.intp]
+) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Each row with each place of its range, in chunks that fit into memory."""
+    rows = np.flatnonzero(counts)
+    total = np.cumsum(counts[rows])
+    begin = 0
+    while begin < len(rows):
+        done = total[begin - 1] if begin else 0
+        end = max(begin + 1, int(np.searchsorted(total, done + _PAIR_CHUNK, side="right")))
+        part = rows[begin:end]
+        many = counts[part]
+        within = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+        yield np.repeat(part, many), np.repeat(starts[part], many) + within
+        begin = end
+
+
+def _masks(radius: int) -> list[np.uint16]:
+    """All 16-bit words with at most `radius` bits set."""
+    return [
+        np.uint16(sum(1 << bit for bit in chosen))
+        for count in range(radius + 1)
+        for chosen in combinations(range(_BAND_BITS), count)
+    ]
+
+
+def _popcount(words: NDArray[np.uint16]) -> NDArray[np.int64]:
+    wide = words.astype(np.uint64)
+    return hamming(wide.ravel(), np.zeros(wide.size, np.uint64)).reshape(words.shape)

@@ -1,7 +1,7 @@
-"""Labels that look wrong: each image judged by a classifier that has not learned from it.
+"""Labels that look wrong: each is checked by a classifier that has not learned from the image.
 
 Logistic regression on frozen features, cross-validated; cleanlab (Northcutt et al., confident
-learning) decides which disagreements are more than a doubt. Needs the extra `audit`.
+learning) decides which disagreements are more than noise. Needs the extra `audit`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from numpy.typing import NDArray
 from ogkd.audit.result import LabelReport, Suspect
 from ogkd.errors import ConfigError
 
-__all__ = ["FOLDS", "need_cleanlab", "suspicious_labels"]
+__all__ = ["FOLDS", "find_suspicious_labels", "require_cleanlab"]
 
 FOLDS = 5
-_STRENGTH = 0.01  # of the weights' freedom (C): more makes the probabilities too sure
+_C = 0.01  # inverse regularisation: a larger C makes the probabilities overconfident
 
 
-def need_cleanlab() -> None:
-    """Refuse where cleanlab is not installed, before any work is done."""
+def require_cleanlab() -> None:
+    """Raise a ConfigError if cleanlab is not installed, before any work is done."""
     try:
         import cleanlab.filter  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            'Suspicious labels are found with cleanlab: pip install "ogkd[audit]", '
-            "or leave out --labels and --backbone."
+            "Checking labels needs cleanlab, which is not installed. Install it with: "
+            'pip install "ogkd[audit]", or run the check without labels.'
         ) from error
 
 
-def suspicious_labels(
+def find_suspicious_labels(
     features: NDArray[np.float32],
     labels: Sequence[str],
     groups: Sequence[int],
@@ -41,10 +41,10 @@ def suspicious_labels(
     *,
     seed: int = 0,
 ) -> LabelReport:
-    """Judge images with features [N, d]; `numbers` are their numbers in the data.
+    """Check the labels of images with features [N, d]; `numbers` are their numbers in the data.
 
-    Images of one group (a patient, copies of one image) are judged together: a copy with the
-    same wrong label would defend it. A class with fewer than FOLDS groups is left out.
+    Images of one group (a patient, copies of one image) are checked together: a copy with the
+    same wrong label would confirm it. A class with fewer than FOLDS groups is left out.
     """
     sources = Counter(label for label, _ in set(zip(labels, groups, strict=True)))
     names = sorted(name for name, count in sources.items() if count >= FOLDS)
@@ -72,7 +72,7 @@ def suspicious_labels(
 def _out_of_sample(
     features: NDArray[np.float64], given: NDArray[np.intp], groups: NDArray[np.intp], seed: int
 ) -> NDArray[np.float64]:
-    """Probabilities [N, C] of each image by a classifier fitted on other groups."""
+    """Probabilities [N, C] for each image from a classifier fitted on other groups."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedGroupKFold
     from sklearn.pipeline import make_pipeline
@@ -81,15 +81,15 @@ def _out_of_sample(
     classes = int(given.max()) + 1
     result = np.full((len(given), classes), 1.0 / classes)
     folds = StratifiedGroupKFold(FOLDS, shuffle=True, random_state=seed)
-    for learned, judged in folds.split(features, given, groups):
-        if len(set(given[learned])) < classes or not len(judged):
-            continue  # all groups of a class fell in this fold: no opinion, not a wrong one
+    for learned, held_out in folds.split(features, given, groups):
+        if len(set(given[learned])) < classes or not len(held_out):
+            continue  # all groups of a class are in this fold: stay at chance, not at a wrong guess
         model = make_pipeline(
             StandardScaler(),
-            LogisticRegression(C=_STRENGTH, class_weight="balanced", max_iter=1000),
+            LogisticRegression(C=_C, class_weight="balanced", max_iter=1000),
         )
         model.fit(features[learned], given[learned])
-        result[judged] = model.predict_proba(features[judged])
+        result[held_out] = model.predict_proba(features[held_out])
     return result
 
 
@@ -97,10 +97,10 @@ def _issues(given: NDArray[np.intp], probabilities: NDArray[np.float64]) -> list
     from cleanlab.filter import find_label_issues
 
     with warnings.catch_warnings():
-        # It warns about classes that no image is predicted as; that is for it to allow for.
+        # It warns about classes that are never predicted, and handles them itself.
         warnings.simplefilter("ignore")
         found = find_label_issues(
             given, probabilities, return_indices_ranked_by="self_confidence", n_jobs=1
         )
-    # Where the classifier agrees with the label there is nothing to look at.
+    # Labels that the classifier agrees with are not worth a look.
     return [int(row) for row in found if probabilities[row].argmax() != given[row]]

@@ -1,4 +1,4 @@
-"""What a check of the data gives: findings for people, and the records behind them."""
+"""The records of a data check: findings for people, and the images behind them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-__all__ = ["Audit", "Case", "Facts", "Finding", "LabelReport", "NearPair", "Record", "Suspect"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "Audit",
+    "Case",
+    "Facts",
+    "Finding",
+    "LabelReport",
+    "NearPair",
+    "Record",
+    "ScannedImage",
+    "Suspect",
+]
 
 Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One place where a finding holds: the files, relative to the data, and a few words."""
+    """One occurrence of a finding: the files, relative to the data, and a short note."""
 
     files: tuple[str, ...]
     note: str = ""
@@ -21,7 +34,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to know: what it is, where it holds, what to do next."""
+    """One thing to know: what it is, where it occurs, what to do next."""
 
     kind: str
     severity: Severity
@@ -32,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Record:
-    """One image of the data as the check names it."""
+    """One image of the data as the check lists it."""
 
     file: str  # relative to the data
     label: str
@@ -41,21 +54,32 @@ class Record:
 
 
 @dataclass(frozen=True)
+class ScannedImage:
+    """What the check keeps of an image that it could read: a few kilobytes."""
+
+    width: int
+    height: int
+    gray: bool  # the three channels are equal
+    digest: bytes  # of the decoded pixels, so that the same image in two files is found
+    small: NDArray[np.uint8]  # grey, SIDE x SIDE
+
+
+@dataclass(frozen=True)
 class Facts:
-    """Counts and sizes; `counts[split][class name]`, the split '' where there are none."""
+    """Counts and sizes; `counts[split][class name]`, with the split '' if there are none."""
 
     counts: dict[str, dict[str, int]]
-    imbalance: float | None  # largest class over smallest, where images are learned from
+    imbalance: float | None  # largest class over smallest, in the split that is learned from
     sizes: dict[str, int]  # "width x height" of the readable images, most frequent first
     gray: int  # images whose three channels are equal
     colour: int
-    groups: int | None  # different groups (patients); None where no image has one
+    groups: int | None  # different groups (patients); None if no image has one
     without_group: int
 
 
 @dataclass(frozen=True)
 class NearPair:
-    """Two images, by number, that look alike: differing bits of 64, and how alike (1: equal)."""
+    """Two similar images, by number: differing bits of 64, and their likeness (1: equal)."""
 
     first: int
     second: int
@@ -65,7 +89,7 @@ class NearPair:
 
 @dataclass(frozen=True)
 class Suspect:
-    """An image, by number, whose label looks wrong to a classifier that has not seen it."""
+    """An image, by number, whose label a classifier that has not seen it disagrees with."""
 
     image: int
     given: str
@@ -75,17 +99,17 @@ class Suspect:
 
 @dataclass(frozen=True)
 class LabelReport:
-    """Suspicious labels, most suspicious first, and what the judgement rests on."""
+    """Suspicious labels, most suspicious first, and the basis for suspecting them."""
 
     suspects: tuple[Suspect, ...]
-    judged: int  # images that were judged
-    accuracy: float | None  # of the cross-validated classifier, None where nothing was judged
-    left_out: tuple[str, ...] = ()  # classes with too few images to judge
+    checked: int  # images whose labels were checked
+    accuracy: float | None  # of the cross-validated classifier; None if nothing was checked
+    left_out: tuple[str, ...] = ()  # classes with too few images to check
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Everything that a check found; `records` are the images that the numbers count through."""
+    """All results of a check; image numbers index `records`."""
 
     data: str
     records: tuple[Record, ...]
@@ -96,16 +120,17 @@ class Audit:
     labels: LabelReport | None = None
 
     def count(self, severity: Severity) -> int:
-        """How many findings are of this severity."""
+        """The number of findings of this severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """1 where there are errors, else 0."""
+        """1 if there are errors, else 0."""
         return 1 if self.count("error") else 0
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for a JSON file; images stand with their file, label, split and group."""
+        """Plain values for a JSON file; images are given by file, label, split and group."""
+        labels = self.labels
         return {
             "schema": 1,
             "data": self.data,
@@ -124,23 +149,21 @@ class Audit:
                 }
                 for pair in self.near
             ],
-            "labels": None if self.labels is None else self._labels(self.labels),
+            "labels": labels
+            and {
+                "judged": labels.checked,  # this key is part of the file format
+                "accuracy": labels.accuracy,
+                "left_out": list(labels.left_out),
+                "suspects": [
+                    {
+                        "image": asdict(self.records[suspect.image]),
+                        "suggested": suspect.suggested,
+                        "score": round(suspect.score, 4),
+                    }
+                    for suspect in labels.suspects
+                ],
+            },
         }
 
     def _images(self, members: Sequence[int]) -> list[dict[str, Any]]:
         return [asdict(self.records[member]) for member in members]
-
-    def _labels(self, report: LabelReport) -> dict[str, Any]:
-        return {
-            "judged": report.judged,
-            "accuracy": report.accuracy,
-            "left_out": list(report.left_out),
-            "suspects": [
-                {
-                    "image": asdict(self.records[suspect.image]),
-                    "suggested": suspect.suggested,
-                    "score": round(suspect.score, 4),
-                }
-                for suspect in report.suspects
-            ],
-        }

@@ -156,6 +156,7 @@ class _SmoothLinear(nn.Module):
         super().__init__()
         stretch = largest.clamp_min(1e-5) ** _SMOOTHING
         stretch = stretch / stretch.mean()
+        self.shrink: Tensor
         self.register_buffer("shrink", 1 / stretch)
         self.inner = nn.Linear(linear.in_features, linear.out_features, bias=False, device="meta")
         self.inner.weight = nn.Parameter(linear.weight * stretch, requires_grad=False)

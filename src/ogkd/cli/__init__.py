@@ -1,65 +1,50 @@
-"""The `ogkd` command. Each command is a thin skin over the library, one module each.
+"""The `ogkd` command: parses options, calls the library, prints results.
 
-Commands import torch and the rest when they run, so that `ogkd --help` answers at once.
+Commands import torch and other heavy packages when they run, so that `ogkd --help` is fast.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from ogkd.cli import app as app_page
-from ogkd.cli import (
-    backbones,
-    bench,
-    calibrate,
-    data,
-    demo,
-    doctor,
-    embed,
-    evaluate,
-    export,
-    fit,
-    import_checkpoint,
-    methods,
-    phantoms,
-    predict,
-    prompts,
-    report,
-)
+from ogkd import plugins
+from ogkd.cli import backbones, bench, data, demo, deploy, doctor, evaluate, fit, predict, prompts
+from ogkd.cli.options import CommandGroup
 from ogkd.errors import OgkdError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = CommandGroup(
     name="ogkd",
     help="Few-shot adaptation of frozen biomedical vision-language models.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("fit")(fit.fit)
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
-app.command("report")(report.report)
-app.command("calibrate")(calibrate.calibrate)
-app.command("app")(app_page.app_command)
-app.command("embed")(embed.embed)
-app.command("phantoms")(phantoms.phantoms)
+app.command("report")(evaluate.report)
+app.command("calibrate")(evaluate.calibrate)
+app.command("app")(deploy.app)
+app.command("export")(deploy.export)
+app.command("embed")(backbones.embed)
 app.command("demo")(demo.demo)
-app.command("export")(export.export)
-app.command("import-checkpoint")(import_checkpoint.import_checkpoint)
+app.command("phantoms")(data.phantoms)
+app.command("import-checkpoint")(fit.import_checkpoint)
+app.command("methods")(fit.methods)
+app.command("doctor")(doctor.doctor)
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
-app.command("methods")(methods.methods)
-app.command("doctor")(doctor.doctor)
 
 
 def _show_version(value: bool) -> None:
@@ -76,8 +61,34 @@ def _root(
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--plugin",
+            metavar="FILE_OR_MODULE",
+            help="Load code that adds methods, backbones or datasets. Accepted by every command, "
+            "any number of times. It runs with your rights: name only code that you trust.",
+        ),
+    ] = None,
 ) -> None:
     """Few-shot adaptation of frozen biomedical vision-language models."""
+    for name in plugin or ():
+        plugins.load(name)
+
+
+def _plugins_first(words: Sequence[str]) -> list[str]:
+    """Move every `--plugin X` to the front: it is an option of `ogkd`, wherever it is written."""
+    first: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            others += [word, *rest]
+        elif word == "--plugin":
+            first += [word, *itertools.islice(rest, 1)]
+        else:
+            (first if word.startswith("--plugin=") else others).append(word)
+    return first + others
 
 
 def main() -> None:
@@ -85,30 +96,32 @@ def main() -> None:
     _accept_any_file_name()
     try:
         try:
-            app(prog_name="ogkd")
+            app(args=_plugins_first(sys.argv[1:]), prog_name="ogkd")
         finally:
-            sys.stdout.flush()  # here, where a reader that went away can still be dealt with
+            sys.stdout.flush()  # here, so that a closed pipe is handled below
     except OgkdError as error:
-        _complain(str(error))
+        _print_error(f"{error} (option --plugin)" if error.argument == "plugin" else str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of our output went away (`ogkd ... | head`): nothing is wrong.
+        # The reader of our output has finished (`ogkd ... | head`): not an error.
         _drop_output()
         sys.exit(0)
     except OSError as error:
-        # The last resort: what the file system refuses is never the program's mistake.
-        _complain(f"{error.filename or 'Output'}: {error.strerror or error}. Check it and retry.")
+        # A last resort: what the file system refuses is not a bug, so show no traceback.
+        _print_error(
+            f"{error.filename or 'Output'}: {error.strerror or error}. Check it and retry."
+        )
         _drop_output()
         sys.exit(2)
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(message, err=True)
 
 
 def _accept_any_file_name() -> None:
-    """A name that is not valid text is printed as the bytes it is, instead of failing."""
+    """Print file names that are not valid text as raw bytes instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf8 = stream.encoding.lower().replace("-", "") == "utf8"
@@ -116,6 +129,6 @@ def _accept_any_file_name() -> None:
 
 
 def _drop_output() -> None:
-    """Send what is left to nowhere, so that Python does not complain at its end."""
+    """Discard unwritten output, so that Python does not fail on it at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,1 +1,1 @@
-"""The paper's mathematics and the loop that trains contexts; knows tensors, not files."""
+"""The paper's mathematics and the loop that trains contexts: tensors in, tensors out."""

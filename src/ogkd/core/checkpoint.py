@@ -1,4 +1,4 @@
-"""Half-finished training on disk: written whole, and only continued by the same training."""
+"""Unfinished training on disk: written atomically, and only resumed by the same training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Checkpoint", "TrainingState"]
 
 @dataclass(frozen=True)
 class TrainingState:
-    """All that the loop needs to go on; randomness is a function of seed and epoch."""
+    """All that the loop needs to resume; randomness is a function of seed and epoch."""
 
     contexts: Tensor
     momentum: Tensor  # empty before the first step
@@ -27,20 +27,20 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One file; `fingerprint` names the training (settings, data, model) it belongs to."""
+    """One file; `fingerprint` identifies the training (settings, data, model) it belongs to."""
 
     path: Path
     fingerprint: str
 
     def save(self, state: TrainingState) -> None:
-        """Replace the file by this state in one step."""
+        """Replace the file with this state in one step."""
         tensors = {"contexts": state.contexts.contiguous(), "momentum": state.momentum}
         metadata = {"fingerprint": self.fingerprint, "epoch": str(state.epoch)}
         with write_atomically(self.path) as aside:
-            aside.write_bytes(save(tensors, metadata))  # a full disk is then an OSError
+            aside.write_bytes(save(tensors, metadata))  # so that a full disk is an OSError
 
     def load(self) -> TrainingState | None:
-        """The kept state, or None where there is none yet."""
+        """Return the saved state, or None if there is none yet."""
         if not self.path.is_file():
             return None
         try:
@@ -49,12 +49,14 @@ class Checkpoint:
                 contexts, momentum = file.get_tensor("contexts"), file.get_tensor("momentum")
         except (SafetensorError, OSError) as error:
             raise ConfigError(
-                f"The checkpoint {self.path} is damaged ({error}). Remove it (or pass --restart) "
-                "to train from the start."
+                f"The checkpoint {self.path} is damaged ({error}). Delete it, or restart the "
+                "training from the beginning.",
+                argument="restart",
             ) from error
         if metadata.get("fingerprint") != self.fingerprint:
             raise ConfigError(
                 f"The checkpoint {self.path} belongs to a training with other settings, images or "
-                "backbone. Choose another --out, or pass --restart to discard it."
+                "backbone. Choose another output folder, or discard it and restart.",
+                argument="restart",
             )
         return TrainingState(contexts, momentum.to(torch.float32), int(metadata["epoch"]))

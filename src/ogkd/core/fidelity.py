@@ -1,7 +1,7 @@
 """Where the paper's text and its authors' released code differ: one named option each.
 
 `RELEASED` is what the published numbers were computed with (the default everywhere), `PAPER`
-the equations as printed. The comments name the row of the audit and the equation.
+the equations as printed. The numbers in the comments are those of docs/concepts/fidelity.md.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class Fidelity(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # AUDIT #1, eq. 6: Σ/(B·C) as released, Σ/B in the paper.
+    # 1, eq. 6: Σ/(B·C) as released, Σ/B in the paper.
     gad_normalisation: GadNormalisation = "batch_class"
-    # AUDIT #2, eq. 13: Σ/(B·K) as released, Σ/B in the paper.
+    # 2, eq. 13: Σ/(B·K) as released, Σ/B in the paper.
     lgd_normalisation: LgdNormalisation = "batch_patch"
-    # AUDIT #3, eq. 15: mean over C·d as released, 1/C in the paper.
+    # 3, eq. 15: mean over C·d as released, 1/C in the paper.
     sccm_normalisation: SccmNormalisation = "mean"
-    # AUDIT #7, eq. 4 and 10: no T as released; the paper has T without a value. So 1 in both.
+    # 7, eq. 4 and 10: the released code has no T; the paper gives no value. So 1 in both.
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    # AUDIT #8, eq. 8-9: |cos| as released, the highest cos in the paper.
+    # 8, eq. 8-9: |cos| as released, the highest cos in the paper.
     patch_score: Literal["absolute", "signed"] = "absolute"
-    # AUDIT #9, after eq. 9: round half to even as released, floor in the paper.
+    # 9, after eq. 9: round half to even as released, floor in the paper.
     patch_rounding: PatchRounding = "half_even"
-    # AUDIT #12, §3.2: one choice per batch for all classes as released, "per class" in the paper.
+    # 12, §3.2: one choice per batch for all classes as released, "per class" in the paper.
     selector: Selector = "batch"
-    # AUDIT #22: the released loop leaves the text tower's dropout on; "frozen" in the paper.
+    # 22: the released loop leaves the text tower's dropout on; "frozen" in the paper.
     text_dropout: bool = True
-    # AUDIT #4, eq. 5 and 11: neither makes the diffused teacher a distribution again.
+    # 4, eq. 5 and 11: neither makes the diffused teacher a distribution again.
     normalise_target: bool = False
 
 
@@ -60,7 +60,7 @@ PRESETS = {"released": RELEASED, "paper": PAPER}
 
 
 def fidelity(name: str = "released", **overrides: Any) -> Fidelity:
-    """Look up a preset by name and change single options.
+    """Look up a preset by name and override single options.
 
     >>> fidelity("paper", temperature=2.0).temperature
     2.0
@@ -68,7 +68,7 @@ def fidelity(name: str = "released", **overrides: Any) -> Fidelity:
     if name not in PRESETS:
         raise ConfigError(
             f"Unknown fidelity {name!r}. Use one of {', '.join(PRESETS)}, "
-            "and change single options by their own names."
+            "and override single options by name."
         )
     for option in overrides:
         if option not in Fidelity.model_fields:
@@ -79,6 +79,6 @@ def fidelity(name: str = "released", **overrides: Any) -> Fidelity:
     except ValidationError as error:
         problem = error.errors()[0]
         raise ConfigError(
-            f"Fidelity option `{problem['loc'][0]}` is {problem['input']!r}, which cannot be used: "
+            f"Fidelity option `{problem['loc'][0]}` cannot be {problem['input']!r}: "
             f"{problem['msg']}."
         ) from None

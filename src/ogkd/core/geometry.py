@@ -22,8 +22,8 @@ Bank = Tensor | Sequence[Tensor]
 def stack_bank(bank: Bank) -> Tensor:
     """Stack one [N_c, d] per class into [C, N, d]; a tensor is returned as it is.
 
-    Where classes have different numbers of prompts, N is the largest and the shorter ones are
-    filled with rows of zeros. No text has the feature zero, so zeros mean "no prompt here".
+    If classes have different numbers of prompts, N is the largest and the others are padded with
+    rows of zeros. No text has the feature zero, so zeros mean "no prompt".
 
     >>> stack_bank([torch.ones(2, 3), torch.ones(1, 3)]).shape
     torch.Size([2, 2, 3])
@@ -35,7 +35,7 @@ def stack_bank(bank: Bank) -> Tensor:
     if isinstance(bank, Tensor):
         return bank
     if not features:
-        raise DataError("The bank of prompts has no class. Give at least one class with one text.")
+        raise DataError("The bank of prompts is empty. Give at least one class with one text.")
     return torch.nn.utils.rnn.pad_sequence(features, batch_first=True)
 
 
@@ -43,14 +43,14 @@ def prototypes(bank: Bank) -> Tensor:
     """Average the prompts of each class: T [.., C, d], rows L2-normalised.
 
     t_c = normalise( 1/|P_c| Σ_{p∈P_c} normalise(g_text(p)) ). Alg. 1 leaves out the outer
-    normalisation; the text of §3.1 and the released code have it (AUDIT #16, #18).
+    normalisation; the text of §3.1 and the released code have it (fidelity.md, 16 and 18).
 
     >>> bank = torch.tensor([[[2.0, 0.0], [0.0, 5.0]], [[1.0, 0.0], [3.0, 0.0]]])  # [C, N, d]
     >>> prototypes(bank)
     tensor([[0.7071, 0.7071],
             [1.0000, 0.0000]])
     """
-    # Rows of zeros (see stack_bank) change only the length of the mean, which does not matter.
+    # Rows of zeros (see stack_bank) only change the length of the mean, which is normalised away.
     return normalize(normalize(stack_bank(bank), dim=-1).mean(dim=-2), dim=-1)
 
 
@@ -65,6 +65,6 @@ def class_graph(T: Tensor, alpha: float) -> Tensor:
             [0.2689, 0.7311]])
     """
     if not alpha > 0:
-        raise ConfigError(f"Option `alpha` must be above 0, but is {alpha}. The paper uses 1 or 4.")
+        raise ConfigError(f"`alpha` must be above 0, but is {alpha}. The paper uses 1 or 4.")
     T = normalize(T, dim=-1)
     return torch.softmax(alpha * (T @ T.mT), dim=-1)

@@ -1,8 +1,8 @@
 """The training objective: CE, SCCM, GAD and LGD with its variants (paper §3.2-3.4, Alg. 2).
 
 Pure functions. Leading axes, written `..` in the shapes, are seeds trained together: every
-loss gives one value per seed (a scalar without leading axes), and seeds never meet. Gradients
-flow to the student alone: everything of the teacher is detached. GAD and LGD may be negative.
+loss gives one value per seed (a scalar without leading axes), and seeds do not mix. Gradients
+only flow to the student: the teacher is detached. GAD and LGD may be negative.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def cross_entropy(student_logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def sccm(T_hat: Tensor, T: Tensor, *, normalisation: SccmNormalisation = "mean") -> Tensor:
-    """Hold the student text T̂ [.., C, d] near the bank's prototypes T [C, d] (eq. 15).
+    """Keep the student text T̂ [.., C, d] near the bank's prototypes T [C, d] (eq. 15).
 
-    "class" is the paper's 1/C ‖T̂ - T‖²_F; "mean", the released one, divides by C·d (AUDIT #3).
+    "class" is the paper's 1/C ‖T̂ - T‖²_F; the released "mean" divides by C·d (fidelity.md, 3).
 
     >>> sccm(torch.tensor([[1.0, 2.0]]), torch.zeros(1, 2), normalisation="class")
     tensor(5.)
@@ -84,16 +84,16 @@ def diffuse(log_probs: Tensor, W: Tensor, gamma: Gamma) -> Tensor:
     """Diffuse log-probabilities ℓ [.., C] along the class graph W [C, C] (eq. 5 and 11).
 
     ℓ* = (1-γ) ℓ + γ ℓ W, that is ℓ*_j = (1-γ) ℓ_j + γ Σ_i ℓ_i W_ij. The result is not a
-    distribution: Σ exp(ℓ*) is usually below 1 (AUDIT #4).
+    distribution: Σ exp(ℓ*) is usually below 1 (fidelity.md, 4).
 
-    A per-class γ [C] acts on the coordinate it makes: ℓ*_j = (1-γ_j) ℓ_j + γ_j Σ_i ℓ_i W_ij.
-    γ_j = 0 thus leaves class j at what the teacher said, so that no mass is taken from it,
-    which is what the paper's conclusion wants for Normal. Not done here: a γ_i on the source,
-    Σ_i γ_i ℓ_i W_ij, would drop a negative number from the other classes' sums where
-    γ_i = 0, and so would raise them; a γ_y by the image's label agrees with this one in
-    `lgd`, which reads coordinate y alone, but not in `gad`.
+    A per-class γ [C] acts on the coordinate it computes: ℓ*_j = (1-γ_j) ℓ_j + γ_j Σ_i ℓ_i W_ij.
+    γ_j = 0 thus leaves class j as the teacher has it, so that it loses no probability, which is
+    what the paper's conclusion asks for Normal. Rejected: a γ_i on the source, Σ_i γ_i ℓ_i W_ij,
+    would drop a negative number from the other classes' sums if γ_i = 0, and so raise them; a
+    γ_y chosen by the image's label equals this one in `lgd`, which only reads coordinate y, but
+    not in `gad`.
 
-    Runs that differ in α or γ give each its own by broadcasting: W [S, 1, .., C, C] and
+    Runs that differ in α or γ pass their own by broadcasting: W [S, 1, .., C, C] and
     γ [S, 1, .., C] against ℓ [S, .., C].
 
     >>> W = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
@@ -119,9 +119,9 @@ def gad(
     """Global geometry-aware distillation on logits [.., B, C] (eq. 4-6).
 
     Σ_x Σ_c exp(ℓ*_tea) (ℓ*_tea - ℓ_stu), divided by B ("batch", the paper) or by B·C
-    ("batch_class", released, AUDIT #1). ℓ*_tea is used as `diffuse` gives it unless
+    ("batch_class", released, fidelity.md, 1). ℓ*_tea is used as `diffuse` gives it unless
     `normalise_target`. With m = Σ_c exp(ℓ*_tea) the loss of an image is least at
-    p_stu = exp(ℓ*_tea)/m, where it is m·log m, often negative (AUDIT #4).
+    p_stu = exp(ℓ*_tea)/m, where it is m·log m, often negative (fidelity.md, 4).
 
     >>> W = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
     >>> gad(torch.zeros(1, 2), torch.tensor([[2.0, 0.0]]), W, 0.5, normalisation="batch")
@@ -135,7 +135,7 @@ def gad(
 
 
 def patches_kept(P: int, ratio: float, *, rounding: PatchRounding = "half_even") -> int:
-    """Count the patches K kept of P, at least one: K/P is about `ratio` (AUDIT #9).
+    """Count the patches K kept of P, at least one: K/P is about `ratio` (fidelity.md, 9).
 
     "half_even" is the released int(round(P·ratio)); "floor" the paper's ⌊P·ratio⌋.
 
@@ -145,7 +145,7 @@ def patches_kept(P: int, ratio: float, *, rounding: PatchRounding = "half_even")
     if not 0 < ratio <= 1:
         raise ConfigError(f"The ratio of patches must be above 0 and at most 1, but is {ratio}.")
     exact = P * ratio
-    # The small number is for products like 100 * 0.29 = 28.999..., which means 29.
+    # The small number corrects products like 100 * 0.29 = 28.999..., which should be 29.
     rounded = {"half_even": round(exact), "floor": math.floor(exact + 1e-9)}
     return max(1, _choose("rounding", rounding, rounded))
 
@@ -158,7 +158,7 @@ def select_patches(
 
     s_n = cos(z_n, t̃_y) for L2-normalised patches [.., B, P, d], T̃ [.., C, d], labels [.., B].
     The paper keeps the highest s_n; the released code, `absolute`, the highest |s_n|, which
-    can keep patches that speak against the label (AUDIT #8). Returns indices [.., B, k].
+    can keep patches that contradict the label (fidelity.md, 8). Returns indices [.., B, k].
 
     >>> patches = torch.tensor([[[1.0, 0.0], [0.6, 0.8], [-1.0, 0.0]]])
     >>> select_patches(patches, torch.eye(2), torch.tensor([0]), 2, absolute=False)
@@ -201,11 +201,11 @@ def lgd(
 
     - "label_guided": with u = the label's log-probability at each of the K selected patches,
       Σ_x Σ_k exp(u*_tea) (u*_tea - u_stu). Its gradient is that of a patch cross-entropy
-      weighted by exp(u*_tea), and pulls p_y towards 1 (AUDIT #6).
+      weighted by exp(u*_tea), and pulls p_y towards 1 (fidelity.md, 6).
     - "full": all classes, at the patches given (give all P for the ablation's "Full geom").
     - "full_no_geometry": the same with the plain teacher ("Full (w/o)").
 
-    Divided by B ("batch", the paper) or by B·K ("batch_patch", released, AUDIT #2). The full
+    Divided by B ("batch", the paper) or by B·K ("batch_patch", released, fidelity.md, 2). The full
     variants have no released code; they sum over classes whatever the normalisation.
 
     >>> W, zeros = torch.eye(2), torch.zeros(1, 3, 2)
@@ -252,19 +252,19 @@ class LossTerms:
 def _target(
     teacher_logits: Tensor, W: Tensor, gamma: Gamma, temperature: float, normalise: bool
 ) -> Tensor:
-    """Give the teacher's diffused log-probabilities, without gradient."""
+    """Return the teacher's diffused log-probabilities, without gradient."""
     with torch.no_grad():
         log_q = diffuse((teacher_logits / temperature).log_softmax(dim=-1), W, gamma)
         return log_q.log_softmax(dim=-1) if normalise else log_q
 
 
 def _kl_terms(target: Tensor, log_p: Tensor) -> Tensor:
-    """Give the summands of KL with log-targets: exp(q*) (q* - log p)."""
+    """Return the summands of KL with log-targets: exp(q*) (q* - log p)."""
     return target.exp() * (target - log_p)
 
 
 def _choose(option: str, value: str, choices: Mapping[str, Value]) -> Value:
     if value not in choices:
         known = ", ".join(choices)
-        raise ConfigError(f"Option `{option}` must be one of {known}, but is {value!r}.")
+        raise ConfigError(f"`{option}` must be one of {known}, but is {value!r}.")
     return choices[value]

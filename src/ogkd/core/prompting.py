@@ -16,10 +16,10 @@ __all__ = ["ContextConfig", "PromptLearner"]
 
 
 class ContextConfig(BaseModel):
-    """What is learned: the context C of the paper (AUDIT #20, #21).
+    """What is learned: the context C of the paper (fidelity.md, 20 and 21).
 
-    `init` gives the first values where it has exactly `n_ctx` tokens ("a photo of a" has
-    four); otherwise they are drawn from N(0, 0.02).
+    The context starts at the embeddings of `init` if that has exactly `n_ctx` tokens ("a photo
+    of a" has four); otherwise it is drawn from N(0, 0.02).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,10 +31,10 @@ class ContextConfig(BaseModel):
 
 
 class PromptLearner:
-    """C prompts with room for a context: `text_features(context)` gives T_hat.
+    """C prompts with places for a context: `text_features(context)` gives T_hat.
 
     A prompt is "[context] class name." with the class name at the end, in the middle or at
-    the front of the context. The learner itself holds no parameter: contexts go in, text
+    the front of the context. The learner itself has no parameters: contexts go in, text
     features come out, for one run or for S runs side by side.
     """
 
@@ -48,7 +48,7 @@ class PromptLearner:
         self._refuse_long_prompts(names)
         end = backbone.pieces(".")
         layouts = [_layout(len(name), config) for name in names]
-        # Any id holds the context's places: its embedding is replaced before it is used.
+        # The ids at the context's places do not matter: their embeddings are replaced.
         self.tokens: Tokens = backbone.pack(
             [_spell(name, layout, end) for name, layout in zip(names, layouts, strict=True)]
         )
@@ -61,7 +61,7 @@ class PromptLearner:
             self.embeddings = backbone.embed(self.tokens).detach()  # [C, L, w]
 
     def initial_context(self, generator: torch.Generator) -> Tensor:
-        """First values of the context: [n_ctx, w], or [C, n_ctx, w] where class-specific."""
+        """Return the initial context: [n_ctx, w], or [C, n_ctx, w] if class-specific."""
         backbone, config = self.backbone, self.config
         words = backbone.pieces(config.init) if config.init else []
         if len(words) == config.n_ctx:
@@ -83,10 +83,10 @@ class PromptLearner:
         images: Tensor | None = None,
         dropout: TextDropout | None = None,
     ) -> Tensor:
-        """T_hat of S runs in one pass of the text tower.
+        """Return T_hat of S runs, computed in one pass of the text tower.
 
-        contexts: [S, n_ctx, w] or, class-specific, [S, C, n_ctx, w]; returns [S, C, d]. The
-        images' features [S, B, d] are for learners whose prompts depend on them; not here.
+        contexts: [S, n_ctx, w] or, class-specific, [S, C, n_ctx, w]; returns [S, C, d]. Only
+        learners whose prompts depend on the image use the images' features [S, B, d].
         """
         runs, classes = contexts.shape[0], len(self.class_names)
         shared = contexts if self.config.class_specific else contexts.unsqueeze(1)
@@ -104,13 +104,13 @@ class PromptLearner:
         if needed > self.backbone.context_length:
             raise ConfigError(
                 f"The prompt of class '{self.class_names[longest]}' needs {needed} tokens with "
-                f"n_ctx={self.config.n_ctx}, but this text tower takes at most "
+                f"n_ctx={self.config.n_ctx}, but this text tower accepts at most "
                 f"{self.backbone.context_length}. Lower n_ctx or shorten the class name."
             )
 
 
 def _layout(name_length: int, config: ContextConfig) -> list[int | None]:
-    """Places of one prompt: a number is a piece of the name, None is a place of the context."""
+    """The places of one prompt: a number is a piece of the name, None belongs to the context."""
     name: list[int | None] = list(range(name_length))
     n_ctx = config.n_ctx
     if config.position == "front":

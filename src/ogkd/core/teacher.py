@@ -1,7 +1,7 @@
 """The teacher: which prompts of the bank are kept, and the prototypes T̃ they give (paper §3.2).
 
 Everything here is frozen, so no gradient is recorded. Leading axes (several seeds trained
-together) are written `..` in the shapes; each slice is computed as if it were alone.
+together) are written `..` in the shapes; slices do not affect each other.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def select_prompts(
 
     With v_b the global features [.., B, d] of the batch and E[c, i] the normalised bank:
 
-    - "batch" (released, AUDIT #12): s_i = mean_b max_c v_b·E[c,i], one choice of template
+    - "batch" (released, fidelity.md, 12): s_i = mean_b max_c v_b·E[c,i], one choice of template
       indices shared by all classes;
     - "class" (the paper's text): s_ci = mean_b v_b·E[c,i], each class chooses its own;
     - "none": every prompt.
 
     keep i  ⇔  |s_i - mean(s)| <= tau · std(s), std unbiased. The released code first forms
     (s - median)/MAD and then standardises that, which is the same rule: standardising cancels
-    any shift and scale, the logit scale included. It has no answer (NaN) where the MAD or the
-    std is 0: here all prompts are kept then, and also where none would be.
+    any shift and scale, including the logit scale. It gives NaN if the MAD or the std is 0; here
+    all prompts are then kept, and also if none would be.
 
-    Returns a mask [.., C, N] of bool, the same in every row for "batch" (except prompts that
-    a class does not have).
+    Returns a boolean mask [.., C, N], the same in every row for "batch" (except for prompts
+    that a class does not have).
 
     >>> bank = torch.tensor([[[1.0, 0.0], [0.8, 0.6], [0.6, 0.8], [0.0, 1.0]]])
     >>> select_prompts(torch.tensor([[1.0, 0.0]]), bank, tau=1.0)
@@ -47,7 +47,7 @@ def select_prompts(
     """
     if selector not in get_args(Selector):
         known = ", ".join(get_args(Selector))
-        raise ConfigError(f"Option `selector` must be one of {known}, but is {selector!r}.")
+        raise ConfigError(f"`selector` must be one of {known}, but is {selector!r}.")
     bank = stack_bank(bank)
     present: Tensor = torch.linalg.vector_norm(bank, dim=-1) > 0  # [C, N]
     if selector == "none":
@@ -64,7 +64,7 @@ def select_prompts(
 
 
 def _within(scores: Tensor, tau: float) -> Tensor:
-    """Mark scores [.., N] within tau standard deviations; NaN scores are absent ones."""
+    """Mark scores [.., N] within tau standard deviations; NaN means an absent prompt."""
     deviation = (scores - scores.nanmean(dim=-1, keepdim=True)).abs()
     freedom = scores.isfinite().sum(dim=-1, keepdim=True) - 1
     variance = deviation.square().nansum(dim=-1, keepdim=True) / freedom.clamp(min=1)
@@ -75,7 +75,7 @@ def _within(scores: Tensor, tau: float) -> Tensor:
 
 @torch.no_grad()
 def teacher_prototypes(bank: Bank, mask: Tensor) -> Tensor:
-    """Average the kept prompts of each class: T̃ [.., C, d], rows L2-normalised (AUDIT #15).
+    """Average the kept prompts of each class: T̃ [.., C, d], rows L2-normalised (fidelity.md, 15).
 
     t̃_c = normalise( mean_{i kept} normalise(E[c,i]) ), with `mask` [.., C, N] of `select_prompts`.
 

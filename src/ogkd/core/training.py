@@ -1,8 +1,8 @@
 """The one loop that trains contexts: S runs side by side in one pass of the text tower.
 
-A method gives an objective; this gives it batches, steps and checkpoints. All randomness of
-an epoch is drawn from (seed, epoch) alone, so an interrupted run continues exactly as it
-would have gone on, and a run beside others sees the draws that it would have had alone.
+A method gives the objective; the loop has batches, steps and checkpoints. All randomness of an
+epoch is a function of (seed, epoch), so an interrupted run resumes exactly as it would have
+continued, and a run trained with others sees the same draws as when trained alone.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = [
     "train_step",
 ]
 
-# Streams of one epoch's randomness, kept apart so that using one never shifts another.
+# Streams of one epoch's randomness, kept separate so that using one never shifts another.
 _ORDER, _DROPOUT, _INIT = range(3)
 _SMALL_STEP = 10_000_000  # tokens times width squared; BiomedCLIP at 4 classes has twice that
 
 
 class TrainConfig(BaseModel):
-    """Optimiser and schedule (AUDIT #23-26); every number is the released code's."""
+    """Optimiser and schedule (fidelity.md, 23-26) with the released code's values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -60,12 +60,12 @@ class TrainConfig(BaseModel):
 
 
 class Views(Protocol):
-    """The support images as the learner meets them: cached crops, or a fresh one each time."""
+    """The support images as training sees them: cached crops, or a new one each time."""
 
     def __len__(self) -> int: ...
 
     def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
-        """Features of one view of each of the images."""
+        """Return the features of one view of each image."""
         ...
 
 
@@ -88,9 +88,9 @@ class Batch:
 
 
 class Objective(Protocol):
-    """What a method minimises: each term once per run, "total" among them.
+    """What a method minimises: a dict of terms, one value per run [S], including "total".
 
-    T_hat is [S, C, d], or [S, B, C, d] where each image has texts of its own.
+    T_hat is [S, C, d], or [S, B, C, d] if each image has its own texts.
     """
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]: ...
@@ -98,15 +98,15 @@ class Objective(Protocol):
 
 @runtime_checkable
 class OwnGradient(Protocol):
-    """An objective that steps along another direction than the gradient of "total"."""
+    """An objective that replaces the gradient of "total" with its own direction."""
 
     def gradient(self, terms: Mapping[str, Tensor], parameters: Tensor) -> Tensor:
-        """What the optimiser is given, of the shape of the parameters [S, ...]."""
+        """Return what the optimiser uses as gradient, in the shape of the parameters [S, ...]."""
         ...
 
 
 def learning_rate(epoch: int, config: TrainConfig) -> float:
-    """A constant warm-up, then a cosine over all epochs, stepped per epoch (AUDIT #24)."""
+    """Constant warm-up, then a cosine over all epochs, stepped per epoch (fidelity.md, 24)."""
     if epoch < config.warmup_epochs:
         return config.warmup_lr
     turn = math.pi * (epoch - config.warmup_epochs) / config.epochs
@@ -125,9 +125,9 @@ def train_contexts(
 ) -> Tensor:
     """Train one context per run and return them stacked: [S, n_ctx, w] (or [S, C, n_ctx, w]).
 
-    What "context" is, the learner says: any tensor that it gives first and takes again.
-    With a `checkpoint`, progress is kept every few epochs and a finished or interrupted
-    training is continued from there.
+    The learner defines what a context is: any tensor that `initial_context` returns and
+    `text_features` accepts. With a `checkpoint`, progress is saved every few epochs and a
+    finished or interrupted training is resumed from there.
     """
     _refuse_unequal(runs)
     device = learner.embeddings.device
@@ -167,15 +167,15 @@ def train_contexts(
                 raise
             checkpoint.save(state)
             raise Interrupted(
-                f"Stopped after epoch {state.epoch} of {config.epochs}; kept in {checkpoint.path}. "
-                "Run the same command again to go on from there."
+                f"Stopped after epoch {state.epoch} of {config.epochs}; saved as "
+                f"{checkpoint.path}. Run the same fit again to resume from there."
             ) from None
     return contexts.detach().cpu()
 
 
 @contextmanager
 def _fitting_threads(learner: PromptLearner, runs: int) -> Iterator[None]:
-    """One thread where a step is small: a second gains little, and waits on a busy machine."""
+    """Use one thread if a step is small: a second gains little, and waits on a busy machine."""
     before = torch.get_num_threads()
     tokens = runs * learner.tokens.ids.numel()
     if tokens * learner.backbone.text_width**2 < _SMALL_STEP:
@@ -228,14 +228,14 @@ def train_step(
     if isinstance(objective, OwnGradient):
         contexts.grad = objective.gradient(terms, contexts)
     else:
-        # Runs share no parameter, so the sum's gradient is each run's own.
+        # Runs share no parameter, so the gradient of the sum is that of each run.
         terms["total"].sum().backward()
     optimiser.step()
     return terms
 
 
 def _batches(count: int, config: TrainConfig) -> list[slice]:
-    """Places of each batch; the last incomplete one goes if others are left (AUDIT #26)."""
+    """Split into batches; an incomplete last one is dropped if others remain (fidelity.md, 26)."""
     size = config.batch_size
     whole = count // size * size if config.drop_last and count >= size else count
     return [slice(begin, min(begin + size, whole)) for begin in range(0, whole, size)]
@@ -272,11 +272,11 @@ def _refuse_unequal(runs: Sequence[Run]) -> None:
     counts = sorted({len(run.views) for run in runs})
     if len(counts) != 1:
         raise ConfigError(
-            f"Runs trained together need the same number of images, but they have {counts}. "
-            "Train them one by one."
+            f"Runs trained together need the same number of images, but have {counts}. "
+            "Train them separately."
         )
     if counts[0] == 0:
-        raise ConfigError("There is no image to train on.")
+        raise ConfigError("There are no images to train on.")
 
 
 def _refuse_nonfinite(terms: Mapping[str, Tensor], epoch: int, step: int) -> None:
@@ -285,6 +285,6 @@ def _refuse_nonfinite(terms: Mapping[str, Tensor], epoch: int, step: int) -> Non
     culprits = [n for n, v in terms.items() if n != "total" and not torch.isfinite(v).all()]
     raise TrainingError(
         f"The loss is no longer a number at epoch {epoch}, step {step + 1} "
-        f"(term: {', '.join(culprits) or 'total'}). Lower train.lr or the weight of that term; "
-        "earlier results are untouched."
+        f"(term: {', '.join(culprits) or 'total'}). Lower train.lr or the weight of that term. "
+        "Earlier results are not affected."
     )

@@ -1,26 +1,30 @@
-"""The known benchmark datasets: those of catalog.toml, and those that other packages add.
-
-A package adds datasets by an entry point in the group `ogkd.datasets` that resolves to the path
-of a catalogue file. Nothing here reads images.
-"""
+"""The benchmark datasets of catalog.toml and of plugins as checked records; no images."""
 
 from __future__ import annotations
 
 import functools
 import os
 import tomllib
-from importlib import metadata
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
 
-__all__ = ["Benchmark", "Counts", "benchmark", "benchmarks", "find_benchmark", "read_catalog"]
+__all__ = [
+    "Benchmark",
+    "Counts",
+    "add_catalog",
+    "benchmark",
+    "benchmarks",
+    "find_benchmark",
+    "known_benchmarks",
+    "read_catalog",
+]
 
-ENTRY_POINTS = "ogkd.datasets"
 HUB = "https://huggingface.co"
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # one folder deep, no tricks
@@ -46,7 +50,7 @@ class Benchmark(BaseModel):
     modality: str
     organ: str
     class_names: Annotated[tuple[str, ...], Field(min_length=2)]  # in label order
-    base: int  # number of base classes; they are the first labels
+    base: int  # the first so many labels are base classes
     base_to_novel: bool = True  # whether the paper uses it in that protocol
     normal: tuple[str, ...] = ()
     graded: bool = False  # whether the classes are grades, in order
@@ -101,51 +105,66 @@ def read_catalog(path: Path) -> dict[str, Benchmark]:
                 **table,
             )
         return found
-    except OSError as error:
-        raise ConfigError(f"The catalogue {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, ValidationError, TypeError, KeyError) as error:
+    except (tomllib.TOMLDecodeError, ValidationError, TypeError, KeyError) as error:
         raise ConfigError(f"The catalogue {path} is not valid: {error}") from error
 
 
 @functools.cache
 def _catalog() -> MappingProxyType[str, Benchmark]:
-    found = read_catalog(Path(__file__).with_name("catalog.toml"))
-    for entry in metadata.entry_points(group=ENTRY_POINTS):
+    return MappingProxyType(read_catalog(Path(__file__).with_name("catalog.toml")))
+
+
+_added: dict[str, Benchmark] = {}
+
+
+def add_catalog(path: str | os.PathLike[str]) -> None:
+    """Add the datasets of another catalogue file, in the format of catalog.toml."""
+    for name, record in read_catalog(Path(path)).items():
+        if (_catalog().get(name) or _added.get(name, record)) != record:
+            raise ConfigError(f"Two datasets are named '{name}', one of them in {path}. Rename it.")
+        _added[name] = record
+
+
+@functools.cache
+def _load_plugins() -> None:
+    """Add the catalogues of plugins: an entry point is a path, or a module that adds its own."""
+    for what, _, found in plugins.installed(plugins.DATASETS):
+        if isinstance(found, ModuleType):
+            continue
+        if not isinstance(found, str | os.PathLike):
+            raise ConfigError(f"{what} is not the path of a catalogue file, but {found!r}.")
         try:
-            value = entry.load()
-            if not isinstance(value, str | os.PathLike):
-                raise TypeError(f"it is {type(value).__name__}, not a path")
-            added = read_catalog(Path(value))
-            if twice := sorted(added.keys() & found.keys()):
-                raise ConfigError(f"There is already a dataset called '{twice[0]}'")
-        except Exception as error:  # whatever another package's code raises
-            raise ConfigError(
-                f"The entry point {entry.name} = {entry.value} ({ENTRY_POINTS}) cannot be used: "
-                f"{error}. Fix or uninstall the package that defines it."
-            ) from error
-        found |= added
-    return MappingProxyType(dict(sorted(found.items())))
+            add_catalog(found)
+        except (OSError, ConfigError) as error:
+            raise ConfigError(f"{what} cannot be used: {error}") from error
 
 
 def benchmarks() -> dict[str, Benchmark]:
-    """The benchmark datasets by name, in alphabetical order."""
+    """The paper's benchmark datasets by name, in alphabetical order."""
     return dict(_catalog())
 
 
+def known_benchmarks() -> dict[str, Benchmark]:
+    """The paper's datasets and those of plugins, by name."""
+    _load_plugins()
+    return dict(_catalog()) | _added
+
+
 def find_benchmark(name: str) -> Benchmark | None:
-    """The record of a dataset by its name or its folder's name (COVID_19), in any letter case."""
+    """Find a dataset by its name, folder (COVID_19) or title, in any letter case."""
     wanted = name.strip().lower()
-    for record in _catalog().values():
-        if wanted in (record.name, record.folder.lower(), record.title.lower()):
-            return record
+    for records in (benchmarks, known_benchmarks):  # plugins only if it is none of the paper's
+        for record in records().values():
+            if wanted in (record.name, record.folder.lower(), record.title.lower()):
+                return record
     return None
 
 
 def benchmark(name: str) -> Benchmark:
-    """The record of a dataset, or an error that lists the known ones."""
+    """Find a dataset, or raise an error that lists the known ones."""
     if (record := find_benchmark(name)) is not None:
         return record
-    known, wanted = _catalog(), name.strip().lower()
+    known, wanted = known_benchmarks(), name.strip().lower()
     hint = did_you_mean(wanted, known)
     raise ConfigError(
         f"There is no benchmark dataset called '{name}'.{hint} Known names: {', '.join(known)}."

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks
+from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks, known_benchmarks
 from ogkd.errors import DataError
 from ogkd.files import cache_dir, folder_atomically, sha256_file, storage_errors, write_json
 
@@ -78,7 +78,8 @@ def named_benchmark(source: str | Path) -> Benchmark | None:
     path = Path(source)
     if path.exists() or len(path.parts) != 1:
         return None
-    return benchmarks().get(path.name.lower())
+    name = path.name.lower()
+    return benchmarks().get(name) or known_benchmarks().get(name)
 
 
 def resolve_data(

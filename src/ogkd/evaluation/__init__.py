@@ -1,14 +1,14 @@
 """How good a model is, measured on labelled images it has not learned from."""
 
-from ogkd.evaluation.evaluate import describe, evaluate
-from ogkd.evaluation.judge import Judged, judge
+from ogkd.evaluation.evaluate import evaluate, evaluate_predictions
 from ogkd.evaluation.metrics import classification_metrics, summary_metrics
+from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 
 __all__ = [
-    "Judged",
+    "LabelledPredictions",
     "classification_metrics",
-    "describe",
     "evaluate",
-    "judge",
+    "evaluate_predictions",
+    "predict_labelled",
     "summary_metrics",
 ]

@@ -1,4 +1,4 @@
-"""A fitted classifier and images it has not learned from: what becomes `calibration.json`."""
+"""Calibrate a fitted classifier on images that it has not learned from."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError
-from ogkd.evaluation.judge import Judged, judge
+from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 from ogkd.model.calibration import (
     BOUNDS,
     Calibration,
@@ -30,101 +30,105 @@ def calibrate(
     leave_out_used: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Calibrate on labelled images; those that the model was fitted on are refused.
+    """Calibrate on labelled images; images that the model was fitted on are refused.
 
-    With `leave_out_used` they are left out instead. Nothing is changed or written: give the
-    result to the classifier (`classifier.calibration = ...`) or write it into its folder. `say`
-    is given short notes for the user.
+    With `leave_out_used` they are left out instead. Nothing is changed or written: assign the
+    result to `classifier.calibration`, or write it into the model folder. `say` receives short
+    notes for the user.
     """
-    judged = judge(classifier, data, split=split)
     say = say or (lambda note: None)
-    judged = _unused(classifier, judged, leave_out_used=leave_out_used)
-    if len(judged.labels) < FEWEST:
-        more = FEWEST - len(judged.labels)
+    found = _unused(
+        classifier,
+        predict_labelled(classifier, data, split=split),
+        leave_out_used=leave_out_used,
+    )
+    if len(found.labels) < FEWEST:
+        more = FEWEST - len(found.labels)
         raise DataError(
-            f"{len(judged.labels)} images are too few to calibrate on: sets that hold the true "
-            f"class with 90 % probability need at least {FEWEST}, so {more} more. Label more "
-            "images that the model has not learned from."
+            f"{len(found.labels)} images are too few to calibrate on: prediction sets that contain "
+            f"the true class with 90 % probability need at least {FEWEST}, so {more} more. Label "
+            "more images that the model has not learned from."
         )
-    if len({group or key for group, key in zip(judged.groups, judged.keys, strict=True)}) < 2:
+    if len({group or key for group, key in zip(found.groups, found.keys, strict=True)}) < 2:
         raise DataError(
-            "All images are of one patient or group, but calibration needs at least two. Check the "
-            "column of patients or groups."
+            "All images come from one patient or group, but calibration needs at least two. Check "
+            "the column with patients or groups."
         )
     if not classifier.card.support_images and any(classifier.card.support_counts):
         say(
-            "Note: this model does not say which images it learned from. Make sure that none of "
-            "them is here: they would make it look surer than it is."
+            "Note: this model does not record which images it learned from. Make sure that none "
+            "of them are included: they would make it look more confident than it should be."
         )
-    found = Calibration.fit(
-        judged.logits,
-        judged.labels,
-        judged.keys,
-        groups=judged.groups,
+    calibration = Calibration.fit(
+        found.logits,
+        found.labels,
+        found.keys,
+        groups=found.groups,
         weights_sha256=classifier.weights_sha256,
         engine=classifier.backbone.engine,
     )
-    for note in _notes(judged, found):
+    for note in _notes(found, calibration):
         say(f"Note: {note}")
-    return found
+    return calibration
 
 
-def _unused(classifier: Classifier, judged: Judged, *, leave_out_used: bool) -> Judged:
+def _unused(
+    classifier: Classifier, found: LabelledPredictions, *, leave_out_used: bool
+) -> LabelledPredictions:
     learned = set(classifier.card.support_images)
-    used, images = judged.among(learned), len(judged.labels)
+    used, images = found.count_in(learned), len(found.labels)
     if not used:
-        return judged
+        return found
     if used == images:
         raise DataError(
             f"All {images} images were used for fitting this model. Calibrate on images that it "
-            "has not seen: another part (--split), or other data."
+            "has not seen: another split, or other data.",
+            argument="split",
         )
     if not leave_out_used:
         raise DataError(
-            f"{used} of the {images} images were used for fitting this model, and would make it "
-            f"look surer than it is. Add --leave-out-used to calibrate on the other "
-            f"{images - used}, or choose another part (--split)."
+            f"{used} of the {images} images were used for fitting this model and would make it "
+            f"look more confident than it should be. Leave them out (leave_out_used) and calibrate "
+            f"on the other {images - used}, or choose another split.",
+            argument="leave_out_used",
         )
-    return judged.without(learned)
+    return found.without(learned)
 
 
-def _notes(judged: Judged, found: Calibration) -> list[str]:
+def _notes(found: LabelledPredictions, calibration: Calibration) -> list[str]:
     """What a user should know about this calibration before relying on it."""
     notes = []
     low, high = BOUNDS
-    if found.temperature == 1.0:
+    if calibration.temperature == 1.0:
         notes.append(
-            "all images that could fit the temperature are predicted right, so it stays 1. More "
-            "or harder images would tell."
+            "all images available for fitting the temperature are classified correctly, so it "
+            "stays at 1. More or harder images would determine it."
         )
-    elif not low * 1.01 < found.temperature < high / 1.01:
+    elif not low * 1.01 < calibration.temperature < high / 1.01:
         notes.append(
-            f"the temperature {found.temperature:.3g} is at the limit of what is allowed: the "
-            "probabilities say little about how often the model is right."
+            f"the temperature {calibration.temperature:.3g} is at the limit of the allowed range: "
+            "the probabilities say little about how often the model is correct."
         )
-    groups = [group for group in judged.groups if group is not None]
+    groups = [group for group in found.groups if group is not None]
     if len(set(groups)) < len(groups):
         notes.append(
-            f"{len(groups)} images are of {len(set(groups))} patients or groups. Sets and "
-            "thresholds count images as independent, so their promises hold less well than stated."
+            f"{len(groups)} images come from {len(set(groups))} patients or groups. Sets and "
+            "thresholds treat images as independent, so their guarantees are weaker than stated."
         )
-    absent = [name for name, n in zip(judged.class_names, found.counts, strict=True) if not n]
+    absent = [name for name, n in zip(found.class_names, calibration.counts, strict=True) if not n]
     if absent:
-        notes.append(f"there is no image of: {', '.join(absent)}. The promises do not cover them.")
-    notes += _short(found)
-    return notes
-
-
-def _short(found: Calibration) -> list[str]:
-    """What these images are too few for, and how many more it would take."""
+        notes.append(
+            f"there are no images of: {', '.join(absent)}. The guarantees do not cover them."
+        )
     wanted = [
-        ("prediction sets of 90 % coverage", held_out_for_coverage(0.9)),
-        ("prediction sets of 95 % coverage", held_out_for_coverage(0.95)),
-        ("promising at most 10 % errors (--max-risk 0.1)", held_out_for_risk(0.1)),
-        ("promising at most 5 % errors (--max-risk 0.05)", held_out_for_risk(0.05)),
+        ("prediction sets with 90 % coverage", held_out_for_coverage(0.9)),
+        ("prediction sets with 95 % coverage", held_out_for_coverage(0.95)),
+        ("guaranteeing at most 10 % errors (max_risk 0.1)", held_out_for_risk(0.1)),
+        ("guaranteeing at most 5 % errors (max_risk 0.05)", held_out_for_risk(0.05)),
     ]
-    return [
-        f"{found.images} images are too few for {what}: at least {more} more are needed."
+    notes += [
+        f"{calibration.images} images are too few for {what}: at least {more} more are needed."
         for what, held_out in wanted
-        if (more := found.missing(held_out))
+        if (more := calibration.missing(held_out))
     ]
+    return notes

@@ -1,4 +1,4 @@
-"""Everything that is said of a classifier on labelled images, as plain numbers for JSON."""
+"""Everything that is measured of a classifier on labelled images, as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from numpy.typing import NDArray
 from ogkd.datasets.catalog import benchmarks
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError
-from ogkd.evaluation.bootstrap import LEVEL, exact_interval
-from ogkd.evaluation.columns import Columns
-from ogkd.evaluation.judge import Judged, judge
-from ogkd.evaluation.metrics import confusion_matrix
-from ogkd.evaluation.reliability import bins, brier, ece, nll
-from ogkd.evaluation.screening import screening_masks
-from ogkd.evaluation.selective import (
+from ogkd.evaluation.confidence import (
     augrc,
     aurc,
+    bins,
+    brier,
     coverage_at_risk,
     e_aurc,
+    ece,
+    nll,
     risk_at_coverage,
     risk_coverage,
 )
+from ogkd.evaluation.intervals import LEVEL, BootstrappedMetrics, exact_interval
+from ogkd.evaluation.metrics import confusion_matrix, screening_masks
+from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 from ogkd.model.calibration import Calibration, softmax
 from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold
 
-__all__ = ["Judged", "describe", "evaluate", "grade_order", "judge"]
+__all__ = ["evaluate", "evaluate_predictions", "grade_order"]
 
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 SET_COVERAGES = (0.9, 0.95)
-_POINTS = 200  # of the risk-coverage curve that are kept
+_POINTS = 200  # of the risk-coverage curve that are stored
 
 
 def evaluate(
@@ -48,14 +49,13 @@ def evaluate(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Judge one split and describe it; where the data has no splits, all of its images.
+    """Evaluate a classifier on one split, or on all images if the data has no splits.
 
-    `graded` says that the classes are grades in order (None: as the catalogue knows them,
-    by its own order of grades).
+    `graded` says whether the classes are grades in order (None: look them up in the catalogue,
+    which has its own order of grades).
     """
-    judged = judge(classifier, data, split=split)
-    return describe(
-        judged,
+    return evaluate_predictions(
+        predict_labelled(classifier, data, split=split),
         classifier.calibration,
         graded=graded,
         resamples=resamples,
@@ -64,8 +64,8 @@ def evaluate(
     )
 
 
-def describe(
-    judged: Judged,
+def evaluate_predictions(
+    found: LabelledPredictions,
     calibration: Calibration | None = None,
     *,
     graded: bool | None = None,
@@ -73,49 +73,48 @@ def describe(
     seed: int = 0,
     learned: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Metrics with intervals, screening, selective prediction, calibration and sets.
+    """Metrics with intervals, screening, selective prediction, calibration and prediction sets.
 
-    Shares are 0..1, None where undefined. Probabilities are calibrated where there is a
-    calibration. `learned` are the keys of the images that the model learned from.
+    Shares are 0..1, or None if undefined. Probabilities are calibrated if a calibration is
+    given. `learned` are the content keys of the images that the model learned from.
     """
-    grades: bool | Sequence[int] = grade_order(judged.class_names) if graded is None else graded
-    labels, names = judged.labels, judged.class_names
-    p = softmax(judged.logits, 1.0 if calibration is None else calibration.temperature)
-    columns = Columns(judged, p, graded=grades, resamples=resamples, seed=seed)
+    grades: bool | Sequence[int] = grade_order(found.class_names) if graded is None else graded
+    labels, names = found.labels, found.class_names
+    p = softmax(found.logits, 1.0 if calibration is None else calibration.temperature)
+    metrics = BootstrappedMetrics(found, p, graded=grades, resamples=resamples, seed=seed)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
     whole += ["kappa"] if grades else []
-    known = set(learned)
-    used = set() if calibration is None else set(calibration.image_keys)
+    calibrated = set() if calibration is None else set(calibration.image_keys)
     return {
         "images": len(labels),
-        "groups": len({group for group in judged.groups if group is not None}) or None,
-        **{key: columns.value(key) for key in whole},
+        "groups": len({group for group in found.groups if group is not None}) or None,
+        **{key: metrics.value(key) for key in whole},
         "ece": ece(labels, p),
-        "intervals": {key: columns.interval(key) for key in whole},
-        "per_class": _per_class(judged, columns),
+        "intervals": {key: metrics.interval(key) for key in whole},
+        "per_class": _per_class(found, metrics),
         "class_names": list(names),
         "graded": bool(grades),
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
-        "screening": _screening(judged, p, columns),
+        "screening": _screening(found, p, metrics),
         "selective": _selective(labels, p),
         "reliability": [asdict(row) for row in bins(labels, p)],
-        "calibration": None if calibration is None else _calibration(judged, p, calibration),
+        "calibration": None if calibration is None else _calibration(found, p, calibration),
         "sets": None if calibration is None else _sets(labels, p, calibration),
         "abstain": None if calibration is None else _abstain(labels, p, calibration),
         "bootstrap": {
             "resamples": resamples,
-            "by": "group" if any(group is not None for group in judged.groups) else "image",
+            "by": "group" if any(group is not None for group in found.groups) else "image",
             "level": LEVEL,
         },
-        "learned_from": judged.among(known),
-        "calibrated_on": judged.among(used),
+        "learned_from": found.count_in(set(learned)),
+        "calibrated_on": found.count_in(calibrated),
     }
 
 
 def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
-    """Labels from grade to grade where the catalogue knows these classes as grades; else ().
+    """The labels in the order of grades if the catalogue lists these classes as grades, else ().
 
-    A folder's classes stand in alphabetical order, which is not that of their grades.
+    The classes of a folder are in alphabetical order, which is not the order of their grades.
     """
     mine = {fold(name): label for label, name in enumerate(class_names)}
     for record in benchmarks().values():
@@ -125,31 +124,33 @@ def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
     return ()
 
 
-def _per_class(judged: Judged, columns: Columns) -> dict[str, Any]:
+def _per_class(found: LabelledPredictions, metrics: BootstrappedMetrics) -> dict[str, Any]:
     keys = ("precision", "recall", "specificity", "f1", "auroc")
     return {
         name: {
-            **{key: columns.value(f"class/{key}", c) for key in keys},
-            "images": int((judged.labels == c).sum()),
-            "intervals": {key: columns.interval(f"class/{key}", c) for key in keys},
+            **{key: metrics.value(f"class/{key}", c) for key in keys},
+            "images": int((found.labels == c).sum()),
+            "intervals": {key: metrics.interval(f"class/{key}", c) for key in keys},
         }
-        for c, name in enumerate(judged.class_names)
+        for c, name in enumerate(found.class_names)
     }
 
 
-def _screening(judged: Judged, p: NDArray[np.float32], columns: Columns) -> dict[str, Any] | None:
-    if not judged.normal:
+def _screening(
+    found: LabelledPredictions, p: NDArray[np.float32], metrics: BootstrappedMetrics
+) -> dict[str, Any] | None:
+    if not found.normal:
         return None
-    ill, flagged = screening_masks(judged.labels, p, judged.normal)
+    diseased, flagged = screening_masks(found.labels, p, found.normal)
     keys = ("sensitivity", "specificity", "auroc")
     return {
-        "normal": [judged.class_names[c] for c in judged.normal],
-        "diseased_images": int(ill.sum()),
-        "normal_images": int((~ill).sum()),
-        "missed": int((ill & ~flagged).sum()),
-        "false_positives": int((~ill & flagged).sum()),
-        **{key: columns.value(f"screening/{key}") for key in keys},
-        "intervals": {key: columns.interval(f"screening/{key}") for key in keys},
+        "normal": [found.class_names[c] for c in found.normal],
+        "diseased_images": int(diseased.sum()),
+        "normal_images": int((~diseased).sum()),
+        "missed": int((diseased & ~flagged).sum()),
+        "false_positives": int((~diseased & flagged).sum()),
+        **{key: metrics.value(f"screening/{key}") for key in keys},
+        "intervals": {key: metrics.interval(f"screening/{key}") for key in keys},
     }
 
 
@@ -167,10 +168,10 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
 
 
 def _calibration(
-    judged: Judged, p: NDArray[np.float32], calibration: Calibration
+    found: LabelledPredictions, p: NDArray[np.float32], calibration: Calibration
 ) -> dict[str, Any]:
     def scores(p: NDArray[np.float32]) -> dict[str, Any]:
-        labels = judged.labels
+        labels = found.labels
         return {
             "ece": ece(labels, p),
             "brier": brier(labels, p),
@@ -181,7 +182,7 @@ def _calibration(
     return {
         "temperature": calibration.temperature,
         "images": calibration.images,
-        "before": scores(softmax(judged.logits)),
+        "before": scores(softmax(found.logits)),
         "after": scores(p),
     }
 
@@ -189,7 +190,7 @@ def _calibration(
 def _sets(
     labels: NDArray[np.int64], p: NDArray[np.float32], calibration: Calibration
 ) -> list[dict[str, Any]]:
-    """What prediction sets do on these images, or why there are none."""
+    """Coverage and size of prediction sets on these images, or why there are none."""
     found: list[dict[str, Any]] = []
     for wanted in SET_COVERAGES:
         for kind in ("lac", "aps"):
@@ -217,7 +218,7 @@ def _sets(
 def _abstain(
     labels: NDArray[np.int64], p: NDArray[np.float32], calibration: Calibration
 ) -> list[dict[str, Any]]:
-    """What the promised thresholds do on these images, or why there is none."""
+    """Coverage and risk of the guaranteed thresholds on these images, or why there are none."""
     found: list[dict[str, Any]] = []
     wrong = p.argmax(axis=1) != labels
     for risk in RISKS:

@@ -1,4 +1,4 @@
-"""A prompt bank seen through a backbone: which texts stand apart, and how well they classify.
+"""A prompt bank as a backbone encodes it: which texts are outliers, and how well they classify.
 
 The statistics are the teacher's (`ogkd.core.teacher`); nothing is learned.
 """
@@ -25,13 +25,13 @@ from ogkd.prompts.check import Finding
 
 __all__ = ["PromptScore", "score_prompts", "zero_shot_accuracy"]
 
-FAR = -2.5  # standard deviations from which a text is called an outlier
+FAR = -2.5  # standard deviations below which a text counts as an outlier
 TAU = 1.5  # the selector's width in most of the released settings
 
 
 @dataclass(frozen=True)
 class PromptScore:
-    """A text of a class: `z` is low where it lies apart, `nearest` the class it lies nearest to."""
+    """A text of a class: `z` is low for an outlier, `nearest` is the class it is closest to."""
 
     class_name: str
     text: str
@@ -43,9 +43,9 @@ class PromptScore:
 def score_prompts(
     backbone: Backbone, bank: Mapping[str, Sequence[str]]
 ) -> tuple[list[PromptScore], list[Finding]]:
-    """Outlierness of every text, and what it finds.
+    """Score every text as an outlier or not, and list the problems found.
 
-    s_i = E[c,i]·t with t the mean of the class's other texts, so that a text does not vouch for
+    s_i = E[c,i]·t with t the mean of the class's other texts, so that a text does not support
     itself; z = (s_i - mean(s)) / std(s) within the class, as the selector standardises.
     """
     names = list(bank)
@@ -78,13 +78,13 @@ def _remarks(name: str, scores: Sequence[PromptScore], room: int) -> list[Findin
     lost = tuple(score.text for score in scores if score.nearest != name)
     remarks = []
     if long:
-        message = f"{len(long)} texts have more than {room} tokens: this backbone cuts them."
+        message = f"{len(long)} texts have more than {room} tokens: this backbone truncates them."
         remarks.append(Finding("warning", "tokens", name, message, long[:3]))
     if far:
-        message = f"{len(far)} texts lie far from the others of the class ({-FAR} std or more)."
+        message = f"{len(far)} texts are far from the others of the class ({-FAR} std or more)."
         remarks.append(Finding("warning", "outlier", name, message, far))
     if len(lost) > 0.2 * len(scores):
-        message = f"{len(lost)} texts lie nearer to another class than to their own."
+        message = f"{len(lost)} texts are closer to another class than to their own."
         remarks.append(Finding("warning", "nearest class", name, message, lost[:3]))
     return remarks
 
@@ -100,15 +100,15 @@ def zero_shot_accuracy(
 ) -> dict[str, Any]:
     """Accuracy with one template, the whole bank, and the texts that the selector keeps.
 
-    The selector (released rule, "batch") looks at the images of `select_on` (default: `splits`)
-    without their labels, all as one batch. Data without splits is judged as a whole.
+    The selector (released rule, "batch") uses the images of `select_on` (default: `splits`)
+    without their labels, all as one batch. Data without splits is used as a whole.
     """
     names = data.class_names
     features = _encode(backbone, bank_for(names, bank))
     store = FeatureStore(backbone)
-    judged = _items(data, splits)
-    V = _images(store, judged)
-    y = torch.tensor([item.label for item in judged])
+    chosen = _items(data, splits)
+    V = _images(store, chosen)
+    y = torch.tensor([item.label for item in chosen])
     seen = V if select_on is None else _images(store, _items(data, select_on))
     mask = select_prompts(seen, features, tau=tau, selector="batch")
     heads = {
@@ -120,7 +120,7 @@ def zero_shot_accuracy(
         how: float(((V @ T.mT).argmax(dim=-1) == y).double().mean()) for how, T in heads.items()
     }
     kept = int(mask.sum()) / sum(len(rows) for rows in features)
-    return {"images": len(judged), "accuracy": accuracy, "kept": kept, "tau": tau}
+    return {"images": len(chosen), "accuracy": accuracy, "kept": kept, "tau": tau}
 
 
 def _items(data: Manifest, splits: Sequence[str]) -> list[Item]:
@@ -129,7 +129,8 @@ def _items(data: Manifest, splits: Sequence[str]) -> list[Item]:
         known = sorted({item.split for item in data.items})
         raise DataError(
             f"The data has no images in {' or '.join(splits)}, only in: {', '.join(known)}. "
-            "Choose a part with --split."
+            "Choose another split.",
+            argument="split",
         )
     require_files(items)
     return items

@@ -1,4 +1,4 @@
-"""Image tower and head as one torch module, and that as an ONNX graph that names no path."""
+"""Image tower and head as one torch module, exported as an ONNX graph without any path in it."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ogkd.errors import ConfigError
-from ogkd.methods.cocoop import ImagePromptHead
 from ogkd.model.classifier import Classifier
 
-__all__ = ["INPUT", "OUTPUTS", "Graph", "build", "quiet", "strip"]
+__all__ = ["INPUT", "OUTPUTS", "Graph", "build", "quantise", "strip"]
 
 INPUT = "pixels"
 OUTPUTS = ("logits", "probabilities", "features")
 _OPSET = 18
-_MOST_BYTES = 2_000_000_000  # a protobuf file ends at 2 GiB
+_MOST_BYTES = 2_000_000_000  # a protobuf file is limited to 2 GiB
+_PRODUCTS = ("MatMul", "Gemm")
 
 
 class Graph(nn.Module):
@@ -33,7 +34,7 @@ class Graph(nn.Module):
         super().__init__()
         backbone, calibration = classifier.backbone, classifier.calibration
         self.backbone = backbone
-        # A backbone is no module itself; its modules must be ours for their weights to be found.
+        # A backbone is not a module; its modules must be ours for their weights to be found.
         for name, value in vars(backbone).items():
             if isinstance(value, nn.Module):
                 self.add_module(name.strip("_"), value)
@@ -44,7 +45,7 @@ class Graph(nn.Module):
         self.register_buffer("std", torch.tensor(backbone.preprocessing.std).view(1, 3, 1, 1))
 
     def example(self) -> Tensor:
-        """Two images of the right shape; two, as a batch of one would count as fixed."""
+        """Two images of the right shape; the exporter would treat a batch of one as fixed."""
         size = self.backbone.preprocessing.size
         if self.include_preprocessing:
             return torch.zeros(2, size, size, 3, dtype=torch.uint8)
@@ -60,11 +61,11 @@ class Graph(nn.Module):
 
 
 def build(classifier: Classifier, *, include_preprocessing: bool = False) -> Any:
-    """The model as an onnx.ModelProto for any number of images."""
+    """The model as an onnx.ModelProto for batches of any size."""
     _refuse(classifier)
     module = Graph(classifier, include_preprocessing=include_preprocessing).eval()
     try:
-        with quiet(), torch.no_grad():
+        with _quiet(), torch.no_grad():
             program = torch.onnx.export(
                 module,
                 (module.example(),),
@@ -76,55 +77,53 @@ def build(classifier: Classifier, *, include_preprocessing: bool = False) -> Any
                 verbose=False,
             )
             model = program.model_proto  # type: ignore[union-attr]
-    except Exception as error:  # the exporter raises many kinds
+    except Exception as error:  # the exporter raises many kinds of errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"torch {torch.__version__} cannot write {classifier.card.method} on "
+            f"torch {torch.__version__} cannot export {classifier.card.method} on "
             f"{classifier.backbone.name} as ONNX ({reason}). Nothing was written. Try another "
             "version of torch, or use the model folder itself."
         ) from error
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _MOST_BYTES:
         raise ConfigError(
-            f"{classifier.backbone.name} has more than 2 GB of weights, which one ONNX file "
-            "cannot hold. Use the model folder itself, or a smaller backbone."
+            f"{classifier.backbone.name} has more than 2 GB of weights, which do not fit "
+            "into one ONNX file. Use the model folder itself, or a smaller backbone."
         )
     strip(model)
     return model
 
 
 def _refuse(classifier: Classifier) -> None:
-    """Say what cannot be exported before minutes are spent on it."""
+    """Refuse what cannot be exported, before minutes are spent on it."""
     backbone, head = classifier.backbone, classifier.head
     if backbone.engine != "torch":
         raise ConfigError(
             f"This model encodes images with the engine {backbone.engine}, whose kernels ONNX does "
-            "not have. Export the float32 encoder with --encoder-engine torch (its probabilities "
-            "differ a little from this model's), and add --int8 if it is to be small."
+            'not have. Load the model with engine="torch" (its probabilities differ slightly from '
+            "this model's), and export with int8 if the file should be small.",
+            argument="engine",
         )
     if backbone.device.type != "cpu":
         raise ConfigError(
             f"The export runs on the CPU, but the model is on {backbone.device}. Load it with "
             'device="cpu".'
         )
-    if isinstance(head, ImagePromptHead):
-        raise ConfigError(
-            "cocoop writes new texts for every image and needs the whole text tower to predict, "
-            "so it is not exported. Fit ogkd, coop or another method that `ogkd methods` lists."
-        )
+    if (reason := head.export_error) is not None:
+        raise ConfigError(f"A model of {classifier.card.method} cannot be exported. {reason}")
     bad = [name for name, tensor in head.tensors().items() if not tensor.isfinite().all()]
     if bad:
         raise ConfigError(
-            f"The model's weights hold numbers that are not finite ({', '.join(bad)}). Fit again."
+            f"The model has weights that are not finite ({', '.join(bad)}). Fit it again."
         )
 
 
 def strip(model: Any) -> None:
-    """Take out what the exporter notes about source files; the computation stays."""
+    """Remove what the exporter records about source files; the computation is unchanged."""
     model.doc_string = ""
     graph = model.graph
     graph.doc_string = ""
     del graph.metadata_props[:]
-    # Besides, the optimiser leaves shapes here that contradict the graph.
+    # The optimiser also leaves shapes here that contradict the graph.
     del graph.value_info[:]
     named = [*graph.input, *graph.output, *graph.initializer, *graph.node, *model.functions]
     for part in [*named, *(node for function in model.functions for node in function.node)]:
@@ -133,8 +132,8 @@ def strip(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Nothing of the exporters' advice about their own insides; errors still come through."""
+def _quiet() -> Iterator[None]:
+    """Suppress the exporters' warnings about their own internals; errors still come through."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -143,3 +142,37 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def quantise(source: Path, target: Path) -> None:
+    """Quantise the image tower's linear layers to 8 bits; the head stays in float32.
+
+    The file gets smaller and its outputs change; it is not always faster.
+    """
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+
+    model = onnx.load(source)
+    with _quiet():
+        quantize_dynamic(
+            model,
+            target,
+            op_types_to_quantize=list(_PRODUCTS),
+            per_channel=True,
+            # Without VNNI the CPU adds pairs of 8-bit products in 16 bits; 7 bits never overflow.
+            reduce_range=True,
+            nodes_to_exclude=_head_nodes(model),
+            extra_options={"MatMulConstBOnly": True},  # products with weights, not in attention
+        )
+
+
+def _head_nodes(model: Any) -> list[str]:
+    """Names of the products after the features: they are few numbers, and they decide."""
+    after = {"features"}
+    names = []
+    for node in model.graph.node:  # in the order of computation
+        if after.intersection(node.input):
+            after.update(node.output)
+            if node.op_type in _PRODUCTS:
+                names.append(node.name)
+    return names

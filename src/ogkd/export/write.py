@@ -1,4 +1,4 @@
-"""Export, compare with torch, and only then leave a file."""
+"""Export, compare with torch, and only then write the file."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import ConfigError
-from ogkd.export.card import KEY, describe, promise_note
-from ogkd.export.compare import (
+from ogkd.export.graph import build, quantise, strip
+from ogkd.export.metadata import KEY, file_metadata, guarantee_note
+from ogkd.export.predictors import (
     BATCHES,
-    Run,
-    answers,
+    Predictor,
     in_batches,
-    onnx_run,
-    pictures,
+    model_crops,
+    onnx_predictor,
+    predict_all,
     speeds,
-    torch_run,
+    torch_predictor,
 )
-from ogkd.export.graph import build, strip
-from ogkd.export.int8 import quantise
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef
 from ogkd.model.classifier import Classifier
@@ -39,15 +38,15 @@ _EXTRA = ("onnx", "onnxruntime", "onnxscript")
 
 @dataclass(frozen=True)
 class Int8:
-    """What 8 bits cost and gain, against torch in float32 on the same images one by one."""
+    """What 8 bits cost and gain, compared with torch in float32 on the same images one by one."""
 
     images: int
     largest_difference: float
     agreement: float  # share of images with the same most probable class
-    accuracy: float | None  # where labels are known
+    accuracy: float | None  # if labels are known
     float32_accuracy: float | None
     float32_bytes: int
-    speed_gain: float  # against the float32 graph on this machine; below 1 it is slower
+    speed_gain: float  # over the float32 graph on this machine; below 1 it is slower
 
 
 @dataclass(frozen=True)
@@ -58,14 +57,14 @@ class Exported:
     bytes: int
     images: int  # compared with torch, phantoms included
     phantoms: int  # of these
-    largest_difference: float  # of the float32 graph's probabilities from torch's
-    images_per_second: dict[str, float]  # torch, onnx and, asked for, int8: one image at a time
+    largest_difference: float  # between the probabilities of the float32 graph and torch
+    images_per_second: dict[str, float]  # torch, onnx and, if requested, int8; one image at a time
     int8: Int8 | None = None
-    note: str = ""  # why the calibration promises nothing for this file
+    note: str = ""  # why the calibration guarantees nothing for this file
 
 
 def require_extra() -> None:
-    """Refuse to start without the packages of the extra `onnx`."""
+    """Raise a ConfigError if a package of the extra `onnx` is missing."""
     for name in _EXTRA:
         try:
             importlib.import_module(name)
@@ -77,12 +76,14 @@ def require_extra() -> None:
 
 
 def place_for_onnx(path: str | Path) -> Path:
-    """Where an ONNX file may be written: a new name, or an ONNX file to replace."""
+    """Check that an ONNX file may be written here: a new file, or an ONNX file to replace."""
     place = Path(path)
     if place.is_dir():
-        raise ConfigError(f"--onnx {path} is a folder. Give the name of a file in it.")
+        raise ConfigError(f"{path} is a folder. Give the name of a file in it.", argument="onnx")
     if place.suffix.lower() != ".onnx":
-        raise ConfigError(f"--onnx {path} must end in .onnx, so that no other file is replaced.")
+        raise ConfigError(
+            f"{path} must end in .onnx, so that no other file is replaced.", argument="onnx"
+        )
     return place
 
 
@@ -97,27 +98,29 @@ def export_onnx(
     max_risk: float | None = None,
     tolerance: float = TOLERANCE,
 ) -> Exported:
-    """Write `path` if its probabilities are torch's on `images`, or on phantoms without any.
+    """Write `path` if its probabilities equal torch's on `images`, or else on phantoms.
 
     Args:
         classifier: a loaded model, on the CPU, with the engine torch.
         path: the file, ending in .onnx.
-        images: files to compare on; up to ten phantoms are added where they are few.
-        labels: class numbers of `images`, for the accuracy that int8 costs.
+        images: images to compare on; up to ten phantoms are added if there are only a few.
+        labels: class numbers of `images`, to measure the accuracy lost with int8.
         include_preprocessing: take uint8 [N, H, W, 3] and normalise inside the graph.
         int8: store and multiply the image tower's weights in 8 bits.
-        max_risk: note the threshold for this error rate, from the model's calibration; not
-            with int8, which the calibration was not made with.
+        max_risk: store the threshold for this error rate, from the model's calibration; not
+            with int8, for which the calibration does not hold.
         tolerance: how much a probability may differ from torch's.
     """
     require_extra()
     place = place_for_onnx(path)
     if max_risk is not None:
-        _refuse_threshold(classifier, int8=int8)
+        _check_guarantee(classifier, int8=int8)
     if labels is not None and len(labels) != len(images):
-        raise ConfigError(f"There are {len(labels)} labels for {len(images)} images.")
-    paths = classifier.refs(images)
-    card = describe(
+        raise ConfigError(
+            f"There are {len(labels)} labels for {len(images)} images.", argument="labels"
+        )
+    refs = classifier.refs(images)
+    card = file_metadata(
         classifier,
         include_preprocessing=include_preprocessing,
         max_risk=max_risk,
@@ -127,93 +130,93 @@ def export_onnx(
         model = build(classifier, include_preprocessing=include_preprocessing)
         full = Path(folder) / "float32.onnx"
         full.write_bytes(model.SerializeToString())
-        found = _Checked(classifier, full, paths, tolerance)
+        found = _Comparison(classifier, full, refs, tolerance)
         card["check"] = {
             "images": len(found.torch),
             "largest_difference": found.largest_difference,
             "tolerance": tolerance,
         }
-        runs = {"torch": found.runs[0], "onnx": found.runs[1]}
+        predictors = dict(zip(("torch", "onnx"), found.predictors, strict=True))
         small = None
         if int8:
             small = Path(folder) / "int8.onnx"
             quantise(full, small)
-            runs["int8"] = onnx_run(small, classifier.backbone.preprocessing)
-        per_second = speeds(runs, next(pictures(paths, classifier.backbone.preprocessing)))
+            predictors["int8"] = onnx_predictor(small, classifier.backbone.preprocessing)
+        per_second = speeds(predictors, next(model_crops(refs, classifier.backbone.preprocessing)))
         cost = None
         if small is not None:
-            cost = _cost(found, runs["int8"], labels, full, per_second)
+            cost = _cost(found, predictors["int8"], labels, full, per_second)
             card["int8"] = asdict(cost)
             model = _read(small)
         _finish(model, card, aside)
-        onnx_run(aside, classifier.backbone.preprocessing)  # it opens, metadata and all
+        onnx_predictor(aside, classifier.backbone.preprocessing)  # it opens with its metadata
         size = aside.stat().st_size
     return Exported(
         path=place,
         bytes=size,
         images=len(found.torch),
-        phantoms=len(found.torch) - len(paths),
+        phantoms=len(found.torch) - len(refs),
         largest_difference=found.largest_difference,
         images_per_second=per_second,
         int8=cost,
-        note=promise_note(classifier, int8=int8),
+        note=guarantee_note(classifier, int8=int8),
     )
 
 
-def _refuse_threshold(classifier: Classifier, *, int8: bool) -> None:
-    """A threshold to abstain below is of the encoder that it was found with, and of no other."""
+def _check_guarantee(classifier: Classifier, *, int8: bool) -> None:
+    """Refuse a risk limit if the calibration was made with another encoder than the file's."""
     if int8:
         raise ConfigError(
-            "--max-risk cannot be promised with --int8: its threshold is for the encoder that the "
-            "model was calibrated with, which 8 bits change. Export without --int8; or leave out "
-            "--max-risk, and find a threshold from labelled images put through the int8 file."
+            "max_risk cannot be guaranteed with int8: its threshold is for the encoder that the "
+            "model was calibrated with, and 8 bits change the encoder. Export without int8; or "
+            "leave out max_risk and find a threshold from labelled images and the int8 file.",
+            argument="max_risk",
         )
-    if classifier.calibration is None:
-        raise ConfigError(
-            "A threshold for --max-risk comes from calibration images, and this model has seen "
-            "none. Run `ogkd calibrate` first."
-        )
-    if note := promise_note(classifier, int8=False):
-        raise ConfigError(f"{note} Do that first, or leave out --max-risk.")
+    if note := guarantee_note(classifier, int8=False):
+        raise ConfigError(f"{note} Do that first, or leave out max_risk.", argument="max_risk")
 
 
-class _Checked:
-    """Torch's and the graph's probabilities of the same images; refuses where they differ."""
+class _Comparison:
+    """Probabilities of torch and of the graph for the same images; refused if they differ."""
 
     def __init__(
-        self, classifier: Classifier, file: Path, paths: Sequence[ImageRef], tolerance: float
+        self, classifier: Classifier, file: Path, refs: Sequence[ImageRef], tolerance: float
     ) -> None:
-        self.prep, self.paths = classifier.backbone.preprocessing, paths
-        self.runs = (torch_run(classifier), onnx_run(file, self.prep))
-        total = max(len(paths), sum(BATCHES))
-        batches = in_batches(pictures(paths, self.prep, least=total))
-        self.torch, graph = answers(self.runs, batches, total=total)
+        self.prep, self.refs = classifier.backbone.preprocessing, refs
+        self.predictors = (torch_predictor(classifier), onnx_predictor(file, self.prep))
+        total = max(len(refs), sum(BATCHES))
+        batches = in_batches(model_crops(refs, self.prep, least=total))
+        self.torch, graph = predict_all(self.predictors, batches, total=total)
         self.largest_difference = float(np.abs(graph - self.torch).max())
         if not self.largest_difference <= tolerance:  # also true for NaN
             # A head with large weights turns float32's last digits into visible differences.
             raise ConfigError(
                 f"The exported graph differs from torch by {self.largest_difference:.1e} in a "
-                f"probability, more than the {tolerance:.0e} that is allowed, on {total} images. "
-                "Nothing was written. If it is little more and you can live with it, allow it "
-                "with --tolerance; else try another version of torch or onnxruntime."
+                f"probability, more than the allowed {tolerance:.0e}, on {total} images. Nothing "
+                "was written. If the difference is acceptable, allow a larger tolerance; "
+                "otherwise try another version of torch or onnxruntime.",
+                argument="tolerance",
             )
 
 
 def _cost(
-    found: _Checked,
-    run: Run,
+    found: _Comparison,
+    predict: Predictor,
     labels: Sequence[int] | NDArray[np.int64] | None,
     full: Path,
     per_second: dict[str, float],
 ) -> Int8:
     total = len(found.torch)
-    alone = in_batches(pictures(found.paths, found.prep, least=total), (1,))
-    (rows,) = answers([run], alone, total=total)
-    # Other batch sizes must work as well, though their numbers are a little different.
-    others = [run(list(pictures((), found.prep, least=size))) for size in BATCHES]
+    alone = in_batches(model_crops(found.refs, found.prep, least=total), (1,))
+    (rows,) = predict_all([predict], alone, total=total)
+    # Other batch sizes must work too, though their numbers differ slightly.
+    others = [predict(list(model_crops((), found.prep, least=size))) for size in BATCHES]
     if not all(np.isfinite(p).all() for p in (rows, *others)):
-        raise ConfigError("The int8 graph gives numbers that are not finite. Leave out --int8.")
-    given = len(found.paths) or total
+        raise ConfigError(
+            "The int8 graph gives numbers that are not finite. Export without int8.",
+            argument="int8",
+        )
+    given = len(found.refs) or total
     small, reference = rows[:given], found.torch[:given]
 
     def accuracy(p: NDArray[np.float32]) -> float | None:
@@ -237,7 +240,7 @@ def _read(file: Path) -> Any:
 
 
 def _finish(model: Any, card: dict[str, Any], file: Path) -> None:
-    """Write the graph with its description and nothing else about where it was made."""
+    """Write the graph with its metadata and no trace of where it was made."""
     strip(model)
     del model.metadata_props[:]
     entry = model.metadata_props.add()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ogkd import plugins
 from ogkd.errors import ConfigError
 from ogkd.files import cache_dir
 
@@ -18,6 +19,7 @@ __all__ = ["absolute", "cluster", "fitting_workers", "folders", "use_folders"]
 
 _OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster that we start; more goes to disk
 _FOLDERS = ("OGKD_CACHE", "OGKD_DATA")
+_PASSED_ON = (*_FOLDERS, plugins.VARIABLE)
 
 
 @contextmanager
@@ -117,17 +119,19 @@ def absolute(place: str) -> str:
 
 
 def folders() -> dict[str, str]:
-    """Where this process keeps the cache and the benchmarks, for workers to use too."""
+    """The cache, the benchmarks and the plugins of this process, for workers to use too."""
     found = {
         name: str(Path(os.environ[name]).expanduser().resolve())
         for name in _FOLDERS
         if os.environ.get(name)
     }
+    if loaded := os.environ.get(plugins.VARIABLE):
+        found[plugins.VARIABLE] = loaded
     return {"OGKD_CACHE": str(cache_dir().resolve())} | found
 
 
 def use_folders(found: Mapping[str, str]) -> None:
-    """In a worker: use the folders of the process that asked for the work."""
-    for name in _FOLDERS:
+    """In a worker: use the folders and plugins of the process that asked for the work."""
+    for name in _PASSED_ON:
         os.environ.pop(name, None)
     os.environ.update(found)

@@ -13,7 +13,7 @@ from torch import Tensor
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
-from ogkd.methods import TextHead, TextSide, make_method
+from ogkd.methods import DEFAULT, TextHead, TextSide, make_method
 from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
 
@@ -43,7 +43,7 @@ def import_context(
             f"The context in {path} has shape {tuple(context.shape)}, but '{backbone.name}' needs "
             f"[n, {backbone.text_width}]. Pass the backbone it was trained with."
         )
-    method = make_method("ogkd", settings={"context.n_ctx": context.shape[0]})
+    method = make_method(DEFAULT, settings={"context.n_ctx": context.shape[0]})
     text = TextSide(backbone, names, tuple((name,) for name in names))
     head = method.head_for(TextHead(context, backbone.logit_scale, {"context": context}), text)
     card = ModelCard(

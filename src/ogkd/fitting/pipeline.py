@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
+from ogkd import plugins
 from ogkd.errors import ConfigError
 from ogkd.features.unreadable import SKIPPED, write_skipped
 from ogkd.files import folder_atomically, storage_errors, write_text
 from ogkd.fitting.prepare import Drawn, Prepared, prepare
 from ogkd.fitting.request import FitRequest
-from ogkd.methods import Workplace
+from ogkd.methods import TrainingFolder
 from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import LOG, Classifier, place_for_model
 
@@ -91,7 +92,7 @@ def train(prepared: Prepared, work: Path | None = None) -> list[Classifier]:
         prepared.supports,
         prepared.text,
         seeds=prepared.seeds,
-        workplace=_workplace(work, cards, restart=prepared.request.restart),
+        folder=_training_folder(work, cards, restart=prepared.request.restart),
     )
     return [
         Classifier(prepared.text.backbone, head, card, support=support)
@@ -106,6 +107,7 @@ def _card(prepared: Prepared, drawn: Drawn, seed: int) -> ModelCard:
     labels = [item.label for item in drawn.support]
     return ModelCard(
         method=method.name,
+        plugin=plugins.name_of(type(method)),
         preset=prepared.preset,
         config=method.config.model_dump(mode="json"),
         class_names=text.class_names,
@@ -127,9 +129,11 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()
 
 
-def _workplace(folder: Path | None, cards: Sequence[ModelCard], *, restart: bool) -> Workplace:
+def _training_folder(
+    folder: Path | None, cards: Sequence[ModelCard], *, restart: bool
+) -> TrainingFolder | None:
     if folder is None:
-        return Workplace()
+        return None
     fingerprint = _digest([card.model_dump(mode="json") for card in cards])
     if restart:
         shutil.rmtree(folder, ignore_errors=True)
@@ -143,7 +147,7 @@ def _workplace(folder: Path | None, cards: Sequence[ModelCard], *, restart: bool
         with storage_errors(log_path), log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    return Workplace(folder, fingerprint, log)
+    return TrainingFolder(folder, fingerprint, log)
 
 
 def _log_lines(log: Path) -> str:

@@ -28,7 +28,7 @@ from ogkd.features.views import OnlineViews, cached_views
 from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.methods import Method, Support, TextSide, make_method, presets
 from ogkd.model.familiarity import SupportFeatures
-from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank
+from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank, shipped_banks
 
 __all__ = [
     "Drawn",
@@ -234,7 +234,7 @@ def _training_data(request: FitRequest) -> tuple[Manifest, list[BadFile]]:
 
 def _bank(request: FitRequest, named: Benchmark | None) -> Mapping[str, Sequence[str]] | None:
     prompts: Prompts | None = request.prompts
-    if prompts is None and named is not None:
+    if prompts is None and named is not None and named.name in shipped_banks():
         prompts = named.name
     return read_bank(Path(prompts)) if isinstance(prompts, str | Path) else prompts
 

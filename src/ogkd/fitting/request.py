@@ -13,6 +13,7 @@ from ogkd.datasets.splits import Sampling
 from ogkd.errors import ConfigError
 from ogkd.features.unreadable import OnError, check_on_error
 from ogkd.images import SliceRule
+from ogkd.methods import DEFAULT
 
 __all__ = ["FitRequest", "Prompts"]
 
@@ -54,7 +55,7 @@ class FitRequest:
     data: str | Path | Manifest
     _: KW_ONLY
     backbone: str | Path | Backbone = "builtin"
-    method: str = "ogkd"
+    method: str = DEFAULT
     shots: int | None = None
     seed: int = 1
     preset: str | None = None

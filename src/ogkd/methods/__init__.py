@@ -1,24 +1,61 @@
-"""One file per method, one registry. Importing this package registers every method."""
+"""One file per method, one registry, and the public bases to write further methods on.
+
+`PromptMethod` is for a learned context: give it an objective. `FeatureMethod` is for a head on
+cached features: give it `fit_rows`. Importing this package registers ogkd's own methods; those of
+plugins join when the registry is first asked for something else (docs/how-to/add-a-method.md).
+"""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ogkd.methods.base import Method, Support, TextSide, Workplace
+from ogkd.core.training import Batch, Objective, TrainConfig
+from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
+from ogkd.methods.feature_method import (
+    FeatureMethod,
+    PriorConfig,
+    Rows,
+    read_kernel,
+    read_linear,
+    rows_of,
+    text_prior,
+)
+from ogkd.methods.grid_search import Trial, search, trials
 from ogkd.methods.heads import Head, KernelHead, LinearHead, TextHead
-from ogkd.methods.registry import METHODS, make_method, presets
+from ogkd.methods.prompt_method import PromptConfig, PromptMethod, context_head, image_logits
+from ogkd.methods.registry import DEFAULT, METHODS, make_method, presets, register
 
 __all__ = [
+    "DEFAULT",
     "METHODS",
+    "Batch",
+    "FeatureMethod",
     "Head",
     "KernelHead",
     "LinearHead",
     "Method",
+    "MethodConfig",
+    "Objective",
+    "PriorConfig",
+    "PromptConfig",
+    "PromptMethod",
+    "Rows",
     "Support",
     "TextHead",
     "TextSide",
-    "Workplace",
+    "TrainConfig",
+    "TrainingFolder",
+    "Trial",
+    "context_head",
+    "image_logits",
     "make_method",
     "presets",
+    "read_kernel",
+    "read_linear",
+    "register",
+    "rows_of",
+    "search",
+    "text_prior",
+    "trials",
 ]
 
 for _module in iter_modules(__path__):

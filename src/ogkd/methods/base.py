@@ -1,4 +1,8 @@
-"""The contract between methods and everything around them: Support, TextSide, Method."""
+"""The contract of a method: what it is given (Support, TextSide) and what it returns (heads).
+
+To write one, derive from `PromptMethod` (a learned context) or `FeatureMethod` (a head on cached
+features) rather than from `Method` itself: docs/how-to/add-a-method.md.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from ogkd.backbones.base import Backbone
 from ogkd.core.training import Views
@@ -19,15 +24,18 @@ from ogkd.features.views import FixedViews
 from ogkd.methods.heads import Head, TextHead
 from ogkd.prompts.bank import SINGLE
 
-__all__ = ["Method", "MethodConfig", "Support", "TextSide", "Workplace"]
+__all__ = ["ConfigT", "Method", "MethodConfig", "Support", "TextSide", "TrainingFolder"]
 
 
 class MethodConfig(BaseModel):
-    """Settings of a method; unknown or impossible ones are refused by name."""
+    """Settings of a method; unknown or invalid ones are rejected by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     views: NonNegativeInt | Literal["online"] = 0  # random crops per image; 0: the whole image
+
+
+ConfigT = TypeVar("ConfigT", bound=MethodConfig, default=MethodConfig, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -39,21 +47,21 @@ class Support:
     validation: tuple[Tensor, Tensor] | None = None  # features [M, d] and labels [M], if any
 
     def rows(self) -> tuple[Tensor, Tensor]:
-        """Every cached view as a row of its own: features [N * V, d] and labels [N * V]."""
+        """Every cached view as one row: features [N * V, d] and labels [N * V]."""
         if not isinstance(self.views, FixedViews):
-            raise ConfigError("This method looks at each image once: use a number for views.")
+            raise ConfigError("This method needs cached views: set views to a number.")
         features = self.views.features.globals
         return features.flatten(0, 1).float(), self.labels.repeat_interleave(features.shape[1])
 
 
 @dataclass(frozen=True)
 class TextSide:
-    """Class names, their prompts and the text tower."""
+    """Class names, their prompts and the text tower that encodes them."""
 
     backbone: Backbone
     class_names: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
-    normal: tuple[int, ...] = ()  # labels of the classes that stand for "nothing found"
+    normal: tuple[int, ...] = ()  # labels of the classes that mean "nothing found"
 
     @cached_property
     def single(self) -> Tensor:
@@ -69,35 +77,49 @@ class TextSide:
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """Where a long training keeps its progress; empty for none."""
+class TrainingFolder:
+    """Where a long training saves its progress, so that it can be resumed."""
 
-    folder: Path | None = None
-    fingerprint: str = ""
-    log: Callable[[Mapping[str, Any]], None] | None = None
+    path: Path
+    fingerprint: str  # of settings, data and backbone: only the same training is resumed
+    log: Callable[[Mapping[str, Any]], None]  # called with one record per epoch
 
 
-class Method(ABC):
-    """A way to turn support and text into heads; several seeds may share one pass."""
+class Method(ABC, Generic[ConfigT]):
+    """Turns support images and class texts into heads; several seeds may share one pass.
+
+    The type parameter is the class of its settings: `class Mine(PromptMethod[MineConfig])`
+    sets `Config` and types `self.config`.
+    """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    citation: ClassVar[str]
-    cost: ClassVar[str] = "seconds"
+    summary: ClassVar[str]  # one line, without a full stop
+    citation: ClassVar[str] = "not published"
+    cost: ClassVar[str] = "seconds"  # or "minutes", "slow"
     needs_images: ClassVar[bool] = True
     needs_patches: ClassVar[bool] = False
     needs_training: ClassVar[bool] = False  # of a context, through the text tower
     uses_validation: ClassVar[bool] = False
-    learns_texts: ClassVar[bool] = False  # its head is one text feature for each class
+    learns_texts: ClassVar[bool] = False  # its head has one text feature per class
     Config: ClassVar[type[MethodConfig]] = MethodConfig
-    free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in one pass
+    free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in `fit_together`
 
-    def __init__(self, config: MethodConfig) -> None:
+    def __init__(self, config: ConfigT) -> None:
         self.config = config
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "Config" in vars(cls):
+            return
+        for base in vars(cls).get("__orig_bases__", ()):
+            for given in get_args(base):
+                config = getattr(given, "__bound__", given)  # of a type variable, its bound
+                if isinstance(config, type) and issubclass(config, MethodConfig):
+                    cls.Config = config
 
     @property
     def uses_patches(self) -> bool:
-        """Whether this configuration looks at patches; they are only encoded if so."""
+        """Whether this configuration needs patch features; they are only encoded if so."""
         return self.needs_patches
 
     @abstractmethod
@@ -107,31 +129,35 @@ class Method(ABC):
         text: TextSide,
         *,
         seeds: Sequence[int],
-        workplace: Workplace,
+        folder: TrainingFolder | None = None,
     ) -> list[Head]:
-        """One head for each support and seed."""
+        """Return one head for each support and seed.
+
+        `supports` is empty if the method needs no images. With a `folder`, a method that trains
+        for long saves its progress there.
+        """
 
     @classmethod
-    def fit_beside(
+    def fit_together(
         cls,
-        methods: Sequence[Method],
+        methods: Sequence[Self],
         supports: Sequence[Support],
         text: TextSide,
         *,
         seeds: Sequence[int],
-        workplace: Workplace,
+        folder: TrainingFolder | None = None,
     ) -> list[Head]:
-        """One head for each method, support and seed; the methods differ in `free` settings."""
-        return methods[0].fit(supports, text, seeds=seeds, workplace=workplace)
+        """Return one head for each method, support and seed; methods differ in `free` settings."""
+        return methods[0].fit(supports, text, seeds=seeds, folder=folder)
 
     def head_for(self, head: Head, text: TextSide) -> Head:
-        """The same learned thing for other class names (base-to-novel)."""
+        """Apply what was learned to other class names (base-to-novel)."""
         raise ConfigError(
-            f"{self.name} knows only the classes that it saw images of. For other classes use a "
-            "method that learns prompts, such as ogkd, or zero-shot."
+            f"{self.name} only knows the classes that it was fitted on. For other classes, use a "
+            "method that learns prompts, or zero-shot."
         )
 
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
-        """The head again from its saved tensors; a KeyError says that one is missing."""
+        """Rebuild a head from its saved tensors; a KeyError names one that is missing."""
         extra = {name: tensor for name, tensor in tensors.items() if name != "T"}
         return TextHead(tensors["T"].float(), scale, extra)

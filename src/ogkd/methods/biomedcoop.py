@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from pydantic import Field
 from torch import Tensor
@@ -12,8 +11,8 @@ from ogkd.core.geometry import prototypes, stack_bank
 from ogkd.core.losses import cross_entropy, logits, sccm
 from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
 from ogkd.core.training import Batch
-from ogkd.methods._prompts import PromptConfig, PromptMethod, image_logits
 from ogkd.methods.base import TextSide
+from ogkd.methods.prompt_method import PromptConfig, PromptMethod, image_logits
 from ogkd.methods.registry import register
 
 __all__ = ["BiomedCoOp", "BiomedCoOpConfig", "BiomedCoOpObjective"]
@@ -27,14 +26,14 @@ class BiomedCoOpConfig(PromptConfig):
     tau: float = Field(default=1.5, gt=0)  # of the prompt selector, not the logit scale
     n_prompts: int = Field(default=50, ge=1)  # most prompts per class
     selector: Selector = "batch"
-    text_dropout: bool = True  # as the released loop leaves it (AUDIT #22)
+    text_dropout: bool = True  # as in the released loop (fidelity.md, 22)
 
 
 class BiomedCoOpObjective:
     """CE + lambda_sccm SCCM + lambda_kdsp KDSP, with the released averages.
 
-    SCCM is the mean of (T_hat - T)^2 over classes and features (AUDIT #3); KDSP is
-    KL(teacher || student) averaged over images and classes (AUDIT #1). OGKD with gamma 0,
+    SCCM is the mean of (T_hat - T)^2 over classes and features (fidelity.md, 3); KDSP is
+    KL(teacher || student) averaged over images and classes (fidelity.md, 1). OGKD with gamma 0,
     lambda_lgd 0 and lambda_gad = lambda_kdsp is the same function.
     """
 
@@ -59,19 +58,17 @@ class BiomedCoOpObjective:
 
 
 @register
-class BiomedCoOp(PromptMethod):
+class BiomedCoOp(PromptMethod[BiomedCoOpConfig]):
     """Prompt learning for biomedical vision-language models; what OGKD builds on."""
 
     name = "biomedcoop"
-    summary = "learned context, texts held near the prompt bank, teacher of selected prompts"
+    summary = "learned context kept near the prompt bank, distilled from selected prompts"
     citation = "Koleilat et al. 2025, BiomedCoOp"
-    Config = BiomedCoOpConfig
 
     @property
     def text_dropout(self) -> bool:
-        return cast(BiomedCoOpConfig, self.config).text_dropout
+        return self.config.text_dropout
 
     def objective(self, text: TextSide) -> BiomedCoOpObjective:
-        config = cast(BiomedCoOpConfig, self.config)
         bank = [rows.to(text.backbone.device) for rows in text.bank]
-        return BiomedCoOpObjective(config, bank, text.backbone.logit_scale)
+        return BiomedCoOpObjective(self.config, bank, text.backbone.logit_scale)

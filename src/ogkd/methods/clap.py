@@ -1,17 +1,17 @@
-"""ZS-LP and CLAP: a linear probe that starts at the text, free or held near it."""
+"""ZS-LP and CLAP: a linear probe that starts at the class text, free or kept near it."""
 
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
+from typing_extensions import TypeVar
 
-from ogkd.methods._rows import FeatureMethod, PriorConfig, Rows, text_prior
 from ogkd.methods.base import TextSide
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
@@ -19,10 +19,10 @@ __all__ = ["CLAP", "ZSLP", "ZeroShotProbeConfig"]
 
 
 class ZeroShotProbeConfig(PriorConfig):
-    """`text_norm` is the length at which w starts: learning rate and penalty are relative to it.
+    """`text_norm` is the initial length of w: learning rate and penalty are relative to it.
 
-    CLIP's own text features, on which the released settings were found, are about 10 long
-    before they are normalised; ours come normalised.
+    CLIP's own text features, for which the released settings were tuned, have a length of about
+    10 before they are normalised; ours are normalised.
     """
 
     epochs: int = Field(default=300, ge=0)
@@ -38,8 +38,11 @@ class CLAPConfig(ZeroShotProbeConfig):
     penalty: float = Field(default=1.0, ge=0)
 
 
+ProbeT = TypeVar("ProbeT", bound=ZeroShotProbeConfig, default=ZeroShotProbeConfig, covariant=True)
+
+
 @register
-class ZSLP(FeatureMethod):
+class ZSLP(FeatureMethod[ProbeT]):
     """logits = scale cos(v, w_c), w_c starts at t_c and learns by cross-entropy.
 
     SGD with momentum 0.9, one warm-up epoch at 1e-5, cosine per epoch, 300 epochs of batches
@@ -49,16 +52,15 @@ class ZSLP(FeatureMethod):
     """
 
     name = "zs-lp"
-    summary = "linear probe that starts at the text"
+    summary = "linear probe that starts at the class text"
     citation = "Silva-Rodriguez et al., A Closer Look (CLAP), CVPR 2024"
-    Config = ZeroShotProbeConfig
 
     def pull(self, rows: Rows, T: Tensor, scale: float) -> Tensor:
-        """lambda_c [C], the weight of |w_c - t_c|^2 in the loss."""
+        """Return lambda_c [C], the weight of |w_c - t_c|^2 in the loss."""
         return torch.zeros(rows.classes)
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        config = cast(ZeroShotProbeConfig, self.config)
+        config = self.config
         T, scale = text_prior(text, config.prior), text.backbone.logit_scale
         start = config.text_norm * T
         pull = 2 * self.pull(rows, T, scale).unsqueeze(1) / rows.classes
@@ -67,7 +69,7 @@ class ZSLP(FeatureMethod):
         w, speed = start.clone(), torch.zeros_like(start)
         for epoch in range(config.epochs):
             rate = _rate(epoch, config)
-            # Solved, not taken along its slope, the penalty's step is safe for any weight.
+            # The penalty's step is implicit, which is stable for any weight.
             held = rate / (1 - config.momentum) * pull
             order = torch.randperm(len(L), generator=generator)
             for batch in order.split(config.batch_size):
@@ -78,24 +80,23 @@ class ZSLP(FeatureMethod):
 
 
 @register
-class CLAP(ZSLP):
+class CLAP(ZSLP[CLAPConfig]):
     """ZS-LP with the penalty mean_c lambda_c |w_c - t_c|^2.
 
     lambda_c is the mean zero-shot probability of the right class on the support images of c:
-    where text alone is right, the probe stays with it. The multipliers stay as they start, as
-    in the paper's validation-free setting. Named differences from the released code: those of
+    if text alone is right, the probe stays near it. The multipliers keep their initial values,
+    as in the paper's validation-free setting. Named differences from the released code: those of
     ZS-LP, and the penalty's step is implicit (the same to first order, and stable for any
     weight); its momentum is taken as a rate larger by 1 / (1 - momentum).
     """
 
     name = "clap"
-    summary = "linear probe that starts at the text and is held near it, class by class"
-    Config = CLAPConfig
+    summary = "linear probe that starts at the class text and is kept near it, class by class"
 
     def pull(self, rows: Rows, T: Tensor, scale: float) -> Tensor:
         p = (scale * rows.features @ T.mT).softmax(dim=-1)
         right = (rows.one_hot * p).sum(0) / rows.one_hot.sum(0)
-        return right * cast(CLAPConfig, self.config).penalty
+        return right * self.config.penalty
 
 
 def _slope(w: Tensor, F: Tensor, L: Tensor, scale: float) -> Tensor:

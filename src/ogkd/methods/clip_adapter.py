@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from ogkd.methods._rows import FeatureMethod, PriorConfig, Rows, text_prior
 from ogkd.methods.base import TextSide
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
 from ogkd.methods.heads import Head
 from ogkd.methods.registry import register
 
@@ -44,6 +43,10 @@ class AdapterHead(Head):
     def shape(self) -> tuple[int, int]:
         return self.T.shape[0], self.T.shape[1]
 
+    @property
+    def class_texts(self) -> Tensor:
+        return self.T
+
     def logits(self, features: Tensor) -> Tensor:
         v = normalize(features, dim=-1)
         adapted = ((v @ self.W1.mT).relu() @ self.W2.mT).relu()
@@ -56,13 +59,13 @@ class AdapterHead(Head):
 
 
 @register
-class ClipAdapter(FeatureMethod):
+class ClipAdapter(FeatureMethod[ClipAdapterConfig]):
     """f* = alpha A(f) + (1 - alpha) f with A(f) = ReLU(ReLU(f W1) W2), then cosine with T.
 
     No biases, d -> d/4 -> d, cross-entropy by plain SGD, cosine per epoch.
     Named differences from the benchmark's code: f* is normalised again before the cosine, as
     CLIP-Adapter's own code does; the learning rate goes down once over the epochs (there it is
-    stepped per iteration with a period of 20 and swings); features are of the whole image or of
+    stepped per iteration with a period of 20 and oscillates); features are of the whole image or of
     cached crops; each seed has its own few-shot set. alpha = 0.5 is the benchmark's; the
     method's own code has 0.2.
     """
@@ -70,10 +73,9 @@ class ClipAdapter(FeatureMethod):
     name = "clip-adapter"
     summary = "a small network on the image feature, mixed with it"
     citation = "Gao et al., CLIP-Adapter, IJCV 2023"
-    Config = ClipAdapterConfig
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        config = cast(ClipAdapterConfig, self.config)
+        config = self.config
         T, scale = text_prior(text, config.prior), text.backbone.logit_scale
         generator = torch.Generator().manual_seed(seed)
         d = T.shape[1]
@@ -96,11 +98,11 @@ class ClipAdapter(FeatureMethod):
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
         T, W1, W2 = (tensors[name].float() for name in ("T", "W1", "W2"))
         if T.dim() != 2 or W1.shape[1:] != T.shape[1:] or W2.mT.shape != W1.shape:
-            raise ValueError("T, W1 and W2 have shapes that do not fit together")
+            raise ValueError("the shapes of T, W1 and W2 do not match")
         return AdapterHead(T, scale, W1, W2, float(tensors["ratio"]))
 
 
 def _uniform(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """A linear layer's usual start: uniform within 1 / sqrt(inputs)."""
+    """The usual initial values of a linear layer: uniform within 1 / sqrt(inputs)."""
     bound = 1 / math.sqrt(columns)
     return torch.empty(rows, columns).uniform_(-bound, bound, generator=generator)

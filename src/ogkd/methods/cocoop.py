@@ -16,20 +16,20 @@ from ogkd.backbones.base import Backbone, TextDropout
 from ogkd.core.losses import logits
 from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.core.training import TrainConfig
-from ogkd.methods._prompts import PromptConfig, PromptMethod
 from ogkd.methods.base import TextSide
 from ogkd.methods.coop import CrossEntropy
 from ogkd.methods.heads import Head
+from ogkd.methods.prompt_method import PromptConfig, PromptMethod
 from ogkd.methods.registry import register
 
 __all__ = ["CoCoOp", "CoCoOpConfig", "ImagePromptHead", "ImagePromptLearner"]
 
-_TOKENS_AT_ONCE = 4096  # in prediction: some hundred MB in a text tower of BERT's size
+_TOKENS_AT_ONCE = 4096  # in prediction: a few hundred MB in a text tower of BERT's size
 _NARROWING = 16  # the meta-net's hidden layer is d / 16 wide
 
 
 class CoCoOpTraining(TrainConfig):
-    """As released with its baselines (AUDIT section 5): one image at a time."""
+    """The released baseline's settings (fidelity.md, baselines): one image at a time."""
 
     epochs: int = Field(default=10, ge=1)
     batch_size: int = Field(default=1, ge=1)
@@ -37,7 +37,7 @@ class CoCoOpTraining(TrainConfig):
 
 
 class CoCoOpConfig(PromptConfig):
-    """CoCoOp has no setting of its own."""
+    """CoCoOp adds no setting."""
 
     train: CoCoOpTraining = CoCoOpTraining()
 
@@ -78,7 +78,7 @@ class ImagePromptLearner(PromptLearner):
         return torch.cat([parts[name].float().flatten() for name in self.shapes])
 
     def initial_context(self, generator: torch.Generator) -> Tensor:
-        """The context as CoOp's, the meta-net as torch starts a linear layer."""
+        """The context starts as in CoOp, the meta-net as torch initialises a linear layer."""
         parts = {"context": super().initial_context(generator)}
         for name in ("W1", "b1", "W2", "b2"):
             inputs = self.shapes[f"W{name[1]}"][1]
@@ -96,7 +96,7 @@ class ImagePromptLearner(PromptLearner):
     ) -> Tensor:
         """T_hat [S, B, C, d] of every image [S, B, d], in one pass of S * B * C prompts."""
         if images is None:
-            raise ValueError("These prompts depend on the image: give the images' features.")
+            raise ValueError("These prompts depend on the image: pass the images' features.")
         parts = self.split(contexts)  # of [S, n]
         hidden = (images @ parts["W1"].mT + parts["b1"].unsqueeze(1)).relu()
         shift = hidden @ parts["W2"].mT + parts["b2"].unsqueeze(1)  # [S, B, w]
@@ -110,7 +110,7 @@ class ImagePromptLearner(PromptLearner):
 
 @dataclass(frozen=True)
 class ImagePromptHead(Head):
-    """Logits by texts made for each image; some images at a time, so that memory is bounded."""
+    """Logits from texts computed for each image, a few images at a time to bound memory."""
 
     learner: ImagePromptLearner
     parameters: Tensor  # [n]
@@ -119,6 +119,13 @@ class ImagePromptHead(Head):
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.learner.class_names), self.learner.backbone.embed_dim
+
+    @property
+    def export_error(self) -> str:
+        return (
+            "The method computes new class texts for every image and needs the whole text tower "
+            "to predict. Fit a method that learns one text per class instead."
+        )
 
     @torch.no_grad()
     def logits(self, features: Tensor) -> Tensor:
@@ -139,22 +146,20 @@ class ImagePromptHead(Head):
 
 
 @register
-class CoCoOp(PromptMethod):
+class CoCoOp(PromptMethod[CoCoOpConfig]):
     """Conditional context optimisation. Prediction runs the text tower for every image."""
 
     name = "cocoop"
-    learns_texts = False  # each image has texts of its own
+    learns_texts = False  # every image has its own texts
     summary = "learned context, shifted for each image by a small network"
     citation = "Zhou et al. 2022, Conditional Prompt Learning for Vision-Language Models"
     cost = "slow"
-    Config = CoCoOpConfig
 
     def objective(self, text: TextSide) -> CrossEntropy:
         return CrossEntropy(text.backbone.logit_scale)
 
     def learner(self, text: TextSide) -> ImagePromptLearner:
-        context = cast(CoCoOpConfig, self.config).context
-        return ImagePromptLearner(text.backbone, text.class_names, context)
+        return ImagePromptLearner(text.backbone, text.class_names, self.config.context)
 
     def head(self, learner: PromptLearner, context: Tensor) -> Head:
         scale = learner.backbone.logit_scale

@@ -9,22 +9,22 @@ from torch import Tensor
 
 from ogkd.core.losses import cross_entropy
 from ogkd.core.training import Batch, TrainConfig
-from ogkd.methods._prompts import PromptConfig, PromptMethod, image_logits
 from ogkd.methods.base import TextSide
+from ogkd.methods.prompt_method import PromptConfig, PromptMethod, image_logits
 from ogkd.methods.registry import register
 
 __all__ = ["CoOp", "CoOpConfig", "CrossEntropy"]
 
 
 class CoOpTraining(TrainConfig):
-    """As released with its baselines (AUDIT section 5)."""
+    """The released baseline's settings (fidelity.md, baselines)."""
 
     batch_size: int = Field(default=32, ge=1)
     lr: float = Field(default=2e-3, gt=0)
 
 
 class CoOpConfig(PromptConfig):
-    """CoOp has no setting of its own."""
+    """CoOp adds no setting."""
 
     train: CoOpTraining = CoOpTraining()
 
@@ -42,13 +42,12 @@ class CrossEntropy:
 
 
 @register
-class CoOp(PromptMethod):
+class CoOp(PromptMethod[CoOpConfig]):
     """Context optimisation: one context for all classes, class name at the end."""
 
     name = "coop"
     summary = "learned context, cross-entropy alone"
     citation = "Zhou et al. 2022, Learning to Prompt for Vision-Language Models"
-    Config = CoOpConfig
 
     def objective(self, text: TextSide) -> CrossEntropy:
         return CrossEntropy(text.backbone.logit_scale)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.methods._rows import FeatureMethod, PriorConfig, Rows, text_prior
-from ogkd.methods._search import search, trials
 from ogkd.methods.base import TextSide
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
+from ogkd.methods.grid_search import search, trials
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
@@ -29,15 +29,15 @@ class GDAConfig(PriorConfig):
 
 
 @register
-class GDA(FeatureMethod):
+class GDA(FeatureMethod[GDAConfig]):
     """logits_k = scale v' t_k + alpha (w_k' v + b_k), w_k = P mu_k, b_k = -mu_k' P mu_k / 2.
 
-    Classes are equally probable beforehand. P is the inverse covariance, estimated in closed
+    Classes have equal prior probability. P is the inverse covariance, estimated in closed
     form (Kubokawa and Srivastava 2008): P = d ((N - 1) S + tr(S) I)^-1, with S the covariance
     of the rows around their class means.
     Named differences from the released code: a Cholesky solve instead of a pseudo-inverse;
     alpha from 13 values between 1e-4 and 100 (there 7), on validation images, else by
-    cross-validation; equal accuracies are told apart by cross-entropy. With one row per class S
+    cross-validation; ties in accuracy are broken by cross-entropy. With one row per class S
     is zero; then P = d / tr(S0) I with S0 around the common mean, which gives nearest means.
     """
 
@@ -45,10 +45,9 @@ class GDA(FeatureMethod):
     summary = "Gaussian classes with a shared covariance, fused with text; closed form"
     citation = "Wang et al., A Hard-to-Beat Baseline, ICLR 2024"
     uses_validation = True
-    Config = GDAConfig
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        config = cast(GDAConfig, self.config)
+        config = self.config
         T, scale = text_prior(text, config.prior), text.backbone.logit_scale
         alpha = self._choose(rows, T, scale) if config.alpha is None else config.alpha
         W, b = gaussian(rows, covariance=config.covariance)
@@ -60,7 +59,7 @@ class GDA(FeatureMethod):
             return DEFAULT
         parts = []
         for trial in found:
-            W, b = gaussian(trial.rows, covariance=cast(GDAConfig, self.config).covariance)
+            W, b = gaussian(trial.rows, covariance=self.config.covariance)
             parts.append(trial.features.double() @ W.mT + b)
         features = torch.cat([trial.features for trial in found]).double()
         labels = torch.cat([trial.labels for trial in found])

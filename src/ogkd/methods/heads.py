@@ -1,4 +1,4 @@
-"""What a fitted method leaves behind: global image features in, logits out, tensors to save."""
+"""Heads, the result of a fit: global image features in, logits out, tensors to save."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Head", "KernelHead", "LinearHead", "TextHead"]
 
 
 class Head(ABC):
-    """Logits of global features; `tensors` is all that must be saved to have it again."""
+    """Computes logits of global features; `tensors` is all that must be saved to rebuild it."""
 
     @property
     @abstractmethod
     def shape(self) -> tuple[int, int]:
-        """Number of classes and of features."""
+        """The number of classes and of features."""
 
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
@@ -26,12 +26,30 @@ class Head(ABC):
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """What to save, by name."""
+        """The tensors to save, by name."""
+
+    @property
+    def class_texts(self) -> Tensor | None:
+        """Text features of the classes [C, d], if the head has one for each class."""
+        return None
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether the logits are scaled cosines with `class_texts` and nothing else."""
+        return False
+
+    @property
+    def export_error(self) -> str | None:
+        """Why the head cannot be exported as a graph of tensor operations; None if it can."""
+        return None
 
 
 @dataclass(frozen=True)
 class TextHead(Head):
-    """Class features T [C, d] and a scale: logits are scale * v T'. Other tensors ride along."""
+    """Class features T [C, d] and a scale: logits are scale * v T'.
+
+    `extra` are tensors that are saved with it, such as the context that T was computed from.
+    """
 
     T: Tensor
     scale: float
@@ -40,6 +58,14 @@ class TextHead(Head):
     @property
     def shape(self) -> tuple[int, int]:
         return self.T.shape[0], self.T.shape[1]
+
+    @property
+    def class_texts(self) -> Tensor:
+        return self.T
+
+    @property
+    def is_text_only(self) -> bool:
+        return True
 
     def logits(self, features: Tensor) -> Tensor:
         return self.scale * normalize(features, dim=-1) @ self.T.mT
@@ -70,7 +96,7 @@ class LinearHead(Head):
 class KernelHead(Head):
     """Text and a cache of images: logits are scale * v T' + exp(-beta (1 - v K')) A.
 
-    K [M, d] are the features of M support images, A [M, C] what each says of the classes.
+    K [M, d] are the features of M support images, A [M, C] their votes for the classes.
     """
 
     T: Tensor
@@ -82,6 +108,10 @@ class KernelHead(Head):
     @property
     def shape(self) -> tuple[int, int]:
         return self.T.shape[0], self.T.shape[1]
+
+    @property
+    def class_texts(self) -> Tensor:
+        return self.T
 
     def logits(self, features: Tensor) -> Tensor:
         v = normalize(features, dim=-1)

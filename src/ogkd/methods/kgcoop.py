@@ -1,9 +1,8 @@
-"""KgCoOp: cross-entropy, and the learned texts held near those of one plain template."""
+"""KgCoOp: cross-entropy, and the learned texts kept near those of one plain template."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 from pydantic import Field
 from torch import Tensor
@@ -11,13 +10,13 @@ from torch.nn.functional import cosine_similarity
 
 from ogkd.core.losses import cross_entropy
 from ogkd.core.training import Batch
-from ogkd.methods._prompts import (
+from ogkd.methods.base import TextSide
+from ogkd.methods.prompt_method import (
     LargeBatchTraining,
     PromptConfig,
     PromptMethod,
     image_logits,
 )
-from ogkd.methods.base import TextSide
 from ogkd.methods.registry import register
 
 __all__ = ["KgCoOp", "KgCoOpConfig", "KgCoOpObjective"]
@@ -33,8 +32,8 @@ class KgCoOpConfig(PromptConfig):
 class KgCoOpObjective:
     """CE + weight * (1 - mean_c cos(T_hat_c, T_c)), T of one template per class [C, d].
 
-    This is the released form. The paper writes the mean of |T_hat_c - T_c|^2, which on unit
-    vectors is twice as much: its lambda is half of this weight.
+    This is the released form. The paper has the mean of |T_hat_c - T_c|^2, which is twice as
+    large on unit vectors: its lambda is half of this weight.
     """
 
     def __init__(self, weight: float, T: Tensor, scale: float) -> None:
@@ -48,15 +47,13 @@ class KgCoOpObjective:
 
 
 @register
-class KgCoOp(PromptMethod):
+class KgCoOp(PromptMethod[KgCoOpConfig]):
     """Knowledge-guided context optimisation."""
 
     name = "kgcoop"
-    summary = "learned context, its texts held near one plain template"
+    summary = "learned context, its texts kept near one plain template"
     citation = "Yao et al. 2023, Visual-Language Prompt Tuning with Knowledge-guided CoOp"
-    Config = KgCoOpConfig
 
     def objective(self, text: TextSide) -> KgCoOpObjective:
-        weight = cast(KgCoOpConfig, self.config).weight
         T = text.single.to(text.backbone.device)
-        return KgCoOpObjective(weight, T, text.backbone.logit_scale)
+        return KgCoOpObjective(self.config.weight, T, text.backbone.logit_scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from pydantic import Field
 from scipy.optimize import minimize
 from torch import Tensor
 
-from ogkd.methods._rows import FeatureMethod, Rows
-from ogkd.methods._search import search, trials
 from ogkd.methods.base import MethodConfig, TextSide
+from ogkd.methods.feature_method import FeatureMethod, Rows
+from ogkd.methods.grid_search import search, trials
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
@@ -35,22 +35,21 @@ class LinearProbeConfig(MethodConfig):
 
 
 @register
-class LinearProbe(FeatureMethod):
+class LinearProbe(FeatureMethod[LinearProbeConfig]):
     """min over W, b of 1/N sum_i CE(W v_i + b, y_i) + l2/2 |W|^2, solved to its optimum.
 
     L-BFGS, and l2 chosen on validation images, as CLIP's paper probes; else by
     cross-validation. Named difference from the benchmark's code: that runs 300 epochs of SGD
-    at a fixed rate from random weights and stops wherever it is.
+    at a fixed rate from random weights and does not converge.
     """
 
     name = "linear-probe"
     summary = "linear classifier on image features, regularisation chosen (LP)"
     citation = "Radford et al. 2021, CLIP"
     uses_validation = True
-    Config = LinearProbeConfig
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        l2 = cast(LinearProbeConfig, self.config).l2
+        l2 = self.config.l2
         if l2 is None:
             l2 = _choose(rows)
         W, b = probe_path(rows, (l2,))[0]
@@ -74,7 +73,7 @@ def _choose(rows: Rows) -> float:
 def probe_path(
     rows: Rows, strengths: Sequence[float], *, tolerance: float = 1e-8
 ) -> list[tuple[Tensor, Tensor]]:
-    """The optimum W [C, d], b [C] for each strength of regularisation, one from the next."""
+    """Return the optimum W [C, d], b [C] for each strength, each started at the previous one."""
     F = rows.features.double().numpy()  # [R, d]
     # At the optimum W lies in the span of the rows: work in its coordinates, exactly.
     Q, _ = np.linalg.qr(F.T)  # [d, r]

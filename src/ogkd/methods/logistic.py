@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 
-from ogkd.methods._rows import FeatureMethod, Rows
 from ogkd.methods.base import MethodConfig, TextSide
+from ogkd.methods.feature_method import FeatureMethod, Rows
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
@@ -24,22 +24,21 @@ class LogisticConfig(MethodConfig):
 
 
 @register
-class Logistic(FeatureMethod):
+class Logistic(FeatureMethod[LogisticConfig]):
     """min of 1/2 |W|^2 + C sum_i CE(W v_i + b, y_i), on L2-normalised image features.
 
     The same model as `linear-probe` with l2 = 1 / (C N), but with C fixed and no search; text
-    is not used. There is no released baseline to differ from.
+    is not used. There is no released baseline to compare with.
     """
 
     name = "logistic"
     summary = "scikit-learn's logistic regression on image features"
     citation = "Pedregosa et al., scikit-learn, JMLR 2011"
-    Config = LogisticConfig
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
         from sklearn.linear_model import LogisticRegression
 
-        config = cast(LogisticConfig, self.config)
+        config = self.config
         model = LogisticRegression(
             C=config.C, class_weight=config.class_weight, max_iter=2000, tol=1e-6
         )
@@ -48,7 +47,7 @@ class Logistic(FeatureMethod):
 
 
 def linear_head(model: Any) -> LinearHead:
-    """A fitted linear model of scikit-learn as a head; of two classes it keeps one row."""
+    """Turn a fitted linear model of scikit-learn into a head; for two classes it has one row."""
     W, b = np.asarray(model.coef_), np.asarray(model.intercept_)
     if len(W) == 1:
         W, b = np.stack([-W[0], W[0]]) / 2, np.array([-b[0], b[0]]) / 2

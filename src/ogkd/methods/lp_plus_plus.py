@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.methods._rows import FeatureMethod, PriorConfig, Rows, text_prior
 from ogkd.methods.base import TextSide
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
@@ -26,15 +24,15 @@ class LPPlusPlusConfig(PriorConfig):
 
 
 @register
-class LPPlusPlus(FeatureMethod):
+class LPPlusPlus(FeatureMethod[LPPlusPlusConfig]):
     """l_ik = f_i' (w_k + alpha_k t_k), cross-entropy, block coordinate descent over w and alpha.
 
     Full batch. Step sizes from the data: N / (lambda_max(F'F) / 4) for w and
     N / (4 max_k sum_i (f_i' t_k)^2) for alpha. Start: w_k the sum of its class's features,
     alpha_k = 250 mean_c mean_{i in c} f_i' t_c. Ten steps of w, then one of alpha; with
     validation images the best epoch is kept (the later of equals), else the last.
-    Named differences from the benchmark's code: alpha moves by its gradient at that moment
-    (there it is never cleared and adds up from the first epoch on); no bias, as in the paper's
+    Named differences from the benchmark's code: alpha moves along its current gradient
+    (there it is never cleared and accumulates from the first epoch on); no bias, as in the paper's
     formula; float32 throughout; an image with several views counts once in the start of w.
     Kept from the released code, not from the paper: momentum 0.9 on w.
     """
@@ -43,10 +41,9 @@ class LPPlusPlus(FeatureMethod):
     summary = "linear probe blended with text by learned class-wise multipliers"
     citation = "Huang et al., LP++, CVPR 2024"
     uses_validation = True
-    Config = LPPlusPlusConfig
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        config = cast(LPPlusPlusConfig, self.config)
+        config = self.config
         T = text_prior(text, config.prior)
         F, L, N = rows.features, rows.one_hot, len(rows.labels)
         near = F @ T.mT  # [R, C]: f_i' t_k
@@ -72,7 +69,7 @@ class LPPlusPlus(FeatureMethod):
 
 
 def _score(rows: Rows, W: Tensor) -> float:
-    """Accuracy on validation images; without them every epoch is as good as the last."""
+    """Accuracy on validation images; without them all epochs score the same."""
     if rows.validation is None or not len(rows.validation[1]):
         return 0.0
     features, labels = rows.validation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -23,23 +23,22 @@ from ogkd.core.losses import (
     sccm,
     select_patches,
 )
-from ogkd.core.prompting import PromptLearner
 from ogkd.core.teacher import select_prompts, teacher_prototypes
 from ogkd.core.training import Batch
 from ogkd.errors import ConfigError
-from ogkd.methods._prompts import PromptConfig, PromptMethod, context_head, train_runs
-from ogkd.methods.base import Method, Support, TextSide, Workplace
+from ogkd.methods.base import Support, TextSide, TrainingFolder
 from ogkd.methods.heads import Head
+from ogkd.methods.prompt_method import PromptConfig, PromptMethod, train_runs
 from ogkd.methods.registry import register
 
-__all__ = ["OGKD", "OGKDConfig", "fit_together"]
+__all__ = ["OGKD", "OGKDConfig", "OGKDObjective"]
 
 
 class OGKDConfig(PromptConfig):
     """The paper's symbols; weights and strengths may differ between runs trained together.
 
-    `gamma_normal` is the gamma of classes marked normal: 0 keeps the teacher's word on them,
-    where diffusion would take probability from a class that has no lesion in common.
+    `gamma_normal` is the gamma of classes marked normal: 0 leaves the teacher's probability of
+    them unchanged, although a normal image has no lesion in common with the other classes.
     """
 
     lambda_sccm: float = Field(default=1.0, ge=0)
@@ -50,19 +49,19 @@ class OGKDConfig(PromptConfig):
     alpha: float = Field(default=4.0, gt=0)
     tau: float = Field(default=1.5, gt=0)  # of the prompt selector, not the logit scale
     top_ratio: float = Field(default=0.3, gt=0, le=1)  # K/P
-    n_prompts: int = Field(default=50, ge=1)  # teacher budget: most prompts per class
+    n_prompts: int = Field(default=50, ge=1)  # the teacher's budget: most prompts per class
     lgd_variant: LgdVariant = "label_guided"
     fidelity: Literal["released", "paper"] = "released"
-    options: dict[str, Any] = Field(default_factory=dict)  # single fidelity options by name
+    options: dict[str, Any] = Field(default_factory=dict)  # fidelity options by name
 
     @model_validator(mode="after")
     def _known_options(self) -> Self:
-        fidelity(self.fidelity, **self.options)  # refuses what it does not know
+        fidelity(self.fidelity, **self.options)  # rejects unknown options
         return self
 
 
 class OGKDObjective:
-    """Eq. 16 for S runs: batches of images and T_hat in, one value per run and term out."""
+    """Eq. 16 for S runs: T_hat and a batch of images in, one value per run and term out."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class OGKDObjective:
         self.lambda_lgd = weights("lambda_lgd")
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
-        """Each term [S] and their weighted total (Alg. 2)."""
+        """Return each term [S] and their weighted total (Alg. 2)."""
         choice, config = self.choice, self.config
         keep = select_prompts(batch.globals, self.bank, tau=config.tau, selector=choice.selector)
         T_tilde = teacher_prototypes(self.bank, keep)  # [S, C, d]
@@ -141,27 +140,26 @@ class OGKDObjective:
 
 
 @register
-class OGKD(PromptMethod):
+class OGKD(PromptMethod[OGKDConfig]):
     """Omni-Geometry Knowledge Distillation."""
 
     name = "ogkd"
     summary = "learned context, teacher diffused along the class graph, globally and at patches"
     citation = "Tran and Shen, OGKD"
     needs_patches = True
-    Config = OGKDConfig
     free = frozenset({"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "gamma_normal", "alpha"})
 
     @property
     def uses_patches(self) -> bool:
-        """Patches are for LGD alone."""
-        return cast(OGKDConfig, self.config).lambda_lgd > 0
+        """Patches are only needed for LGD."""
+        return self.config.lambda_lgd > 0
 
     @property
     def text_dropout(self) -> bool:
-        return fidelity_of(cast(OGKDConfig, self.config)).text_dropout
+        return fidelity_of(self.config).text_dropout
 
     def objective(self, text: TextSide) -> OGKDObjective:
-        return _objective([cast(OGKDConfig, self.config)], text)
+        return _objective([self.config], text)
 
     def fit(
         self,
@@ -169,53 +167,40 @@ class OGKD(PromptMethod):
         text: TextSide,
         *,
         seeds: Sequence[int],
-        workplace: Workplace,
+        folder: TrainingFolder | None = None,
     ) -> list[Head]:
         """Train all seeds in one batched text pass."""
-        methods = [self] * len(seeds)
-        return self.fit_beside(methods, supports, text, seeds=seeds, workplace=workplace)
+        return self.fit_together([self] * len(seeds), supports, text, seeds=seeds, folder=folder)
 
     @classmethod
-    def fit_beside(
+    def fit_together(
         cls,
-        methods: Sequence[Method],
+        methods: Sequence[Self],
         supports: Sequence[Support],
         text: TextSide,
         *,
         seeds: Sequence[int],
-        workplace: Workplace,
+        folder: TrainingFolder | None = None,
     ) -> list[Head]:
-        """Train runs that differ in seed, images or `free` settings in one pass."""
-        configs = [cast(OGKDConfig, method.config) for method in methods]
-        return fit_together(configs, supports, text, seeds=seeds, workplace=workplace)
-
-
-def fit_together(
-    configs: Sequence[OGKDConfig],
-    supports: Sequence[Support],
-    text: TextSide,
-    *,
-    seeds: Sequence[int],
-    workplace: Workplace,
-) -> list[Head]:
-    """Train runs that differ in seed, images, loss weights, gamma or alpha in one pass."""
-    _refuse_other_shapes(configs)
-    config = configs[0]
-    learner = PromptLearner(text.backbone, text.class_names, config.context)
-    contexts = train_runs(
-        learner,
-        _objective(configs, text),
-        config.train,
-        supports,
-        seeds=seeds,
-        workplace=workplace,
-        text_dropout=fidelity_of(config).text_dropout,
-    )
-    return [context_head(learner, context) for context in contexts]
+        """Train runs that differ in seed, images or `free` settings in one batched text pass."""
+        configs = [method.config for method in methods]
+        _refuse_other_shapes(configs)
+        first = methods[0]
+        learner = first.learner(text)
+        contexts = train_runs(
+            learner,
+            _objective(configs, text),
+            first.config.train,
+            supports,
+            seeds=seeds,
+            folder=folder,
+            text_dropout=first.text_dropout,
+        )
+        return [first.head(learner, context) for context in contexts]
 
 
 def fidelity_of(config: OGKDConfig) -> Fidelity:
-    """The named options that a configuration binds."""
+    """The fidelity options of a configuration."""
     return fidelity(config.fidelity, **config.options)
 
 
@@ -240,7 +225,7 @@ def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tenso
     if not normal:
         raise ConfigError(
             f"gamma_normal is {config.gamma_normal}, but none of the {classes} classes is marked "
-            "as normal. Mark the classes that stand for 'nothing found', or leave gamma_normal out."
+            "as normal. Mark the classes that mean 'nothing found', or leave gamma_normal out."
         )
     values = values.clone()
     values[list(normal)] = config.gamma_normal

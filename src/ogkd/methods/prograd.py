@@ -1,9 +1,8 @@
-"""ProGrad: the cross-entropy's gradient, without what goes against zero-shot knowledge."""
+"""ProGrad: the gradient of cross-entropy, without what conflicts with zero-shot knowledge."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from pydantic import Field
@@ -11,19 +10,19 @@ from torch import Tensor
 
 from ogkd.core.losses import cross_entropy, logits
 from ogkd.core.training import Batch
-from ogkd.methods._prompts import (
+from ogkd.methods.base import TextSide
+from ogkd.methods.prompt_method import (
     LargeBatchTraining,
     PromptConfig,
     PromptMethod,
     image_logits,
 )
-from ogkd.methods.base import TextSide
 from ogkd.methods.registry import register
 
 __all__ = ["ProGrad", "ProGradConfig", "ProGradObjective", "project"]
 
 # Student and teacher start as the same text: the first gradients of KL are rounding errors,
-# about 1e-6 of the other, and point nowhere. Below this share none is taken for a direction.
+# about 1e-6 of the other, and have no meaning. Below this share none is used as a direction.
 _ROUNDING = 1e-3
 
 
@@ -36,11 +35,11 @@ class ProGradConfig(PromptConfig):
 
 
 class ProGradObjective:
-    """CE, and T^2 KL(teacher || student) at temperature T, which only bends the gradient.
+    """CE, and T^2 KL(teacher || student) at temperature T, which only changes the gradient.
 
     The teacher is zero-shot with one template per class, T_tea [C, d], as the paper says. In
-    the released baseline's float32 path the teacher is the student itself, so that its KL has
-    no gradient but rounding errors (AUDIT section 5); that is not done here.
+    the released baseline's float32 path the teacher is the student itself, so the gradient of
+    its KL is only rounding error (fidelity.md, baselines); that is not reproduced here.
     """
 
     def __init__(self, config: ProGradConfig, T_tea: Tensor, scale: float) -> None:
@@ -65,7 +64,7 @@ class ProGradObjective:
 
 
 def project(own: Tensor, general: Tensor, strength: float = 1.0) -> Tensor:
-    """Bend each run's gradient `own` [S, ...] so that it does not go against `general`.
+    """Change each run's gradient `own` [S, ...] so that it does not oppose `general`.
 
     own where own . general >= 0, else own - strength (own . general / |general|^2) general.
 
@@ -83,15 +82,13 @@ def project(own: Tensor, general: Tensor, strength: float = 1.0) -> Tensor:
 
 
 @register
-class ProGrad(PromptMethod):
+class ProGrad(PromptMethod[ProGradConfig]):
     """Prompt-aligned gradient."""
 
     name = "prograd"
-    summary = "learned context, steps that go against zero-shot knowledge are bent"
+    summary = "learned context, steps against zero-shot knowledge are projected out"
     citation = "Zhu et al. 2023, Prompt-aligned Gradient for Prompt Tuning"
-    Config = ProGradConfig
 
     def objective(self, text: TextSide) -> ProGradObjective:
-        config = cast(ProGradConfig, self.config)
         T_tea = text.single.to(text.backbone.device)
-        return ProGradObjective(config, T_tea, text.backbone.logit_scale)
+        return ProGradObjective(self.config, T_tea, text.backbone.logit_scale)

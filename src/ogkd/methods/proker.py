@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.methods._rows import FeatureMethod, PriorConfig, Rows, read_kernel, text_prior
-from ogkd.methods._search import search, trials
 from ogkd.methods.base import TextSide
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, read_kernel, text_prior
+from ogkd.methods.grid_search import search, trials
 from ogkd.methods.heads import Head, KernelHead
 from ogkd.methods.registry import register
 
@@ -31,32 +30,31 @@ class ProKeRConfig(PriorConfig):
 
 
 @register
-class ProKeR(FeatureMethod):
+class ProKeR(FeatureMethod[ProKeRConfig]):
     """f = argmin sum_i |f(v_i) - y_i|^2 + lambda |f - f_0|^2_H, f_0(v) = v T' (zero-shot).
 
     H has the kernel k(v, u) = exp(-beta (1 - v' u)). In closed form
     f(v) = v T' + k(v, S) (K + lambda I)^-1 (Y - S T'); logits are scale * f(v).
     Named differences from the released code: that solves (K / lambda + I) and leaves out the
     factor 1 / lambda, so its correction is lambda times smaller; the grid here reaches to
-    lambda = 100 instead, and beta to 10; logits carry the backbone's scale, so that
-    probabilities are not flat; a Cholesky solve in float64.
+    lambda = 100 instead, and beta to 10; logits have the backbone's scale, so that
+    probabilities are not nearly uniform; a Cholesky solve in float64.
     """
 
     name = "proker"
-    summary = "kernel ridge regression on what zero-shot gets wrong; closed form"
+    summary = "kernel ridge regression on the errors of zero-shot; closed form"
     citation = "Bendou et al., ProKeR, CVPR 2025"
     uses_validation = True
-    Config = ProKeRConfig
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        config = cast(ProKeRConfig, self.config)
+        config = self.config
         T, scale = text_prior(text, config.prior), text.backbone.logit_scale
         beta, lam = self._choose(rows, T, scale)
         A = scale * ridge(rows, T, beta, lam)
         return KernelHead(T, scale, rows.features.contiguous(), A.float().contiguous(), beta)
 
     def _choose(self, rows: Rows, T: Tensor, scale: float) -> tuple[float, float]:
-        config = cast(ProKeRConfig, self.config)
+        config = self.config
         betas = BETAS if config.beta is None else (config.beta,)
         lambdas = LAMBDAS if config.lam is None else (config.lam,)
         single = len(betas) == len(lambdas) == 1

@@ -2,39 +2,115 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
+import threading
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.resources import files
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods.base import Method
 
-__all__ = ["METHODS", "make_method", "presets", "register"]
+__all__ = ["DEFAULT", "METHODS", "make_method", "presets", "register"]
 
-METHODS: dict[str, type[Method]] = {}
+DEFAULT = "ogkd"  # the method of a fit that names none
+
+MethodT = TypeVar("MethodT", bound=type[Method])
 
 
-def register(method: type[Method]) -> type[Method]:
+class _Methods(Mapping[str, type[Method]]):
+    """Registered methods by name; plugins are looked for when ogkd's own are not enough."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, type[Method]] = {}
+        self._complete = False
+        self._lock = threading.RLock()
+
+    def __getitem__(self, name: str) -> type[Method]:
+        if name not in self._known:
+            self._find_plugins()
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._find_plugins()
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        self._find_plugins()
+        return len(self._known)
+
+    def add(self, method: type[Method]) -> None:
+        known = self._known.get(method.name)
+        # A notebook cell that is run again defines the same class anew.
+        if known is not None and _address(known) != _address(method):
+            raise ConfigError(
+                f"Two methods are named '{method.name}': {_address(known)} and "
+                f"{_address(method)}. Give one of them another name."
+            )
+        self._known[method.name] = method
+
+    def _find_plugins(self) -> None:
+        with self._lock:
+            if self._complete:
+                return
+            self._complete = True  # before the loop: a plugin may ask for methods itself
+            try:
+                for what, _, found in plugins.installed(plugins.METHODS):
+                    if isinstance(found, ModuleType):
+                        continue  # it registered its methods when it was imported
+                    try:
+                        register(found)
+                    except ConfigError as error:
+                        raise ConfigError(f"{what} cannot be used: {error}") from error
+            except BaseException:
+                self._complete = False
+                raise
+
+
+METHODS = _Methods()
+
+
+def register(method: MethodT) -> MethodT:
     """Make a method known by its name; a class decorator."""
-    METHODS[method.name] = method
+    if not (isinstance(method, type) and issubclass(method, Method)):
+        raise ConfigError(f"{method!r} is not a subclass of ogkd.methods.Method.")
+    where = _address(method)
+    if missing := [name for name in ("name", "summary") if not getattr(method, name, "")]:
+        raise ConfigError(f"The method {where} has no {' and no '.join(missing)}. Set it as text.")
+    if re.fullmatch(r"[a-z0-9][a-z0-9+._-]*", method.name) is None:
+        raise ConfigError(
+            f"The method {where} is named '{method.name}'. A name has lower-case letters, digits "
+            "and any of + . _ - in it."
+        )
+    if inspect.isabstract(method):
+        undefined = ", ".join(sorted(method.__abstractmethods__))
+        raise ConfigError(f"The method {where} does not define: {undefined}.")
+    fields = method.Config.model_fields.items()
+    if required := [name for name, field in fields if field.is_required()]:
+        raise ConfigError(f"Settings of {where} need a default: {', '.join(required)}.")
+    METHODS.add(method)
     return method
 
 
 def make_method(
     name: str, *, preset: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> Method:
-    """A method with its settings: defaults, then the preset's, then `settings`."""
+    """Create a method with its settings: the defaults, then the preset's, then `settings`."""
     if name not in METHODS:
-        raise ConfigError(_unknown("method", name, METHODS))
+        raise ConfigError(_unknown("method", name, METHODS), argument="method")
     method = METHODS[name]
     merged: dict[str, Any] = {}
     if preset is not None:
         known = presets(name)
         if preset not in known:
-            raise ConfigError(_unknown(f"preset of {name}", preset, known))
+            raise ConfigError(_unknown(f"preset of {name}", preset, known), argument="preset")
         merged = _nest(known[preset])
     _update(merged, _nest(settings or {}))
     try:
@@ -51,15 +127,21 @@ def make_method(
 
 
 def presets(name: str) -> dict[str, dict[str, Any]]:
-    """The method's presets by name, such as "auto" or "paper/few-shot/btmri"."""
-    place = files("ogkd.methods") / "presets" / f"{name}.toml"
-    if not place.is_file():
+    """Return a method's presets by name, such as "auto" or "paper/few-shot/btmri".
+
+    They are in `presets/NAME.toml` of the package that the method is in.
+    """
+    method = METHODS.get(name)
+    module = None if method is None else sys.modules.get(method.__module__)
+    package = getattr(module, "__package__", None)
+    place = files(package) / "presets" / f"{name}.toml" if package else None
+    if place is None or not place.is_file():
         return {}
     found: dict[str, dict[str, Any]] = {}
     content = tomllib.loads(place.read_text(encoding="utf-8"))
     shared: dict[str, dict[str, Any]] = content.pop("shared", {})
     for key, table in content.items():
-        # "paper/few-shot/btmri" starts from what the shared table says for "paper/few-shot".
+        # "paper/few-shot/btmri" starts from the shared table of "paper/few-shot".
         settings: dict[str, Any] = {}
         parts = key.split("/")
         for depth in range(1, len(parts) + 1):
@@ -67,6 +149,10 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
         _update(settings, _nest(table))
         found[key] = settings
     return found
+
+
+def _address(method: type) -> str:
+    return f"{method.__module__}.{method.__qualname__}"
 
 
 def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ogkd.methods._rows import FeatureMethod, Prior, PriorConfig, Rows, text_prior
 from ogkd.methods.base import TextSide
+from ogkd.methods.feature_method import FeatureMethod, Prior, PriorConfig, Rows, text_prior
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
@@ -17,7 +15,7 @@ __all__ = ["SSText", "SSTextConfig", "blend"]
 
 
 class SSTextConfig(PriorConfig):
-    """`balanced` uses one lambda = 1/N for all classes and `repel` no push: then it is SS-Text."""
+    """With `balanced` (one lambda = 1/N for all classes) and without `repel`, it is SS-Text."""
 
     prior: Prior = "bank"
     balanced: bool = False
@@ -25,7 +23,7 @@ class SSTextConfig(PriorConfig):
 
 
 @register
-class SSText(FeatureMethod):
+class SSText(FeatureMethod[SSTextConfig]):
     """w_c = argmin -1/(N tau) sum_{i in c} v_i' w_c + lambda_c/2 |w_c - t_c|^2, lambda_c = 1/N_c.
 
     In closed form w_c = t_c + 1/(lambda_c N tau) sum_{i in c} v_i: a class with few images leans
@@ -33,17 +31,16 @@ class SSText(FeatureMethod):
     length one against 2 w_c - mean_j w_j, away from the common mean. Logits are scale times
     the cosine of v and w_c.
     Named differences from the released code: text and image features are L2-normalised before
-    they are added (there as the towers give them); lambda is not held above 0.001; N and N_c
-    count images, of which the views share the weight.
+    they are added (there they are not); lambda is not clipped at 0.001; N and N_c count images,
+    whose views share the weight.
     """
 
     name = "ss-text+"
     summary = "class means and texts blended in closed form, for unequal shots"
     citation = "Silva-Rodriguez et al., Few-Shot, Now for Real, MICCAI 2025"
-    Config = SSTextConfig
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        config = cast(SSTextConfig, self.config)
+        config = self.config
         T, scale = text_prior(text, config.prior), text.backbone.logit_scale
         w = blend(rows, T, scale, balanced=config.balanced)
         if config.repel:

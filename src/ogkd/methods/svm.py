@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal
 
 from pydantic import Field
 
-from ogkd.methods._rows import FeatureMethod, Rows
 from ogkd.methods.base import MethodConfig, TextSide
+from ogkd.methods.feature_method import FeatureMethod, Rows
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.logistic import linear_head
 from ogkd.methods.registry import register
@@ -24,23 +24,22 @@ class SVMConfig(MethodConfig):
 
 
 @register
-class SVM(FeatureMethod):
+class SVM(FeatureMethod[SVMConfig]):
     """One against the rest: min of 1/2 |w|^2 + C sum_i max(0, 1 - y_i (w v_i + b))^2 per class.
 
     An SVM gives margins, not probabilities. The logits are the margins times `sharpness`: their
     order is the SVM's, but the probabilities are not calibrated. Text is not used. Solved in
-    the primal, which has no randomness. There is no released baseline to differ from.
+    the primal, which has no randomness. There is no released baseline to compare with.
     """
 
     name = "svm"
     summary = "scikit-learn's linear support vector machine on image features"
     citation = "Fan et al., LIBLINEAR, JMLR 2008"
-    Config = SVMConfig
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
         from sklearn.svm import LinearSVC
 
-        config = cast(SVMConfig, self.config)
+        config = self.config
         model = LinearSVC(
             C=config.C, class_weight=config.class_weight, dual=False, max_iter=5000, tol=1e-6
         )

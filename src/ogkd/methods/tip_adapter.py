@@ -1,25 +1,25 @@
-"""Tip-Adapter and Tip-Adapter-F: a cache of support images beside the text."""
+"""Tip-Adapter and Tip-Adapter-F: class texts and a cache of support images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from typing_extensions import TypeVar
 
-from ogkd.methods._rows import FeatureMethod, PriorConfig, Rows, read_kernel, text_prior
-from ogkd.methods._search import search, trials
 from ogkd.methods.base import TextSide
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, read_kernel, text_prior
+from ogkd.methods.grid_search import search, trials
 from ogkd.methods.heads import Head, KernelHead
 from ogkd.methods.registry import register
 
 __all__ = ["TipAdapter", "TipAdapterF"]
 
-# alpha and beta: 200 values each, from 0.1 on, below 50 (the benchmark's grid, AUDIT 5).
+# alpha and beta: 200 values each from 0.1 to 50, as in the benchmark (fidelity.md, baselines).
 GRID = tuple((torch.arange(200, dtype=torch.float64) * 49.9 / 200 + 0.1).tolist())
 
 
@@ -30,15 +30,18 @@ class TipAdapterConfig(PriorConfig):
     beta: float | None = Field(default=None, ge=0)
 
 
+TipConfigT = TypeVar("TipConfigT", bound=TipAdapterConfig, default=TipAdapterConfig, covariant=True)
+
+
 @register
-class TipAdapter(FeatureMethod):
+class TipAdapter(FeatureMethod[TipConfigT]):
     """logits = scale v T' + alpha exp(-beta (1 - v K')) L.
 
     K are the features of the support images (keys), L their labels (values). alpha and beta
     come from a 200 x 200 grid on validation images, else by cross-validation.
     Named differences from the benchmark's code: a key is the whole image, not one augmented
     view; with views=N each crop is a key and an image's crops share its one vote; the scale is
-    the backbone's own; equal accuracies are told apart by cross-entropy; each seed has its own
+    the backbone's own; ties in accuracy are broken by cross-entropy; each seed has its own
     few-shot set.
     """
 
@@ -46,25 +49,24 @@ class TipAdapter(FeatureMethod):
     summary = "text and a cache of support images, nothing trained"
     citation = "Zhang et al., Tip-Adapter, ECCV 2022"
     uses_validation = True
-    Config = TipAdapterConfig
 
     def keys(self, rows: Rows, T: Tensor, scale: float, seed: int) -> Tensor:
-        """The keys K [R, d] for the rows."""
+        """Return the keys K [R, d] of the rows."""
         return rows.features
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        config = cast(TipAdapterConfig, self.config)
+        config = self.config
         T, scale = text_prior(text, config.prior), text.backbone.logit_scale
         alpha, beta = self._choose(rows, T, scale, seed)
         K = self.keys(rows, T, scale, seed).contiguous()
         return KernelHead(T, scale, K, alpha * values(rows), beta)
 
     def folds(self) -> int:
-        """Most folds of the cross-validation; without training they cost nothing."""
+        """The most folds of the cross-validation; without training they are cheap."""
         return 16
 
     def _choose(self, rows: Rows, T: Tensor, scale: float, seed: int) -> tuple[float, float]:
-        config = cast(TipAdapterConfig, self.config)
+        config = self.config
         fixed = (config.alpha is not None, config.beta is not None)
         found = [] if all(fixed) else trials(rows, most=self.folds())
         if not found:
@@ -76,9 +78,11 @@ class TipAdapter(FeatureMethod):
             cache_logits(t.features, self.keys(t.rows, T, scale, seed), values(t.rows), betas)
             for t in found
         ]
-        asked = torch.cat([t.features for t in found])
+        features = torch.cat([t.features for t in found])
         labels = torch.cat([t.labels for t in found])
-        best_beta, best_alpha = search(scale * asked @ T.mT, torch.cat(caches, 1), alphas, labels)
+        best_beta, best_alpha = search(
+            scale * features @ T.mT, torch.cat(caches, 1), alphas, labels
+        )
         return alphas[best_alpha], betas[best_beta]
 
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
@@ -86,7 +90,7 @@ class TipAdapter(FeatureMethod):
 
 
 class TipAdapterFConfig(TipAdapterConfig):
-    """Keys are trained at `train_alpha` and `train_beta`; then the search looks for better."""
+    """Keys are trained at `train_alpha` and `train_beta`; alpha and beta are searched after."""
 
     train_alpha: float = Field(default=1.0, gt=0)
     train_beta: float = Field(default=5.5, gt=0)
@@ -96,24 +100,24 @@ class TipAdapterFConfig(TipAdapterConfig):
 
 
 @register
-class TipAdapterF(TipAdapter):
-    """Tip-Adapter whose keys K are trained by cross-entropy, from the cache on.
+class TipAdapterF(TipAdapter[TipAdapterFConfig]):
+    """Tip-Adapter whose keys K are trained by cross-entropy, starting at the cache.
 
     AdamW (eps 1e-4), cosine per step. Named differences from the benchmark's code: there, ten
     trainings for ten values of alpha share one tensor and the last training changes nothing;
-    here K is trained once at the paper's alpha = 1, beta = 5.5, and in cross-validation anew in
-    each fold. The paper's own code keeps the epoch that is best on test; here the last is kept.
+    here K is trained once at the paper's alpha = 1, beta = 5.5, and once more in each fold of
+    a cross-validation. The paper's own code keeps the epoch that is best on the test images;
+    here the last one is kept.
     """
 
     name = "tip-adapter-f"
     summary = "Tip-Adapter with trained keys"
-    Config = TipAdapterFConfig
 
     def folds(self) -> int:
         return 4
 
     def keys(self, rows: Rows, T: Tensor, scale: float, seed: int) -> Tensor:
-        config = cast(TipAdapterFConfig, self.config)
+        config = self.config
         generator = torch.Generator().manual_seed(seed)
         K = rows.features.clone().requires_grad_()
         A = config.train_alpha * values(rows)
@@ -133,7 +137,7 @@ class TipAdapterF(TipAdapter):
 
 
 def values(rows: Rows) -> Tensor:
-    """What each key says of the classes: [R, C]; an image has one vote, shared by its views."""
+    """The vote of each key: [R, C]; an image has one vote, shared by its views."""
     return rows.one_hot / rows.views
 
 

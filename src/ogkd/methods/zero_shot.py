@@ -1,17 +1,17 @@
-"""Zero-shot: no label is learned from; one template, the prompt bank, or a selection of it."""
+"""Zero-shot, without labels: one template, the prompt bank, or a selection of it."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, cast
+from typing import Annotated
 
 from pydantic import Field
 from torch import Tensor
 
 from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
-from ogkd.methods.base import Method, MethodConfig, Support, TextSide, Workplace
+from ogkd.methods.base import ConfigT, Method, MethodConfig, Support, TextSide, TrainingFolder
 from ogkd.methods.heads import Head, TextHead
 from ogkd.methods.registry import register
 from ogkd.prompts.bank import SINGLE
@@ -19,8 +19,8 @@ from ogkd.prompts.bank import SINGLE
 __all__ = ["ZeroShot", "ZeroShotEnsemble", "ZeroShotSelective"]
 
 
-class _FromText(Method):
-    """A head that is a function of the texts alone, and so knows any class."""
+class _FromText(Method[ConfigT]):
+    """A head computed from the texts alone, which therefore works for any class."""
 
     citation = "Radford et al. 2021, CLIP"
     needs_images = False
@@ -28,7 +28,7 @@ class _FromText(Method):
 
     @abstractmethod
     def class_features(self, text: TextSide) -> Tensor:
-        """T [C, d], rows L2-normalised."""
+        """Return the class texts T [C, d], rows L2-normalised."""
 
     def fit(
         self,
@@ -36,9 +36,9 @@ class _FromText(Method):
         text: TextSide,
         *,
         seeds: Sequence[int],
-        workplace: Workplace,
+        folder: TrainingFolder | None = None,
     ) -> list[Head]:
-        """The same head whatever the support."""
+        """Return the same head for every seed."""
         T = self.class_features(text)
         return [TextHead(T, text.backbone.logit_scale, {}) for _ in seeds]
 
@@ -53,16 +53,14 @@ class ZeroShotConfig(MethodConfig):
 
 
 @register
-class ZeroShot(_FromText):
+class ZeroShot(_FromText[ZeroShotConfig]):
     """Cosine with the feature of one template per class."""
 
     name = "zero-shot"
     summary = "one template per class, nothing learned"
-    Config = ZeroShotConfig
 
     def class_features(self, text: TextSide) -> Tensor:
-        template = cast(ZeroShotConfig, self.config).template
-        texts = [template.replace("{}", name) for name in text.class_names]
+        texts = [self.config.template.replace("{}", name) for name in text.class_names]
         return text.backbone.encode_texts(texts)
 
 
@@ -86,21 +84,19 @@ class ZeroShotSelectiveConfig(MethodConfig):
 
 
 @register
-class ZeroShotSelective(ZeroShotEnsemble):
+class ZeroShotSelective(_FromText[ZeroShotSelectiveConfig]):
     """The ensemble without the prompts whose scores on the support images are outliers.
 
-    The paper's table has this row, but no code of it was released (AUDIT section 5), and its
-    selector needs images. Taking them from the test set would let test images choose the
-    classifier, so here they are the support images, all as one batch. Their labels are not
-    looked at. Where there is no image (no support, or other classes than those fitted), no
-    prompt can be judged: the whole bank is used, as in zero-shot-ensemble.
+    The paper's table has this row, but its code was not released (fidelity.md, baselines), and
+    its selector needs images. Test images must not choose the classifier, so the support images
+    do, all as one batch and without their labels. If there are no images (no support, or other
+    classes than those fitted), the whole bank is used, as in zero-shot-ensemble.
     """
 
     name = "zero-shot-selective"
-    summary = "mean of the prompts that are no outliers on the support images, nothing learned"
+    summary = "mean of the prompts that are not outliers on the support images, nothing learned"
     citation = "Koleilat et al. 2025, BiomedCoOp"
     needs_images = True
-    Config = ZeroShotSelectiveConfig
 
     def class_features(self, text: TextSide) -> Tensor:
         return prototypes(self._bank(text))
@@ -111,12 +107,12 @@ class ZeroShotSelective(ZeroShotEnsemble):
         text: TextSide,
         *,
         seeds: Sequence[int],
-        workplace: Workplace,
+        folder: TrainingFolder | None = None,
     ) -> list[Head]:
-        """One head for each support: their images choose."""
+        """Return one head for each support, whose images select the prompts."""
         if not supports:
-            return super().fit(supports, text, seeds=seeds, workplace=workplace)
-        config = cast(ZeroShotSelectiveConfig, self.config)
+            return super().fit(supports, text, seeds=seeds, folder=folder)
+        config = self.config
         bank, scale = self._bank(text), text.backbone.logit_scale
         heads: list[Head] = []
         for support in supports:
@@ -126,5 +122,4 @@ class ZeroShotSelective(ZeroShotEnsemble):
         return heads
 
     def _bank(self, text: TextSide) -> list[Tensor]:
-        budget = cast(ZeroShotSelectiveConfig, self.config).n_prompts
-        return [rows[:budget] for rows in text.bank]
+        return [rows[: self.config.n_prompts] for rows in text.bank]

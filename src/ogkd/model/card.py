@@ -71,6 +71,7 @@ class ModelCard(BaseModel):
 
     schema_version: int = SCHEMA
     method: str
+    plugin: str | None = None  # the name of the one that the method comes from; never imported
     preset: str | None = None
     config: dict[str, Any]
     class_names: tuple[str, ...] = Field(min_length=2)

@@ -21,7 +21,7 @@ from ogkd.features.encode import encode_files
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, write_json
 from ogkd.images import ImageRef
-from ogkd.methods import Head, TextSide, make_method
+from ogkd.methods import METHODS, Head, Method, TextSide, make_method
 from ogkd.model.calibration import CALIBRATION, Calibration, softmax
 from ogkd.model.card import ModelCard
 from ogkd.model.decide import Decider, Decision, Policy
@@ -115,7 +115,7 @@ class Classifier:
         self, class_names: Sequence[str], prompts: Sequence[Sequence[str]] | None = None
     ) -> Classifier:
         """The same learned context for other classes, as base-to-novel asks."""
-        method = make_method(self.card.method, settings=self.card.config)
+        method = method_of(self.card)
         texts = prompts if prompts is not None else [[name] for name in class_names]
         names = tuple(class_names)
         text = TextSide(self.backbone, names, tuple(tuple(row) for row in texts))
@@ -265,7 +265,7 @@ def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
 
 
 def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Backbone) -> Head:
-    method = make_method(card.method, settings=card.config)
+    method = method_of(card)
     text = TextSide(backbone, card.class_names, ())
     try:
         head = method.read_head(tensors, text, card.logit_scale)
@@ -281,3 +281,16 @@ def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Bac
             "was edited by hand: copy it again, or fit again."
         )
     return head
+
+
+def method_of(card: ModelCard) -> Method:
+    """The method of a model, with its settings; a missing plugin is named, never imported."""
+    if card.method not in METHODS:
+        source = f"the plugin '{card.plugin}'" if card.plugin else "code outside ogkd"
+        raise ConfigError(
+            f"The model was fitted with the method '{card.method}' from {source}, which is not "
+            "loaded. If you trust it, install the package, or load its file or module first: "
+            "ogkd.plugins.load(...).",
+            argument="plugin",
+        )
+    return make_method(card.method, settings=card.config)

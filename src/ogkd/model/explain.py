@@ -6,6 +6,8 @@ The evidence of a patch for class c is its logit of c minus the mean logit of th
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +22,19 @@ from ogkd.core.losses import patches_kept, select_patches
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import whole_image
 from ogkd.images import ImageRef
-from ogkd.methods.heads import Head, TextHead
+from ogkd.methods import Head
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decision
 
-__all__ = ["Evidence", "draw", "evidence", "evidence_of", "patch_evidence"]
+__all__ = [
+    "Evidence",
+    "data_uri",
+    "draw",
+    "evidence",
+    "evidence_of",
+    "explain",
+    "patch_evidence",
+]
 
 _SIDE = 672  # most pixels of a drawn map: three times 224
 _RATIO = 0.1  # share of patches that count as most attentive if the method names none
@@ -92,6 +102,22 @@ def evidence_of(
     )
 
 
+def explain(
+    classifier: Classifier,
+    images: str | Path | ImageRef | Sequence[str | Path | ImageRef],
+    *,
+    labels: Sequence[int] | None = None,
+    top: int | None = None,
+) -> list[Evidence]:
+    """Return the evidence map of each image; `draw` makes a picture of one.
+
+    Takes one image or several; for very many, `evidence` yields them one at a time. The other
+    arguments are those of `evidence`.
+    """
+    several = [images] if isinstance(images, str | Path | ImageRef) else images
+    return list(evidence(classifier, several, labels=labels, top=top))
+
+
 def patch_evidence(logits: Tensor, labels: Tensor) -> Tensor:
     """Evidence [B, P] of patches for the labels [B], from the logits of patches [B, P, C].
 
@@ -131,6 +157,16 @@ def draw(found: Evidence) -> Image.Image:
     return drawn
 
 
+def data_uri(image: Image.Image, *, most: int | None = None) -> str:
+    """An image as a JPEG inside a page, at most `most` pixels a side, so that no file is served."""
+    copy = image.convert("RGB")
+    if most is not None:
+        copy.thumbnail((most, most))
+    memory = io.BytesIO()
+    copy.save(memory, "JPEG", quality=80)
+    return "data:image/jpeg;base64," + base64.b64encode(memory.getvalue()).decode()
+
+
 def _known(label: int | None, classifier: Classifier) -> int:
     if label is None or not 0 <= label < len(classifier.class_names):
         raise ConfigError(
@@ -154,8 +190,9 @@ def _look(head: Head, patches: Tensor, label: int, kept: int) -> tuple[Tensor, T
     """Evidence [P] of patches [P, d], and the positions [kept] of the most attentive patches."""
     labels = torch.tensor([label])
     maps = patch_evidence(head.logits(patches).unsqueeze(0), labels)
-    if isinstance(head, TextHead):
-        best = select_patches(patches.unsqueeze(0), head.T, labels, kept, absolute=False)
+    T = head.class_texts
+    if T is not None and head.is_text_only:
+        best = select_patches(patches.unsqueeze(0), T, labels, kept, absolute=False)
         return maps[0], best[0]
     return maps[0], maps[0].topk(kept).indices
 

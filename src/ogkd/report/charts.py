@@ -1,4 +1,4 @@
-"""Charts as plain geometry in SVG units; the template draws them, the style sheet colours them.
+"""Charts and shaded tables as plain values; the templates draw them, the style sheet colours them.
 
 No drawing library: the same input gives the same bytes, text stays text, and the colours follow
 the reader's light or dark theme.
@@ -10,19 +10,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["Chart", "Dot", "Line", "Tick", "reliability_chart", "risk_chart"]
+__all__ = [
+    "Cell",
+    "Chart",
+    "Dot",
+    "Line",
+    "ShadedRow",
+    "ShadedTable",
+    "Tick",
+    "confusion_table",
+    "graph_table",
+    "reliability_chart",
+    "risk_chart",
+]
 
 _WIDTH, _HEIGHT = 380, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 12, 46  # margins for ticks and titles
 _TOPS = ((0.05, 5), (0.1, 5), (0.2, 4), (0.3, 3), (0.4, 4), (0.6, 3), (0.8, 4), (1.0, 5))
-_MOST = 400  # points of a line; more are not seen, only stored
+_MOST = 400  # points of a line; more cannot be seen
+_DARKEST = 0.55  # opacity of a cell's colour; the text on it stays readable in light and dark
+_FEW = 6  # classes whose names fit above the columns
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A mark on an axis: its place in SVG units and its text."""
+    """A mark on an axis: its position in SVG units and its text."""
 
     at: float
     text: str
@@ -30,7 +44,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Line:
-    """A line: `points` as SVG wants them, and the style's name for it."""
+    """A line: `points` in SVG notation, and its class in the style sheet."""
 
     points: str
     kind: str
@@ -45,12 +59,12 @@ class Dot:
     y: float
     radius: float
     text: str
-    even: float  # the y of a model as right as it is sure
+    even: float  # the y at which confidence and accuracy agree
 
 
 @dataclass(frozen=True)
 class Chart:
-    """All that the template needs; `text` says in words what the chart shows."""
+    """Everything the template needs; `text` describes in words what the chart shows."""
 
     text: str
     x_title: str
@@ -70,19 +84,19 @@ class Chart:
 def risk_chart(
     coverage: ArrayLike, risk: ArrayLike, ideal: ArrayLike, *, overall: float, text: str
 ) -> Chart:
-    """Error rate among the most certain images, against how many of them are kept."""
+    """Error rate among the most confident images, against the share of images kept."""
     kept, wrong, best = (np.asarray(values, float) for values in (coverage, risk, ideal))
     highest = max(float(wrong.max(initial=0.0)), float(best.max(initial=0.0)), overall)
     top, steps = next((top, steps) for top, steps in _TOPS if highest <= top + 1e-9)
     return Chart(
         text=text,
-        x_title="images kept, most certain first",
-        y_title="errors among them",
+        x_title="images kept, most confident first",
+        y_title="error rate",
         x_ticks=_ticks([0, 0.2, 0.4, 0.6, 0.8, 1.0], 1.0, across=True),
         y_ticks=_ticks([top * step / steps for step in range(steps + 1)], top, across=False),
         lines=(
-            Line(_points([0, 1], [overall, overall], top), "even", "certainty says nothing"),
-            Line(_points(kept, best, top), "ideal", "all errors last (the best there can be)"),
+            Line(_points([0, 1], [overall, overall], top), "even", "uninformative confidence"),
+            Line(_points(kept, best, top), "ideal", "ideal (all errors last)"),
             Line(_points(kept, wrong, top), "model", "this model"),
         ),
     )
@@ -91,26 +105,26 @@ def risk_chart(
 def reliability_chart(
     confidence: Sequence[float], accuracy: Sequence[float], images: Sequence[int], *, text: str
 ) -> Chart:
-    """How often the model is right, against how sure it says it is; one dot for each bin."""
+    """Accuracy against confidence, with one dot for each bin."""
     most = max(images, default=1)
     dots = tuple(
         Dot(
             _x(sure),
-            _y(right, 1.0),
+            _y(correct, 1.0),
             round(3.0 + 7.0 * (count / most) ** 0.5, 1),
-            f"{count} images: {100 * sure:.0f} % sure, {100 * right:.0f} % right",
+            f"{count} images: {100 * sure:.0f} % confident, {100 * correct:.0f} % correct",
             _y(sure, 1.0),
         )
-        for sure, right, count in zip(confidence, accuracy, images, strict=True)
+        for sure, correct, count in zip(confidence, accuracy, images, strict=True)
     )
     quarters = [0, 0.25, 0.5, 0.75, 1.0]
     return Chart(
         text=text,
-        x_title="how sure it says it is",
-        y_title="how often it is right",
+        x_title="confidence",
+        y_title="accuracy",
         x_ticks=_ticks(quarters, 1.0, across=True),
         y_ticks=_ticks(quarters, 1.0, across=False),
-        lines=(Line(_points([0, 1], [0, 1], 1.0), "even", "as sure as right"),),
+        lines=(Line(_points([0, 1], [0, 1], 1.0), "even", "perfect calibration"),),
         dots=dots,
     )
 
@@ -135,3 +149,80 @@ def _x(value: float) -> float:
 
 def _y(value: float, top: float) -> float:
     return round(_HEIGHT - _BOTTOM - float(value) / top * (_HEIGHT - _BOTTOM - _TOP), 1)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value, a smaller note below it, its shade, and whether it counts errors."""
+
+    text: str
+    shade: str
+    note: str = ""
+    off: bool = False
+
+
+@dataclass(frozen=True)
+class ShadedRow:
+    """One row of a shaded table."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class ShadedTable:
+    """A table of classes against classes whose cells are shaded by their value."""
+
+    caption: str
+    corner: str
+    columns: tuple[str, ...]
+    rows: tuple[ShadedRow, ...]
+
+
+def confusion_table(counts: NDArray[np.int64], names: Sequence[str]) -> ShadedTable:
+    """The confusion matrix; percentages are of the true class, so each row sums to 100 %."""
+    columns, row_names = _headings(names)
+    rows = []
+    for label, (name, row) in enumerate(zip(row_names, counts.tolist(), strict=True)):
+        total = sum(row)
+        shares = [count / total if total else 0.0 for count in row]
+        cells = tuple(
+            Cell(str(count), _shade(share), f"{100 * share:.0f} %" if total else "", other != label)
+            for other, (count, share) in enumerate(zip(row, shares, strict=True))
+        )
+        rows.append(ShadedRow(name, cells))
+    return ShadedTable(
+        caption="Rows: true class. Columns: predicted class. Percentages are of the row.",
+        corner="true \\ predicted",
+        columns=columns,
+        rows=tuple(rows),
+    )
+
+
+def graph_table(W: NDArray[np.floating], names: Sequence[str], *, caption: str) -> ShadedTable:
+    """The class graph W, shaded from its smallest to its largest value."""
+    low, high = float(W.min()), float(W.max())
+    columns, row_names = _headings(names)
+    rows = tuple(
+        ShadedRow(
+            name,
+            tuple(
+                Cell(f"{100 * value:.1f}", _shade((value - low) / max(high - low, 1e-9)))
+                for value in map(float, row)
+            ),
+        )
+        for name, row in zip(row_names, W, strict=True)
+    )
+    return ShadedTable(caption, "class \\ neighbour", columns, rows)
+
+
+def _headings(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Columns and rows; many classes are numbered, as their names do not fit above columns."""
+    if len(names) <= _FEW:
+        return tuple(names), tuple(names)
+    numbers = tuple(str(place) for place in range(1, len(names) + 1))
+    return numbers, tuple(f"{number} {name}" for number, name in zip(numbers, names, strict=True))
+
+
+def _shade(share: float) -> str:
+    return f"{_DARKEST * share:.3f}"

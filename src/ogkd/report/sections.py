@@ -1,4 +1,4 @@
-"""From the numbers of `ogkd.evaluation.describe` to what stands in the tables of the page."""
+"""From the results of `ogkd.evaluation` to the tables and charts of the page."""
 
 from __future__ import annotations
 
@@ -8,59 +8,87 @@ from typing import Any
 
 import numpy as np
 
-from ogkd.report.charts import Chart, reliability_chart, risk_chart
-from ogkd.report.tables import pair_heat
-from ogkd.report.words import Outcome, join_words, percent, screening_counts
+from ogkd.evaluation.names import AREAS, METRICS, Metric
+from ogkd.report.charts import Chart, confusion_table, reliability_chart, risk_chart
+from ogkd.report.summary import Outcome, join_words, percent, screening_counts
 
-__all__ = ["calibration", "classes", "conformal", "interval_words", "metrics", "risk", "screening"]
+__all__ = [
+    "calibration",
+    "interval_words",
+    "metrics",
+    "per_class",
+    "prediction_sets",
+    "screening",
+    "selective",
+    "tiles",
+]
 
 Values = Mapping[str, Any]  # what the template reads
-_METRICS = (
-    ("accuracy", "Accuracy", "share of images named correctly"),
-    ("balanced_accuracy", "Balanced accuracy", "mean recall: every class counts the same"),
-    ("macro_f1", "Macro F1", "mean of the classes' F1: recall and precision together"),
-    ("auroc", "AUROC", "how often an image of a class is ranked above one of another class"),
-    ("kappa", "Quadratic kappa", "agreement beyond chance; a grade further off counts more"),
-)
-_PLAIN = ("auroc", "kappa")
-_CALIBRATION = (
-    ("ece", "ECE", "how far stated certainty and share of right answers lie apart on average"),
-    ("brier", "Brier score", "squared distance of all probabilities to the truth, 0 to 2"),
-    ("nll", "Negative log-likelihood", "punishes being sure and wrong most"),
-)
-_AREAS = (
-    ("aurc", "AURC", "mean error rate along the curve"),
-    ("e_aurc", "Excess AURC", "what a better order of certainty would save"),
-    ("augrc", "AUGRC", "mean share of all images that are kept and wrong"),
-)
-_KINDS = {"lac": "smallest sets (LAC)", "aps": "sets that adapt (APS)"}
+_SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
+_CALIBRATION = ("ece", "brier", "nll")
+_AREAS = (METRICS["aurc"], AREAS["e_aurc"], AREAS["augrc"])
+_KINDS = {"lac": "smallest sets (LAC)", "aps": "adaptive sets (APS)"}
+
+
+def tiles(outcome: Outcome, result: Values) -> list[Values]:
+    """The key numbers at the top."""
+    between, found = outcome.interval, result["screening"]
+    made = [
+        _tile(str(outcome.images), "images evaluated", f"{len(outcome.names)} classes"),
+        _tile(
+            percent(outcome.accuracy),
+            "classified correctly",
+            f"95 %: {100 * between[0]:.0f} to {100 * between[1]:.0f} %" if between else "",
+        ),
+        _tile(
+            percent(outcome.risk),
+            "errors",
+            f"if the least confident {percent(1 - outcome.kept)} are referred",
+        ),
+        _tile(
+            f"{METRICS['ece'].text(result['ece'])} points",
+            "calibration error",
+            "calibrated" if outcome.calibrated else "not calibrated",
+        ),
+    ]
+    if found and found["sensitivity"] is not None and found["specificity"] is not None:
+        note = f"specificity {percent(found['specificity'])}"
+        made.insert(2, _tile(percent(found["sensitivity"]), "of findings detected", note))
+    return made
+
+
+def _tile(value: str, name: str, note: str) -> Values:
+    return {"value": value, "name": name, "note": note}
 
 
 def interval_words(result: Values) -> str:
-    """How the intervals were made."""
+    """How the intervals were computed."""
     how = result["bootstrap"]
     if not how["resamples"]:
         return "No intervals were computed."
     unit = "patients (groups)" if how["by"] == "group" else "images"
     text = (
         f"Intervals: {100 * how['level']:.0f} % bootstrap over {unit}, {how['resamples']} "
-        "resamples; exact (Clopper-Pearson) where all or none are right."
+        "resamples; exact (Clopper-Pearson) if all or none are correct."
     )
     if how["by"] == "image":
-        text += " Images of one patient are alike: where patients are not told, they are too short."
+        text += (
+            " If several images come from one patient and the data does not say so, these "
+            "intervals are too narrow."
+        )
     return text
 
 
 def metrics(result: Values) -> list[Values]:
-    """A row for each number that says how good the model is."""
+    """A row for each metric of the whole result."""
     return [
-        _row(name, result[key], result["intervals"][key], words, plain=key in _PLAIN)
-        for key, name, words in _METRICS
+        _row(METRICS[key], result[key], result["intervals"][key])
+        for key in _SUMMARY
         if key in result
     ]
 
 
-def classes(result: Values) -> list[Values]:
+def per_class(result: Values) -> list[Values]:
     """A row for each class."""
     return [
         {
@@ -76,58 +104,54 @@ def classes(result: Values) -> list[Values]:
 
 
 def screening(result: Values, outcome: Outcome) -> Values | None:
-    """Finding or no finding; None where no class is normal or one side has no image."""
+    """Finding or no finding; None if no class is normal or one side has no images."""
     found = result["screening"]
     if not found or not found["diseased_images"] or not found["normal_images"]:
         return None
-    ill, healthy = screening_counts(outcome.counts, outcome.normal)
-    normal = join_words(found["normal"])
-    between = found["intervals"]
+    notes = {
+        "sensitivity": f"{found['missed']} of {found['diseased_images']} images with a finding "
+        "are missed",
+        "specificity": f"{found['false_positives']} false alarms on {found['normal_images']} "
+        "images without a finding",
+        "auroc": "finding against no finding, at any threshold",
+    }
     return {
-        "words": f"All classes but {normal} count as a finding; one finding taken for another "
-        "counts as noticed. The question here is only who would be sent on.",
-        "table": pair_heat(np.array([ill, healthy]), ("finding", "no finding")),
+        "words": f"Every class except {join_words(found['normal'])} counts as a finding; one "
+        "finding mistaken for another counts as detected. The only question here is who would be "
+        "referred.",
+        "table": confusion_table(
+            np.array(screening_counts(outcome.counts, outcome.normal)), ("finding", "no finding")
+        ),
         "rows": [
-            _row(
-                "Sensitivity",
-                found["sensitivity"],
-                between["sensitivity"],
-                f"{found['missed']} of {found['diseased_images']} images with a finding are missed",
-            ),
-            _row(
-                "Specificity",
-                found["specificity"],
-                between["specificity"],
-                f"{found['false_positives']} false alarms on {found['normal_images']} images "
-                "without a finding",
-            ),
-            _row(
-                "AUROC",
-                found["auroc"],
-                between["auroc"],
-                "finding against none, whatever the threshold",
-                plain=True,
-            ),
+            {
+                "name": METRICS["auroc"].title if key == "auroc" else key.capitalize(),
+                "text": _share(found[key]),
+                "range": _range(found["intervals"][key]),
+                "words": note,
+            }
+            for key, note in notes.items()
         ],
     }
 
 
-def risk(result: Values) -> Values:
-    """Selective prediction: the curve, what referring gives, and promised limits."""
+def selective(result: Values) -> Values:
+    """Selective prediction: the curve, what referral achieves, and guaranteed limits."""
     found, images = result["selective"], result["images"]
     overall = 1 - result["accuracy"]
     coverage = np.asarray(found["curve"]["coverage"])
     kept = np.maximum(coverage * images, 1)
     ideal = np.maximum(0, kept - images * (1 - overall)) / kept
     at = sorted(((float(c), r) for c, r in found["risk_at_coverage"].items()), reverse=True)
-    told = ", ".join(f"{percent(r)} at {percent(c)}" for c, r in at[:4])
+    points = ", ".join(f"{percent(r)} with {percent(c)}" for c, r in at[:4])
+    abstain = result["abstain"] or ()
+    refused = [row for row in abstain if "note" in row]
     return {
         "chart": risk_chart(
             coverage,
             found["curve"]["risk"],
             ideal,
             overall=overall,
-            text=f"Risk-coverage curve: error rate among the images kept. {told} kept.",
+            text=f"Risk-coverage curve: error rate among the images kept. {points} kept.",
         ),
         "rows": [
             {
@@ -137,26 +161,20 @@ def risk(result: Values) -> Values:
             }
             for c, r in at
         ],
-        "areas": [(name, f"{found[key]:.4f}", words) for key, name, words in _AREAS],
-        **_promises(result["abstain"] or ()),
-    }
-
-
-def _promises(rows: Sequence[Values]) -> Values:
-    """The limits that can be promised, and why not the others."""
-    refused = [row for row in rows if "note" in row]
-    return {
-        "promises": [
+        "areas": [
+            (_name(area), _value(area, found[area.name], more=1), area.meaning) for area in _AREAS
+        ],
+        "guarantees": [
             {
                 "risk": percent(row["max_risk"]),
-                "threshold": f"{_share(row['threshold'])} sure",
+                "threshold": _share(row["threshold"]),
                 "kept": _share(row["coverage"]),
                 "errors": _share(row["risk"]),
             }
-            for row in rows
+            for row in abstain
             if "note" not in row
         ],
-        # The note on the largest limit: it is the nearest to be reached.
+        # The note on the largest limit: it is the easiest to reach.
         "refused": {
             "risks": join_words([percent(row["max_risk"]) for row in refused]),
             "note": max(refused, key=lambda row: row["max_risk"])["note"],
@@ -167,48 +185,51 @@ def _promises(rows: Sequence[Values]) -> Values:
 
 
 def calibration(result: Values) -> Values:
-    """Reliability, before and after where the model was calibrated."""
+    """Reliability, before and after calibration if there is one."""
     found = result["calibration"]
     if found is None:
-        words = [
-            "The model was not calibrated, so its probabilities are as they came out of training. "
-            "The command ogkd calibrate mends them with images that it has not learned from."
-        ]
-        states = {"as it is": result}
+        words = (
+            "The model was not calibrated: its probabilities are as training left them. "
+            "The command ogkd calibrate corrects them with images that the model has not "
+            "learned from."
+        )
+        states = {"uncalibrated": result}
     else:
         t = found["temperature"]
         change = (
-            "less sure" if t > 1.001 else "surer" if t < 0.999 else "neither more nor less sure"
+            "less confident"
+            if t > 1.001
+            else "more confident"
+            if t < 0.999
+            else "neither more nor less confident"
         )
-        words = [
-            f"{found['images']} other images served to calibrate. Their temperature of {t:.2f} "
-            f"makes the model {change} without changing which class it names. {_gain(found)}"
-        ]
+        improved = found["after"]["nll"] < found["before"]["nll"]
+        effect = "improved" if improved else "did not improve"
+        words = (
+            f"The model was calibrated on {found['images']} other images. The resulting "
+            f"temperature of {t:.2f} makes it {change} without changing its predictions. On the "
+            f"images evaluated here, its probabilities {effect}."
+        )
         states = {"before": found["before"], "after": found["after"]}
     return {
         "words": words,
         "panels": [
-            {"title": f"{name.capitalize()} calibration" if found else "Reliability", "chart": c}
+            {
+                "title": f"{name.capitalize()} calibration" if found else "Reliability",
+                "chart": _reliability(state),
+            }
             for name, state in states.items()
-            for c in [_reliability(state)]
         ],
         "columns": list(states),
         "rows": [
             {
-                "name": name,
-                "texts": [f"{state[key]:.3f}" for state in states.values()],
-                "words": explained,
+                "name": _name(metric),
+                "texts": [_value(metric, state[metric.name]) for state in states.values()],
+                "words": metric.meaning,
             }
-            for key, name, explained in _CALIBRATION
+            for metric in map(METRICS.__getitem__, _CALIBRATION)
         ],
     }
-
-
-def _gain(found: Values) -> str:
-    before, after = found["before"]["nll"], found["after"]["nll"]
-    if after < before:
-        return "On the images judged here its probabilities became better by it."
-    return "On the images judged here its probabilities did not become better by it."
 
 
 def _reliability(state: Values) -> Chart:
@@ -217,16 +238,16 @@ def _reliability(state: Values) -> Chart:
         [row["confidence"] for row in rows],
         [row["accuracy"] for row in rows],
         [row["images"] for row in rows],
-        text=f"Reliability diagram: share of right answers against stated certainty in "
-        f"{len(rows)} bins; ECE {state['ece']:.3f}.",
+        text=f"Reliability diagram: accuracy against confidence in {len(rows)} bins; "
+        f"{METRICS['ece'].short} {_value(METRICS['ece'], state['ece'])}.",
     )
 
 
-def conformal(result: Values) -> Values | None:
-    """Prediction sets; None where the model was not calibrated."""
+def prediction_sets(result: Values) -> list[Values] | None:
+    """Rows about prediction sets; None if the model was not calibrated."""
     if not result["sets"]:
         return None
-    rows = []
+    rows: list[Values] = []
     for row in result["sets"]:
         texts = [percent(row["wanted"]), "too few calibration images", "", "", ""]
         if "coverage" in row:
@@ -237,34 +258,32 @@ def conformal(result: Values) -> Values | None:
                 _share(row["empty"]),
             ]
         rows.append({"name": _KINDS[row["kind"]], "texts": texts})
+    return rows
+
+
+def _row(metric: Metric, value: float | None, between: Sequence[float] | None) -> Values:
+    ends = "" if between is None else " to ".join(metric.text(end) for end in between)
     return {
-        "words": "Instead of one class the model can give a set of classes that holds the right "
-        "one as often as promised, for images like those it was calibrated on, on average over "
-        "images and not for each class. A set of one class is a clear answer, a larger one "
-        "says what cannot be told apart, an empty one that no class fits.",
-        "rows": rows,
+        "name": _name(metric),
+        "text": _value(metric, value),
+        "range": f"{ends} %" if ends and metric.percent else ends,
+        "words": metric.meaning,
     }
 
 
-def _row(
-    name: str,
-    value: float | None,
-    between: Sequence[float] | None,
-    words: str,
-    *,
-    plain: bool = False,
-) -> Values:
-    """A row of a table; `plain` numbers are customarily not told in percent."""
-    if plain:
-        text = "-" if value is None else f"{value:.3f}"
-        ends = "" if between is None else f"{between[0]:.3f} to {between[1]:.3f}"
-    else:
-        text, ends = _share(value), _range(between)
-    return {"name": name, "text": text, "range": ends, "words": words}
+def _name(metric: Metric) -> str:
+    """The title with its abbreviation, if that is one: "Negative log-likelihood (NLL)"."""
+    return f"{metric.title} ({metric.short})" if metric.short.isupper() else metric.title
+
+
+def _value(metric: Metric, value: float | None, *, more: int = 0) -> str:
+    if value is None:
+        return "-"
+    return metric.text(value, more=more) + ("\u00a0%" if metric.percent else "")
 
 
 def _share(value: float | None) -> str:
-    """A share in a table, where decimals stand below each other."""
+    """A percentage in a table, always with one decimal so that columns align."""
     return "-" if value is None else f"{100 * value:.1f}\u00a0%"
 
 

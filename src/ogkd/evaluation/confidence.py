@@ -1,0 +1,170 @@
+"""How far a model's confidence can be trusted: reliability, proper scores, selective prediction.
+
+Confidence is the largest probability. Images of equal confidence have no natural order, so every
+value that depends on order is the expectation over all orders: the input order never matters.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "BINS",
+    "Bin",
+    "augrc",
+    "aurc",
+    "bin_numbers",
+    "bins",
+    "brier",
+    "brier_rows",
+    "coverage_at_risk",
+    "e_aurc",
+    "ece",
+    "nll",
+    "nll_rows",
+    "risk_at_coverage",
+    "risk_coverage",
+]
+
+BINS = 15
+_TINY = 1e-12  # a true class of probability 0 would make the mean infinite
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Images whose top probability lies in (low, high]; the means are None if there are none."""
+
+    low: float
+    high: float
+    images: int
+    confidence: float | None  # mean top probability
+    accuracy: float | None
+
+
+def bin_numbers(confidence: NDArray[np.float64], count: int = BINS) -> NDArray[np.int64]:
+    """The equal-width bin of each top probability, from 0; bins are closed above."""
+    # 1e-9: as a binary fraction 0.6 lies slightly off 9/15, but belongs to one bin.
+    return np.clip(np.ceil(confidence * count - 1e-9).astype(np.int64) - 1, 0, count - 1)
+
+
+def bins(labels: ArrayLike, probabilities: ArrayLike, count: int = BINS) -> list[Bin]:
+    """The reliability diagram: confidence and accuracy of each bin of top probability."""
+    truth, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    top, correct = p.max(axis=1), p.argmax(axis=1) == truth
+    place = bin_numbers(top, count)
+    found = []
+    for number in range(count):
+        inside = place == number
+        images = int(inside.sum())
+        means = (
+            (float(top[inside].mean()), float(correct[inside].mean())) if images else (None, None)
+        )
+        found.append(Bin(number / count, (number + 1) / count, images, *means))
+    return found
+
+
+def ece(labels: ArrayLike, probabilities: ArrayLike, count: int = BINS) -> float:
+    """Expected calibration error: mean |accuracy - confidence| over bins, weighted by images."""
+    rows = [row for row in bins(labels, probabilities, count) if row.images]
+    total = sum(row.images for row in rows)
+    gaps = [row.images * abs((row.accuracy or 0.0) - (row.confidence or 0.0)) for row in rows]
+    return sum(gaps) / total
+
+
+def brier_rows(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
+    """For each image the squared distance to the truth, summed over classes (0 to 2)."""
+    truth, p = np.asarray(labels), np.array(probabilities, dtype=np.float64)
+    p[np.arange(len(truth)), truth] -= 1.0
+    return np.asarray((p**2).sum(axis=1))
+
+
+def brier(labels: ArrayLike, probabilities: ArrayLike) -> float:
+    """The multi-class Brier score: 0 is perfect, 2 is always wrong with full confidence."""
+    return float(brier_rows(labels, probabilities).mean())
+
+
+def nll_rows(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]:
+    """For each image -log p of its true class, with p clipped to at least 1e-12."""
+    truth, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
+    rows: NDArray[np.float64] = -np.log(np.maximum(p[np.arange(len(truth)), truth], _TINY))
+    return rows
+
+
+def nll(labels: ArrayLike, probabilities: ArrayLike) -> float:
+    """The mean negative log-likelihood of the true class."""
+    return float(nll_rows(labels, probabilities).mean())
+
+
+def risk_coverage(
+    labels: ArrayLike, probabilities: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Coverage k/n and error rate among the k most confident images, k = 1..n."""
+    errors, _ = _errors(labels, probabilities)
+    kept = np.arange(1, len(errors) + 1)
+    return kept / len(errors), errors / kept
+
+
+def aurc(labels: ArrayLike, probabilities: ArrayLike) -> float:
+    """Area under the risk-coverage curve: the mean error rate among the k most confident, k=1..n.
+
+    >>> aurc([0, 1], [[0.9, 0.1], [0.6, 0.4]])  # correct if confident, wrong if not
+    0.25
+    """
+    return float(risk_coverage(labels, probabilities)[1].mean())
+
+
+def e_aurc(labels: ArrayLike, probabilities: ArrayLike) -> float:
+    """AURC in excess of the best ranking of the same errors, all of them last; 0 is ideal."""
+    errors, _ = _errors(labels, probabilities)
+    kept = np.arange(1, len(errors) + 1)
+    best = np.maximum(0, kept - (len(errors) - errors[-1])) / kept
+    return float((errors / kept - best).mean())
+
+
+def augrc(labels: ArrayLike, probabilities: ArrayLike) -> float:
+    """Area under the generalised risk-coverage curve: undetected errors, averaged over k.
+
+    The generalised risk is the share of all images that are kept and wrong; the area is by
+    trapezoids from (0, 0). It equals (1 - AUROC) a (1 - a) + (1 - a)^2 / 2 with accuracy a and
+    the AUROC of confidence separating correct from wrong (Traub et al., NeurIPS 2024).
+    """
+    errors, _ = _errors(labels, probabilities)
+    n = len(errors)
+    return float((errors.sum() - errors[-1] / 2) / n**2)
+
+
+def risk_at_coverage(labels: ArrayLike, probabilities: ArrayLike, coverage: float) -> float:
+    """Error rate among the most confident share of images (at least one image)."""
+    errors, _ = _errors(labels, probabilities)
+    kept = max(1, math.ceil(coverage * len(errors) - 1e-9))
+    return float(errors[kept - 1] / kept)
+
+
+def coverage_at_risk(labels: ArrayLike, probabilities: ArrayLike, max_risk: float) -> float:
+    """The largest share of images that a threshold keeps with at most this error rate, else 0.
+
+    A threshold keeps all images of equal confidence or none. It is chosen on the same labels
+    it is measured on: for a guarantee on future images use `Calibration.threshold`.
+    """
+    errors, ends = _errors(labels, probabilities)
+    # Where ties end, errors are whole numbers but for the rounding of the expectations before.
+    kept = [int(end) for end in ends if errors[end - 1].round() / end <= max_risk]
+    return max(kept, default=0) / len(errors)
+
+
+def _errors(
+    labels: ArrayLike, probabilities: ArrayLike
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Expected errors among the k most confident, k = 1..n, and the k at which ties end."""
+    truth, p = np.asarray(labels), np.asarray(probabilities)
+    if len(truth) == 0:
+        raise ValueError("There are no images to evaluate.")
+    wrong = (p.argmax(axis=1) != truth).astype(np.float64)
+    _, tie = np.unique(-p.max(axis=1), return_inverse=True)  # 0: the most confident
+    sizes = np.bincount(tie)
+    each = (np.bincount(tie, weights=wrong) / sizes).repeat(sizes)
+    return np.asarray(each.cumsum()), np.asarray(sizes.cumsum())

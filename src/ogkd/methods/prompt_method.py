@@ -1,0 +1,147 @@
+"""The base of prompt learners: settings, the pass that trains all seeds, and the head it gives."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import normalize
+from typing_extensions import TypeVar
+
+from ogkd.core.checkpoint import Checkpoint
+from ogkd.core.losses import logits
+from ogkd.core.prompting import ContextConfig, PromptLearner
+from ogkd.core.training import Batch, Objective, Run, TrainConfig, train_contexts
+from ogkd.errors import ConfigError
+from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
+from ogkd.methods.heads import Head, TextHead
+
+__all__ = [
+    "LargeBatchTraining",
+    "PromptConfig",
+    "PromptMethod",
+    "context_head",
+    "image_logits",
+    "train_runs",
+]
+
+
+class PromptConfig(MethodConfig):
+    """Settings that every prompt learner has."""
+
+    context: ContextConfig = ContextConfig()
+    train: TrainConfig = TrainConfig()
+
+
+PromptConfigT = TypeVar("PromptConfigT", bound=PromptConfig, default=PromptConfig, covariant=True)
+
+
+class LargeBatchTraining(TrainConfig):
+    """Batches of 128, which is all images of most few-shot sets (fidelity.md, baselines)."""
+
+    batch_size: int = Field(default=128, ge=1)
+    lr: float = Field(default=2e-3, gt=0)
+
+
+class PromptMethod(Method[PromptConfigT]):
+    """A context in front of class names, learned through the frozen text tower.
+
+    A subclass gives the objective. The text tower's dropout is off in training unless the
+    subclass turns it on (fidelity.md, 22).
+    """
+
+    cost = "minutes"
+    needs_training = True
+    learns_texts = True
+
+    @property
+    def text_dropout(self) -> bool:
+        """Whether the text tower's dropout is on in training."""
+        return False
+
+    @abstractmethod
+    def objective(self, text: TextSide) -> Objective:
+        """Return the function that training minimises: (T_hat, batch) -> {"total": [S], ...}."""
+
+    def fit(
+        self,
+        supports: Sequence[Support],
+        text: TextSide,
+        *,
+        seeds: Sequence[int],
+        folder: TrainingFolder | None = None,
+    ) -> list[Head]:
+        """Train all seeds in one batched text pass."""
+        learner = self.learner(text)
+        contexts = train_runs(
+            learner,
+            self.objective(text),
+            self.config.train,
+            supports,
+            seeds=seeds,
+            folder=folder,
+            text_dropout=self.text_dropout,
+        )
+        return [self.head(learner, context) for context in contexts]
+
+    def learner(self, text: TextSide) -> PromptLearner:
+        """Return the prompts of these classes, with places for a context."""
+        return PromptLearner(text.backbone, text.class_names, self.config.context)
+
+    def head(self, learner: PromptLearner, context: Tensor) -> Head:
+        """Return the head of one trained context."""
+        return context_head(learner, context)
+
+    def head_for(self, head: Head, text: TextSide) -> Head:
+        """Put the learned context in front of other class names."""
+        if self.config.context.class_specific:
+            raise ConfigError("A class-specific context cannot be used for other classes.")
+        return self.head(self.learner(text), self.learned(head))
+
+    def learned(self, head: Head) -> Tensor:
+        """Return the context that a head of this method was made from."""
+        return head.tensors()["context"]
+
+
+def train_runs(
+    learner: PromptLearner,
+    objective: Objective,
+    config: TrainConfig,
+    supports: Sequence[Support],
+    *,
+    seeds: Sequence[int],
+    folder: TrainingFolder | None = None,
+    text_dropout: bool,
+) -> Tensor:
+    """Train one run per support and seed; progress is saved in the folder."""
+    checkpoint = log = None
+    if folder is not None:
+        checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
+        log = folder.log
+    return train_contexts(
+        learner,
+        [Run(s.views, s.labels, seed) for s, seed in zip(supports, seeds, strict=True)],
+        objective,
+        config,
+        text_dropout=text_dropout,
+        checkpoint=checkpoint,
+        log=log,
+    )
+
+
+def context_head(learner: PromptLearner, context: Tensor) -> TextHead:
+    """Encode the class texts of a context, which is saved too, for use with other classes."""
+    with torch.no_grad():
+        device = learner.embeddings.device
+        T_hat = learner.text_features(context.to(device).unsqueeze(0))[0].cpu()
+    return TextHead(normalize(T_hat, dim=-1), learner.backbone.logit_scale, {"context": context})
+
+
+def image_logits(T_hat: Tensor, batch: Batch, scale: float) -> Tensor:
+    """Logits [S, B, C] with texts shared by all images [S, C, d], or one set each [S, B, C, d]."""
+    if T_hat.dim() == 4:
+        return logits(batch.globals.unsqueeze(-2), T_hat, scale).squeeze(-2)
+    return logits(batch.globals, T_hat, scale)

@@ -1,0 +1,136 @@
+"""The data check as one HTML page, with thumbnails of duplicates and suspicious labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ogkd.audit import Audit
+from ogkd.errors import DataError
+from ogkd.files import write_text
+from ogkd.images import ImageRef, read_image
+from ogkd.model.explain import data_uri
+from ogkd.progress import progress_bar
+from ogkd.report.html import render
+
+__all__ = ["data_check_page", "write_data_check"]
+
+_THUMB = 176  # pixels
+_MOST = 60  # pairs, sets or suspects shown; the JSON file lists all
+_CASES = 12  # files listed under a finding
+_COPIES = 6  # images shown of one set
+
+Card = tuple[Sequence[int], str]  # image numbers, words below them
+
+
+def write_data_check(audit: Audit, *, images: Sequence[ImageRef], out: Path) -> None:
+    """Write the page; `images` are those that were checked, for their thumbnails."""
+    numbers = dict.fromkeys(
+        number for _, _, cards in _galleries(audit) for members, _ in cards for number in members
+    )
+    thumbs: dict[int, str] = {}
+    with progress_bar("Drawing thumbnails", len(numbers)) as bar:
+        for number in numbers:
+            thumbs[number] = _thumb(images[number])
+            bar.advance()
+    write_text(out, data_check_page(audit, thumbs.__getitem__))
+
+
+def data_check_page(audit: Audit, thumb: Callable[[int], str]) -> str:
+    """The page's text; `thumb` returns the data URI of an image by number, or ''."""
+    facts, sizes = audit.facts, list(audit.facts.sizes)
+    return render(
+        "data_check.html",
+        title=f"Data check: {audit.data}",
+        summary=[
+            (len(audit.records), "images"),
+            (audit.count("error"), "errors"),
+            (audit.count("warning"), "warnings"),
+            (audit.count("note"), "notes"),
+            (sizes[0], "pixels") if len(sizes) == 1 else (len(sizes), "image sizes"),
+            ("unknown" if facts.groups is None else facts.groups, "patients (groups)"),
+        ],
+        findings=audit.findings,
+        cases=_CASES,
+        copies=_COPIES,
+        counts=facts.counts,
+        class_names=list(next(iter(facts.counts.values()))),
+        galleries=[
+            {
+                "title": title,
+                "count": count,
+                "cards": [_card(audit, members, words, thumb) for members, words in cards],
+            }
+            for title, count, cards in _galleries(audit)
+        ],
+    )
+
+
+def _galleries(audit: Audit) -> list[tuple[str, int, list[Card]]]:
+    """Title, number of all cases and the cards shown, for each gallery that has any."""
+    exact: list[Card] = [
+        (members, f"{len(members)} times the same pixels") for members in audit.exact
+    ]
+    near: list[Card] = [
+        (
+            (pair.first, pair.second),
+            f"{pair.bits} of 64 bits differ, likeness {pair.likeness:.3f}",
+        )
+        for pair in audit.near
+    ]
+    suspects: list[Card] = [
+        (
+            (one.image,),
+            f"labelled {one.given} (probability {one.score:.3f}), looks like {one.suggested}",
+        )
+        for one in (audit.labels.suspects if audit.labels else ())
+    ]
+    found = [
+        ("Identical images", _worst_first(audit, exact)),
+        ("Nearly identical images", _worst_first(audit, near)),
+        ("Suspicious labels", suspects),
+    ]
+    return [
+        (title, len(cards), [(members[:_COPIES], words) for members, words in cards[:_MOST]])
+        for title, cards in found
+        if cards
+    ]
+
+
+def _worst_first(audit: Audit, cards: list[Card]) -> list[Card]:
+    """Copies across labels or splits first: they do the harm."""
+
+    def harm(card: Card) -> int:
+        images = [audit.records[number] for number in card[0]]
+        return (len({one.label for one in images}) > 1) + (len({one.split for one in images}) > 1)
+
+    return sorted(cards, key=harm, reverse=True)
+
+
+def _card(
+    audit: Audit, members: Sequence[int], words: str, thumb: Callable[[int], str]
+) -> Mapping[str, Any]:
+    images = [audit.records[number] for number in members]
+    return {
+        "apart": len({(one.split, one.label) for one in images}) > 1,
+        "words": words,
+        "images": [
+            {
+                "place": f"{one.split}, {one.label}" if one.split else one.label,
+                "file": one.file,
+                "source": thumb(number),
+            }
+            for number, one in zip(members, images, strict=True)
+        ],
+    }
+
+
+def _thumb(ref: ImageRef) -> str:
+    try:
+        image = Image.fromarray(read_image(ref))
+    except DataError:
+        return ""  # it was readable during the check; the page can do without
+    return data_uri(image, most=_THUMB)

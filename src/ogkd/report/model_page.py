@@ -1,0 +1,207 @@
+"""The report: everything known about a model on labelled images, as one self-contained page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.evaluation import evaluate_predictions
+from ogkd.files import write_text
+from ogkd.model.calibration import softmax
+from ogkd.model.card import CAUTION
+from ogkd.model.decide import engine_note
+from ogkd.report import facts, image_cards, sections
+from ogkd.report.charts import confusion_table, graph_table
+from ogkd.report.html import render
+from ogkd.report.summary import Outcome, frequent_confusions, percent, sentences, warnings
+
+if TYPE_CHECKING:
+    from ogkd.audit import Audit
+    from ogkd.datasets.manifest import Manifest
+    from ogkd.evaluation import LabelledPredictions
+    from ogkd.model.classifier import Classifier
+
+__all__ = ["report_page", "write_report"]
+
+_KEPT = 0.8  # share of the images that the summary keeps when it refers the others
+_CONTENTS = {
+    "summary": "Summary",
+    "metrics": "Metrics",
+    "confusion": "Confusions",
+    "screening": "Screening",
+    "selective": "Referral",
+    "calibration": "Calibration",
+    "conformal": "Prediction sets",
+    "errors": "Errors",
+    "examples": "Evidence",
+    "graph": "Class graph",
+    "data": "Data",
+    "making": "Settings",
+    "caution": "Caution",
+}
+
+
+def write_report(
+    path: str | Path,
+    classifier: Classifier,
+    manifest: Manifest,
+    predictions: LabelledPredictions,
+    *,
+    command: str = "",
+    show_names: bool = False,
+    audit: Audit | None = None,
+    images: bool = True,
+    result: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the page about `predictions`, the model's outputs on a part of `manifest`.
+
+    File names are left out unless `show_names`; `images=False` leaves the images out. `result`
+    is the value of `evaluate_predictions`, if that was computed already. `command` is the command
+    line to show.
+    """
+    now = datetime.now().astimezone()
+    page = report_page(
+        classifier,
+        manifest,
+        predictions,
+        command=command,
+        show_names=show_names,
+        audit=audit,
+        images=images,
+        result=result,
+        made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
+    )
+    write_text(Path(path), page)
+
+
+def report_page(
+    classifier: Classifier,
+    manifest: Manifest,
+    predictions: LabelledPredictions,
+    *,
+    command: str = "",
+    show_names: bool = False,
+    audit: Audit | None = None,
+    images: bool = True,
+    result: Mapping[str, Any] | None = None,
+    made: str = "",
+) -> str:
+    """The page's text; the same input gives the same text."""
+    card, calibration = classifier.card, classifier.calibration
+    if result is None:
+        result = evaluate_predictions(predictions, calibration, learned=card.support_images)
+    p = softmax(predictions.logits, 1.0 if calibration is None else calibration.temperature)
+    outcome = _outcome(result, predictions, p, calibrated=calibration is not None)
+    wrong = image_cards.confident_errors(predictions.labels, p)
+    right = image_cards.correct_examples(predictions.labels, p)
+    errors, examples = (
+        image_cards.cards(classifier, predictions, p, chosen, show_names=show_names)
+        if images
+        else []
+        for chosen in (wrong, right)
+    )
+    screening, sets = sections.screening(result, outcome), sections.prediction_sets(result)
+    present = {"screening": screening, "conformal": sets, "examples": examples}
+    return render(
+        "report.html",
+        title="Model report",
+        subtitle=f"{card.method} on {card.backbone.short_name}: {', '.join(card.class_names)}",
+        caution=CAUTION,
+        made=made,
+        has_pictures=bool(errors or examples),
+        contents=[(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
+        tiles=sections.tiles(outcome, result),
+        sentences=sentences(outcome),
+        warnings=_warnings(classifier, outcome, audit),
+        interval_words=sections.interval_words(result),
+        metrics=sections.metrics(result),
+        classes=sections.per_class(result),
+        confusion=confusion_table(outcome.counts, outcome.names),
+        confusions=frequent_confusions(outcome),
+        screening=screening,
+        risk=sections.selective(result),
+        calibration=sections.calibration(result),
+        sets=sets,
+        errors=errors,
+        error_rows=_error_rows(predictions, p, wrong, show_names=show_names),
+        all_errors=outcome.images - outcome.correct,
+        show_names=show_names,
+        examples=examples,
+        graph=_graph(classifier),
+        counts=facts.part_counts(manifest, card),
+        facts=facts.data_facts(predictions, audit),
+        audit=audit,
+        model=facts.model_facts(classifier, show_names=show_names),
+        settings=facts.settings_rows(card.config),
+        versions=facts.version_rows(card),
+        hashes=facts.fingerprints(classifier, predictions),
+        command=facts.plain_command(command, show_names=show_names),
+    )
+
+
+def _outcome(
+    result: Mapping[str, Any],
+    predictions: LabelledPredictions,
+    p: NDArray[np.float32],
+    *,
+    calibrated: bool,
+) -> Outcome:
+    between = result["intervals"]["accuracy"]
+    return Outcome(
+        names=tuple(predictions.class_names),
+        counts=np.asarray(result["confusion"], np.int64),
+        interval=None if between is None else (between[0], between[1]),
+        mean_confidence=float(p.max(axis=1).mean()),
+        kept=_KEPT,
+        risk=result["selective"]["risk_at_coverage"][f"{_KEPT:g}"],
+        normal=predictions.normal,
+        calibrated=calibrated,
+        learned=result["learned_from"] + result["calibrated_on"],
+    )
+
+
+def _warnings(classifier: Classifier, outcome: Outcome, audit: Audit | None) -> list[str]:
+    found = [*filter(None, [engine_note(classifier)]), *warnings(outcome)]
+    if audit is not None and (errors := audit.count("error")):
+        found.append(f"The data check found {errors} error(s): see Data below.")
+    return found
+
+
+def _error_rows(
+    predictions: LabelledPredictions,
+    p: NDArray[np.float32],
+    wrong: NDArray[np.intp],
+    *,
+    show_names: bool,
+) -> list[dict[str, str]]:
+    names = predictions.class_names
+    return [
+        {
+            "true": names[predictions.labels[row]],
+            "predicted": names[p[row].argmax()],
+            "confidence": percent(float(p[row].max())),
+            "file": predictions.images[row].name if show_names else "",
+        }
+        for row in wrong
+    ]
+
+
+def _graph(classifier: Classifier) -> dict[str, Any]:
+    W, alpha, learned = facts.graph(classifier)
+    texts = "class texts that the model learned" if learned else "class names"
+    return {
+        "words": f"The class graph W compares the {texts}: the more similar two of them are, the "
+        "larger the number. Classes with similar texts may also be hard to tell apart in images. "
+        f"With {len(W)} classes, {percent(1 / len(W))} everywhere would mean that no two classes "
+        "are more similar than any others.",
+        "table": graph_table(
+            W,
+            classifier.class_names,
+            caption=f"W in percent: each row sums to 100. Sharpness alpha = {alpha:g}.",
+        ),
+    }

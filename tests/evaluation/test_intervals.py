@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from ogkd.evaluation import LabelledPredictions
+from ogkd.evaluation.intervals import (
+    BootstrappedMetrics,
+    exact_interval,
+    interval,
+    resample_weights,
+    resampling_units,
+)
+from ogkd.evaluation.metrics import summary_metrics
+from ogkd.images import ImageRef
+
+
+def predictions(labels, logits, groups=None, normal=()):
+    count, classes = logits.shape
+    return LabelledPredictions(
+        labels=np.asarray(labels),
+        logits=logits.astype(np.float32),
+        features=np.zeros((count, 2), np.float32),
+        images=[ImageRef(Path(str(row))) for row in range(count)],
+        groups=list(groups) if groups is not None else [None] * count,
+        keys=[str(row) for row in range(count)],
+        class_names=tuple("abcdefgh"[:classes]),
+        normal=normal,
+    )
+
+
+def columns(labels, p, groups=None, **how):
+    options = {"graded": False, "resamples": 400, "seed": 0} | how
+    return BootstrappedMetrics(predictions(labels, p, groups), p.astype(np.float32), **options)
+
+
+def table(unit, resamples):
+    return np.concatenate(list(resample_weights(unit, resamples=resamples, seed=0)))
+
+
+def test_a_resample_has_as_many_images_and_other_seeds_give_others():
+    found = table(resampling_units(40), 1000)
+    assert found.shape == (1000, 40)
+    assert (found.sum(axis=1) == 40).all()
+    assert found.mean() == pytest.approx(1)
+    assert found.var() == pytest.approx(1 - 1 / 40, abs=0.05)  # binomial(40, 1/40)
+
+
+def test_images_of_a_group_are_drawn_together():
+    groups = ["p", "q", None, "p", None, "q", "p"]
+    unit = resampling_units(7, groups)
+    assert unit.tolist() == [0, 1, 2, 0, 3, 1, 0]
+    found = table(unit, 50)
+    assert (found[:, 0] == found[:, 3]).all()
+    assert (found[:, 1] == found[:, 5]).all()
+    assert not (found[:, 2] == found[:, 4]).all()
+
+
+def test_patients_with_many_alike_images_make_the_interval_wider():
+    rng = np.random.default_rng(0)
+    right = np.repeat(rng.random(40) < 0.7, 10)
+    p = np.where(right[:, None], [0.9, 0.1], [0.1, 0.9])
+    labels = np.zeros(400, int)
+    widths = []
+    for groups in (None, [f"p{row // 10}" for row in range(400)]):
+        low, high = columns(labels, p, groups).interval("accuracy")
+        widths.append(high - low)
+    assert widths[1] == pytest.approx(widths[0] * np.sqrt(10), rel=0.25)
+
+
+def test_the_interval_of_accuracy_is_that_of_theory():
+    rng = np.random.default_rng(1)
+    right = rng.random(600) < 0.8
+    p = np.where(right[:, None], [0.9, 0.1], [0.1, 0.9])
+    low, high = columns(np.zeros(600, int), p, resamples=2000).interval("accuracy")
+    a = right.mean()
+    spread = 1.96 * np.sqrt(a * (1 - a) / 600)
+    assert (low, high) == pytest.approx((a - spread, a + spread), abs=0.006)
+
+
+def test_resampled_numbers_are_those_of_the_resampled_images():
+    rng = np.random.default_rng(2)
+    labels, p = rng.integers(0, 3, 60), rng.dirichlet([1, 1, 1], 60).round(2)
+    again = columns(labels, p, graded=True, resamples=20)
+    for row, weights in enumerate(table(resampling_units(60), 20)):
+        rows = np.repeat(np.arange(60), weights.astype(int))
+        expected = summary_metrics(labels[rows], p[rows].astype(np.float32), graded=True)
+        for key in ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa", "brier", "nll"):
+            assert again._resampled[key][row] == pytest.approx(expected[key], abs=1e-6), key
+
+
+def test_all_right_is_not_called_certain():
+    p = np.eye(2)[[0] * 10 + [1] * 4]
+    found = columns([0] * 10 + [1] * 4, p)
+    assert found.interval("accuracy") == pytest.approx(exact_interval(14, 14))
+    assert found.interval("class/recall", 1)[0] < 0.5  # four of four
+    patients = columns([0] * 10 + [1] * 4, p, ["p"] * 5 + ["q"] * 5 + ["r"] * 4)
+    assert patients.interval("accuracy")[0] < found.interval("accuracy")[0]
+
+
+@pytest.mark.parametrize(("part", "whole"), [(0, 5), (3, 9), (20, 20)])
+def test_exact_intervals_are_those_of_scipy(part, whole):
+    expected = binomtest(part, whole).proportion_ci(0.95, "exact")
+    assert exact_interval(part, whole) == pytest.approx([expected.low, expected.high])
+    assert exact_interval(0, 0) is None
+
+
+def test_what_no_resample_defines_has_no_interval():
+    assert interval([np.nan] * 10) is None
+    assert interval([np.nan, *range(9)]) is not None
+    p = np.eye(3)[[0, 1, 1, 0]]
+    found = columns([0, 1, 0, 0], p)
+    assert found.value("class/recall", 2) is None
+    assert found.interval("class/recall", 2) is None
+    assert columns([0, 1, 0, 0], p, resamples=0).interval("accuracy") is None
+
+
+def test_memory_does_not_grow_with_the_number_of_resamples():
+    sizes = [
+        piece.nbytes for piece in resample_weights(resampling_units(5000), resamples=200, seed=0)
+    ]
+    assert len(sizes) > 5
+    assert max(sizes) < 2_000_000

@@ -1,0 +1,324 @@
+"""Plugins: what the user named is loaded, everything wrong with it is one message."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+
+from ogkd import plugins
+from ogkd.datasets import catalog
+from ogkd.errors import ConfigError
+from ogkd.features.ray_cluster import folders, use_folders
+from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, register
+from ogkd.model.card import ModelCard
+from ogkd.model.classifier import method_of
+
+METHOD = """
+import torch
+from ogkd.methods import FeatureMethod, LinearHead, register
+
+@register
+class Means(FeatureMethod):
+    "Nearest class mean."
+    name, summary = "means", "class means"
+
+    def fit_rows(self, rows, text, *, seed):
+        W = rows.one_hot.mT @ rows.features
+        return LinearHead(W, torch.zeros(len(W)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch):
+    """No plugin of a test is left for the next one."""
+    monkeypatch.setenv(plugins.VARIABLE, "")  # so that it is restored whatever a test does
+    monkeypatch.delenv(plugins.VARIABLE)
+    monkeypatch.setattr(METHODS, "_known", dict(METHODS._known))
+    monkeypatch.setattr(METHODS, "_complete", False)
+    monkeypatch.setattr(catalog, "_added", {})
+    catalog._load_plugins.cache_clear()
+    before = set(sys.modules)
+    yield
+    catalog._load_plugins.cache_clear()
+    for name in set(sys.modules) - before:
+        if name.startswith((plugins._FILES, "plugged")):
+            del sys.modules[name]
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+class Entry:
+    """An entry point whose package is not really installed."""
+
+    def __init__(self, value, *, name="thing", package="some-package"):
+        self.name, self.value, self.module = name, "some.module:Thing", "some.module"
+        self.dist = type("Dist", (), {"name": package})
+        self._thing = value
+
+    def load(self):
+        if isinstance(self._thing, BaseException):
+            raise self._thing
+        return self._thing
+
+
+@pytest.fixture
+def install(monkeypatch):
+    def install(group, *things):
+        found = {group: [Entry(thing) for thing in things]}
+        monkeypatch.setattr(metadata, "entry_points", lambda *, group: found.get(group, []))
+
+    return install
+
+
+def test_a_file_adds_a_method_for_this_process_and_its_workers(tmp_path, monkeypatch):
+    file = write(tmp_path / "mine.py", METHOD)
+    monkeypatch.chdir(tmp_path)
+    assert plugins.load("mine.py") == "mine"
+    assert plugins.load(file) == "mine"  # again: nothing happens
+    assert os.environ[plugins.VARIABLE] == str(file)
+    assert plugins.name_of(METHODS["means"]) == "mine"
+    assert make_method("means").name == "means"
+    script = "import ogkd; print(ogkd.methods.make_method('means').summary)"
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/")
+    assert said.stdout == "class means\n", said.stderr
+
+
+def test_a_module_is_loaded_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "plugged").mkdir()
+    write(tmp_path / "plugged" / "__init__.py", "")
+    write(tmp_path / "plugged" / "methods.py", METHOD)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert plugins.load("plugged.methods") == "plugged"
+    assert plugins.name_of(METHODS["means"]) == "plugged"
+
+
+def test_ray_workers_get_the_plugins_of_the_process_that_asks(tmp_path, monkeypatch):
+    plugins.load(write(tmp_path / "mine.py", METHOD))
+    passed_on = folders()
+    monkeypatch.setenv(plugins.VARIABLE, "/another")
+    use_folders(passed_on)
+    assert os.environ[plugins.VARIABLE] == str(tmp_path / "mine.py")
+    monkeypatch.delenv(plugins.VARIABLE)
+    without = folders()
+    monkeypatch.setenv(plugins.VARIABLE, "/another")
+    use_folders(without)
+    assert plugins.VARIABLE not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import no_such_module", r"ModuleNotFoundError: No module named .*bad\.py, line 1"),
+        ("x = 1\nx.y", r"AttributeError.*bad\.py, line 2\)\. Fix the file"),
+        ("def f(:", r"SyntaxError.*bad\.py, line 1"),
+        ("raise SystemExit('bye')", "SystemExit: bye"),
+        (METHOD.replace('"means"', '"coop"'), "Two methods are named 'coop': ogkd.methods.coop"),
+        (METHOD.replace("name, summary =", "_, summary ="), "Means has no name"),
+        (METHOD.replace('"class means"', '""'), "Means has no summary"),
+        (METHOD.replace('"means"', '"../means"'), r"is named '\.\./means'"),
+        (METHOD.replace("def fit_rows", "def fit_row"), "Means does not define: fit_rows"),
+        ("from ogkd.methods import register\nregister(3)", "3 is not a subclass of"),
+    ],
+)
+def test_a_broken_file_is_one_message(code, message, tmp_path):
+    with pytest.raises(ConfigError, match=message) as caught:
+        plugins.load(write(tmp_path / "bad.py", code))
+    assert str(tmp_path / "bad.py") in str(caught.value)
+    assert caught.value.argument == "plugin"
+    assert plugins.VARIABLE not in os.environ
+
+
+def test_settings_without_a_default_are_refused(tmp_path):
+    code = "from ogkd.methods import MethodConfig\nclass Wish(MethodConfig):\n    k: int\n"
+    code += METHOD.replace("(FeatureMethod)", "(FeatureMethod[Wish])")
+    with pytest.raises(ConfigError, match=r"Means need a default: k"):
+        plugins.load(write(tmp_path / "bad.py", code))
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        ("missing.py", "no plugin file"),
+        ("no_such_module_anywhere", "no module 'no_such_module_anywhere'"),
+        ("no_such_package.inside", "no module"),
+        ("a b", "neither a Python file nor"),
+        ("folder/", "no plugin file"),
+        ("", "neither a Python file nor"),
+        (f"a{os.pathsep}b.py", "cannot contain"),
+    ],
+)
+def test_what_cannot_be_a_plugin_is_refused(plugin, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError, match=message):
+        plugins.load(plugin)
+
+
+def test_two_files_of_one_name_are_refused(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "mine.py", "")
+    plugins.load(tmp_path / "a" / "mine.py")
+    with pytest.raises(ConfigError, match="have the same name"):
+        plugins.load(tmp_path / "b" / "mine.py")
+
+
+def test_a_fixed_file_can_be_loaded_again(tmp_path):
+    file = write(tmp_path / "mine.py", METHOD + "\nraise ValueError")
+    with pytest.raises(ConfigError):
+        plugins.load(file)
+    write(file, METHOD)
+    assert plugins.load(file) == "mine"
+
+
+def means(name="means"):
+    class Means(FeatureMethod):
+        summary = "class means"
+
+        def fit_rows(self, rows, text, *, seed):
+            return LinearHead(torch.zeros(2, 2), torch.zeros(2))
+
+    Means.name = name
+    return Means
+
+
+def test_installed_methods_are_found_when_they_are_needed(install):
+    install(plugins.METHODS, means(), sys)  # a module registers its methods itself
+    assert "coop" in METHODS
+    assert "means" not in METHODS._known  # ogkd's own need no plugin
+    assert "means" in METHODS
+    assert "means" in list(METHODS)
+
+
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (ImportError("no torch"), "ImportError: no torch.*pip uninstall some-package"),
+        (means("coop"), "Two methods are named 'coop'"),
+        (3, "3 is not a subclass of"),
+    ],
+)
+def test_a_broken_package_is_one_message_and_ogkds_own_methods_still_work(install, thing, message):
+    install(plugins.METHODS, thing)
+    for _ in range(2):  # the second time too
+        with pytest.raises(ConfigError, match=rf"The plugin 'some-package' .*{message}"):
+            make_method("means")
+    with pytest.raises(ConfigError, match="some-package"):
+        sorted(METHODS)
+    assert make_method("gda").name == "gda"
+
+
+def test_a_cell_that_is_run_again_replaces_its_method():
+    first = register(means())
+    again = register(means())
+    assert first is not again
+    assert METHODS["means"] is again
+
+
+def test_a_plugin_may_ask_for_methods_while_it_is_loaded(tmp_path, monkeypatch):
+    file = write(tmp_path / "mine.py", "from ogkd.methods import METHODS\nlist(METHODS)" + METHOD)
+    monkeypatch.setenv(plugins.VARIABLE, str(file))
+    assert "means" in METHODS
+
+
+def test_ogkds_own_methods_are_of_no_plugin():
+    own = [method for method in METHODS.values() if method.__module__.startswith("ogkd.")]
+    assert len(own) > 15
+    assert {plugins.name_of(method) for method in own} == {None}
+    assert plugins.name_of(type("Cell", (Method,), {"__module__": "__main__"})) is None
+    assert plugins.name_of(torch.nn.Module) == "torch"  # a distribution
+
+
+def card(**fields):
+    empty = {"prompts_sha256": "", "data_sha256": "", "support_counts": (), "versions": {}}
+    backbone = {"name": "b", "digest": "d", "embed_dim": 4, "preprocessing": {}}
+    facts = {"config": {}, "class_names": ("a", "b"), "logit_scale": 1.0, "seed": 1}
+    return ModelCard.model_validate(facts | empty | {"backbone": backbone} | fields)
+
+
+@pytest.mark.parametrize("name", ["mine", "os.path", "../mine.py", "/tmp/mine.py"])
+def test_a_model_names_its_plugin_and_nothing_is_imported(name, tmp_path, monkeypatch):
+    write(tmp_path / "mine.py", "raise SystemExit('was imported')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"'means' from the plugin '{name}'") as caught:
+        method_of(card(method="means", plugin=name))
+    assert caught.value.argument == "plugin"
+    assert "mine" not in sys.modules
+    with pytest.raises(ConfigError, match="code outside ogkd"):
+        method_of(card(method="means"))
+
+
+CATALOGUE = """
+[source]
+hub = "owner/name"
+splits = "https://example.org/splits"
+
+[toes]
+title = "Toes"
+modality = "X-ray"
+organ = "foot"
+class_names = ["broken", "whole"]
+base = 1
+folder = "TOES"
+counts = { train = 2, val = 1, test = 2 }
+licence = "CC0"
+citation = "c."
+"""
+
+
+def test_a_package_adds_datasets(install, tmp_path):
+    install(plugins.DATASETS, write(tmp_path / "toes.toml", CATALOGUE))
+    assert catalog.benchmark("Toes").class_names == ("broken", "whole")
+    assert "toes" in catalog.known_benchmarks()
+    assert "toes" not in catalog.benchmarks()  # those are the paper's
+
+
+@pytest.mark.parametrize(
+    ("thing", "message"),
+    [
+        (3, "not the path of a catalogue"),
+        ("/no/such/file.toml", "No such file"),
+        (OSError("x"), "OSError: x"),
+    ],
+)
+def test_a_broken_catalogue_is_one_message(install, thing, message):
+    install(plugins.DATASETS, thing)
+    with pytest.raises(ConfigError, match=rf"'some-package'.*{message}"):
+        catalog.benchmark("toes")
+    assert catalog.benchmark("btmri").name == "btmri"
+
+
+def test_a_dataset_cannot_replace_another(install, tmp_path):
+    install(plugins.DATASETS, write(tmp_path / "x.toml", CATALOGUE.replace("[toes]", "[btmri]")))
+    with pytest.raises(ConfigError, match="Two datasets are named 'btmri'"):
+        catalog.known_benchmarks()
+
+
+def test_the_command_line_takes_plugins_anywhere(tmp_path):
+    from ogkd.cli import _plugins_first
+
+    assert _plugins_first(["fit", "--plugin", "a", "d", "--plugin=b", "--", "--plugin", "c"]) == [
+        *("--plugin", "a", "--plugin=b", "fit", "d", "--", "--plugin", "c")
+    ]
+    assert _plugins_first(["fit", "--plugin"]) == ["--plugin", "fit"]
+
+
+def test_programs_learn_where_a_method_comes_from(tmp_path, monkeypatch, capsys):
+    from ogkd.cli import main
+
+    file = write(tmp_path / "mine.py", METHOD)
+    monkeypatch.setattr(sys, "argv", ["ogkd", "methods", "means", "--json", "--plugin", str(file)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    assert json.loads(capsys.readouterr().out)["plugin"] == "mine"

@@ -1,0 +1,55 @@
+"""`import ogkd` offers everything by name, and costs nothing until it is used."""
+
+from __future__ import annotations
+
+import pydoc
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import ogkd
+
+EXPECTED = {
+    *("Calibration", "Classifier", "Method", "OGKDClassifier", "calibrate", "evaluate", "explain"),
+    *("fit", "geometry", "load", "load_backbone", "losses", "methods", "plugins", "read_image"),
+    *("read_manifest", "register", "teacher"),
+}
+
+
+@pytest.mark.parametrize("name", ogkd.__all__)
+def test_every_name_resolves(name):
+    assert getattr(ogkd, name) is not None
+    assert name in dir(ogkd)
+
+
+def test_a_researcher_finds_what_they_expect():
+    assert set(ogkd.__all__) >= EXPECTED
+    assert callable(ogkd.explain)
+    assert callable(ogkd.calibrate)
+    assert ogkd.__version__ == metadata.version("ogkd")
+    assert ogkd.methods.METHODS["coop"].Config().train.lr == 2e-3
+    assert ogkd.losses.cross_entropy.__doc__
+
+
+def test_help_shows_what_there_is():
+    text = pydoc.render_doc(ogkd)
+    assert 'ogkd.fit("my_images/", shots=16)' in text
+    assert all(name in text for name in EXPECTED)
+
+
+def test_tab_completion_shows_names_and_no_clutter():
+    shown = [name for name in dir(ogkd) if not name.startswith("_")]
+    assert shown == sorted(name for name in ogkd.__all__ if not name.startswith("_"))
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'fitt'"):
+        ogkd.fitt  # noqa: B018
+
+
+def test_importing_is_light():
+    code = "import sys, ogkd; dir(ogkd); print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
