@@ -1,17 +1,22 @@
 # Two commands for a newcomer: `make demo` and `make test`. Both make the environment first.
+# For every day: `make check` (lint and fast tests), `make format`, `make docs`.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo test lint format clean
+.PHONY: demo check test lint format docs browser clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ogkd demo --out demo-output
 
+check: lint
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
+
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(PYTEST) $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -23,6 +28,17 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The site, with the command-line and Python reference; a broken link is an error.
+docs: $(VENV)/.dev
+	$(BIN)/properdocs build --strict --site-dir site
+	@echo "Open site/index.html"
+
+# What drives Chromium in the tests of the web page; without it they are skipped.
+browser: $(VENV)/node/node_modules/playwright-core/index.js
+
+$(VENV)/node/node_modules/playwright-core/index.js:
+	npm install --silent --no-audit --no-fund --prefix $(VENV)/node playwright-core@1.65.0
+
 # The build tool comes first, from the same pins, so that no other version is fetched for the build.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Making the environment in $(VENV) (some minutes the first time) ..."
@@ -32,11 +48,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
-	$(PIP) --no-build-isolation -e ".[dev,dicom,audit,serve,onnx,ray]"
-	@# For the tests of the web page, where there is a browser; they are skipped without it.
-	@command -v npm >/dev/null && npm install --silent --no-audit --no-fund \
-	  --prefix $(VENV)/node playwright-core@1.65.0 || true
+	$(PIP) --no-build-isolation -e ".[dev,docs,dicom,audit,serve,onnx,ray]"
+	@command -v npm >/dev/null && $(MAKE) --no-print-directory browser || true
 	@touch $@
 
 clean:
-	rm -rf $(VENV) demo-output build dist src/*.egg-info
+	rm -rf $(VENV) demo-output site build dist src/*.egg-info

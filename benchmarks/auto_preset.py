@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ogkd.bench.engines import make_job, prepare, run_here
 from ogkd.bench.grid import Grid, expand
-from ogkd.bench.results import RunsFolder
+from ogkd.bench.runs import RunsFolder
+from ogkd.bench.workers import make_job, prepare, run_here
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
 BACKBONE = "backbones/dinov2s14-minilm-med"

@@ -10,8 +10,8 @@ import torch
 
 from ogkd.backbones._bert import TextTower
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
+from ogkd.backbones._tokenizer import bert_tokenizer
 from ogkd.backbones._vit import ImageTower, VisionSpec
-from ogkd.backbones._wordpiece import load_tokenizer
 from ogkd.backbones.open_clip_format import OpenClipBackbone, _Model
 from ogkd.images.transforms import Preprocessing
 
@@ -104,4 +104,4 @@ def _tokenizer(config: OpenClipConfig, bert: BertConfigFile) -> object:
     with tempfile.TemporaryDirectory() as folder:
         lines = "\n".join([*special, *pieces, *words])
         Path(folder, "vocab.txt").write_text(lines + "\n", encoding="utf-8")
-        return load_tokenizer(Path(folder), config.text_cfg, bert, name="biomedclip-size")
+        return bert_tokenizer(Path(folder), config.text_cfg, bert, name="biomedclip-size")

@@ -1,4 +1,4 @@
-"""Does OGKD learn? Accuracy on real images with the proxy backbone, for docs/results-core.md.
+"""Does OGKD learn? Accuracy on real images, proxy backbone: docs/evidence/results-core.md.
 
 Needs the developers' shared folder (real images and a real backbone) in OGKD_SHARED. Every
 group of seeds is one JSON file in --out; what is there is not run again.

@@ -2,9 +2,10 @@
 
     OGKD_SHARED=../shared python benchmarks/encoder.py [--threads 2] [--out encoder.json]
 
-Rates are medians of interleaved rounds, by the clock and by CPU time (the latter also holds on
-a busy machine, with one thread). Speed: the proxy and BiomedCLIP's size with random weights;
-agreement and accuracy: the proxy on real test images. Prints JSON, then Markdown tables.
+Rates are medians of interleaved rounds, by wall clock and by CPU time (the latter is meaningful
+on a busy machine too, with one thread). Speed: the proxy and BiomedCLIP's size with random
+weights; agreement and accuracy: the proxy on real test images. The engines need the extra `onnx`.
+Prints JSON, then Markdown tables.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def rates(engines: dict[str, Backbone], pixels: Tensor, rounds: int) -> dict[str
 
 
 def sgemm_rate() -> float:
-    """GFLOP/s of one large float32 product: what the encoder could reach at best."""
+    """GFLOP/s of one large float32 product: an upper bound for the encoder."""
     left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
     seconds = []
     for _ in range(20):
@@ -70,7 +71,7 @@ def sgemm_rate() -> float:
 
 
 def agreement(reference: Backbone, other: Backbone, files: list[Path]) -> dict[str, float]:
-    """Cosines of features of real images between two engines."""
+    """Cosines between the features of two engines on real images."""
     images, parts = [], []
     for start in range(0, len(files), 8):
         batch = [read_image(file) for file in files[start : start + 8]]
@@ -92,7 +93,7 @@ def agreement(reference: Backbone, other: Backbone, files: list[Path]) -> dict[s
 
 
 def real_images(shared: Path, per_dataset: int) -> list[Path]:
-    """Test files spread evenly over every dataset."""
+    """Test files, spread evenly over every dataset."""
     chosen: list[Path] = []
     for folder in sorted(path for path in (shared / "data").iterdir() if path.is_dir()):
         files = sorted(path for path in (folder / "test").rglob("*") if path.is_file())
@@ -122,7 +123,7 @@ def accuracies(engines: dict[str, Backbone], shared: Path, datasets: list[str]) 
 
 def to_table(report: dict[str, Any]) -> str:
     """The report as Markdown."""
-    lines = ["| model | engine | images | clock ms | ratio | CPU ms | ratio |", "|---" * 7 + "|"]
+    lines = ["| model | engine | features | clock ms | ratio | CPU ms | ratio |", "|---" * 7 + "|"]
     for model, rows in report["speed"].items():
         for engine, row in rows.items():
             for kind in ("patches", "globals"):
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batch", type=int, default=32, help="images per call when timing")
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--models", nargs="*", default=["proxy", "biomedclip-size"])
     parser.add_argument("--datasets", nargs="*", default=list(DATASETS))
     parser.add_argument("--images-per-dataset", type=int, default=20)
@@ -170,7 +172,7 @@ def main() -> None:
             backbone: Backbone = load_open_clip(folder, name=PROXY, device=torch.device("cpu"))
         else:
             backbone = make_backbone()
-        engines = {name: with_engine(backbone, name) for name in ENGINES}
+        engines = {name: with_engine(backbone, name) for name in ("torch", *options.engines)}
         size = backbone.preprocessing.size
         pixels = torch.randn(options.batch, 3, size, size)
         report["speed"][model] = rates(engines, pixels, options.rounds)
@@ -181,7 +183,8 @@ def main() -> None:
                 for name, engine in engines.items()
                 if name != "torch"
             }
-            report["zero-shot"] = accuracies(engines, shared, options.datasets)
+            if options.datasets:
+                report["zero-shot"] = accuracies(engines, shared, options.datasets)
     report["peak GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     if options.out:
         write_json(options.out, report)

@@ -4,11 +4,11 @@
     python benchmarks/makespan.py --grids paper/few-shot --out runs/makespan.json
     python benchmarks/makespan.py --grids paper/few-shot --views 0   # whole images, no crops
 
-With --runs every group takes what it took. With --grids a group takes what BiomedCLIP-size costs
-of docs/performance.md say (one worker: two cores), by phase; the paper's settings encode a fresh
-crop of every image in every epoch (views = "online"), each run its own. Free workers take the
-next group: in the grid's order, longest first as the Ray engine does, or longest first of a
-dataset whose texts the worker holds.
+With --runs every group takes as long as it did. With --grids its time is put together by phase from
+the costs measured at BiomedCLIP's size (docs: performance; one worker has two cores); the paper's
+settings encode a new crop of every image in every epoch (views = "online"), in each run. A free
+worker takes the next group: in the grid's order, longest first as on Ray, or longest first among
+the datasets whose texts the worker already has.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 
 from ogkd.bench.grid import expand, protocols, read_grid
-from ogkd.bench.results import RunsFolder
-from ogkd.bench.run import Group, group_runs, method_of
-from ogkd.bench.spec import RunSpec
+from ogkd.bench.runner import RunGroup, group_runs, method_of
+from ogkd.bench.runs import RunsFolder, RunSpec
 from ogkd.core.training import TrainConfig
 from ogkd.datasets.catalog import benchmarks
 from ogkd.files import write_json
@@ -36,15 +35,15 @@ WORKERS = (1, 2, 4, 8, 16, 32, 64)
 ORDERS = ("in order", "longest first", "own dataset first")
 TRAINED = "clip-adapter tip-adapter-f linear-probe lp++ coop cocoop kgcoop prograd biomedcoop ogkd"
 
-# docs/performance.md, two cores, BiomedCLIP's size: seconds of a step for each run of 1, 3 and
+# Docs, performance; two cores, BiomedCLIP's size: seconds of a step for each run of 1, 3 and
 # 10 trained together, with 4 and 8 classes; of the text side's start-up; images a second.
 TOGETHER = (1, 3, 10)
 STEP = {4: (0.186, 0.141, 0.112), 8: (0.311, 0.237, 0.185)}
 START_UP = {4: 5.4, 8: 11.7}
 IMAGES_PER_S = 4.1  # 4.0 with patches; batches from 1 to 16 are alike
-CHUNK = 256  # images of one task of the Ray engine
+CHUNK = 256  # images of one encoding task on Ray
 VAL_SHOTS = 4  # images of a class to validate on, at most
-# Other methods on features alone, seconds a run: docs/methods.md (16 shots of 8 classes).
+# Other methods on features alone, seconds a run (docs, methods: 16 shots of 8 classes).
 CHEAP = {"clip-adapter": 0.16, "tip-adapter": 0.52, "tip-adapter-f": 0.44, "linear-probe": 0.13}
 PROMPTS = {"coop": 1.0, "cocoop": 1.0, "kgcoop": 1.0, "prograd": 1.66, "biomedcoop": 1.0}
 PROMPTS["ogkd"] = 1.0  # the text tower is nearly all of a step; ProGrad goes back through it twice
@@ -52,14 +51,14 @@ PROMPTS["ogkd"] = 1.0  # the text tower is nearly all of a step; ProGrad goes ba
 
 @dataclass
 class Task:
-    """A group: what it takes by phase, and the setup that a worker or the cluster may have."""
+    """A group: its time by phase, and setup that is done once for a worker or the cluster."""
 
     name: str
     dataset: str
     runs: int
     phases: dict[str, float]
     text: float = 0.0  # once for each worker and dataset
-    # Seconds for images that stay in the cache, by which: those that nobody has encoded yet.
+    # Seconds for images that stay in the cache; the first group that needs them encodes them.
     cached: dict[tuple[object, ...], float] = field(default_factory=dict)
     patches: bool = False
     crops: int = 0  # encoded in training
@@ -71,7 +70,7 @@ class Task:
 
 
 def line(table: dict[int, float], classes: int) -> float:
-    """A measure at 4 and 8 classes, drawn on in a straight line."""
+    """A cost measured at 4 and 8 classes, interpolated or extrapolated linearly."""
     return table[4] + (table[8] - table[4]) * (classes - 4) / 4
 
 
@@ -82,14 +81,14 @@ def step_seconds(classes: int, together: int) -> float:
 
 
 def steps_and_images(train: TrainConfig, images: int) -> tuple[int, int]:
-    """Batches of a training and images in them; one that is not full is dropped (AUDIT #26)."""
+    """Batches of a training and their images; the last is dropped if not full (fidelity.md, 26)."""
     size = train.batch_size
     if train.drop_last and images >= size:
         images -= images % size
     return train.epochs * math.ceil(images / size), train.epochs * images
 
 
-def modelled(group: Group) -> Task:
+def modelled(group: RunGroup) -> Task:
     """A group at BiomedCLIP's size."""
     first = group.specs[0]
     method = method_of(first)
@@ -109,7 +108,7 @@ def modelled(group: Group) -> Task:
         steps, seen = steps_and_images(method.config.train, shots * learned)  # type: ignore[attr-defined]
         each = steps * step_seconds(learned, runs) * PROMPTS[first.method]
         task.phases["train"] = each * runs
-        if method.config.views == "online":  # training.py: every run looks for itself
+        if method.config.views == "online":  # every run encodes its own crops (training.py)
             task.crops, task.alike = seen * runs, seen * (runs - len(seeds))
             task.phases["crops"] = task.crops / IMAGES_PER_S
     task.phases["test"] = 0.01 * runs
@@ -243,10 +242,12 @@ def show(content: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, help="a folder of finished runs")
-    parser.add_argument("--grids", nargs="+", help="grids by name; `paper` for all of the paper")
-    parser.add_argument("--methods", help="only these, with commas; `trained` for ten that train")
-    parser.add_argument("--views", type=int, help="crops of each image, kept; 0: whole images")
-    parser.add_argument("--out", type=Path, help="where the JSON goes")
+    parser.add_argument("--grids", nargs="+", help="grids by name; `paper` for all of the paper's")
+    parser.add_argument(
+        "--methods", help="only these, separated by commas; `trained`: the ten that train"
+    )
+    parser.add_argument("--views", type=int, help="cached crops of each image; 0: whole images")
+    parser.add_argument("--out", type=Path, help="the JSON file to write")
     options = parser.parse_args()
     if options.runs:
         content = report(measured(options.runs), lambda _: 0.0)

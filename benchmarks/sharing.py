@@ -1,8 +1,8 @@
-"""What the runner gains by sharing: the same runs with it, and each for itself.
+"""What sharing gains: the same runs with shared work, and each run on its own.
 
-Interleaved rounds on phantoms with the built-in backbone. "alone" is one process's work per run
-without a common cache of features: what a loop over scripts does. "shared" is `ogkd bench run`.
-The loading of Python and of the backbone is in neither.
+Interleaved rounds on phantoms with the built-in backbone. "alone" runs every run without a common
+cache of features, as a loop over scripts does. "shared" is what `ogkd bench run` does. Neither
+includes loading Python and the backbone.
 
     python benchmarks/sharing.py --out runs/sharing.json
 """
@@ -19,11 +19,11 @@ from statistics import median
 import torch
 
 from ogkd.backbones import load_backbone
-from ogkd.bench.engines import make_job, prepare
 from ogkd.bench.grid import Grid, expand
-from ogkd.bench.results import RunsFolder
-from ogkd.bench.run import Runner, group_runs
-from ogkd.bench.work import work
+from ogkd.bench.runner import Runner, group_runs
+from ogkd.bench.runs import RunsFolder
+from ogkd.bench.worker import run_groups
+from ogkd.bench.workers import make_job, prepare
 from ogkd.files import write_json
 
 GRID = {
@@ -38,26 +38,26 @@ GRID = {
 
 
 def shared(grid: Grid, root: Path) -> float:
-    """Seconds of all runs with common features, texts and passes."""
+    """Seconds of all runs with shared features, texts and passes."""
     plan, sources = expand(grid)
     folder = RunsFolder(root / "runs")
     prepare(folder, plan)
     backbone = load_backbone("builtin")
     job = make_job(plan, sources, "builtin")
     began = time.perf_counter()
-    work(folder, job.groups(), Runner(lambda: backbone, sources), lambda _: None)
+    run_groups(folder, job.groups(), Runner(lambda: backbone, sources), lambda _: None)
     return time.perf_counter() - began
 
 
 def alone(grid: Grid, root: Path) -> float:
-    """Seconds of the same runs, each with an empty cache and a pass of its own."""
+    """Seconds of the same runs, each with an empty cache and its own pass."""
     plan, sources = expand(grid)
     backbone = load_backbone("builtin")
     total = 0.0
     for number, cell in enumerate(plan.cells):
         os.environ["OGKD_CACHE"] = str(root / str(number))
         runner = Runner(lambda: backbone, sources)
-        runner._open(cell.spec.dataset)  # phantoms are drawn outside of the measurement
+        runner._open(cell.spec.dataset)  # draw the phantoms before the measurement
         began = time.perf_counter()
         runner.run(group_runs([cell.spec])[0])
         total += time.perf_counter() - began
@@ -65,7 +65,7 @@ def alone(grid: Grid, root: Path) -> float:
 
 
 def main() -> None:
-    """Measure and write."""
+    """Measure both and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("runs/sharing.json"))
     parser.add_argument("--rounds", type=int, default=3)

@@ -52,3 +52,16 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 image = rng.integers(0, 120, (40, 48, 3)) + 60 * label
                 Image.fromarray(image.astype(np.uint8)).save(folder / f"{index}.png")
     return root
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that slow.txt lists, by file or by name."""
+    root = Path(__file__).parent
+    listed = {
+        line.split("#")[0].strip()
+        for line in (root / "slow.txt").read_text(encoding="utf-8").splitlines()
+    } - {""}
+    for item in items:
+        file = item.path.relative_to(root).as_posix() if item.path.is_relative_to(root) else ""
+        if {file, f"{file}::{item.name.partition('[')[0]}"} & listed:
+            item.add_marker(pytest.mark.slow)

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ogkd.bench.results import Cell, Plan, Predictions, RunsFolder
-from ogkd.bench.spec import RunSpec
+from ogkd.bench.runs import Cell, Plan, Predictions, RunsFolder, RunSpec
 
 
 def make_plan(cells: Sequence[tuple[str, RunSpec]], table: str, **fields: Any) -> Plan:

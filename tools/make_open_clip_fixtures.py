@@ -1,7 +1,7 @@
 """Make the parity fixtures with the real open_clip, in an environment of its own.
 
 Needs open_clip_torch, timm, transformers and safetensors; none of them but the last two is a
-dependency of ogkd. `docs/parity.md` has the commands.
+dependency of ogkd. `docs/evidence/parity.md` has the commands.
 
     python tools/make_open_clip_fixtures.py                            the committed fixtures
     python tools/make_open_clip_fixtures.py --full-size DIR --config F  one random model of F's size

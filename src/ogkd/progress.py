@@ -1,4 +1,4 @@
-"""Progress bars on long work: on standard error, and silent where nobody watches."""
+"""Progress bars for long work, on standard error; silent unless that is a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Bar", "progress_bar"]
 
 
 class Bar:
-    """One line of progress; `advance` moves it, `describe` changes its words."""
+    """One line of progress."""
 
     def __init__(self, progress: Progress, total: int | None, description: str) -> None:
         self._progress = progress
@@ -29,13 +29,13 @@ class Bar:
         self._progress.advance(self._task, steps)
 
     def describe(self, note: str) -> None:
-        """Set the words behind the bar, such as a rate or a loss."""
+        """Set the text after the bar, such as a rate or a loss."""
         self._progress.update(self._task, note=note)
 
 
 @contextmanager
 def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
-    """A bar for `total` steps (None: unknown), shown only on a terminal."""
+    """Show a bar for `total` steps (None: unknown), on a terminal only."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),

@@ -142,7 +142,7 @@ class started:  # noqa: N801 - reads as a verb
         self.process.stdout.close()
         self.log.close()
         said = (self.place / "log.txt").read_text()
-        assert (code, last) == (0, "Ended; no upload is kept.\n"), said
+        assert (code, last) == (0, "Stopped; no upload is kept.\n"), said
         assert "Traceback" not in said, said
         assert not self.calls.exists(), self.calls.read_text()
         assert list((self.place / "temp").glob("ogkd-app-*")) == []

@@ -15,18 +15,22 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 def tools() -> tuple[str, str, Path]:
-    """Node, Chromium and playwright-core, or a skip that says what is missing."""
+    """Node, Chromium and playwright-core, or a skip that says what is missing.
+
+    With OGKD_REQUIRE_BROWSER set, as in .ci/run, what is missing is a failure.
+    """
+    missing = pytest.fail if os.environ.get("OGKD_REQUIRE_BROWSER") else pytest.skip
     node = shutil.which("node")
     names = ("chromium", "chromium-browser", "google-chrome")
     chromium = os.environ.get("OGKD_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     root = Path(os.environ.get("OGKD_PLAYWRIGHT") or REPOSITORY / ".venv" / "node")
     core = root / "node_modules" / "playwright-core" / "index.js"
     if node is None or chromium is None:
-        pytest.skip("node or chromium is not installed")
+        missing("node or chromium is not installed")
     if not core.is_file():
-        pytest.skip(
-            f"no playwright-core in {root}: npm install --prefix .venv/node playwright-core, or "
-            "set OGKD_PLAYWRIGHT to a folder that has it in node_modules"
+        missing(
+            f"no playwright-core in {root}: run `make browser`, or set OGKD_PLAYWRIGHT to a folder "
+            "that has it in node_modules"
         )
     return node, chromium, core
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ogkd.backbones import load_backbone
-from ogkd.backbones.builtin import BUILTIN_FOLDER, load_builtin
+from ogkd.backbones.loading import BUILTIN_FOLDER, load_builtin
 from ogkd.errors import BackboneError
 from tiny_backbones import TEXTS, make_clip
 

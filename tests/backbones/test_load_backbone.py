@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ogkd.backbones import load_backbone
-from ogkd.backbones._load import detect_format, resolve, resolve_device
 from ogkd.backbones.catalog import Record, catalog
+from ogkd.backbones.loading import detect_format, resolve, resolve_device
 from ogkd.errors import BackboneError, ConfigError
 from tiny_backbones import SIZE, TEXTS, make_clip, make_dual, make_siglip
 
@@ -68,18 +68,18 @@ def test_unknown_names_and_paths_have_their_own_messages(tmp_path: Path) -> None
     with pytest.raises(BackboneError, match="There is no folder"):
         load_backbone("./absent")
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(BackboneError, match=r"is a file\. Pass the folder"):
+    with pytest.raises(BackboneError, match=r"is a file\. Give the folder"):
         load_backbone(str(tmp_path / "model.safetensors"))
 
 
 def test_a_folder_without_a_model_is_told_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(BackboneError, match=r"Looked for open_clip_config\.json.*clip, siglip"):
+    with pytest.raises(BackboneError, match=r"It needs open_clip_config\.json.*clip, siglip"):
         load_backbone(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(BackboneError, match="model_type 'llama'"):
         load_backbone(tmp_path)
     (tmp_path / "config.json").write_text("not json")
-    with pytest.raises(BackboneError, match="Looked for"):
+    with pytest.raises(BackboneError, match="It needs"):
         load_backbone(tmp_path)
 
 

@@ -140,7 +140,7 @@ def test_a_truncated_weight_file_is_refused(folder: Path, kept: int) -> None:
     path.write_bytes(path.read_bytes()[:kept])
     message = refusal(folder)
     assert str(path) in message
-    assert "damaged, cut short" in message
+    assert "damaged, incomplete" in message
     assert "ogkd backbones fetch some-clip" in message
 
 
@@ -245,7 +245,7 @@ def test_a_text_tower_of_another_kind_is_refused(folder: Path) -> None:
 
 def test_a_width_that_does_not_tell_its_heads_asks_for_the_configuration(folder: Path) -> None:
     (folder / "config.json").unlink()
-    assert "how many attention heads" in refusal(folder)
+    assert "the number of attention heads does not follow" in refusal(folder)
 
 
 def test_a_standard_width_tells_the_text_towers_shape_without_a_configuration() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import TextDropout, Tokens
-from ogkd.backbones.transformers_clip import load_transformers
+from ogkd.backbones.transformers_format import load_transformers
 from ogkd.errors import BackboneError
 from tiny_backbones import CONTEXT, SIZE, TEXTS, make_clip, make_dual, make_siglip
 

@@ -141,8 +141,8 @@ def test_published_outputs_pass_fail_or_say_what_is_missing(
     assert "largest difference" in failed.found
     skipped = verify._check_published(backbone, examples_folder(record), record)
     assert skipped.status == "SKIP"
-    assert "fetch biomedclip --examples" in skipped.fix
-    assert "--images" in skipped.fix
+    assert "fetch the example images of biomedclip" in skipped.fix
+    assert "give a folder that has them" in skipped.fix
 
 
 def test_the_packaged_figures_are_the_published_ones(shared: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ogkd.bench.results import Cell, Plan, Predictions, RunsFolder
-from ogkd.bench.spec import RunSpec
+from ogkd.bench.runs import Cell, Plan, Predictions, RunsFolder, RunSpec
 
 DATASETS = {
     "retina": ("diabetic retinopathy", "glaucoma", "cataract", "normal retina"),

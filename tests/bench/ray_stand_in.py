@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ogkd.bench.ray_worker import Answer, Hello
-from ogkd.bench.results import Predictions
-from ogkd.bench.run import Finished
+from ogkd.bench.ray_actor import GroupAnswer, NodeState
+from ogkd.bench.runner import RunResult
+from ogkd.bench.runs import Predictions
 
 
 class Lost(Exception):
@@ -36,7 +36,7 @@ class StandIn:
         def method(name):
             return SimpleNamespace(remote=lambda *given: (next(self.order), name, worker, given))
 
-        return SimpleNamespace(hello=method("hello"), encode=method("encode"), run=method("run"))
+        return SimpleNamespace(start=method("start"), encode=method("encode"), run=method("run"))
 
     def wait(self, references, **_):
         return [min(references, key=lambda reference: reference[0])], []  # first asked, first done
@@ -60,22 +60,22 @@ def results(group, data="images"):
     names = {"class_names": {"test": ["a"]}, "normal": {"test": []}, "seconds": {"train": 1.0}}
     result = {"metrics": {"test": {"accuracy": 1.0}}, "backbone_digest": "d", **names}
     result["data_sha256"] = data
-    return [Finished(spec, result, {"test": one}) for spec in group.specs]
+    return [RunResult(spec, result, {"test": one}) for spec in group.specs]
 
 
 class Quick:
     """A worker that has its results at once."""
 
-    hello_ = Hello("node", "d", shares_cache=True)
+    state = NodeState("node", "d", shares_cache=True)
 
     def __init__(self, *_):
         pass
 
-    def hello(self):
-        return self.hello_
+    def start(self):
+        return self.state
 
     def encode(self, paths):
         return None
 
     def run(self, group):
-        return Answer(results(group))
+        return GroupAnswer(results(group))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import gaussian_kde
 
-from ogkd.bench import compare, stats, summary
+from ogkd.bench import compare, stats, tidy
 from ogkd.bench.analysis import (
     both_wrong,
     density,
@@ -21,7 +21,6 @@ from ogkd.bench.analysis import (
     right,
     wins,
 )
-from ogkd.bench.figures import averages
 
 P_A = np.array([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.1, 0.3, 0.6], [0.3, 0.4, 0.3]])
 P_B = np.array([[0.2, 0.7, 0.1], [0.6, 0.3, 0.1], [0.1, 0.2, 0.7], [0.1, 0.8, 0.1]])
@@ -121,7 +120,7 @@ def test_the_harmonic_mean_of_the_papers_average_row() -> None:
 
 
 def test_tables_figures_and_differences_share_one_harmonic_mean() -> None:
-    for module in (summary, stats, compare, averages):
+    for module in (tidy, stats, compare):
         assert module.harmonic_mean is harmonic_mean
 
 
@@ -138,7 +137,7 @@ def test_density_of_probabilities_keeps_its_whole_mass_between_zero_and_one() ->
     found = density(values, grid, bounds=(0.0, 1.0))
     assert found is not None
     assert np.trapezoid(found, grid) == pytest.approx(1.0, abs=2e-3)
-    assert np.trapezoid(gaussian_kde(values)(grid), grid) < 0.97  # what is mended
+    assert np.trapezoid(gaussian_kde(values)(grid), grid) < 0.97  # without reflection
 
 
 @pytest.mark.parametrize("values", [[], [0.3], [0.3, 0.3, 0.3]])

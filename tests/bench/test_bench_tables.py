@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ogkd.bench.results import Plan, RunsFolder
-from ogkd.bench.spec import RunSpec
-from ogkd.bench.summary import METRICS, Summary
+from ogkd.bench.runs import Plan, RunsFolder, RunSpec
 from ogkd.bench.tables import make_table
+from ogkd.bench.tidy import Summary
 from ogkd.errors import ConfigError
+from ogkd.evaluation.names import METRICS
 from tiny_runs import make_plan, write_run
 
 Accuracy = dict[tuple[str, str, int], list[float]]  # by dataset, method and shots: of each seed
@@ -72,7 +72,7 @@ def test_few_shot_means_over_seeds_then_datasets(done: tuple[RunsFolder, Plan]) 
     assert list(cells) == ["Average over 2 datasets", "busi", "covid"]
     assert cells["busi"]["coop"]["K=1"] == "45.0 ± 5.0"
     assert cells["covid"]["ogkd"] == {"K=1": "20.0 ± 0.0", "K=4": "**51.0 ± 1.0**"}
-    # (45 + 30) / 2, and the mean of 5 and 0
+    # By seed (40 + 30) / 2 and (50 + 30) / 2.
     assert cells["Average over 2 datasets"]["coop"]["K=1"] == "**37.5 ± 2.5**"
 
 
@@ -90,7 +90,7 @@ def test_equal_as_printed_is_equal(folder: RunsFolder) -> None:
     scores = {("busi", name, 1): [value] for name, value in (("coop", 0.5001), ("ogkd", 0.5002))}
     plan = _few_shot(folder, scores)
     cells = _markdown(make_table(folder, plan))["busi"]
-    assert cells["coop"]["K=1"] == cells["ogkd"]["K=1"] == "**50.0 ± 0.0**"
+    assert cells["coop"]["K=1"] == cells["ogkd"]["K=1"] == "**50.0**"  # one seed has no spread
     latex = make_table(folder, plan, format="latex")  # two decimals tell them apart
     assert "ogkd & \\textbf{50.02" in latex
     assert "coop & 50.01" in latex
@@ -107,8 +107,8 @@ def test_an_average_with_missing_runs_is_in_brackets_and_not_ranked(folder: Runs
     plan = _few_shot(folder, SCORES, missing=("covid", "ogkd", 4, 2))
     text = make_table(folder, plan)
     cells = _markdown(text)
-    assert cells["Average over 2 datasets"]["ogkd"]["K=4"] == "(60.0 ± 0.0, 1/2)"
-    assert cells["covid"]["ogkd"]["K=4"] == "(50.0 ± 0.0)"
+    assert cells["Average over 2 datasets"]["ogkd"]["K=4"] == "(60.0, 1/2)"
+    assert cells["covid"]["ogkd"]["K=4"] == "(50.0)"  # one seed is left
     assert cells["Average over 2 datasets"]["coop"]["K=4"].startswith("**")
     assert "not compared" in text
 
@@ -282,7 +282,7 @@ def test_narrow_latex_blocks_stand_three_to_a_line(folder: RunsFolder) -> None:
 def test_two_rows_of_one_label_are_refused(folder: RunsFolder) -> None:
     specs = [RunSpec(dataset="busi", method="ogkd", settings={"tau": tau}) for tau in (1, 2)]
     plan = make_plan([("ogkd", spec) for spec in specs], "few-shot")
-    with pytest.raises(ConfigError, match="label of its own"):
+    with pytest.raises(ConfigError, match="several runs of 'ogkd' that differ in settings"):
         make_table(folder, plan)
 
 
@@ -305,11 +305,12 @@ def test_every_measure_of_a_run_can_be_shown() -> None:
 
 
 def test_a_summary_averages_over_chosen_datasets(done: tuple[RunsFolder, Plan]) -> None:
-    summary = Summary(*done)
-    (place, *_) = summary.places
-    amount = summary.average("coop", place, "test", ["covid"])
-    assert amount is not None
-    assert (amount.value, amount.done, amount.planned) == (pytest.approx(0.3), 1, 1)
+    folder, plan = done
+    summary = Summary(plan, folder.finished(plan))
+    (condition, *_) = summary.conditions
+    found = summary.average("coop", condition, "test", ["covid"])
+    assert found is not None
+    assert (found.value, found.done, found.planned) == (pytest.approx(0.3), 1, 1)
 
 
 def test_a_table_says_where_there_were_fewer_images_than_k(folder: RunsFolder) -> None:

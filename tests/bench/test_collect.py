@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ogkd.bench.collect import collect
-from ogkd.bench.results import RunsFolder
-from ogkd.bench.spec import RunSpec
+from ogkd.bench.runs import RunsFolder, RunSpec
+from ogkd.bench.tidy import collect
 from ogkd.errors import DataError
 from tiny_runs import make_plan, write_run
 
@@ -76,5 +75,5 @@ def test_phases_that_only_some_runs_have_are_columns_for_all(folder: RunsFolder)
 
 
 def test_a_folder_without_runs_says_how_to_make_some(folder: RunsFolder) -> None:
-    with pytest.raises(DataError, match="ogkd bench run"):
+    with pytest.raises(DataError, match="Run a grid into this folder first"):
         collect(folder)

@@ -9,14 +9,12 @@ import pytest
 
 from ogkd.bench.compare import (
     Comparison,
-    catalogue_name,
     compare_with_published,
     comparison_csv,
     comparison_markdown,
-    published,
 )
-from ogkd.bench.results import RunsFolder
-from ogkd.bench.spec import RunSpec
+from ogkd.bench.paper import benchmark_of, published
+from ogkd.bench.runs import RunsFolder, RunSpec
 from ogkd.datasets.catalog import benchmarks
 from tiny_runs import make_plan
 
@@ -33,7 +31,7 @@ def _write(
     classes: tuple[str, ...] | None = None,
 ) -> None:
     """A run on the benchmark's classes, or on others, of which the first half are base classes."""
-    record = benchmarks().get(catalogue_name(spec) or "")
+    record = benchmarks().get(benchmark_of(spec) or "")
     parts = accuracy if isinstance(accuracy, dict) else {"test": accuracy}
     names, base = ("sick", "healthy"), 1
     if record is not None:
@@ -81,13 +79,13 @@ def _printed(dataset: str, method: str, part: str, flips: int = 0) -> float:
 def test_a_dataset_is_known_by_any_of_its_names_but_a_phantom_never(
     spec: RunSpec, name: str | None
 ) -> None:
-    assert catalogue_name(spec) == name
+    assert benchmark_of(spec) == name
 
 
 def test_every_benchmark_is_found_by_its_title_and_folder() -> None:
     for name, record in benchmarks().items():
         for text in (name, record.title, record.folder):
-            assert catalogue_name(RunSpec(dataset=text, method="ogkd")) == name
+            assert benchmark_of(RunSpec(dataset=text, method="ogkd")) == name
 
 
 def _base_to_novel(
@@ -250,7 +248,7 @@ def test_where_all_classes_are_others_the_average_says_so(folder: RunsFolder) ->
 def test_the_backbone_of_ours_is_said_above_the_table(folder: RunsFolder) -> None:
     rows = _ogkd(folder, {"RETINA": RETINA}, "base-to-novel", backbone="small-proxy")
     lines = comparison_markdown(list(rows.values())).splitlines()
-    assert lines[0] == "Backbone of ours: small-proxy. Of the published numbers: BiomedCLIP."
+    assert lines[0] == "Our backbone: small-proxy. The published numbers': BiomedCLIP."
     assert lines[2].startswith("| table ")
     table = csv.DictReader(io.StringIO(comparison_csv(list(rows.values()))))
     assert {row["backbone"] for row in table} == {"small-proxy"}

@@ -15,12 +15,11 @@ from fake_runs import specs, write
 from PIL import Image
 
 from ogkd.bench.figures import FIGURES, make_figures
-from ogkd.bench.figures.averages import average, harmonic, spread
-from ogkd.bench.figures.pairing import choose_pair, paired
+from ogkd.bench.figures.curves import panel_of
+from ogkd.bench.figures.inputs import choose_pair, paired
 from ogkd.bench.figures.panels import gain
-from ogkd.bench.figures.selective import mean_curve
-from ogkd.bench.results import Plan, Predictions, RunsFolder
-from ogkd.bench.spec import RunSpec
+from ogkd.bench.figures.per_dataset import mean_curve
+from ogkd.bench.runs import Plan, Predictions, RunsFolder, RunSpec
 from ogkd.errors import ConfigError, DataError
 
 
@@ -53,7 +52,7 @@ def test_an_average_is_over_seeds_then_datasets_and_deviates_as_the_seeds_averag
         ("a", 1.0): {"x": {1: 50.0, 2: 60.0}, "y": {1: 80.0, 2: 70.0}},
         ("a", 4.0): {"x": {1: 60.0, 2: 64.0}, "y": {1: 80.0, 2: 88.0}},
     }
-    (curve,) = average(values, "").curves
+    (curve,) = panel_of("", "test", values).curves
     assert curve.x.tolist() == [1.0, 4.0]
     assert curve.mean.tolist() == [65.0, 73.0]
     # By seed: (50+80)/2, (60+70)/2 at 1; (60+80)/2, (64+88)/2 at 4; population deviation.
@@ -62,7 +61,8 @@ def test_an_average_is_over_seeds_then_datasets_and_deviates_as_the_seeds_averag
 
 def test_a_dataset_that_lacks_a_point_is_left_out_of_all() -> None:
     cells = {"x": {1: 50.0}, "y": {1: 90.0}}
-    panel = average({("a", 1.0): cells, ("b", 1.0): cells, ("b", 4.0): {"x": {1: 70.0}}}, "")
+    values = {("a", 1.0): cells, ("b", 1.0): cells, ("b", 4.0): {"x": {1: 70.0}}}
+    panel = panel_of("", "test", values)
     assert panel.datasets == ("x",)
     assert panel.left_out == ("y",)
     assert [curve.mean.tolist() for curve in panel.curves] == [[50.0], [50.0, 70.0]]
@@ -71,7 +71,8 @@ def test_a_dataset_that_lacks_a_point_is_left_out_of_all() -> None:
 
 def test_a_point_that_few_datasets_have_does_not_cost_the_others_their_datasets() -> None:
     full = {name: {1: 50.0} for name in "uvwxyz"}
-    panel = average({("a", 1.0): full, ("a", 4.0): full, ("slow", 4.0): {"u": {1: 9.0}}}, "")
+    values = {("a", 1.0): full, ("a", 4.0): full, ("slow", 4.0): {"u": {1: 9.0}}}
+    panel = panel_of("", "test", values)
     assert len(panel.datasets) == 6
     assert [curve.label for curve in panel.curves] == ["a"]
     assert panel.left_out == ("slow at 4",)
@@ -80,13 +81,8 @@ def test_a_point_that_few_datasets_have_does_not_cost_the_others_their_datasets(
 def test_hm_is_of_the_averages_and_not_the_mean_of_hms() -> None:
     base = {("a", 0.0): {"x": {1: 90.0}, "y": {1: 50.0}}}
     novel = {("a", 0.0): {"x": {1: 30.0}, "y": {1: 50.0}}}
-    (curve,) = harmonic(base, novel, "").curves
+    (curve,) = panel_of("", "hm", base, novel).curves
     assert curve.mean[0] == pytest.approx(2 * 70 * 40 / 110)  # the mean of HMs would be 47.5
-
-
-def test_spread_needs_two_runs() -> None:
-    assert math.isnan(spread([1.0]))
-    assert spread([1.0, 3.0]) == 1.0
 
 
 def test_a_gain_is_where_both_methods_have_a_point() -> None:
@@ -94,7 +90,7 @@ def test_a_gain_is_where_both_methods_have_a_point() -> None:
         ("ours", 10.0): {"x": {1: 60.0}}, ("ours", 20.0): {"x": {1: 70.0}},
         ("theirs", 10.0): {"x": {1: 57.5}}, ("ours", None): {"x": {1: 99.0}},
     }  # fmt: skip
-    x, delta = gain(average(values, "").curves, ("ours", "theirs"))
+    x, delta = gain(panel_of("", "test", values).curves, ("ours", "theirs"))
     assert (x.tolist(), delta.tolist()) == ([10.0], [2.5])
 
 
@@ -246,7 +242,9 @@ def test_a_single_image_gives_strokes_and_says_that_there_is_no_density(tmp_path
     won, mass = drawn(tmp_path, ["wins", "disease-mass"], made)
     assert texts(won).count("one value: no density") == 2
     assert "no such image" in texts(mass)
-    with pytest.raises(ConfigError, match="no image that 'biomedcoop' has right and 'ogkd' wrong"):
+    with pytest.raises(
+        ConfigError, match="no image on which 'biomedcoop' is right and 'ogkd' wrong"
+    ):
         make_figures(*made, tmp_path, names=["losses"])
 
 
@@ -279,7 +277,7 @@ def test_wrong_names_and_labels_are_answered_with_the_nearest(tmp_path: Path) ->
     folder, plan = write(tmp_path, specs(datasets=["busi"], shots=[4], seeds=[1]))
     with pytest.raises(ConfigError, match=r"Unknown figure 'gama'.* mean 'gamma'"):
         make_figures(folder, plan, tmp_path, names=["gama"])
-    with pytest.raises(ConfigError, match=r"called 'biomedcop'.* mean 'biomedcoop'"):
+    with pytest.raises(ConfigError, match=r"labelled 'biomedcop'.* mean 'biomedcoop'"):
         make_figures(folder, plan, tmp_path, pair=("OGKD", "biomedcop"))
     with pytest.raises(ConfigError, match="with itself"):
         make_figures(folder, plan, tmp_path, pair=("ogkd", "OGKD"))

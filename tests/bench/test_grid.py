@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
 from collections import Counter
+from importlib.resources import files
 
 import pytest
 
@@ -88,8 +91,67 @@ def test_an_unknown_or_broken_grid_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="Did you mean 'paper/few-shot'"):
         read_grid("paper/few-shots")
     (tmp_path / "bad.toml").write_text("shots = [1,")
-    with pytest.raises(ConfigError, match="not TOML"):
+    with pytest.raises(ConfigError, match="not valid TOML"):
         read_grid(tmp_path / "bad.toml")
+
+
+# The runs of every shipped grid when each was a file of its own: digest and number. They name
+# folders of results, so they must never change.
+SHIPPED = {
+    "paper/base-to-novel": ("fbb8176e28122224", 240),
+    "phantoms/base-to-novel": ("23147e01b7f8facc", 24),
+    "real-small/base-to-novel": ("d83bde0cebbac7ab", 48),
+    "paper/budget": ("9f13ba787a94928b", 1650),
+    "phantoms/budget": ("3cfccaaa7d1f3b50", 48),
+    "real-small/budget": ("9835c32fee5c966c", 120),
+    "paper/class-gamma": ("38156baf2208d1e4", 42),
+    "phantoms/class-gamma": ("7149eedecb193461", 8),
+    "real-small/class-gamma": ("c1d6ffa8dc2ef655", 12),
+    "paper/components": ("ab7ca2255f0f6c3d", 90),
+    "phantoms/components": ("23debeff06200b00", 12),
+    "real-small/components": ("6d99b827c5d7640e", 18),
+    "paper/components-few-shot": ("a931c77a77c361fb", 495),
+    "phantoms/components-few-shot": ("2576fbe66683308e", 24),
+    "real-small/components-few-shot": ("9937070acfdd1302", 54),
+    "paper/few-shot": ("754ff016ff104404", 2310),
+    "phantoms/few-shot": ("f2d608630736ce92", 144),
+    "real-small/few-shot": ("77b01ab17141d05f", 432),
+    "paper/gamma": ("306ad1008818c55d", 363),
+    "phantoms/gamma": ("7fe6bce6ce686706", 12),
+    "real-small/gamma": ("413ba2a23876c545", 24),
+    "paper/lgd-variants": ("fadc722997664929", 90),
+    "phantoms/lgd-variants": ("4549060a24bd65e2", 12),
+    "real-small/lgd-variants": ("ad3f2d494c652cc6", 18),
+    "paper/lgd-variants-few-shot": ("050205283fe6c143", 495),
+    "phantoms/lgd-variants-few-shot": ("a74f875ca85e1b33", 24),
+    "real-small/lgd-variants-few-shot": ("03930e3e15a560a0", 54),
+    "paper/noise-base-to-novel": ("c308e78ab2e1fd2d", 300),
+    "phantoms/noise-base-to-novel": ("cca350fa71f16372", 24),
+    "real-small/noise-base-to-novel": ("de7fdfe74e50df10", 36),
+    "paper/noise-few-shot": ("77df16fc0db24195", 330),
+    "phantoms/noise-few-shot": ("fb9ef197a9eae9f1", 24),
+    "real-small/noise-few-shot": ("a8e717b4dba0d46e", 36),
+}
+
+
+def test_the_shipped_grids_are_eleven_protocols_in_three_variants():
+    assert set(protocols()) == set(SHIPPED)
+    assert len(SHIPPED) == 11 * 3
+    folder = files("ogkd.bench") / "protocols"
+    assert len([file for file in folder.iterdir() if file.name.endswith(".toml")]) == 11 + 1
+
+
+@pytest.mark.parametrize(("name", "expected"), sorted(SHIPPED.items()))
+def test_the_runs_of_a_shipped_grid_keep_their_names(name, expected, tmp_path):
+    root = tmp_path / "small"  # the folder's name is part of a run
+    for dataset, label in itertools.product(("COVID_19", "Mine"), ("a", "b", "c", "normal_d")):
+        (root / dataset / "train" / label).mkdir(parents=True)
+    grid = read_grid(name, {"data": str(root)} if name.startswith("real-small") else {})
+    plan, _ = expand(grid)
+    cells = [[cell.label, cell.spec.hash] for cell in plan.cells]
+    content = [plan.name, plan.title, plan.table, plan.sweep, grid.backbone, cells]
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+    assert (digest, len(cells)) == expected
 
 
 @pytest.mark.parametrize("name", sorted(protocols()))

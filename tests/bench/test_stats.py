@@ -8,15 +8,14 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from ogkd.bench.results import Plan, Predictions, Run, RunsFolder
-from ogkd.bench.spec import RunSpec
+from ogkd.bench.runs import FinishedRun, Plan, Predictions, RunsFolder, RunSpec
 from ogkd.bench.stats import compare_labels, compare_methods, differences_markdown, resample
-from ogkd.bench.summary import At
+from ogkd.bench.tidy import Condition
 from ogkd.errors import ConfigError, DataError
 from tiny_runs import make_plan, write_run
 
 
-class Simulated(Run):
+class Simulated(FinishedRun):
     """A run that holds its predictions itself."""
 
     def predictions(self, part: str = "test") -> Predictions:
@@ -26,7 +25,7 @@ class Simulated(Run):
         return Predictions(labels, np.eye(2, dtype=np.float32)[guess], np.eye(2, dtype=np.float32))
 
 
-def make(method: str, right: dict[str, np.ndarray]) -> list[Run]:
+def make(method: str, right: dict[str, np.ndarray]) -> list[FinishedRun]:
     """Runs of a method from what was right: {dataset: [S, N]}, seeds from 1."""
     return [
         Simulated(
@@ -179,7 +178,7 @@ def test_of_a_half_finished_plan_what_can_be_compared_is_and_the_rest_is_named(
     )
     found = compare_labels(folder, plan, "ogkd", "coop")
     assert [place.shots for place in found.columns] == [16]
-    assert found.columns[At(16, 0, None)].mean == pytest.approx(0.25)
+    assert found.columns[Condition(16, 0, None)].mean == pytest.approx(0.25)
     assert {place.shots: reason for place, reason in found.missing.items()} == {
         1: "The two methods have no finished runs on the same dataset.",
         4: "No finished runs of coop.",
@@ -188,7 +187,7 @@ def test_of_a_half_finished_plan_what_can_be_compared_is_and_the_rest_is_named(
     assert lines[2].startswith("| K=16 | mean of 1 | +25.00 | ")
     assert lines[4:] == [
         "",
-        "- K=16: without two, where they have no runs in common.",
+        "- K=16: without two, on which they have no common runs.",
         "- K=1: not compared. The two methods have no finished runs on the same dataset.",
         "- K=4: not compared. No finished runs of coop.",
     ]
@@ -197,13 +196,13 @@ def test_of_a_half_finished_plan_what_can_be_compared_is_and_the_rest_is_named(
 def test_where_no_column_can_be_compared_every_reason_is_given(tmp_path: Path) -> None:
     folder = RunsFolder(tmp_path)
     plan = _half_finished(folder, [("ogkd", "one", 4, 1), ("coop", "one", 4, 2)])
-    with pytest.raises(DataError, match="'ogkd' and 'coop' can be compared") as error:
+    with pytest.raises(DataError, match="'ogkd' and 'coop' cannot be compared") as error:
         compare_labels(folder, plan, "ogkd", "coop")
     assert "K=1: No finished runs of ogkd and coop." in str(error.value)
-    assert "K=4: The two methods have no seed in common on one." in str(error.value)
+    assert "K=4: The two methods have no common seed on one." in str(error.value)
     swept = [RunSpec(dataset="one", method="ogkd", shots=k) for k in (1, 2)]
     plan = make_plan([("a", swept[0]), ("b", swept[1])], "few-shot")
-    with pytest.raises(DataError, match="no column in common"):
+    with pytest.raises(DataError, match="no common column"):
         compare_labels(folder, plan, "a", "b")
 
 
@@ -223,7 +222,7 @@ def test_hm_of_base_and_novel_is_compared_as_published(tmp_path: Path) -> None:
     plan = make_plan(cells, "base-to-novel")
     answer = compare_labels(folder, plan, "ogkd", "coop")
     ((place, found),) = answer.columns.items()
-    assert place == At(16, 0, None)
+    assert place == Condition(16, 0, None)
     means = [[float(x.mean()) for x in part] for part in (base, novel)]
     hms = [2 * b * n / (b + n) for b, n in zip(*means, strict=True)]
     assert found.mean == pytest.approx(hms[0] - hms[1], abs=1e-6)
@@ -255,7 +254,7 @@ def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
     a = make("ogkd", {"one": table[0]})
     with pytest.raises(DataError, match="same dataset"):
         compare_methods(a, make("coop", {"two": table[1]}))
-    with pytest.raises(DataError, match="no seed in common on one"):
+    with pytest.raises(DataError, match="no common seed on one"):
         compare_methods(a[:1], make("coop", {"one": table[1]})[1:])
     with pytest.raises(ConfigError, match="have seed 1"):
         compare_methods([*a, a[0]], a)
@@ -266,5 +265,5 @@ def test_refusals_name_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="100 resamples"):
         compare_methods(a, a, resamples=10)
     plan = make_plan([("ours", a[0].spec)], "few-shot")
-    with pytest.raises(ConfigError, match=r"no row 'theirs'. Rows: ours"):
+    with pytest.raises(ConfigError, match=r"no row 'theirs'. Its rows: ours"):
         compare_labels(RunsFolder(tmp_path), plan, "ours", "theirs")

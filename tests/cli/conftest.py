@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import ogkd as library
-from ogkd.backbones import builtin
-from ogkd.backbones.transformers_clip import load_transformers
+from ogkd.backbones import loading
+from ogkd.backbones.transformers_format import load_transformers
 from ogkd.cli import main
 from tiny_backbones import make_clip
 from tiny_data import FAST, write_dataset
@@ -98,4 +98,4 @@ def tiny_builtin(clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*, device: object) -> object:
         return load_transformers(clip, name="builtin", device=device)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(builtin, "load_builtin", load)
+    monkeypatch.setattr(loading, "load_builtin", load)

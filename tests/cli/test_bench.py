@@ -49,7 +49,7 @@ def test_from_a_grid_to_tables_and_figures(grid, tmp_path):
     assert re.search(r"done +8\n", ogkd("plan", grid, "--out", runs).output)
     assert "small: 8 done, 0 missing, 0 failed of 8" in ogkd("status", runs).output
     again = ogkd("run", grid, "--out", runs, "--workers", "0")
-    assert "8 done before" in again.output
+    assert "8 of them done already" in again.output
     table = ogkd("table", runs).output
     assert "| gda |" in table
     assert "K=2" in table
@@ -80,7 +80,7 @@ def test_every_grid_of_ours_is_listed():
 def test_a_set_of_grids_is_planned_and_run_together(grid, tmp_path, monkeypatch):
     planned = ogkd("plan", "phantoms").output
     assert planned.count("  missing ") == 11
-    assert re.search(r"In all: \d+ different runs are missing", planned)
+    assert re.search(r"Total: \d+ different runs are missing", planned)
     other = tmp_path / "other.toml"
     other.write_text(GRID.replace('"small"', '"other"').replace("[1, 2]", "[1]"))
     monkeypatch.setattr("ogkd.bench.grid.grid_names", lambda name: [grid, other])
@@ -88,14 +88,14 @@ def test_a_set_of_grids_is_planned_and_run_together(grid, tmp_path, monkeypatch)
     assert answer.exit_code == 0
     assert "8 of 8 runs are finished" in answer.output
     assert "--plan small" in answer.output
-    assert "In all: 0 different runs" in ogkd("plan", "ours", "--out", tmp_path / "runs").output
+    assert "Total: 0 different runs" in ogkd("plan", "ours", "--out", tmp_path / "runs").output
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["plan", "paper/fewshot"], "Did you mean 'paper/few-shot'"),
-        (["run", "phantoms/gamma", "--out", "x", "--engine", "slurm"], "local or ray"),
+        (["run", "phantoms/gamma", "--out", "x", "--address", "auto"], "--address has no effect"),
         (["plan", "phantoms/gamma", "--shots", "few"], "--shots takes numbers"),
         (["plan", "phantoms/gamma", "--seeds", "3-1"], "--seeds takes numbers"),
         (["table", "nowhere"], "not a folder of runs"),

@@ -78,7 +78,7 @@ def test_download_says_where_it_went_and_what_comes_next(ogkd, place, monkeypatc
     assert "ogkd fit kvasir" in outcome.out
     assert [name for name, *_ in asked] == ["btmri", "kvasir"]
     outcome = ogkd("data", "download", "btmri")
-    assert outcome.out == f"btmri is already here: {place / 'btmri'}\n"
+    assert outcome.out == f"btmri is already present: {place / 'btmri'}\n"
     other = place.parent / "other"
     assert f"ogkd fit {other / 'busi'}" in ogkd("data", "download", "busi", "--folder", other).out
     assert asked[2:] == [("busi", other, False)]

@@ -8,7 +8,7 @@ import pytest
 
 import ogkd.cli.demo as demo
 import ogkd.fitting.pipeline as fitting
-from ogkd.backbones.builtin import BUILTIN_FOLDER
+from ogkd.backbones.loading import BUILTIN_FOLDER
 from ogkd.model.classifier import load
 from tiny_data import FAST, write_image
 
@@ -74,14 +74,14 @@ def test_a_demo_replaces_an_earlier_demo_only(ogkd, refused, quick, tmp_path):
     assert ogkd(*words).code == 0
     assert not (out / "models" / "stale").exists()
     (out / "my notes.txt").write_text("x")
-    assert "not a demo's output" in refused(*words)
+    assert "not written by a demo" in refused(*words)
 
 
 def test_a_folder_that_only_looks_like_a_demo_is_left_alone(refused, quick, tmp_path):
     write_image(tmp_path / "mine" / "images" / "holiday.png")
-    assert "not a demo's output" in refused("demo", "--out", tmp_path / "mine")
+    assert "not written by a demo" in refused("demo", "--out", tmp_path / "mine")
     (tmp_path / "file").write_text("x")
-    assert "not a demo's output" in refused("demo", "--out", tmp_path / "file")
+    assert "not written by a demo" in refused("demo", "--out", tmp_path / "file")
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-import ogkd.doctor as doctor
-from ogkd.doctor import Finding
+import ogkd.cli.doctor as doctor
+from ogkd.cli.doctor import Finding
 
 PASS = Finding("PASS", "Python", "3.11")
 WARN = Finding("WARN", "Model hub", "does not answer", "use a network")

@@ -6,14 +6,15 @@ import signal
 import subprocess
 import sys
 import threading
-from importlib.metadata import PackageNotFoundError
+from importlib import metadata
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from huggingface_hub import constants
 
-import ogkd.doctor as doctor
-from ogkd.backbones import builtin
+import ogkd.cli.doctor as doctor
+from ogkd.backbones import loading
 from ogkd.backbones.catalog import catalog
 from ogkd.errors import BackboneError
 from tiny_backbones import make_clip
@@ -21,7 +22,7 @@ from tiny_backbones import make_clip
 
 @pytest.fixture
 def tiny_builtin(bert_backbone, monkeypatch):
-    monkeypatch.setattr(builtin, "load_builtin", lambda **_: bert_backbone)
+    monkeypatch.setattr(loading, "load_builtin", lambda **_: bert_backbone)
 
 
 def only(findings):
@@ -44,7 +45,7 @@ def test_every_check_reports_and_every_trouble_has_a_fix(tiny_builtin, monkeypat
 
 def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(tiny_builtin, monkeypatch):
     monkeypatch.setattr(doctor, "_BF16_PROBE", "pass")
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: 1 / 0)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: 1 / 0)
     found = list(doctor.examine())
     broken = [finding for finding in found if finding.status == "FAIL"]
     assert [finding.what for finding in broken] == ["memory"]
@@ -83,14 +84,14 @@ def test_a_bf16_probe_that_never_ends_is_a_warning(monkeypatch):
 
 
 def test_missing_and_outdated_packages_fail_by_name(monkeypatch):
-    real = doctor.version
+    real = metadata.version
 
     def fake(name):
         if name == "numpy":
-            raise PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return "0.1" if name == "torch" else real(name)
 
-    monkeypatch.setattr(doctor, "version", fake)
+    monkeypatch.setattr(metadata, "version", fake)
     finding = only(doctor._packages())
     assert finding.status == "FAIL"
     assert "numpy is missing" in finding.found
@@ -112,7 +113,7 @@ def test_an_old_python_fails(monkeypatch):
 
 def test_little_memory_is_a_warning(monkeypatch):
     monkeypatch.setattr(
-        doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20, total=2**33)
+        psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20, total=2**33)
     )
     assert only(doctor._memory()).status == "WARN"
 
@@ -127,7 +128,7 @@ def test_the_cache_is_measured_and_need_not_exist_yet(tmp_path, monkeypatch):
     with (tmp_path / "big" / "file").open("wb") as file:
         file.truncate(3 * 2**30)  # takes no room on the disk
     monkeypatch.setenv("OGKD_CACHE", str(tmp_path))
-    assert "holds 3.00 GiB" in next(doctor._cache()).found
+    assert "contains 3.00 GiB" in next(doctor._cache()).found
 
 
 def test_a_cache_that_cannot_be_written_fails(tmp_path, monkeypatch):
@@ -192,7 +193,9 @@ def test_a_hub_that_does_not_answer_is_a_warning(own_hub):
 
 def test_offline_is_a_warning_and_nothing_is_asked(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(doctor, "urlopen", lambda *a, **k: pytest.fail("the network was used"))
+    monkeypatch.setattr(
+        "urllib.request.urlopen", lambda *a, **k: pytest.fail("the network was used")
+    )
     finding = only(doctor._hub())
     assert finding.status == "WARN"
     assert "HF_HUB_OFFLINE" in finding.found
@@ -202,7 +205,7 @@ def test_a_damaged_builtin_model_fails_with_its_own_message(monkeypatch):
     def broken(**_):
         raise BackboneError("The built-in model is not complete.")
 
-    monkeypatch.setattr(builtin, "load_builtin", broken)
+    monkeypatch.setattr(loading, "load_builtin", broken)
     finding = only(doctor._backbones())
     assert (finding.status, finding.found) == ("FAIL", "The built-in model is not complete.")
 

@@ -137,7 +137,7 @@ def test_out_must_be_a_file_of_ours(refused, clip, pictures, tmp_path):
     assert "is a folder" in refused("embed", pictures, "-b", clip, "-o", tmp_path)
     picture = pictures / "b" / "2.png"
     before = picture.read_bytes()
-    assert "left alone" in refused("embed", pictures, "-b", clip, "-o", picture)
+    assert "left unchanged" in refused("embed", pictures, "-b", clip, "-o", picture)
     assert picture.read_bytes() == before
     below = picture / "f.safetensors"
     assert "Cannot write" in refused("embed", pictures, "-b", clip, "-o", below)
@@ -165,5 +165,5 @@ def test_places_that_are_not_there_are_refused(refused, clip, pictures, tmp_path
 def test_more_names_than_a_header_holds_are_refused_before_the_work(
     refused, clip, pictures, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ogkd.cli.embed._MOST_HEADER", 100)
+    monkeypatch.setattr("ogkd.cli.backbones._MOST_HEADER", 100)
     assert "in parts" in refused("embed", pictures, "-b", clip, "-o", tmp_path / "f")

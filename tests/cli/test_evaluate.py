@@ -37,7 +37,7 @@ def test_the_table_has_a_line_for_each_class_and_each_measure(ogkd, fitted, data
         counts = [str(count) for count in expected["confusion"][number]]
         assert line(f"{'ABC'[number]} {name}") == counts
     missed = expected["screening"]["missed"]
-    assert f"{missed} of 4 diseased images are called normal" in outcome.out
+    assert f"{missed} of 4 diseased images are predicted as normal" in outcome.out
     assert "not calibrated" in outcome.out
 
 
@@ -81,6 +81,15 @@ def test_data_that_does_not_fit_is_refused(refused, fitted, data, tmp_path):
         assert f"{option} {tmp_path} is a folder" in refused(
             "evaluate", fitted, data, option, tmp_path
         )
+
+
+def test_a_place_that_cannot_be_written_is_named_with_its_option(ogkd, fitted, data, tmp_path):
+    (tmp_path / "file").write_text("x")
+    for option in ("--out", "--csv", "--report"):
+        words = ("evaluate", fitted, data, "--resamples", 0, option, tmp_path / "file" / "below")
+        outcome = ogkd(*words)
+        assert outcome.code == 2
+        assert outcome.err.endswith(f"Choose another place (option {option}).\n")
 
 
 def test_unreadable_images_are_listed_all_at_once(refused, fitted, tmp_path):

@@ -39,7 +39,7 @@ def test_a_file_is_written_that_answers_as_predict_does(ogkd, fitted, data, tmp_
     outcome = ogkd("export", fitted, "--onnx", out, "--check", data / "test")
     assert (outcome.code, outcome.err) == (0, "")
     first, second, last = outcome.out.splitlines()
-    assert first.startswith("Checked on 10 images (4 of them phantoms")
+    assert first.startswith("Compared with torch on 10 images (4 of them phantoms")
     assert float(first.split("probability ")[1].split(",")[0]) <= 1e-4
     assert "torch" in second
     assert "onnx" in second
@@ -65,7 +65,7 @@ def test_int8_says_what_it_costs_on_labelled_images(ogkd, fitted, data, tmp_path
     expected = library.evaluate(library.load(fitted, device="cpu"), data)["accuracy"]
     assert cost["float32_accuracy"] == pytest.approx(expected)
     assert f"Accuracy {100 * cost['accuracy']:.2f} % instead of" in outcome.out
-    assert f"speed {cost['speed_gain']:.2f} times" in outcome.out
+    assert f"{cost['speed_gain']:.2f} times as fast" in outcome.out
     assert ("int8 is slower" in outcome.out) == (cost["speed_gain"] < 1)
 
 
@@ -97,7 +97,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(refused, fitted, 
 def test_a_place_that_cannot_be_written_is_named_with_its_option(refused, fitted, tmp_path):
     (tmp_path / "file").write_text("")
     message = refused("export", fitted, "--onnx", tmp_path / "file" / "m.onnx")
-    assert "Choose another place with --onnx" in message
+    assert "Choose another place (option --onnx)" in message
 
 
 def test_a_missing_extra_is_named(refused, fitted, tmp_path, monkeypatch):

@@ -139,7 +139,7 @@ def test_tables_that_cannot_be_used_are_refused(refused, clip, tmp_path, content
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"benign tumor": [', "not JSON"),
+        ('{"benign tumor": [', "not valid JSON"),
         ('{"cyst": ["x"]}', "no prompts for: benign tumor, malignant tumor, normal lung"),
         ('{"benign tumor": []}', "'benign tumor' has no prompts"),
         ('["benign tumor"]', "must be an object"),

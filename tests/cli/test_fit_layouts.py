@@ -60,5 +60,5 @@ def test_the_normal_class_is_named_or_refused(ogkd, clip, data, tmp_path, refuse
 
 def test_a_strange_sampling_and_engine_are_refused(refused, clip, data, tmp_path):
     words = ["fit", data, "-b", clip, "-o", tmp_path / "m", *FAST]
-    assert "sampling must be one of" in refused(*words, "--shots", 2, "--sampling", "lucky")
-    assert "no encoder engine 'gpu'" in refused(*words, "--encoder-engine", "gpu")
+    assert "not one of 'released', 'nested'" in refused(*words, "--shots", 2, "--sampling", "lucky")
+    assert "no engine 'gpu'" in refused(*words, "--engine", "gpu")

@@ -41,7 +41,7 @@ def test_what_cannot_be_imported_is_refused(refused, clip, checkpoint, tmp_path)
     (tmp_path / "text").write_text("hello")
     assert "not a checkpoint" in message(file=tmp_path / "text")
     torch.save({"state_dict": {"w": torch.zeros(1)}}, tmp_path / "other")
-    assert "It holds: w" in message(file=tmp_path / "other")
+    assert "It contains: w" in message(file=tmp_path / "other")
     torch.save({"ctx": torch.zeros(4, 5)}, tmp_path / "wide")
     assert "(4, 5)" in message(file=tmp_path / "wide")
     write_image(tmp_path / "photos" / "a.png")
@@ -59,8 +59,10 @@ def test_the_classes_of_a_benchmark_come_from_the_catalogue(ogkd, clip, checkpoi
 
 def test_classes_are_given_in_one_way(refused, clip, checkpoint, tmp_path):
     words = ["import-checkpoint", checkpoint, "-b", clip, "-o", tmp_path / "m"]
-    assert "One of the two" in refused(*words)
-    assert "One of the two" in refused(*words, "--dataset", "btmri", "--classes", NAMES)
+    assert "either as --dataset btmri or as --classes" in refused(*words)
+    assert "either as --dataset btmri or as --classes" in refused(
+        *words, "--dataset", "btmri", "--classes", NAMES
+    )
     assert "Did you mean 'retina'" in refused(*words, "--dataset", "retinas")
 
 

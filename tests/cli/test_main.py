@@ -4,16 +4,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 
 import ogkd.cli
-from ogkd.errors import Interrupted
+from ogkd.cli.options import CommandGroup
+from ogkd.errors import ConfigError, Interrupted
 
 FULL = Path("/dev/full")
 COMMANDS = [
     *(["fit"], ["predict"], ["evaluate"], ["embed"], ["phantoms"], ["demo"], ["doctor"]),
     *(["import-checkpoint"], ["backbones"], ["backbones", "list"], ["backbones", "verify"]),
+    *(["report"], ["calibrate"], ["export"], ["app"], ["methods"], ["data"], ["data", "check"]),
+    *(["prompts"], ["prompts", "check"], ["prompts", "generate"], ["bench"], ["bench", "run"]),
 ]
 
 
@@ -85,6 +90,77 @@ def raising(monkeypatch, error):
 def test_what_the_file_system_refuses_ends_in_one_message(refused, monkeypatch):
     raising(monkeypatch, PermissionError(13, "Permission denied", "/secret"))
     assert refused("fit") == "Error: /secret: Permission denied. Check it and retry."
+
+
+@pytest.mark.parametrize(
+    ("message", "argument", "shown"),
+    [
+        ("on_error must be 'stop', but is 'x'.", "on_error", " but is 'x' (option --on-error)."),
+        ("Unknown. Did you mean 'b'?", "on_error", " Did you mean 'b'? (option --on-error)"),
+        ("The file exists. Choose another.", "out", " Choose another (option --onnx)."),
+        ("Two are equal.", "class_names", "Two are equal (option --classes)."),
+        ("Nothing is there.", "data", "Nothing is there (argument DATA)."),
+        ("--on-error is wrong.", "on_error", "--on-error is wrong."),
+        ("--on-errors is wrong.", "on_error", "--on-errors is wrong (option --on-error)."),
+        ("It is not here.", "plugin", "It is not here (option --plugin)."),
+        ("This is about something else.", "shots", "This is about something else."),
+        ("This is about nothing.", None, "This is about nothing."),
+    ],
+)
+def test_an_error_of_the_library_is_shown_with_its_option(
+    refused, monkeypatch, message, argument, shown
+):
+    app = CommandGroup("A test.")
+
+    @app.callback()
+    def root(plugin: str = ""):
+        """An option of the group, not of the command."""
+
+    @app.command("other")
+    def other(on_error: str = "stop"):
+        pytest.fail("The wrong command was run.")
+
+    @app.command("one")
+    def one(
+        data: Path,
+        on_error: Annotated[str, typer.Option("-e", "--on-error")] = "stop",
+        onnx: str = "",
+        classes: str = "",
+    ):
+        raise ConfigError(message, argument=argument)
+
+    monkeypatch.setattr(ogkd.cli, "app", app)
+    said = refused("one", "x")
+    assert said.startswith("Error: ")
+    assert said.endswith(shown)
+
+
+def test_an_error_of_a_group_s_own_option_is_shown_with_it(refused, monkeypatch):
+    app = CommandGroup("A test.")
+
+    @app.callback()
+    def root(plugin: str = ""):
+        raise ConfigError("It is not here.", argument="plugin")
+
+    @app.command("one")
+    def one():
+        pytest.fail("The command was run.")
+
+    monkeypatch.setattr(ogkd.cli, "app", app)
+    assert refused("one") == "Error: It is not here (option --plugin)."
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["fit", "x", "-o", "y", "--encoder-engine", "int8"], "--engine"),
+        (["bench", "run", "x", "-o", "y", "--cpus-per-run", "2"], "--cpus-per-worker"),
+    ],
+)
+def test_an_option_that_was_renamed_is_suggested(refused, words, hint):
+    said = refused(*words)
+    assert "No such option" in said
+    assert hint in said
 
 
 def test_a_mistake_of_the_program_itself_is_not_hidden(ogkd, monkeypatch):

@@ -25,13 +25,13 @@ def test_a_dataset_is_written_as_folders_that_can_be_read(ogkd, tmp_path):
     found = read_manifest(out)
     assert set(found.class_names) == set(names)
     assert len(found.part("train")) == 2 * len(names)
-    with Image.open(found.items[0].path) as image:
+    with Image.open(found.items[0].image.file) as image:
         assert image.size == (128, 128)
     again = ogkd(*words[:3], tmp_path / "again", *words[4:], "--size", 128)
     assert again.code == 0
     for item in found.items:
-        twin = tmp_path / "again" / item.image.relative_to(out)
-        assert twin.read_bytes() == item.image.read_bytes()
+        twin = tmp_path / "again" / item.image.file.relative_to(out)
+        assert twin.read_bytes() == item.image.file.read_bytes()
 
 
 @pytest.mark.parametrize(

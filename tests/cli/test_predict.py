@@ -18,6 +18,7 @@ import ogkd.features.encode as extract
 import ogkd.images as images
 from ogkd.cli import main
 from ogkd.model.calibration import Calibration
+from ogkd.model.decide import Decider
 from ogkd.model.familiarity import SupportFeatures, unfamiliar
 from tiny_data import CLASSES, write_image
 
@@ -82,7 +83,7 @@ def test_rows_are_written_while_later_images_are_unread(ogkd, fitted, data, monk
     files = sorted((data / "test").rglob("*.png")) * 30
     written = io.StringIO()
     monkeypatch.setattr(extract, "read_image", reading)
-    monkeypatch.setattr(images, "find_images", lambda _: files)
+    monkeypatch.setattr(images, "find_images", lambda _: [images.ImageRef(file) for file in files])
     monkeypatch.setattr(sys, "stdout", written)
     assert ogkd("predict", fitted, data, "--batch-size", 5).code == 0
     assert len(written.getvalue().splitlines()) == 1 + len(files)
@@ -154,7 +155,7 @@ def test_rows_go_to_a_file_whole_or_not_at_all(ogkd, fitted, data, tmp_path, mon
     def broken(*_, **__):
         raise library.DataError("half way")
 
-    monkeypatch.setattr(library.Classifier, "stream", broken)
+    monkeypatch.setattr(Decider, "decide", broken)
     assert ogkd("predict", fitted, data / "test", "--out", out).code == 2
     assert out.read_text() == printed
     assert list(out.parent.iterdir()) == [out]
@@ -163,7 +164,7 @@ def test_rows_go_to_a_file_whole_or_not_at_all(ogkd, fitted, data, tmp_path, mon
 def calibrated(model, files, *, copies):
     """Calibrate on the model's own answers: right on the surer half of the files only."""
     loaded = library.load(model)
-    logits = loaded.logits(np.stack([answer.features for answer in loaded.stream(files)]))
+    logits = loaded.logits(np.stack([answer.features for answer in loaded.decide(files)]))
     tops = loaded.predict_proba(files).max(axis=1)
     sure = tops >= np.median(tops)
     labels = np.where(sure, logits.argmax(axis=1), logits.argmin(axis=1))
@@ -205,7 +206,7 @@ def test_a_calibration_too_small_for_sets_is_an_error_only_where_sets_were_asked
     calibrated(model, sorted((data / "test").rglob("*.png")), copies=1)
     outcome = ogkd("predict", model, data)
     assert outcome.code == 0
-    assert "`set` stays empty" in outcome.err
+    assert "no prediction sets" in outcome.err
     assert {row["set"] for row in named(outcome.out)} == {""}
     assert "more are needed" in refused("predict", model, data, "--coverage", 0.9)
     assert "calibration images" in refused("predict", model, data, "--max-risk", 0.01)
@@ -217,10 +218,13 @@ def test_wishes_that_cannot_be_met_are_refused(refused, fitted, data, tmp_path):
     for words, message in (
         (["--max-risk", 0.1], "ogkd calibrate"),
         (["--coverage", 0.9], "ogkd calibrate"),
-        (["--format", "xml"], "csv or jsonl"),
-        (["--sets", "raps"], "lac or aps"),
+        (["--format", "xml"], "'csv', 'jsonl'"),
+        (["--sets", "raps"], "'lac', 'aps'"),
         (["--out", tmp_path], "is a folder"),
-        (["--out", file / "rows.csv"], "a file stands where a folder is needed"),
+        (
+            ["--out", file / "rows.csv"],
+            "or the reverse. Choose another place (option --out)",
+        ),
         (["--explain", file], "takes a folder"),
     ):
         assert message in refused("predict", fitted, data, *words)
@@ -251,10 +255,25 @@ def test_evidence_maps_are_named_by_row_and_stay_in_their_folder(ogkd, fitted, t
             assert picture.size == (672, 672)
 
 
+def test_evidence_comes_from_the_encoding_of_the_prediction(
+    ogkd, fitted, data, tmp_path, monkeypatch
+):
+    files = sorted((data / "test").rglob("*.png"))
+    plain = ogkd("predict", fitted, *files).out
+    read_image, read = extract.read_image, []
+    monkeypatch.setattr(
+        extract, "read_image", lambda image: read.append(image) or read_image(image)
+    )
+    outcome = ogkd("predict", fitted, *files, "--explain", tmp_path / "maps")
+    assert (outcome.code, outcome.out) == (0, plain)
+    assert len(list((tmp_path / "maps").iterdir())) == len(files)
+    assert sorted(map(str, read)) == [str(file) for file in files]  # each file once
+
+
 def test_images_unlike_the_support_are_marked_and_warned_of(ogkd, model, data):
     files = sorted((data / "test").rglob("*.png"))
     seen = library.load(model)
-    rows = np.stack([answer.features for answer in seen.stream(files[:1])])
+    rows = np.stack([answer.features for answer in seen.decide(files[:1])])
     rng = np.random.default_rng(0)
     near = rows + 0.01 * rng.normal(size=(9, rows.shape[1]))
     near /= np.linalg.norm(near, axis=1, keepdims=True)
@@ -262,7 +281,7 @@ def test_images_unlike_the_support_are_marked_and_warned_of(ogkd, model, data):
     (model / "support.safetensors").write_bytes(support.to_bytes())
     outcome = ogkd("predict", model, *files)
     marks = [row["unfamiliar"] for row in named(outcome.out)]
-    features = np.stack([answer.features for answer in seen.stream(files)])
+    features = np.stack([answer.features for answer in seen.decide(files)])
     assert marks == ["yes" if strange else "no" for strange in unfamiliar(support, features)]
     assert marks[0] == "no"
     assert marks.count("yes") > 0
@@ -333,7 +352,7 @@ def other_backbone(model):
         (no_weights, "missing or damaged"),
         (tampered, "not the file that model.json describes"),
         (gone, "not a model folder"),
-        (moved_backbone, "pass its folder with --backbone"),
+        (moved_backbone, "pass its folder (option --backbone)"),
         (other_backbone, "fitted with another backbone"),
     ],
 )

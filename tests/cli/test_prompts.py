@@ -113,7 +113,7 @@ def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
     model = tmp_path / "model"
     fit = ("fit", data, "--backbone", clip, "--method", "zero-shot-ensemble", "--out", model)
     assert ogkd(*fit, "--prompts", out).code == 0
-    assert "exists and is left alone" in refused("prompts", "new", "-c", "a", "--out", out)
+    assert "already exists" in refused("prompts", "new", "-c", "a", "--out", out)
 
 
 def test_new_refuses_impossible_wishes(refused, tmp_path, data):
@@ -133,7 +133,7 @@ def test_import_writes_a_bank_and_says_what_its_texts_lack(ogkd, refused, tmp_pa
     assert outcome.code == 0
     assert json.loads(out.read_text()) == {"Stone": ["another short stone"]}
     assert "1 error(s)" in outcome.err
-    assert "left alone" in refused("prompts", "import", table, "--out", out)
+    assert "already exists" in refused("prompts", "import", table, "--out", out)
     out.unlink()
     assert "no texts for: tumor" in refused(
         *("prompts", "import", table, "--out", out, "--classes", "tumor")
@@ -211,7 +211,7 @@ def test_generate_refuses_what_cannot_work(refused, monkeypatch, tmp_path):
     assert "no web address" in refused(*ask_for(out, "--url", "localhost"))
     assert "is a folder" in refused(*ask_for(tmp_path, "--url", "http://127.0.0.1:9/v1"))
     out.write_text("not a bank")
-    assert "not JSON" in refused(*ask_for(out, "--url", "http://127.0.0.1:9/v1"))
+    assert "not valid JSON" in refused(*ask_for(out, "--url", "http://127.0.0.1:9/v1"))
     assert out.read_text() == "not a bank"
 
 

@@ -76,4 +76,4 @@ def test_evaluate_writes_the_page_with_the_same_options(ogkd, refused, fitted, d
     assert "data:image" in second.read_text()
     assert str(data) not in second.read_text()
     for option in ("--names", "--no-images"):
-        assert "about --report" in refused("evaluate", fitted, data, option)
+        assert "only apply to --report" in refused("evaluate", fitted, data, option)

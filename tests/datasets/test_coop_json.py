@@ -145,7 +145,7 @@ def test_any_json_is_read_or_refused_politely(tmp_path_factory, content):
     assert {item.label for item in found.items} == set(range(len(found.class_names)))
 
 
-OFFICIAL = {  # classes in label order and images of train, val, test (AUDIT section 3)
+OFFICIAL = {  # classes in label order and images of train, val, test (fidelity.md, datasets)
     "BTMRI": (
         ("glioma tumor", "meningioma tumor", "pituitary tumor", "normal brain"),
         (2854, 1141, 1717),

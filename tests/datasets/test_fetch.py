@@ -123,13 +123,13 @@ def test_an_archive_without_its_split_file_gets_it_from_its_own_address(
     server: TinyServer,
 ) -> None:
     server.files["/TINY.zip"] = content(split=None)
-    with pytest.raises(DataError, match=r"does not hold split_TINY\.json"):
+    with pytest.raises(DataError, match=r"does not contain split_TINY\.json"):
         download_benchmark(record(server))
     server.files["/split.json"] = SPLIT_BYTES
     tiny = record(server, split_url=f"{server.address}/split.json")
     assert (download_benchmark(tiny) / "split_TINY.json").read_bytes() == SPLIT_BYTES
     server.files["/split.json"] = SPLIT_BYTES + b" "
-    with pytest.raises(DataError, match="not the file that is expected"):
+    with pytest.raises(DataError, match="not the expected file"):
         download_benchmark(tiny, force=True)
     assert locate_benchmark(tiny)  # what was there has stayed
 
@@ -158,12 +158,14 @@ def test_another_split_file_is_refused(server: TinyServer) -> None:
 def test_images_that_are_missing_are_named(server: TinyServer) -> None:
     files = {f"TINY/{path}": b"1" for path in PATHS[:-2]}
     server.files["/TINY.zip"] = packed({**files, "split_TINY.json": SPLIT_BYTES})
-    refused(record(server), r"lacks 2 of the 5 images.*such as tumor/1\.png, no_finding/2\.png")
+    refused(
+        record(server), r"is missing 2 of the 5 images.*such as tumor/1\.png, no_finding/2\.png"
+    )
 
 
 def test_an_archive_without_the_images_is_refused(server: TinyServer) -> None:
     server.files["/TINY.zip"] = packed({"split_TINY.json": SPLIT_BYTES, "readme": b"1"})
-    refused(record(server), r"does not hold tumor/2\.png")
+    refused(record(server), r"does not contain tumor/2\.png")
 
 
 def test_a_split_file_that_points_outside_is_refused(server: TinyServer) -> None:
@@ -190,7 +192,7 @@ def test_a_damaged_archive_is_fetched_anew(server: TinyServer) -> None:
 
 
 def test_a_known_hash_of_the_archive_is_checked(server: TinyServer) -> None:
-    refused(record(server, archive_sha256="0" * 64), "not the file that is expected")
+    refused(record(server, archive_sha256="0" * 64), "not the expected file")
     right = hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
     assert download_benchmark(record(server, archive_sha256=right))
 

@@ -28,7 +28,7 @@ def items_of(labels: list[int]) -> list[Item]:
 def released(
     train: list[Item], shots: int, seed: int, val: list[Item] | None = None
 ) -> list[list[Item]]:
-    """AUDIT #31, word for word, with the global functions of `random`."""
+    """fidelity.md, 31, word for word, with the global functions of `random`."""
     state = random.getstate()
     try:
         random.seed(seed)

@@ -1,4 +1,4 @@
-"""The code of docs/*.md is run: blocks that start with ```python test or ```bash test.
+"""The code of README.md and docs/ is run: blocks that start with ```python test or ```bash test.
 
 The blocks of a page run in order, in an empty folder. Python blocks share their names; a bash
 block holds `ogkd` commands, one after the other, with `> FILE` at most.
@@ -16,7 +16,7 @@ import pytest
 
 from ogkd.cli import main
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(python|bash) test\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -27,7 +27,11 @@ def blocks_of(text):
     ]
 
 
-PAGES = [page for page in sorted(DOCS.glob("*.md")) if blocks_of(page.read_text(encoding="utf-8"))]
+PAGES = [
+    page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if blocks_of(page.read_text(encoding="utf-8"))
+]
 
 
 def run_bash(code, monkeypatch):
@@ -48,7 +52,8 @@ def run_bash(code, monkeypatch):
         assert not stop.value.code, f"exit code {stop.value.code}: {line}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__docs__"}
@@ -61,7 +66,16 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 
 def test_the_pages_that_teach_by_code_are_among_them():
-    assert {"predict", "python-api"} <= {page.stem for page in PAGES}
+    names = {page.relative_to(ROOT).as_posix() for page in PAGES}
+    assert names >= {
+        "README.md",
+        "docs/get-started/first-model.md",
+        "docs/how-to/datasets.md",
+        "docs/how-to/images.md",
+        "docs/how-to/predict.md",
+        "docs/how-to/prompts.md",
+        "docs/how-to/python.md",
+    }
 
 
 @pytest.mark.parametrize("code", ["ogkd methods --no-such-option", "rm -r /", "ogkd predict a b"])
@@ -72,7 +86,7 @@ def test_a_command_that_fails_is_noticed(code, monkeypatch, tmp_path):
 
 
 def test_the_page_on_methods_shows_the_example_package():
-    (page,) = DOCS.rglob("add-a-method.md")
+    (page,) = (ROOT / "docs").rglob("add-a-method.md")
     shown = blocks_of(page.read_text(encoding="utf-8"))[0][1]
-    example = DOCS.parent / "examples" / "margin-method" / "ogkd_margin.py"
+    example = ROOT / "examples" / "margin-method" / "ogkd_margin.py"
     assert shown == example.read_text(encoding="utf-8")

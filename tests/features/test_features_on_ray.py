@@ -91,7 +91,7 @@ def test_a_cluster_of_its_own_writes_the_file_that_one_process_writes(pictures, 
     alone = embed(*same, "--out", tmp_path / "alone.safetensors")
     assert alone.returncode == 0, alone.stderr
     quick = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}
-    where = ["--engine", "ray", "--workers", 2, "--device", "cpu"]
+    where = ["--ray", "--workers", 2, "--device", "cpu"]
     spread = embed(*same, *where, "--out", tmp_path / "spread.safetensors", **quick)
     assert spread.returncode == 0, spread.stderr
     assert spread.stdout.startswith("7 images in")
@@ -101,11 +101,15 @@ def test_a_cluster_of_its_own_writes_the_file_that_one_process_writes(pictures, 
 
 
 def test_options_of_a_cluster_need_a_cluster(tmp_path):
-    from ogkd.cli.cluster_options import read_crew
+    from ogkd.cli.options import read_ray
 
-    assert read_crew("local", None, None, 1.0, 0.0) is None
-    assert read_crew("ray", "auto", 3, 2.0, 0.5).count == 3
-    with pytest.raises(ConfigError, match="need --engine ray"):
-        read_crew("local", "auto", None, 1.0, 0.0)
-    with pytest.raises(ConfigError, match="local or ray, not 'spark'"):
-        read_crew("spark", None, None, 1.0, 0.0)
+    assert read_ray(False, None, None, 1.0, 0.0) is None
+    assert read_ray(True, "auto", 3, 2.0, 0.5).count == 3
+    for option, given in {
+        "--address": ("auto", None, 1.0, 0.0),
+        "--workers": (None, 2, 1.0, 0.0),
+        "--cpus-per-worker": (None, None, 2.0, 0.0),
+        "--gpus-per-worker": (None, None, 1.0, 0.5),
+    }.items():
+        with pytest.raises(ConfigError, match=f"{option} has no effect without --ray"):
+            read_ray(False, *given)

@@ -44,10 +44,10 @@ def data(tmp_path: Path) -> Path:
 def test_the_engine_of_the_fit_is_in_the_model_and_asked_for_again(
     deep: Backbone, data: Path, tmp_path: Path
 ) -> None:
-    model = ogkd.fit(data, backbone=deep, engine="int8", settings=FAST, out=tmp_path / "m")
-    assert model.card.backbone.engine == "int8"
+    model = ogkd.fit(data, backbone=deep, engine="onnx-int8", settings=FAST, out=tmp_path / "m")
+    assert model.card.backbone.engine == "onnx-int8"
     images = sorted((data / "test").rglob("*.png"))
-    again = load(tmp_path / "m", backbone=with_engine(deep, "int8"))
+    again = load(tmp_path / "m", backbone=with_engine(deep, "onnx-int8"))
     np.testing.assert_array_equal(again.predict_proba(images), model.predict_proba(images))
     with pytest.raises(BackboneError, match="another backbone"):
         load(tmp_path / "m", backbone=deep)
@@ -59,9 +59,9 @@ def test_another_engine_is_used_only_where_it_is_asked_for(
     model = ogkd.fit(data, backbone=deep, settings=FAST, out=tmp_path / "m")
     images = sorted((data / "test").rglob("*.png"))
     with pytest.raises(BackboneError, match="another backbone"):
-        load(tmp_path / "m", backbone=with_engine(deep, "int8"))
-    fast = load(tmp_path / "m", backbone=deep, engine="int8")
-    assert fast.backbone.engine == "int8"
+        load(tmp_path / "m", backbone=with_engine(deep, "onnx-int8"))
+    fast = load(tmp_path / "m", backbone=deep, engine="onnx-int8")
+    assert fast.backbone.engine == "onnx-int8"
     there, here = fast.predict_proba(images), model.predict_proba(images)
     np.testing.assert_allclose(there, here, atol=0.1)
     assert not np.array_equal(there, here)
@@ -72,7 +72,7 @@ def test_features_of_two_engines_are_never_mixed_in_the_store(deep: Backbone, da
 
     images = sorted((data / "test").rglob("*.png"))
     FeatureStore(deep).get(images)
-    second = FeatureStore(with_engine(deep, "int8"))
+    second = FeatureStore(with_engine(deep, "onnx-int8"))
     second.get(images)
     assert second.encoded == len(images)
 

@@ -1,6 +1,6 @@
 """Our loader beside the real open_clip: outputs that it computed are in `fixtures/`.
 
-`tools/make_open_clip_fixtures.py` made them; `docs/parity.md` has the full-size figures.
+`tools/make_open_clip_fixtures.py` made them; `docs/evidence/parity.md` has the full-size figures.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ogkd.backbones._open_clip_config import read_bert_config, read_open_clip_config
-from ogkd.backbones._wordpiece import load_tokenizer
+from ogkd.backbones._tokenizer import bert_tokenizer
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.errors import BackboneError
 from ogkd.images.decode import read_image
@@ -27,7 +27,7 @@ def test_biomedclips_tokenizer_gives_its_published_ids(shared: Path) -> None:
     config, _ = read_open_clip_config(folder, name="biomedclip")
     bert = read_bert_config(folder, name="biomedclip")
     assert bert is not None
-    tokenizer = load_tokenizer(folder, config.text_cfg, bert, name="biomedclip")
+    tokenizer = bert_tokenizer(folder, config.text_cfg, bert, name="biomedclip")
     tokens = tokenizer.pack([tokenizer.pieces("this is a photo of chest X-ray")])
     assert tokens.ids.tolist() == [[2, 1805, 1744, 42, 7745, 1685, 6429, 65, 16, 4895, 3]]
     assert tokenizer.pad_id == 0

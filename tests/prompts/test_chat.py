@@ -110,7 +110,7 @@ def test_after_the_last_attempt_the_reason_is_told(stub, waits):
 @pytest.mark.parametrize(
     ("status", "advice"),
     [
-        (400, "--model"),
+        (400, "the model's name"),
         (401, "OGKD_LLM_KEY"),
         (403, "OGKD_LLM_KEY"),
         (404, "/v1"),
@@ -143,9 +143,9 @@ def test_a_server_that_does_not_run_is_named_at_once(waits):
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("localhost:11434", "no web address"),
-        ("ftp://localhost/v1", "no web address"),
-        ("http:///v1", "no web address"),
+        ("localhost:11434", "not a valid URL"),
+        ("ftp://localhost/v1", "not a valid URL"),
+        ("http:///v1", "not a valid URL"),
         ("https://user:pass@host/v1", "must be plain"),
         ("https://host/v1?key=pass", "must be plain"),
     ],
@@ -164,8 +164,9 @@ def test_a_key_that_cannot_be_one_is_refused_unseen(key):
 
 
 def test_a_model_must_be_named():
-    with pytest.raises(ConfigError, match="--model"):
+    with pytest.raises(ConfigError, match="Name a model") as error:
         Endpoint("https://host/v1", " ")
+    assert error.value.argument == "model"
 
 
 @pytest.mark.parametrize(

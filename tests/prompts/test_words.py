@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ogkd.prompts.words import content_stems, similar_pairs, stem, words_of
+from ogkd.prompts.check import content_stems, similar_pairs, stem, words_of
 
 SETS = st.lists(st.frozensets(st.sampled_from("abcdefghij"), max_size=10), max_size=25)
 

@@ -1,8 +1,8 @@
-"""Frozen vision-language models behind one protocol: `load_backbone(...) -> Backbone`."""
+"""Frozen vision-language models behind one contract: `load_backbone(...) -> Backbone`."""
 
-from ogkd.backbones._load import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
-from ogkd.backbones.catalog import Record, catalog
+from ogkd.backbones.catalog import Record, catalog, register_backbone
+from ogkd.backbones.loading import load_backbone
 
 __all__ = [
     "Backbone",
@@ -12,4 +12,5 @@ __all__ = [
     "Tokens",
     "catalog",
     "load_backbone",
+    "register_backbone",
 ]

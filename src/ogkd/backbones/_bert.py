@@ -1,7 +1,11 @@
-"""BERT read from the middle: from word embeddings to hidden states, dropout on request.
+"""BERT's forward pass from word embeddings to hidden states, with optional dropout.
 
-The modules and weights are transformers'; the one forward here is differentiable in the
+The modules and weights are transformers'; the forward pass here is differentiable in the
 word embeddings and takes its dropout from the caller's random streams.
+
+A training step passes a few dozen tokens through the text tower. A plain product of so few rows
+spends much of its time rearranging the weights into the kernel's layout. Frozen weights never
+change, so `frozen_linear` keeps them in that layout, for the product and for its gradient.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +21,21 @@ from torch.nn import functional
 from transformers import BertConfig, BertModel
 
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
-from ogkd.backbones._packed import frozen_linear
 from ogkd.backbones._weights import KeyTable, needed_shape
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
 
-__all__ = ["TextTower", "bert_hidden", "derive_bert_config", "text_table"]
+__all__ = ["TextTower", "bert_hidden", "derive_bert_config", "frozen_linear", "text_table"]
 
 _BERT = "text.transformer."
 _STANDARD_WIDTHS = (128, 256, 512, 768, 1024)  # of the BERT family with heads of 64
+MOST_ROWS = 128  # with more rows, torch's own product is as fast or faster
+
+_packs: WeakKeyDictionary[nn.Linear, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
 
 def derive_bert_config(state: Mapping[str, Tensor], *, file: Path, name: str) -> BertConfigFile:
-    """BERT's configuration from the weights' shapes, where the folder has no config.json."""
+    """Derive BERT's configuration from the shapes of its weights, for want of a config.json."""
 
     def shape(key: str) -> tuple[int, ...]:
         return needed_shape(state, _BERT + key, axes=2, file=file, name=name)
@@ -36,8 +43,8 @@ def derive_bert_config(state: Mapping[str, Tensor], *, file: Path, name: str) ->
     rows, width = shape("embeddings.word_embeddings.weight")
     if width not in _STANDARD_WIDTHS:
         raise BackboneError(
-            f"{file.parent} has no config.json, and a text tower of width {width} does not say how "
-            "many attention heads it has. Put the config.json of its BERT into the folder."
+            f"{file.parent} has no config.json, and the number of attention heads does not follow "
+            f"from the text tower's width, {width}. Put the config.json of its BERT in it."
         )
     prefix = _BERT + "encoder.layer."
     layers = {int(key[len(prefix) :].split(".")[0]) for key in state if key.startswith(prefix)}
@@ -53,7 +60,7 @@ def derive_bert_config(state: Mapping[str, Tensor], *, file: Path, name: str) ->
 
 
 class TextTower(nn.Module):
-    """Word embeddings [B, L, w] to one projected feature per text."""
+    """Map word embeddings [B, L, w] to one projected feature per text."""
 
     def __init__(self, config: OpenClipConfig, bert: BertConfigFile) -> None:
         super().__init__()
@@ -113,8 +120,8 @@ def bert_hidden(
 
     `mask` [B, L] is True where there is a token. With `dropout`, BERT's own rates apply in
     BERT's own places: after the embeddings' norm, on the attention probabilities, and after
-    both output layers of a block. `first_only` gives the first token's state alone, [B, 1, w],
-    and leaves out of the last block what only the others need.
+    both output layers of a block. `first_only` returns only the first token's state, [B, 1, w],
+    and skips what the last block computes for the others.
     """
     config = model.config
     rate: float = config.hidden_dropout_prob
@@ -129,20 +136,20 @@ def bert_hidden(
     hidden = drop(table.LayerNorm(hidden))
     last = len(model.encoder.layer) - 1
     for number, layer in enumerate(model.encoder.layer):
-        asking = rows
+        queries = rows
         if first_only and number == last:
-            asking = _Rows(mask[:, :1])
-        attended, hidden = _attention(layer.attention.self, hidden, rows, asking, config, dropout)
+            queries = _Rows(mask[:, :1])
+        attended, hidden = _attention(layer.attention.self, hidden, rows, queries, config, dropout)
         output = layer.attention.output
         hidden = output.LayerNorm(drop(frozen_linear(output.dense, attended)) + hidden)
         output, inner = layer.output, layer.intermediate
         wide = inner.intermediate_act_fn(frozen_linear(inner.dense, hidden))
         hidden = output.LayerNorm(drop(frozen_linear(output.dense, wide)) + hidden)
-    return asking.put_back(hidden)
+    return queries.put_back(hidden)
 
 
 class _Rows:
-    """The tokens of a padded batch as rows without the padding: linear layers need no more."""
+    """The tokens of a padded batch as rows without padding, which linear layers do not need."""
 
     def __init__(self, mask: Tensor) -> None:
         self.mask = mask
@@ -166,28 +173,28 @@ def _attention(
     module: Any,
     hidden: Tensor,
     rows: _Rows,
-    asking: _Rows,
+    queries: _Rows,
     config: Any,
     dropout: TextDropout | None,
 ) -> tuple[Tensor, Tensor]:
-    """Self-attention of the asking tokens to all, and these tokens' own states: [m, w] both.
+    """Attend from the `queries` tokens to all tokens; returns that and their own states, [m, w].
 
-    Explicit only where its probabilities are to be dropped.
+    The probabilities are computed explicitly only if dropout is applied to them.
     """
     heads: int = config.num_attention_heads
     rate: float = config.attention_probs_dropout_prob
     own = hidden
-    if asking is not rows:
-        own = asking.take(rows.put_back(hidden)[:, : asking.mask.shape[1]])
+    if queries is not rows:
+        own = queries.take(rows.put_back(hidden)[:, : queries.mask.shape[1]])
 
     def split(part: Any, values: Tensor, places: _Rows) -> Tensor:
         padded = places.put_back(frozen_linear(part, values))
         batch, length, _ = padded.shape
         return padded.view(batch, length, heads, -1).transpose(1, 2)  # [B, heads, L, w / heads]
 
-    query = split(module.query, own, asking)
+    query = split(module.query, own, queries)
     key, value = split(module.key, hidden, rows), split(module.value, hidden, rows)
-    # Without padding no mask is needed, and attention is faster for it.
+    # Attention without a mask is faster, and without padding none is needed.
     keys = None if rows.places is None else rows.mask[:, None, None, :]
     if dropout is None or rate == 0.0:
         mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys)
@@ -196,15 +203,67 @@ def _attention(
         if keys is not None:
             scores = scores.masked_fill(~keys, torch.finfo(scores.dtype).min)
         mixed = dropout(scores.softmax(dim=-1), rate) @ value
-    return asking.take(mixed.transpose(1, 2).flatten(2)), own
+    return queries.take(mixed.transpose(1, 2).flatten(2)), own
 
 
 def text_table(tower: TextTower, prefix: str) -> KeyTable:
-    """Keys of the file -> parameters of `tower`, which is called `prefix` in the whole model.
+    """Map keys of the file to parameters of `tower`, whose name in the whole model is `prefix`.
 
-    Hugging Face wrote both sides, so BERT's keys differ by the prefix alone.
+    Both sides follow transformers, so BERT's keys differ only by the prefix.
     """
     table = {f"{_BERT}{key}": (f"{prefix}bert.{key}",) for key, _ in tower.bert.named_parameters()}
     for key, _ in tower.proj.named_parameters():
         table[f"text.proj.{key}"] = (f"{prefix}proj.{key}",)
     return table
+
+
+def frozen_linear(layer: nn.Linear, values: Tensor) -> Tensor:
+    """Compute `layer(values)` for a frozen layer, faster if a gradient is wanted."""
+    if not (values.requires_grad and _packable(layer, values)):
+        return functional.linear(values, layer.weight, layer.bias)
+    if layer not in _packs:
+        weight = layer.weight.detach()
+        _packs[layer] = _pack(weight), _pack(weight.mT.contiguous())
+    product: Tensor = _PackedLinear.apply(values, *_packs[layer], layer.bias)  # type: ignore[no-untyped-call]
+    return product
+
+
+def _packable(layer: nn.Linear, values: Tensor) -> bool:
+    weight = layer.weight
+    return (
+        values.device.type == "cpu"
+        and values.dtype == weight.dtype == torch.float32
+        and not weight.requires_grad
+        and values.numel() <= MOST_ROWS * weight.shape[1]
+        and min(weight.shape) >= 128  # small layers gain nothing
+        and _supported()
+    )
+
+
+def _supported() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(
+        torch.ops.mkldnn, "_reorder_linear_weight"
+    )
+
+
+def _pack(weight: Tensor) -> Tensor:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, MOST_ROWS // 4)
+    return packed
+
+
+def _product(values: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(values, packed, bias, "none", [], "")
+    return product
+
+
+class _PackedLinear(torch.autograd.Function):
+    """v W' + b, differentiable in v alone."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, there: Tensor, back: Tensor, bias: Tensor) -> Tensor:
+        ctx.back = back
+        return _product(values.contiguous(), there, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+        return _product(gradients[0].contiguous(), ctx.back, None), None, None, None

@@ -1,8 +1,10 @@
-"""The JSON files of an open_clip folder as typed records; every name in them stays local."""
+"""Read the JSON files of an open_clip folder into typed records.
+
+No name in them is ever looked up on the network.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,7 +19,7 @@ from pydantic import (
     ValidationError,
 )
 
-from ogkd.backbones._weights import try_again
+from ogkd.backbones._folder import read_json
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import CLIP_MEAN, CLIP_STD
 
@@ -30,7 +32,6 @@ __all__ = [
     "TokenizerSettings",
     "VisionConfig",
     "read_bert_config",
-    "read_json",
     "read_open_clip_config",
     "read_timm_config",
     "read_tokenizer_settings",
@@ -42,7 +43,7 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _none_is(word: str) -> BeforeValidator:
-    # open_clip writes null, "" and "none" for the same thing in places.
+    # open_clip sometimes writes null or "" for a default.
     return BeforeValidator(lambda value: word if value in (None, "") else value)
 
 
@@ -92,7 +93,7 @@ class PreprocessConfig(_Record):
 
 
 class _TimmArgs(BaseModel):
-    # An argument that is not here changes the network in a way this loader does not build.
+    # Any other argument changes the network in a way that this loader does not support.
     model_config = ConfigDict(extra="forbid", frozen=True)
     img_size: Any = None
     patch_size: Any = None
@@ -150,23 +151,8 @@ class TokenizerSettings(_Record):
     unk_token: Token = "[UNK]"
 
 
-def read_json(path: Path, *, name: str) -> dict[str, Any]:
-    """One JSON object from a file, or a message that says which file is wrong and where."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise BackboneError(f"There is no file {path}. {try_again(name)}") from error
-    except OSError as error:
-        raise BackboneError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise BackboneError(f"{path} is not valid JSON: {error}. {try_again(name)}") from error
-    if not isinstance(value, dict):
-        raise BackboneError(f"{path} does not hold a JSON object. {try_again(name)}")
-    return value
-
-
 def read_open_clip_config(folder: Path, *, name: str) -> tuple[OpenClipConfig, PreprocessConfig]:
-    """`open_clip_config.json` of a folder: the model and how it wants its images."""
+    """Read `open_clip_config.json`: the model, and how its images are prepared."""
     path = folder / "open_clip_config.json"
     raw = read_json(path, name=name)
     model = raw.get("model_cfg", raw)
@@ -177,8 +163,8 @@ def read_open_clip_config(folder: Path, *, name: str) -> tuple[OpenClipConfig, P
         part = model.get(section) if isinstance(model, dict) else None
         if isinstance(part, dict) and not part.get(key):
             raise BackboneError(
-                f"{path}: {section} has no {key}, so this tower is one of open_clip's own. Only "
-                f"{tower} can be loaded from this format; look for the same model in "
+                f"{path}: {section} has no {key}, so this tower is one of open_clip's own. "
+                f"From this format ogkd loads only {tower}; look for the same model in "
                 "transformers' format (CLIPModel)."
             )
     preprocess = raw.get("preprocess_cfg") or {}
@@ -188,13 +174,13 @@ def read_open_clip_config(folder: Path, *, name: str) -> tuple[OpenClipConfig, P
 
 
 def read_bert_config(folder: Path, *, name: str) -> BertConfigFile | None:
-    """`config.json` of a folder, or None where there is none."""
+    """Read `config.json`; None if there is no such file."""
     path = folder / "config.json"
     return _record(BertConfigFile, read_json(path, name=name), path) if path.exists() else None
 
 
 def read_timm_config(folder: Path, vision: VisionConfig, *, name: str) -> TimmConfigFile:
-    """Timm's own configuration: a `timm/config.json` beside the weights, else the bare name."""
+    """Read timm's configuration from `timm/config.json`, or else from the model's name."""
     places = [folder / "timm"]
     if vision.timm_model_name.startswith("local-dir:"):
         places.append(Path(vision.timm_model_name.removeprefix("local-dir:")))
@@ -208,12 +194,12 @@ def read_timm_config(folder: Path, vision: VisionConfig, *, name: str) -> TimmCo
 
 
 def read_tokenizer_settings(folder: Path, *, name: str) -> TokenizerSettings:
-    """`tokenizer_config.json` over `special_tokens_map.json`, each where it exists."""
+    """Read `special_tokens_map.json`, then `tokenizer_config.json`, which takes precedence."""
     raw: dict[str, Any] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / file).is_file():
             raw |= read_json(folder / file, name=name)
-    # An absent token is written as null; strip_accents alone means something by it.
+    # null means that a setting is absent (and for strip_accents, its default).
     raw = {key: value for key, value in raw.items() if value is not None}
     return _record(TokenizerSettings, raw, folder / "tokenizer_config.json")
 
@@ -228,6 +214,6 @@ def _record(kind: type[Record], raw: Any, path: Path) -> Record:
             for item in error.errors()[:4]
         )
         raise BackboneError(
-            f"{path} asks for something that this loader does not know: {problems}. "
+            f"{path} asks for something that ogkd does not support: {problems}. "
             "Correct the file, or choose another backbone."
         ) from error

@@ -1,7 +1,7 @@
 """timm's plain vision transformer as transformers' Dinov2Model, with open_clip's head on top.
 
-Dinov2's blocks are timm's blocks: norm, attention, LayerScale, norm, MLP, LayerScale. Where
-a checkpoint has no LayerScale, the module steps out of the way.
+Dinov2's blocks are timm's blocks: norm, attention, LayerScale, norm, MLP, LayerScale. If a
+checkpoint has no LayerScale, identities take its place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ogkd.errors import BackboneError
 __all__ = ["ImageTower", "VisionSpec", "vision_spec", "vision_table"]
 
 _TRUNK = "visual.trunk."
-_CACHE = 16 * 2**20  # bytes; larger activations also cost fresh pages from the system each time
+_CACHE = 16 * 2**20  # bytes; larger activations also need new memory pages at each call
 _EPS = 1e-6  # timm's LayerNorm in every network that _NAME admits
 _NAME = re.compile(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch\d+_(?:\d+|dinov2)(?:_in21k)?")
 # width, depth, heads
@@ -39,7 +39,7 @@ _SIZES = {
 
 @dataclass(frozen=True)
 class VisionSpec:
-    """Everything that decides what the image tower computes, beside its weights."""
+    """Everything that determines what the image tower computes, besides its weights."""
 
     width: int
     depth: int
@@ -65,20 +65,20 @@ def vision_spec(
     file: Path,
     name: str,
 ) -> VisionSpec:
-    """Read the architecture from the weights' shapes, and from names what shapes cannot tell."""
+    """Derive the architecture from the shapes of the weights, and from names."""
     vision, args = config.vision_cfg, timm.model_args
     if match := _NAME.fullmatch(timm.architecture):
         width, depth, heads = _SIZES[match[1]]
     else:
         raise BackboneError(
-            f"The image tower {timm.architecture} is not one that this loader can build. It knows "
+            f"The image tower {timm.architecture} is not supported. ogkd builds "
             "timm's plain vision transformers: vit_ or deit_, then tiny, small, base, large or "
             "huge, such as vit_base_patch16_224 and vit_small_patch14_dinov2."
         )
     if _TRUNK + "norm_pre.weight" in state:
         raise BackboneError(
             f"{file} has a norm before its blocks (visual.trunk.norm_pre), as CLIP's own vision "
-            "transformers do. This loader reads the plain kind; look for the same model in "
+            "transformers do, which this format does not support; look for the same model in "
             "transformers' format (CLIPModel)."
         )
 
@@ -101,7 +101,7 @@ def vision_spec(
         if vision.timm_proj in ("none", "trunk"):
             raise BackboneError(
                 "open_clip_config.json has no timm_pool and no projection after it, so this image "
-                'tower gives no global feature. Set timm_pool to "token" or "avg".'
+                'tower has no global feature. Set timm_pool to "token" or "avg".'
             )
     width, heads = args.embed_dim or width, args.num_heads or heads
     if width % heads:
@@ -128,7 +128,7 @@ def vision_spec(
 
 
 class ImageTower(nn.Module):
-    """Pixels [B, 3, H, W] to projected tokens."""
+    """Map pixels [B, 3, H, W] to projected features."""
 
     def __init__(self, spec: VisionSpec) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class ImageTower(nn.Module):
         self.head = _head(spec)
 
     def forward(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor | None]:
-        """Global features [B, d] and, asked for, patch features [B, P, d]; not normalised."""
+        """Global features [B, d] and, if wanted, patch features [B, P, d]; not normalised."""
         if pixels.device.type != "cpu" or torch.compiler.is_compiling():
             return self._encode(pixels, patches=patches)
         parts = [self._encode(part, patches=patches) for part in pixels.split(self._at_once())]
@@ -171,11 +171,11 @@ class ImageTower(nn.Module):
         tokens = self.trunk(pixels).last_hidden_state  # [B, 1 + P, w]
         pooled = tokens[:, 0] if self.spec.pool == "token" else tokens[:, 1:].mean(dim=1)
         image = self.head(self.late_norm(pooled))
-        # A patch takes the same way to the shared space as the pooled token.
+        # Patches reach the shared space in the same way as the pooled token.
         return image, self.head(self.late_norm(tokens[:, 1:])) if patches else None
 
     def _class_token(self, pixels: Tensor) -> Tensor:
-        """The class token [B, w]; nobody reads the patches, so the last block leaves them out."""
+        """The class token [B, w]; the last block skips the patches, which nobody reads."""
         *layers, last = self.trunk.encoder.layer
         hidden: Tensor = self.trunk.embeddings(pixels)
         for layer in layers:
@@ -195,7 +195,7 @@ class ImageTower(nn.Module):
         return final
 
     def _at_once(self) -> int:
-        """How many images to encode together: the MLP's hidden states are to stay in the cache."""
+        """How many images to encode together so that the MLP's hidden states fit in the cache."""
         spec = self.spec
         floats = (spec.grid * spec.grid + 1) * spec.width * spec.mlp_ratio  # of one image
         return max(1, _CACHE // (4 * floats))
@@ -229,7 +229,7 @@ def _head(spec: VisionSpec) -> nn.Module:
 
 
 def vision_table(tower: ImageTower, prefix: str) -> KeyTable:
-    """Keys of the file -> parameters of `tower`, which is called `prefix` in the whole model."""
+    """Map keys of the file to parameters of `tower`, whose name in the whole model is `prefix`."""
     spec = tower.spec
     trunk = f"{prefix}trunk."
     table: dict[str, tuple[str, ...]] = {

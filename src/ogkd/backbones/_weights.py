@@ -1,78 +1,42 @@
-"""Weight files to modules: read safely, matched key by key, refused with the key's name."""
+"""Load tensors into a model: every key matched, or an error that names those that differ."""
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Collection, Mapping
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ogkd.backbones._folder import try_again
 from ogkd.errors import BackboneError
 
-__all__ = ["KeyTable", "assign_weights", "needed_shape", "read_state", "try_again"]
+__all__ = [
+    "KeyTable",
+    "assign_weights",
+    "load_into_transformers",
+    "needed_shape",
+    "quiet_transformers",
+]
 
 # A key of the file -> the parameters it fills, stacked along their first axis in the file.
 KeyTable = Mapping[str, tuple[str, ...]]
 
-_SHOWN = 6  # keys listed in a message before "and N more"
-
-
-def try_again(name: str) -> str:
-    """The next step that every damaged or wrong file has in common."""
-    return (
-        f'Download it again ("ogkd backbones fetch {name}"), or, if the folder is your own, '
-        "copy it again from where it came from."
-    )
-
-
-def read_state(path: Path, *, name: str) -> dict[str, Tensor]:
-    """Map a weight file's tensors into memory; nothing in the file is ever executed."""
-    if not path.is_file():
-        raise BackboneError(f"There is no weight file {path}. {try_again(name)}")
-    try:
-        if path.suffix == ".safetensors":
-            state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (
-        SafetensorError,
-        OSError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        KeyError,
-        pickle.UnpicklingError,
-    ) as error:
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise BackboneError(
-            f"{path} ({path.stat().st_size:,} bytes) is damaged, cut short or not a weight file: "
-            f"{reason}. {try_again(name)}"
-        ) from error
-    if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
-        state = state["state_dict"]  # a training checkpoint keeps the weights beside the optimiser
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise BackboneError(f"{path} does not hold a table of named tensors. {try_again(name)}")
-    return {key.removeprefix("module."): value for key, value in state.items()}
+_SHOWN = 8  # keys listed in a message before "and N more"
 
 
 def needed_shape(
     state: Mapping[str, Tensor], key: str, *, axes: int, file: Path, name: str
 ) -> tuple[int, ...]:
-    """The shape, of `axes` axes, of a tensor that the architecture is read from."""
+    """The shape of a tensor that the architecture is derived from; it must have `axes` axes."""
     if key not in state:
-        raise BackboneError(
-            f"{file} does not fit its configuration; missing keys: {key}. Is it the weight file of "
-            f"another model? {try_again(name)}"
-        )
+        raise _misfit(file, [("missing keys", [key])], name)
     shape = tuple(state[key].shape)
     if len(shape) != axes or 0 in shape:
-        raise BackboneError(
-            f"{file} does not fit its configuration; wrong shapes: {key} is {list(shape)}, "
-            f"expected {axes} axes. {try_again(name)}"
+        raise _misfit(
+            file, [("wrong shapes", [f"{key} is {list(shape)}, expected {axes} axes"])], name
         )
     return shape
 
@@ -96,31 +60,6 @@ def assign_weights(
             f"The installed transformers names its modules differently ({_some(odd)}). "
             "Install the version that constraints.txt pins."
         )
-    _check_keys(own, state, table, file=file, name=name, ignored=ignored)
-    new: dict[str, Tensor] = {}
-    for key, targets in table.items():
-        value = state[key].to(torch.float32)
-        sizes = [own[target].shape[0] if own[target].dim() else 1 for target in targets]
-        pieces = value.split(sizes) if len(targets) > 1 else (value,)
-        for target, piece in zip(targets, pieces, strict=True):
-            new[target] = piece.reshape(own[target].shape)
-    model.load_state_dict(new, strict=True, assign=True)
-
-
-def _check_keys(
-    own: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    table: KeyTable,
-    *,
-    file: Path,
-    name: str,
-    ignored: Collection[str],
-) -> None:
-    problems: list[str] = []
-    if missing := [key for key in table if key not in state]:
-        problems.append(f"missing keys: {_some(missing)}")
-    if unexpected := [key for key in state if key not in table and key not in ignored]:
-        problems.append(f"unexpected keys: {_some(unexpected)}")
     wrong: list[str] = []
     for key, targets in table.items():
         if key not in state:
@@ -132,13 +71,83 @@ def _check_keys(
         if (found != expected and not same_scalar) or not state[key].is_floating_point():
             kind = str(state[key].dtype).removeprefix("torch.")
             wrong.append(f"{key} is {list(found)} {kind}, expected {list(expected)}")
-    if wrong:
-        problems.append(f"wrong shapes: {_some(wrong)}")
-    if problems:
-        raise BackboneError(
-            f"{file} does not fit its configuration; {'; '.join(problems)}. Do the weights and "
-            f"open_clip_config.json belong together? {try_again(name)}"
-        )
+    problems = [
+        ("missing keys", [key for key in table if key not in state]),
+        ("unexpected keys", [key for key in state if key not in table and key not in ignored]),
+        ("wrong shapes", wrong),
+    ]
+    if any(keys for _, keys in problems):
+        raise _misfit(file, problems, name)
+    new: dict[str, Tensor] = {}
+    for key, targets in table.items():
+        value = state[key].to(torch.float32)
+        sizes = [own[target].shape[0] if own[target].dim() else 1 for target in targets]
+        pieces = value.split(sizes) if len(targets) > 1 else (value,)
+        for target, piece in zip(targets, pieces, strict=True):
+            new[target] = piece.reshape(own[target].shape)
+    model.load_state_dict(new, strict=True, assign=True)
+
+
+def load_into_transformers(
+    model_class: Any, config: Any, tensors: Mapping[str, Tensor], *, file: Path, name: str
+) -> Any:
+    """Build `model_class` in float32 from exactly these tensors.
+
+    transformers renames the keys that its own releases have renamed, and skips the stored
+    position ids of old checkpoints; every other difference is named in the error.
+    """
+    with quiet_transformers():
+        try:
+            model, info = model_class.from_pretrained(
+                None,
+                config=config,
+                state_dict=dict(tensors),
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # so that all of them are reported, below
+                output_loading_info=True,
+            )
+        except Exception as error:  # transformers raises many kinds for a bad configuration
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise BackboneError(
+                f"The configuration beside {file} does not describe a {model_class.__name__} "
+                f"({reason}). Use the config.json that was published with these weights."
+            ) from error
+    wrong = [
+        f"{key} is {list(stored)}, expected {list(wanted)}"
+        for key, stored, wanted in info["mismatched_keys"]
+    ]
+    problems = [
+        ("missing keys", sorted(info["missing_keys"])),
+        ("unexpected keys", sorted(info["unexpected_keys"])),
+        ("wrong shapes", sorted(wrong)),
+    ]
+    if any(keys for _, keys in problems):
+        raise _misfit(file, problems, name)
+    return model
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars, advice and load report: our errors say what is wrong."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _misfit(file: Path, problems: Iterable[tuple[str, list[str]]], name: str) -> BackboneError:
+    found = "; ".join(f"{what}: {_some(keys)}" for what, keys in problems if keys)
+    return BackboneError(
+        f"{file} does not fit its configuration; {found}. Use the configuration that was "
+        f"published with these weights. {try_again(name)}"
+    )
 
 
 def _some(items: Collection[str]) -> str:

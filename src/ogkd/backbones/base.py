@@ -1,7 +1,7 @@
-"""What every frozen encoder offers, whatever its family: the Backbone contract.
+"""The contract of every frozen encoder, whatever its family: `Backbone`.
 
-Nothing here knows a file format. All features are projected to the shared space and
-L2-normalised; no parameter ever asks for a gradient.
+Nothing here depends on a file format. All features are projected to the shared space and
+L2-normalised; no parameter ever requires a gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Backbone", "ImageFeatures", "TextDropout", "Tokens"]
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """What the image tower says of B images; `patches` is None where it was not asked for."""
+    """Features of B images; `patches` is None if they were not asked for."""
 
     globals: Tensor  # [B, d], L2-normalised
     patches: Tensor | None = None  # [B, P, d], L2-normalised, row-major over the patch grid
@@ -28,7 +28,7 @@ class ImageFeatures:
 
 @dataclass(frozen=True)
 class Tokens:
-    """B texts as ids, padded on the right to the longest of them and no further."""
+    """B texts as ids, padded on the right to the longest of them."""
 
     ids: Tensor  # [B, L] int64
     mask: Tensor  # [B, L] bool, True where there is a token
@@ -37,7 +37,7 @@ class Tokens:
 class TextDropout:
     """Dropout for the text tower: one independent random stream per equal slice of the batch.
 
-    Training S seeds in one batch of S*C texts gives each seed's slice exactly the masks
+    If S seeds are trained in one batch of S*C texts, each seed's slice gets exactly the masks
     that it would have drawn alone.
     """
 
@@ -58,7 +58,7 @@ class TextDropout:
 
 
 def _coins(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """`count` booleans, False with probability `rate` to 16 bits; four from each random number."""
+    """Draw `count` booleans, False with probability `rate` (to 16 bits), four per random number."""
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(
         -(2**63), None, generator=generator
     )
@@ -69,17 +69,17 @@ class Backbone(ABC):
     """A frozen vision-language model in evaluation mode.
 
     Attributes:
-        name: how the user asked for it.
+        name: the name or path that the user gave.
         digest: SHA-256 that identifies the computed function (weights and configuration).
         preprocessing: how an image becomes pixels for this model.
         embed_dim: d, the size of the shared space.
         text_width: the size of a word embedding (a learnable context vector has this size).
-        context_length: most tokens the text tower accepts, special tokens included.
-        leading_tokens, trailing_tokens: how many special tokens stand before and after a text.
+        context_length: the most tokens the text tower accepts, special tokens included.
+        leading_tokens, trailing_tokens: number of special tokens before and after a text.
         patch_grid: (rows, columns) of patches; P is their product.
         logit_scale: tau, already exponentiated (about 85 for BiomedCLIP).
         device: where it runs.
-        engine: how images are encoded (ogkd.backbones.engines); other engines, other features.
+        engine: how images are encoded (ogkd.backbones.engines); engines differ in features.
     """
 
     name: str
@@ -101,14 +101,14 @@ class Backbone(ABC):
 
     @abstractmethod
     def pieces(self, text: str) -> list[int]:
-        """Ids of a text, uncut and without special tokens."""
+        """Ids of a text, not truncated and without special tokens."""
 
     @abstractmethod
     def pack(self, pieces: Sequence[Sequence[int]]) -> Tokens:
         """Put special tokens around each list of ids and pad to the longest of them."""
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
-        """Turn texts into ids, cut at `context_length`, trimmed to the longest of them."""
+        """Turn texts into ids, truncated to `context_length`, padded to the longest of them."""
         room = self.context_length - self.leading_tokens - self.trailing_tokens
         return self.pack([self.pieces(text)[:room] for text in texts])
 
@@ -128,7 +128,7 @@ class Backbone(ABC):
 
     @torch.no_grad()  # not inference_mode: the features enter losses that are differentiated
     def encode_texts(self, texts: Sequence[str], *, batch_size: int = 64) -> Tensor:
-        """Encode texts to features [N, d] without gradient, short ones beside short ones."""
+        """Encode texts to features [N, d] without gradient, in batches of similar length."""
         features = torch.empty(len(texts), self.embed_dim)
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
         for start in range(0, len(order), batch_size):

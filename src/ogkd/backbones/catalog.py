@@ -1,30 +1,60 @@
-"""The known backbones of catalog.toml as checked records."""
+"""The known backbones: those of catalog.toml, and those that other packages add.
+
+A package adds backbones by an entry point in the group `ogkd.backbones`. It resolves either to
+the path of a catalogue file, or to a function `(device) -> Backbone`, which is then known under
+the entry point's name.
+"""
 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import tomllib
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ogkd.errors import BackboneError, did_you_mean
 from ogkd.files import cache_dir
 
-__all__ = ["Record", "catalog", "find_record", "read_catalog", "record_for_hub_id", "unknown"]
+if TYPE_CHECKING:
+    import torch
 
+    from ogkd.backbones.base import Backbone
+
+    Loader = Callable[[torch.device], Backbone]
+
+__all__ = [
+    "ENTRY_POINTS",
+    "Record",
+    "catalog",
+    "find_loader",
+    "find_record",
+    "read_catalog",
+    "record_for_hub_id",
+    "register_backbone",
+    "unknown",
+]
+
+ENTRY_POINTS = "ogkd.backbones"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_NAME = re.compile(r"[a-z0-9][\w.-]*")
+
+_loaders: dict[str, Loader] = {}  # of other packages, by backbone name
 
 
 class Record(BaseModel):
-    """One backbone: where it is published and what is known of it."""
+    """One backbone: where it is published and what is known about it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    format: Literal["builtin", "open_clip", "transformers"] | None = None  # None: look and see
+    # None: found out from the files. "plugin": loaded by a function of another package.
+    format: Literal["builtin", "open_clip", "transformers", "plugin"] | None = None
     hub_id: Annotated[str, Field(pattern=f"^{_HUB_ID.pattern}$")] | None = None
     revision: str | None = None
     weights: str | None = None
@@ -38,15 +68,15 @@ class Record(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """Where it is kept once fetched."""
+        """Where its files are stored once fetched."""
         return cache_dir() / "backbones" / self.name.replace("/", "--")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.hub_id is None) != (self.format == "builtin"):
+        if (self.hub_id is None) != (self.format in ("builtin", "plugin")):
             raise ValueError("every backbone but the built-in one needs a hub_id")
         if (self.sha256 or self.size) and not self.weights:
-            raise ValueError("sha256 and size are of a file: name it in `weights`")
+            raise ValueError("sha256 and size belong to a file: name it in `weights`")
         return self
 
 
@@ -55,18 +85,47 @@ def read_catalog(path: Path) -> dict[str, Record]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         return {name: Record(name=name, **table) for name, table in tables.items()}
-    except (tomllib.TOMLDecodeError, ValidationError, TypeError) as error:
+    except OSError as error:
+        raise BackboneError(f"The catalogue {path} cannot be read: {error.strerror}.") from error
+    except (ValueError, ValidationError, TypeError) as error:
         raise BackboneError(f"The catalogue {path} is not valid: {error}") from error
 
 
-@functools.cache
+def register_backbone(name: str, loader: Loader) -> None:
+    """Make a backbone available under `name` in this process; `loader` takes a torch.device.
+
+    Packages that are installed use an entry point instead, which every process sees.
+    """
+    if not _NAME.fullmatch(name):
+        raise BackboneError(
+            f"A backbone cannot be called '{name}': use small letters, digits, '-', '_' and '.'.",
+            argument="name",
+        )
+    if name in _own_catalog() or _loaders.get(name, loader) is not loader:
+        raise BackboneError(
+            f"There is already a backbone called '{name}'. Choose another name.", argument="name"
+        )
+    _loaders[name] = loader
+
+
 def catalog() -> dict[str, Record]:
     """The backbones that ogkd knows, by name."""
-    return read_catalog(Path(__file__).with_name("catalog.toml"))
+    added = _installed_catalog()  # registers loaders too
+    functions = {
+        name: Record(
+            name=name,
+            format="plugin",
+            licence="see the package that provides it",
+            modality="see the package that provides it",
+            note="Provided by another package.",
+        )
+        for name in _loaders
+    }
+    return {**_own_catalog(), **added, **functions}
 
 
 def find_record(name: str) -> Record | None:
-    """The record with this name or this hub id, in any letter case."""
+    """The record with this name or hub id, in any letter case."""
     wanted = name.lower()
     for record in catalog().values():
         if wanted == record.name or (record.hub_id and wanted == record.hub_id.lower()):
@@ -74,17 +133,20 @@ def find_record(name: str) -> Record | None:
     return None
 
 
+def find_loader(record: Record) -> Loader:
+    """The function that loads a backbone whose format is "plugin"."""
+    return _loaders[record.name]
+
+
 def record_for_hub_id(hub_id: str) -> Record | None:
-    """A bare record for a repository that is not in the catalogue; None if it is no hub id."""
+    """A minimal record for a repository outside the catalogue; None if this is not a hub id."""
     if not _HUB_ID.fullmatch(hub_id):
         return None
-    return Record(
-        name=hub_id, hub_id=hub_id, licence="not known here: see its page", modality="not known"
-    )
+    return Record(name=hub_id, hub_id=hub_id, licence="unknown: see its page", modality="unknown")
 
 
 def unknown(name: str) -> BackboneError:
-    """The error for a name that is nothing we know."""
+    """The error for a name that matches nothing."""
     known = list(catalog())
     hint = did_you_mean(name.lower(), known)
     return BackboneError(
@@ -92,5 +154,35 @@ def unknown(name: str) -> BackboneError:
         f"  Known names: {', '.join(known)}.\n"
         "  A folder: pass its path, such as ./my-model (with open_clip_config.json, or config.json "
         "of a CLIP, SigLIP or dual encoder).\n"
-        "  Any other model of these formats: pass its hub id, such as org/name."
+        "  Any other model of these formats: pass its hub id, such as org/name.",
+        argument="backbone",
     )
+
+
+@functools.cache
+def _own_catalog() -> dict[str, Record]:
+    return read_catalog(Path(__file__).with_name("catalog.toml"))
+
+
+@functools.cache
+def _installed_catalog() -> dict[str, Record]:
+    """Read the catalogues of other packages and register their loaders, once per process."""
+    found: dict[str, Record] = {}
+    for entry in metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            value = entry.load()
+            if isinstance(value, str | os.PathLike):
+                records = read_catalog(Path(value))
+                if twice := sorted(records.keys() & (_own_catalog().keys() | found.keys())):
+                    raise BackboneError(f"There is already a backbone called '{twice[0]}'")
+                found |= records
+            elif callable(value):
+                register_backbone(entry.name, value)
+            else:
+                raise TypeError(f"it is {type(value).__name__}, not a path or a function")
+        except Exception as error:  # whatever another package's code raises
+            raise BackboneError(
+                f"The entry point {entry.name} = {entry.value} ({ENTRY_POINTS}) cannot be used: "
+                f"{error}. Fix or uninstall the package that defines it."
+            ) from error
+    return found

@@ -1,7 +1,7 @@
-"""Backbones from the hub to the cache: fetched, checked, converted once, kept whole or not at all.
+"""Fetch backbones from the hub into the cache: checked, converted once, complete or absent.
 
-What is kept is a folder `<cache>/backbones/NAME` in the model's own format, its weights as
-safetensors, with a source.json that says where each file came from and what it hashes to.
+The cache has a folder `<cache>/backbones/NAME` in the model's own format, with its weights as
+safetensors and a source.json that says where each file came from and what it hashes to.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ogkd.backbones._download import Repository
-from ogkd.backbones._weights import read_state
+from ogkd.backbones._folder import read_state
+from ogkd.backbones._repository import Repository
 from ogkd.backbones.catalog import Record, catalog
 from ogkd.download import check_space
 from ogkd.errors import BackboneError, StorageError
@@ -56,12 +56,12 @@ _MARKER = {"open_clip": "open_clip_config.json", "transformers": "config.json"}
 
 
 def examples_folder(record: Record) -> Path:
-    """Where its example images are kept."""
+    """Where its example images are stored."""
     return record.folder.with_name(record.folder.name + "-examples")
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
-    """What source.json says of a fetched folder; None where there is none to trust."""
+    """Read source.json of a fetched folder; None if there is no valid one."""
     try:
         source = json.loads((folder / _SOURCE).read_text(encoding="utf-8"))
         return source if source["files"] and source["weights"]["file"] else None
@@ -79,21 +79,21 @@ def present(record: Record) -> Path | None:
         path = folder / name
         if not path.is_file() or path.stat().st_size != facts["size"]:
             raise BackboneError(
-                f"{path} is missing or cut short ({facts['size']:,} bytes expected). "
-                f"Run `ogkd backbones fetch {record.name} --force` to fetch it again."
+                f"{path} is missing or incomplete ({facts['size']:,} bytes expected). Delete the "
+                f"folder and fetch the backbone again: `ogkd backbones fetch {record.name}`."
             )
     return folder
 
 
 def present_backbones() -> list[str]:
-    """Names of the catalogue whose weights are on this machine, the built-in one left out."""
+    """Names in the catalogue whose weights are on this machine, except the built-in model."""
     return [name for name, record in catalog().items() if read_source(record.folder)]
 
 
 def fetch(record: Record, *, force: bool = False, revision: str | None = None) -> Path:
     """Fetch a backbone, check it, convert it to safetensors, and return its folder."""
     if record.hub_id is None:
-        raise BackboneError(f"{record.name} is part of the package: there is nothing to fetch.")
+        raise BackboneError(f"{record.name} is part of a package: there is nothing to fetch.")
     with _alone(record):
         if not force and (folder := present(record)):
             return folder
@@ -106,7 +106,7 @@ def fetch(record: Record, *, force: bool = False, revision: str | None = None) -
 
 
 def fetch_examples(record: Record, names: Sequence[str]) -> Path:
-    """Fetch the example images that the model's published outputs are of."""
+    """Fetch the example images for which the model's publisher gives outputs."""
     target = examples_folder(record)
     if all((target / name).is_file() for name in names):
         return target
@@ -120,7 +120,7 @@ def fetch_examples(record: Record, names: Sequence[str]) -> Path:
 
 @contextlib.contextmanager
 def _alone(record: Record) -> Iterator[None]:
-    """One process at a time fetches a backbone, so what a killed one has left can be removed."""
+    """Let one process at a time fetch a backbone; remove what a killed one has left."""
     folder = record.folder
     with storage_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class _Weights:
 
 
 def _recognise(record: Record, hub: Repository) -> tuple[str, Path]:
-    """The format of the repository and the file that tells it."""
+    """Find the format of the repository and the file that defines it."""
     kinds = [record.format] if record.format else ["transformers", "open_clip"]
     for kind in kinds:
         marker = hub.optional(_MARKER[str(kind)])
@@ -150,7 +150,7 @@ def _recognise(record: Record, hub: Repository) -> tuple[str, Path]:
 
 
 def _is_known(config: Path) -> bool:
-    from ogkd.backbones.transformers_clip import FAMILIES
+    from ogkd.backbones.transformers_format import FAMILIES
 
     try:
         return json.loads(config.read_text(encoding="utf-8")).get("model_type") in FAMILIES
@@ -159,11 +159,11 @@ def _is_known(config: Path) -> bool:
 
 
 def _from_other_repositories(record: Record, marker: Path, have: set[str]) -> list[Path]:
-    """open_clip's configuration may leave BERT's configuration and tokenizer to another place."""
+    """Fetch BERT's configuration and tokenizer from the repositories that open_clip's names."""
     try:
         text = json.loads(marker.read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]
     except (ValueError, KeyError, TypeError):
-        return []  # the loader will say what is wrong with it
+        return []  # the loader will report what is wrong with it
     wanted: list[tuple[str, tuple[str, ...]]] = []
     if "config.json" not in have:
         wanted.append(("hf_model_name", ("config.json",)))
@@ -174,7 +174,7 @@ def _from_other_repositories(record: Record, marker: Path, have: set[str]) -> li
         other = str(text.get(key) or "")
         if other.count("/") == 1:
             hub = Repository(record.model_copy(update={"hub_id": other}))
-            # The loader may do without, and says what it lacks if it cannot.
+            # The loader may work without them, and reports what is missing if it cannot.
             with contextlib.suppress(BackboneError):
                 found += [path for name in names if (path := hub.optional(name))]
     return found
@@ -186,7 +186,7 @@ def _fetch_weights(record: Record, hub: Repository, kind: str) -> _Weights:
         facts = hub.facts(name)
         if facts is None:
             continue
-        # Once in the hub's cache, and once more, converted, in ours.
+        # Once in the hub's cache and once, converted, in ours.
         needs = {hub.cache: 0 if facts.cached else facts.size, cache_dir(): facts.size}
         remedy = (
             "set OGKD_CACHE (and HF_HOME, for the hub's own cache) to a folder on a larger disk"
@@ -198,10 +198,10 @@ def _fetch_weights(record: Record, hub: Repository, kind: str) -> _Weights:
         if expected and found != expected:
             hub.forget(path)
             raise BackboneError(
-                f"{name} of {record.hub_id} is not the file that is expected and was deleted.\n"
+                f"{name} of {record.hub_id} is not the expected file and was deleted.\n"
                 f"  expected sha256 {expected}\n  found    sha256 {found}\n"
-                "Run the command again. If it stays so, the publisher has changed the file: "
-                "compare the hashes on its page before you trust it."
+                "Try again. If the hash still differs, the publisher has changed the file: compare "
+                "the hashes on its page before you trust it."
             )
         return _Weights(path, found)
     raise hub.lacking(f"a weight file that ogkd reads ({', '.join(candidates)})")
@@ -239,8 +239,8 @@ def _keep(
 
 
 def _convert(path: Path, target: Path, *, name: str) -> None:
-    """Write the tensors of a .bin file, read without running code, as safetensors."""
-    # Tensors of a .bin may share memory, which safetensors does not write: each gets its own.
+    """Convert a .bin file, read without running code, to safetensors."""
+    # Tensors of a .bin may share memory, which safetensors cannot store: copy each.
     tensors = {
         key: value.detach().clone().contiguous()
         for key, value in read_state(path, name=name).items()
@@ -255,7 +255,7 @@ def _convert(path: Path, target: Path, *, name: str) -> None:
 
 
 def _link_or_copy(path: Path, target: Path) -> None:
-    """A second name for the same bytes where the file system allows it, else a copy."""
+    """Link to the same bytes if the file system allows it, or else copy them."""
     try:
         os.link(path.resolve(), target)
     except OSError:

@@ -1,7 +1,7 @@
 """Checkpoints in open_clip's folder format: a timm ViT and a Hugging Face BERT.
 
-BiomedCLIP and its kin. Every file is taken from the folder; no name inside a configuration
-is ever looked up on the network.
+BiomedCLIP and its relatives. Every file is taken from the folder; no name inside a
+configuration is ever looked up on the network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ogkd.backbones._bert import TextTower, derive_bert_config, text_table
-from ogkd.backbones._digest import backbone_digest
+from ogkd.backbones._folder import backbone_digest, find_weights, read_state
 from ogkd.backbones._open_clip_config import (
     BertConfigFile,
     OpenClipConfig,
@@ -25,9 +25,9 @@ from ogkd.backbones._open_clip_config import (
     read_open_clip_config,
     read_timm_config,
 )
+from ogkd.backbones._tokenizer import Tokenizer, bert_tokenizer
 from ogkd.backbones._vit import ImageTower, VisionSpec, vision_spec, vision_table
-from ogkd.backbones._weights import assign_weights, read_state, try_again
-from ogkd.backbones._wordpiece import WordPieceTokenizer, load_tokenizer
+from ogkd.backbones._weights import assign_weights
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import Preprocessing
@@ -39,7 +39,7 @@ _WEIGHTS = (
     "open_clip_pytorch_model.safetensors",
     "open_clip_pytorch_model.bin",
 )
-# A table of positions that older versions of transformers saved; it holds 0, 1, 2, ...
+# A table of positions (0, 1, 2, ...) that older versions of transformers saved.
 _IGNORED = ("text.transformer.embeddings.position_ids",)
 
 
@@ -60,7 +60,7 @@ class OpenClipBackbone(Backbone):
     def __init__(
         self,
         model: _Model,
-        tokenizer: WordPieceTokenizer,
+        tokenizer: Tokenizer,
         preprocessing: Preprocessing,
         *,
         name: str,
@@ -87,8 +87,9 @@ class OpenClipBackbone(Backbone):
         size = self.preprocessing.size
         if pixels.dim() != 4 or tuple(pixels.shape[1:]) != (3, size, size):
             raise BackboneError(
-                f"{self.name} takes images of {size} x {size} pixels, [B, 3, {size}, {size}], but "
-                f"got {list(pixels.shape)}. Prepare them with its own `preprocessing`."
+                f"{self.name} takes pixels of shape [B, 3, {size}, {size}] but got "
+                f"{list(pixels.shape)}. Prepare them with ogkd.images.transforms.to_pixels(images, "
+                "backbone.preprocessing)."
             )
         image, parts = self._model.image(pixels.to(self.device), patches=patches)
         return ImageFeatures(
@@ -111,8 +112,8 @@ class OpenClipBackbone(Backbone):
     ) -> Tensor:
         if embeddings.shape[1] > self.context_length:
             raise BackboneError(
-                f"{self.name} takes at most {self.context_length} tokens, but a text has "
-                f"{embeddings.shape[1]}. Shorten the texts or the learned context."
+                f"{self.name} reads at most {self.context_length} tokens but got "
+                f"{embeddings.shape[1]}. Shorten the texts or the learnable context."
             )
         features: Tensor = self._model.text(embeddings, tokens.mask, dropout)
         return functional.normalize(features, dim=-1)
@@ -123,26 +124,26 @@ def load_open_clip(
 ) -> OpenClipBackbone:
     """Load a folder with `open_clip_config.json`, a weight file and a tokenizer.
 
-    `weights` takes the place of the folder's own weight file.
+    `weights` replaces the folder's own weight file.
     """
     config, preprocess = read_open_clip_config(folder, name=name)
     timm = read_timm_config(folder, config.vision_cfg, name=name)
-    file = weights or _find_weights(folder, name=name)
+    file = weights or find_weights(folder, _WEIGHTS, name=name)
     state = read_state(file, name=name)
     spec = vision_spec(config, timm, state, file=file, name=name)
     bert = read_bert_config(folder, name=name) or derive_bert_config(state, file=file, name=name)
-    tokenizer = load_tokenizer(folder, config.text_cfg, bert, name=name)
-    with torch.device("meta"):  # no time is spent on random weights that are replaced at once
+    tokenizer = bert_tokenizer(folder, config.text_cfg, bert, name=name)
+    with torch.device("meta"):  # saves initialising weights that are replaced at once
         model = _Model(spec, config, bert)
     table = {
         **vision_table(model.image, "image."),
         **text_table(model.text, "text."),
         "logit_scale": ("logit_scale",),
     }
-    # A sigmoid-trained model adds a constant to all logits, which changes no probability here.
+    # A sigmoid-trained model adds a constant to all logits, which cancels in a softmax.
     ignored = (*_IGNORED, "logit_bias")
     assign_weights(model, state, table, file=file, name=name, ignored=ignored)
-    _give_buffers(model)
+    _create_buffers(model)
     record = {
         "vision": asdict(spec),
         "text": bert.model_dump(mode="json"),
@@ -167,28 +168,19 @@ def load_open_clip(
     )
 
 
-def _find_weights(folder: Path, *, name: str) -> Path:
-    for file in _WEIGHTS:
-        if (folder / file).is_file():
-            return folder / file
-    raise BackboneError(
-        f"{folder} has no weight file: none of {', '.join(_WEIGHTS)}. {try_again(name)}"
-    )
-
-
 def _preprocessing(config: PreprocessConfig, size: int) -> Preprocessing:
     return Preprocessing(
         size=size,
         mean=config.mean,
         std=config.std,
-        # open_clip's "random" concerns training; it tests with bicubic.
+        # "random" is for training; open_clip evaluates with bicubic.
         interpolation="bilinear" if config.interpolation == "bilinear" else "bicubic",
         resize=config.resize_mode,
     )
 
 
-def _give_buffers(model: nn.Module) -> None:
-    """Buffers are no weights: BERT's position numbers and segment zeros are made anew."""
+def _create_buffers(model: nn.Module) -> None:
+    """Create BERT's position numbers and segment zeros, which are buffers, not weights."""
     for module in model.modules():
         for key, buffer in module.named_buffers(recurse=False):
             if buffer.is_meta:

@@ -1,4 +1,4 @@
-"""Is a backbone what it should be? Hashes, loading, unit features, published outputs."""
+"""Check a backbone: its hashes, that it loads, unit features, published outputs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 
-from ogkd.backbones._load import load_backbone, resolve
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import Record
 from ogkd.backbones.hub import examples_folder, present, read_source
+from ogkd.backbones.loading import load_backbone, resolve
 from ogkd.errors import OgkdError
 from ogkd.files import sha256_file
 from ogkd.images.decode import read_image
@@ -21,12 +21,12 @@ from ogkd.images.transforms import to_pixels
 
 __all__ = ["Check", "compare_outputs", "published_outputs", "verify"]
 
-TOLERANCE = 0.01  # of a probability: image libraries round differently, a wrong loader is far off
+TOLERANCE = 0.01  # of a probability; image libraries round differently, a wrong loader is far off
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report; `fix` says what to do where something failed or was left out."""
+    """One line of the report; `fix` says what to do about a failure or a skipped check."""
 
     status: Literal["PASS", "FAIL", "SKIP"]
     what: str
@@ -35,7 +35,7 @@ class Check:
 
 
 def published_outputs() -> dict[str, Any]:
-    """Nine images by nine labels, as Microsoft published them for BiomedCLIP."""
+    """BiomedCLIP's probabilities for nine images and nine labels, as Microsoft published them."""
     path = Path(__file__).with_name("reference_outputs.json")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
@@ -46,7 +46,7 @@ def verify(
 ) -> Iterator[Check]:
     """Check a backbone that is on this machine; nothing is fetched."""
     found = resolve(wanted)
-    if isinstance(found, Record) and found.format != "builtin":
+    if isinstance(found, Record) and found.hub_id is not None:
         try:
             folder = present(found)
         except OgkdError as error:
@@ -73,26 +73,26 @@ def verify(
 
 def _check_files(record: Record, folder: Path) -> Iterator[Check]:
     source = read_source(folder) or {}
-    again = f"run `ogkd backbones fetch {record.name} --force`"
+    again = f"delete {folder} and run `ogkd backbones fetch {record.name}`"
     for name, facts in source["files"].items():
         found = sha256_file(folder / name)
         if found == facts["sha256"]:
             yield Check("PASS", name, f"sha256 {found}")
         else:
-            words = f"sha256 {found}, but {facts['sha256']} when it was fetched"
+            words = f"sha256 {found}, but it was {facts['sha256']} when fetched"
             yield Check("FAIL", name, words, again)
     original = source["original"]
     if record.sha256 is None or original["file"] != record.weights:
-        yield Check("SKIP", original["file"], "the catalogue knows no sha256 for it")
+        yield Check("SKIP", original["file"], "the catalogue has no sha256 for it")
     elif original["sha256"] == record.sha256:
-        yield Check("PASS", original["file"], "fetched with the sha256 of the catalogue")
+        yield Check("PASS", original["file"], "fetched with the sha256 in the catalogue")
     else:
         words = f"fetched with sha256 {original['sha256']}, the catalogue says {record.sha256}"
         yield Check("FAIL", original["file"], words, again)
 
 
 def _check_features(backbone: Backbone) -> Check:
-    """A fixed image and two texts: features must be finite and of length one."""
+    """Encode a fixed image and two texts: features must be finite and of length one."""
     size = backbone.preprocessing.size
     pixels = torch.linspace(-2.0, 2.0, 3 * size * size).view(1, 3, size, size)
     features = backbone.encode_images(pixels)
@@ -117,7 +117,7 @@ def _check_published(backbone: Backbone, folder: Path, record: Record) -> Check:
             "SKIP",
             "Published outputs",
             f"the images are not in {folder} ({len(missing)} missing, such as {missing[0]})",
-            f"run `ogkd backbones fetch {record.name} --examples`, or give --images DIR",
+            f"fetch the example images of {record.name}, or give a folder that has them",
         )
     difference = compare_outputs(backbone, folder, reference)
     words = f"largest difference {difference:.2e} over nine images and nine labels"
@@ -128,7 +128,7 @@ def _check_published(backbone: Backbone, folder: Path, record: Record) -> Check:
 
 
 def compare_outputs(backbone: Backbone, folder: Path, reference: dict[str, Any]) -> float:
-    """The largest difference between published and own zero-shot probabilities."""
+    """The largest difference between published and computed zero-shot probabilities."""
     labels = [reference["template"] + label for label in reference["labels"]]
     names = list(reference["probabilities"])
     expected = torch.tensor([reference["probabilities"][name] for name in names])  # [N, C]

@@ -1,6 +1,6 @@
-"""What the paper's figures measure, as functions of probabilities, labels and the class graph.
+"""The quantities in the paper's figures, as functions of probabilities, labels and class graph.
 
-Shapes: p [N, C] probabilities, y [N] labels, W [C, C]. Nothing here knows of runs or drawing.
+Shapes: p [N, C] probabilities, y [N] labels, W [C, C]. Nothing here knows about runs or drawing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Labels = NDArray[np.int64]
-_SMALLEST = float(np.finfo(np.float32).tiny)  # a probability of 0 was below this as float32
+_SMALLEST = float(np.finfo(np.float32).tiny)  # a float32 probability of 0 was below this
 
 
 def right(p: NDArray[np.floating], y: Labels) -> Mask:
@@ -46,7 +46,7 @@ def both_wrong(p_a: NDArray[np.floating], p_b: NDArray[np.floating], y: Labels) 
 
 
 def is_normal(y: Labels, normal: Sequence[int]) -> Mask:
-    """Images whose true class stands for "nothing found": bool [N]."""
+    """Images whose true class is normal ("no finding"): bool [N]."""
     return np.isin(y, list(normal))
 
 
@@ -74,7 +74,7 @@ def neighbours(W: NDArray[np.floating], k: int) -> NDArray[np.int64]:
     """
     others = W.astype(np.float64)
     np.fill_diagonal(others, -np.inf)
-    order = np.argsort(-others, axis=1, kind="stable")  # of equals, the lower label
+    order = np.argsort(-others, axis=1, kind="stable")  # ties: the lower label first
     return np.asarray(order[:, : min(k, len(W) - 1)])
 
 
@@ -84,7 +84,7 @@ def neighbour_mass(
     """The probability given to the true class's top-k neighbours in W (Fig. wins-kde, right): [N].
 
     A class is not its own neighbour. With C ≤ k + 1 classes every other class is a neighbour,
-    and the mass is 1 - p(y): so it is in the paper's own figure (RETINA: C = 4, k = 3).
+    and the mass is 1 - p(y), as in the paper's own figure (RETINA: C = 4, k = 3).
     """
     near = neighbours(W, k)[y]  # [N, k]
     return np.asarray(np.take_along_axis(p.astype(np.float64), near, axis=1).sum(axis=1))
@@ -110,7 +110,7 @@ def disease_mass(
 
 
 def harmonic_mean(base: float, novel: float) -> float:
-    """HM = 2 base novel / (base + novel) of numbers that are not negative; 0 where both are."""
+    """HM = 2 base novel / (base + novel) of non-negative numbers; 0 if both are 0."""
     return 2 * base * novel / (base + novel) if base + novel else 0.0
 
 
@@ -119,9 +119,9 @@ def density(
 ) -> Floats | None:
     """Gaussian kernel density of `values` on `grid`, or None for fewer than two distinct values.
 
-    Bandwidth by Scott's rule, s n^(-1/5), as SciPy and seaborn have it; the paper names none.
-    What would leak over `bounds` is reflected back, so that a density of probabilities has its
-    whole mass in [0, 1].
+    Bandwidth by Scott's rule, s n^(-1/5), as in SciPy and seaborn; the paper names none.
+    Mass beyond `bounds` is reflected back, so that a density of probabilities has all its mass
+    in [0, 1].
     """
     if len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())):
         return None

@@ -1,244 +1,168 @@
-"""The published numbers (published/*.csv, in percent as printed) and ours beside them."""
+"""Our averages beside the published numbers, in percent.
+
+Only means are compared: the paper's ± is probably another spread than ours (see tidy.py).
+"""
 
 from __future__ import annotations
 
 import csv
-import functools
 import io
-import re
+import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from importlib.resources import files
+from dataclasses import asdict, dataclass, fields
 
 from ogkd.bench.analysis import harmonic_mean
-from ogkd.bench.results import Plan, Run, RunsFolder
-from ogkd.bench.spec import RunSpec
-from ogkd.bench.summary import Amount, At, Summary
+from ogkd.bench.paper import Published, benchmark_of, paper, plain_name, published
+from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
+from ogkd.bench.tidy import Average, Condition, Summary
 from ogkd.datasets.catalog import benchmarks
 
-__all__ = [
-    "Comparison",
-    "Published",
-    "catalogue_name",
-    "compare_with_published",
-    "comparison_csv",
-    "comparison_markdown",
-    "published",
-]
+__all__ = ["Comparison", "compare_with_published", "comparison_csv", "comparison_markdown"]
 
 AVERAGE = "average"
-_ROUNDING = 0.02  # a recomputed average may differ so much from the printed one
-
-
-@dataclass(frozen=True)
-class Published:
-    """One printed number, in percent."""
-
-    table: str
-    dataset: str  # as in the catalogue, or "average"
-    method: str  # as in our registry
-    shots: int | None  # None: needs none
-    part: str  # test, base, novel, hm
-    flips: int
-    setting: str  # of an ablation
-    metric: str  # accuracy, or accuracy_gain: ogkd less biomedcoop
-    value: float
-    std: float | None
+_ROUNDING = 0.02  # by how much a recomputed average may differ from the printed one
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ours beside the published number, in percent; no difference where they do not compare."""
+    """Ours beside the published number, in percent; no difference if they are not comparable."""
 
     table: str
     dataset: str
     label: str
     shots: int | None
     flips: int
-    part: str  # "hm" of an average: of the averages; "mean-hm": the mean of the datasets' own
+    part: str  # test, base, novel, hm; of an average also mean-hm (see tidy.py)
     ours: float
     published: float
     difference: float | None
-    ours_std: float
+    ours_std: float | None  # None: fewer than two seeds
     published_std: float | None
     note: str
-    backbone: str  # of ours; the paper's is BiomedCLIP
+    backbone: str  # of ours
 
 
 @dataclass(frozen=True)
-class _Row:
-    """One row of a plan at one place, with all that the paper prints for it."""
+class _PlanRow:
+    """One row of a plan under one condition, with everything that the paper prints for it."""
 
     summary: Summary
     label: str
-    place: At
+    condition: Condition
     backbone: str
-    names: Mapping[str, str]  # of our datasets, in the catalogue
-    strange: Mapping[tuple[str, str], str]  # our dataset, part: in what its classes differ
+    names: Mapping[str, str]  # our datasets -> names in the catalogue
+    different: Mapping[str, str]  # our datasets with other classes than the benchmark's: how
     theirs: Sequence[Published]
-
-
-@functools.cache
-def published() -> tuple[Published, ...]:
-    """Every number of the paper's result tables."""
-    found = []
-    folder = files("ogkd.bench") / "published"
-    for file in sorted(folder.iterdir(), key=lambda place: place.name):
-        if not file.name.endswith(".csv"):
-            continue
-        for row in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8"))):
-            numbers = {
-                "shots": int(row["shots"]) if row["shots"] else None,
-                "flips": int(row["flips"]),
-                "value": float(row["value"]),
-                "std": float(row["std"]) if row["std"] else None,
-            }
-            found.append(Published(**{**row, **numbers}))  # type: ignore[arg-type]
-    return tuple(found)
-
-
-def catalogue_name(spec: RunSpec) -> str | None:
-    """The benchmark that a run is on ("COVID_19" is "covid"); None for others and phantoms."""
-    if (spec.data or "").startswith("phantoms"):
-        return None
-    known: dict[str, str] = {}
-    for name, record in benchmarks().items():
-        known |= {_plain(text): name for text in (name, record.title, record.folder)}
-    return known.get(_plain(spec.dataset)) or known.get(_plain(spec.bank or ""))
 
 
 def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
     """Accuracy of every cell that the paper prints too: each dataset, then the average."""
-    summary = Summary(folder, plan)
-    names: dict[str, str] = {}  # of our datasets; the first of two that mean the same stays
+    runs = folder.finished(plan)
+    summary = Summary(plan, runs)
+    names: dict[str, str] = {}  # if two of our datasets are the same benchmark, the first one
+    methods: dict[str, str] = {}
+    backbones: dict[str, set[str]] = {}
     for cell in plan.cells:
-        name = catalogue_name(cell.spec)
+        name = benchmark_of(cell.spec)
         if name is not None and name not in names.values():
             names.setdefault(cell.spec.dataset, name)
-    methods = {cell.label: cell.spec.method for cell in plan.cells}
-    backbones = {
-        label: ", ".join(sorted({cell.spec.backbone for cell in plan.cells if cell.label == label}))
-        for label in methods
-    }
-    strange = _strange(folder, plan)
+        methods[cell.label] = cell.spec.method
+        backbones.setdefault(cell.label, set()).add(cell.spec.backbone)
+    different = {run.spec.dataset: how for _, run in runs if (how := _other_classes(run))}
     found: list[Comparison] = []
-    for label in summary.labels:
-        for place in summary.places:
-            if place.value is not None:
-                continue  # a swept setting: the paper has figures of these, no tables
-            theirs = _candidates(plan, label, methods[label], place)
-            row = _Row(summary, label, place, backbones[label], names, strange, theirs)
-            for part in summary.parts(place):
-                found += _cells(row, part)
-                if part == "novel":
-                    for mean in ("hm", "mean-hm"):
-                        found += _cells(row, mean)
+    for label, condition in itertools.product(summary.labels, summary.conditions):
+        if condition.value is not None:
+            continue  # a swept setting: the paper has figures of these, but no tables
+        theirs = _candidates(plan, label, methods[label], condition)
+        backbone = ", ".join(sorted(backbones[label]))
+        row = _PlanRow(summary, label, condition, backbone, names, different, theirs)
+        parts = summary.parts(condition)
+        parts += ["hm", "mean-hm"] if "novel" in parts else []
+        for part in parts:
+            found += _comparisons(row, part)
     return found
 
 
-def _strange(folder: RunsFolder, plan: Plan) -> dict[tuple[str, str], str]:
-    """By dataset and part, in what the classes of finished runs differ from the benchmark's."""
-    found: dict[tuple[str, str], str] = {}
-    for _, run in folder.finished(plan):
-        if problem := _other_classes(run):
-            found |= {(run.spec.dataset, part): problem for part in run.parts}
-            if "base" in run.parts:
-                found |= {(run.spec.dataset, mean): problem for mean in ("hm", "mean-hm")}
-    return found
-
-
-def _other_classes(run: Run) -> str:
-    """In what a run's classes differ from the paper's, whatever their order; "" if in nothing."""
-    name = catalogue_name(run.spec)
+def _other_classes(run: FinishedRun) -> str:
+    """How a run's classes differ from the benchmark's, in any order; "" if they are the same."""
+    name = benchmark_of(run.spec)
     if name is None:
         return ""
     record = benchmarks()[name]
-    mine = {part: {_plain(text) for text in run.class_names(part)} for part in run.parts}
-    if set().union(*mine.values()) != {_plain(text) for text in record.class_names}:
+    mine = {part: {plain_name(text) for text in run.class_names(part)} for part in run.parts}
+    if set().union(*mine.values()) != {plain_name(text) for text in record.class_names}:
         return "other classes"
-    if "base" in mine and mine["base"] != {_plain(text) for text in record.base_classes}:
+    if "base" in mine and mine["base"] != {plain_name(text) for text in record.base_classes}:
         return "other base classes"
     return ""
 
 
-def _candidates(plan: Plan, label: str, method: str, place: At) -> list[Published]:
-    """Published numbers of a row at a place; an ablation's rows are known by their labels."""
+def _candidates(plan: Plan, label: str, method: str, condition: Condition) -> list[Published]:
+    """The published numbers of a row under a condition; an ablation's rows match by label."""
     rows = [
         row
         for row in published()
         if row.metric == "accuracy"
-        and row.flips == place.flips
-        and row.shots in (None, place.shots)
+        and row.flips == condition.flips
+        and row.shots in (None, condition.shots)
     ]
     if plan.table == "ablation":
-        return [row for row in rows if row.setting and _plain(row.setting) == _plain(label)]
+        return [row for row in rows if row.setting and plain_name(row.setting) == plain_name(label)]
     return [row for row in rows if not row.setting and row.method == method]
 
 
-def _cells(row: _Row, part: str) -> Iterable[Comparison]:
+def _comparisons(row: _PlanRow, part: str) -> Iterable[Comparison]:
     printed_part = "hm" if part == "mean-hm" else part
     printed = {one.dataset: one for one in row.theirs if one.part == printed_part}
     if not printed:
         return
-    wanted = set(row.summary.wanted(row.place, part))
+    wanted = set(row.summary.wanted(row.condition, part))
     shared = {name: ours for ours, name in row.names.items() if ours in wanted}
-    strange = {
-        name: row.strange[ours, part]
-        for name, ours in shared.items()
-        if (ours, part) in row.strange
-    }
     if part != "mean-hm":
         for name, ours in shared.items():
-            amount = row.summary.of(row.label, ours, row.place, part)
-            if amount is not None and name in printed:
-                notes = [] if amount.complete else [f"{amount.done} of {amount.planned} runs"]
-                if name in strange:
-                    notes.append(strange[name])
-                    amount = _not_comparable(amount)
-                yield _comparison(row, part, printed[name], amount, printed[name].value, notes)
-    # One printed average cannot say which mean of HMs it is; the paper's text has the first.
+            average = row.summary.of(row.label, ours, row.condition, part)
+            if average is not None and name in printed:
+                notes = [] if average.complete else [f"{average.done} of {average.planned} runs"]
+                notes += [row.different[ours]] if ours in row.different else []
+                value = printed[name].value
+                yield _comparison(row, part, printed[name], average, value, notes, not notes)
+    # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
     if AVERAGE in printed and not (part == "mean-hm" and len(printed) == 1):
-        yield from _averages(row, part, printed, shared, strange)
+        yield from _averages(row, part, printed, shared)
 
 
 def _averages(
-    row: _Row,
-    part: str,
-    printed: Mapping[str, Published],
-    shared: Mapping[str, str],
-    strange: Mapping[str, str],
+    row: _PlanRow, part: str, printed: Mapping[str, Published], shared: Mapping[str, str]
 ) -> Iterable[Comparison]:
-    """The average over the datasets whose classes are the paper's; if none is so, over all."""
-    same = {name: ours for name, ours in shared.items() if name not in strange}
-    amount = row.summary.average(row.label, row.place, part, list(same.values() or shared.values()))
-    if amount is None:
+    """The average over the datasets with the benchmark's classes; over all if none has them."""
+    other = {name: row.different[ours] for name, ours in shared.items() if ours in row.different}
+    same = {name: ours for name, ours in shared.items() if name not in other}
+    datasets = list(same.values() or shared.values())
+    average = row.summary.average(row.label, row.condition, part, datasets)
+    if average is None:
         return
     everything = {name for name, one in benchmarks().items() if one.base_to_novel or part == "test"}
     value = printed[AVERAGE].value
-    notes = [] if amount.complete else ["runs are missing"]
-    if not same:
-        amount = _not_comparable(amount)
-    elif len(printed) > 1:
-        value = _average(row.theirs, part, list(same))
+    comparable = average.complete and bool(same)
+    notes = [] if average.complete else ["runs are missing"]
+    if same and len(printed) > 1:
+        value = _published_average(row.theirs, part, list(same))
         if len(same) < len(everything):
             notes = notes or [f"both over {len(same)} datasets"]
         elif abs(value - printed[AVERAGE].value) > _ROUNDING:
             notes = notes or [f"printed: {printed[AVERAGE].value:.2f}"]
-    elif set(same) != everything:
+    elif same and set(same) != everything:
         notes = [f"ours: {len(same)} of {len(everything)} datasets"]
-        amount = _not_comparable(amount)
-    for problem in dict.fromkeys(strange.values()):
-        names = ", ".join(name for name, mine in strange.items() if mine == problem)
+        comparable = False
+    for problem in dict.fromkeys(other.values()):
+        names = ", ".join(name for name, mine in other.items() if mine == problem)
         notes.append(f"{problem}, {'left out' if same else 'all'}: {names}")
-    yield _comparison(row, part, printed[AVERAGE], amount, value, notes)
+    yield _comparison(row, part, printed[AVERAGE], average, value, notes, comparable)
 
 
-def _not_comparable(amount: Amount) -> Amount:
-    return replace(amount, done=0)
-
-
-def _average(theirs: Sequence[Published], part: str, datasets: Sequence[str]) -> float:
-    """Recomputed from the published rows of some datasets: the paper mixes two means of HM."""
+def _published_average(theirs: Sequence[Published], part: str, datasets: Sequence[str]) -> float:
+    """Recomputed from the published rows of some datasets: the paper mixes two means of HMs."""
 
     def mean(name: str) -> float:
         values = {row.dataset: row.value for row in theirs if row.part == name}
@@ -250,20 +174,26 @@ def _average(theirs: Sequence[Published], part: str, datasets: Sequence[str]) ->
 
 
 def _comparison(
-    row: _Row, part: str, printed: Published, amount: Amount, value: float, notes: Sequence[str]
+    row: _PlanRow,
+    part: str,
+    printed: Published,
+    average: Average,
+    value: float,
+    notes: Sequence[str],
+    comparable: bool,
 ) -> Comparison:
-    ours = 100 * amount.value
+    ours = 100 * average.value
     return Comparison(
         table=printed.table,
         dataset=printed.dataset,
         label=row.label,
-        shots=row.place.shots,
-        flips=row.place.flips,
+        shots=row.condition.shots,
+        flips=row.condition.flips,
         part=part,
         ours=ours,
         published=value,
-        difference=ours - value if amount.complete else None,
-        ours_std=100 * amount.std,
+        difference=ours - value if comparable else None,
+        ours_std=None if math.isnan(average.std) else 100 * average.std,
         published_std=printed.std,
         note="; ".join(notes),
         backbone=row.backbone,
@@ -271,7 +201,7 @@ def _comparison(
 
 
 def comparison_csv(rows: Sequence[Comparison]) -> str:
-    """Every field, two decimals."""
+    """The comparison as CSV: every field, numbers with two decimals."""
     out = io.StringIO()
     names = [field.name for field in fields(Comparison)]
     writer = csv.writer(out, lineterminator="\n")
@@ -281,12 +211,12 @@ def comparison_csv(rows: Sequence[Comparison]) -> str:
 
 
 def comparison_markdown(rows: Sequence[Comparison]) -> str:
-    """A table to read."""
+    """The comparison as a Markdown table."""
     if not rows:
         return "None of these runs has a counterpart in the paper's tables.\n"
     backbones = ", ".join(dict.fromkeys(row.backbone for row in rows))
     lines = [
-        f"Backbone of ours: {backbones}. Of the published numbers: BiomedCLIP.",
+        f"Our backbone: {backbones}. The published numbers': {paper().backbone}.",
         "",
         "| table | dataset | method | K | flips | part | ours | published | difference | note |",
         "|---|---|---|---:|---:|---|---:|---:|---:|---|",
@@ -303,7 +233,3 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.2f}" if isinstance(value, float) else str(value)
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.casefold())

@@ -1,37 +1,41 @@
-"""A grid file: which datasets, methods, shots, seeds and changes to settings make the runs."""
+"""Grids: which datasets, methods, shots, seeds and settings a benchmark runs.
+
+A grid is a TOML file. The package's own are eleven protocols in three variants (protocols/).
+"""
 
 from __future__ import annotations
 
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ogkd.bench.results import Cell, Plan
+from ogkd.bench.paper import paper
+from ogkd.bench.runs import Cell, Plan, Protocol, RunSpec
 from ogkd.bench.sources import Source, find_sources
-from ogkd.bench.spec import Protocol, RunSpec
 from ogkd.datasets.splits import Sampling
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods import METHODS, Method, make_method, presets
 
-__all__ = ["Grid", "Row", "expand", "grid_names", "protocols", "read_grid"]
+__all__ = ["Grid", "GridRow", "expand", "grid_names", "protocols", "read_grid"]
 
 
-_FEWEST = 4  # classes for base-to-novel: two of each
+_FEWEST = 4  # classes for base-to-novel: two base, two novel
 _Positive = Annotated[int, Field(ge=1)]
 _Whole = Annotated[int, Field(ge=0)]
 
 
-class _Record(BaseModel):
+class _Record(BaseModel):  # not imported: ruff must see that defaults are pydantic's
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Row(_Record):
-    """One row of the table: a method, perhaps with changes to its settings."""
+class GridRow(_Record):
+    """One row of the table: a method, perhaps with other settings."""
 
     method: str
     label: str = ""
@@ -39,8 +43,13 @@ class Row(_Record):
     settings: dict[str, Any] = {}
     sweep: bool = True  # False: this row is run once, not for every value of the sweep
 
+    @property
+    def name(self) -> str:
+        """The row's name in tables: its label, or the method's name."""
+        return self.label or self.method
 
-class Phantoms(_Record):
+
+class PhantomCounts(_Record):
     """How many phantom images of each class are drawn."""
 
     train: int = Field(default=16, ge=1)
@@ -49,7 +58,7 @@ class Phantoms(_Record):
 
 
 class Grid(_Record):
-    """What a grid file says; every list multiplies the runs."""
+    """The fields of a grid file; every list multiplies the runs."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
     title: str = ""
@@ -57,8 +66,8 @@ class Grid(_Record):
     protocol: Protocol = "few-shot"
     backbone: str = "biomedclip"
     data: str | None = None  # a folder of datasets, "phantoms", or None: the benchmarks by name
-    datasets: list[str] = Field(min_length=1)  # names, or ["*"] for all that are there
-    banks: dict[str, str] = {}  # prompt bank of a dataset that is not called like it
+    datasets: list[str] = Field(min_length=1)  # names, or ["*"] for all in `data`
+    banks: dict[str, str] = {}  # prompt banks of datasets whose names are not a bank's
     shots: list[_Positive] = Field(default=[16], min_length=1)
     seeds: list[_Whole] = Field(default=[1, 2, 3], min_length=1)
     flips: list[_Whole] = Field(default=[0], min_length=1)
@@ -66,34 +75,56 @@ class Grid(_Record):
     sampling: Sampling = "released"
     preset: str = "auto"  # "{bank}" is replaced; a method without it takes "auto", or its defaults
     settings: dict[str, Any] = {}  # for every row whose method has them
-    sweep: dict[str, list[Any]] = {}  # one setting and its values: runs with each
-    methods: list[str] = []  # rows without changes, in short
-    only: list[str] | None = None  # keep rows with these labels, or else of these methods
-    rows: list[Row] = []
-    phantoms: Phantoms = Phantoms()
+    sweep: dict[str, list[Any]] = {}  # one setting and its values
+    methods: list[str] = []  # rows without other settings, in short
+    only: list[str] | None = None  # keep the rows with these labels, or else of these methods
+    rows: list[GridRow] = []
+    phantoms: PhantomCounts = PhantomCounts()
+
+
+@cache
+def _shipped() -> dict[str, dict[str, Any]]:
+    """The package's grids by name: every protocol in every variant, put together.
+
+    A later table replaces single fields of an earlier one: the variant's, the variant's for the
+    protocol (few-shot or base-to-novel), the file's own, the file's for the variant.
+    """
+    folder = files("ogkd.bench") / "protocols"
+    content = {
+        file.name.removesuffix(".toml"): tomllib.loads(file.read_text(encoding="utf-8"))
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    }
+    variants = content.pop("variants")
+    found = {}
+    for variant, name in itertools.product(sorted(variants), sorted(content)):
+        own = dict(content[name])
+        here = {key: own.pop(key, {}) for key in variants}[variant]
+        common = dict(variants[variant])
+        by_protocol = {key: common.pop(key, {}) for key in ("few-shot", "base-to-novel")}
+        found[f"{variant}/{name}"] = (
+            {"name": name} | common | by_protocol[own["protocol"]] | own | here
+        )
+    return found
 
 
 def protocols() -> dict[str, str]:
-    """The grids that come with the package, "paper/few-shot" and so on, and their titles."""
-    found = {}
-    top = files("ogkd.bench") / "protocols"
-    for folder in sorted(top.iterdir(), key=lambda place: place.name):
-        inside = folder.iterdir() if folder.is_dir() else [folder]
-        prefix = f"{folder.name}/" if folder.is_dir() else ""
-        for file in sorted(inside, key=lambda place: place.name):
-            if file.name.endswith(".toml"):
-                title = tomllib.loads(file.read_text(encoding="utf-8")).get("title", "")
-                found[f"{prefix}{file.name.removesuffix('.toml')}"] = title
-    return found
+    """The names of the package's grids, "paper/few-shot" and so on, and their titles."""
+    return {name: content["title"] for name, content in _shipped().items()}
+
+
+def grid_names(source: str) -> list[str]:
+    """The grids of a variant ("phantoms", "paper"), or just what was given.
+
+    >>> grid_names("phantoms")[0]
+    'phantoms/base-to-novel'
+    """
+    return [name for name in protocols() if name.startswith(f"{source.rstrip('/')}/")] or [source]
 
 
 def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
     """A grid from a file, or one of the package's by name; `changes` replace single fields."""
-    text = _text(source)
-    try:
-        content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not TOML: {error}. Mend it and run again.") from None
+    content = _content(source)
     content |= {key: value for key, value in (changes or {}).items() if value is not None}
     content.setdefault("name", Path(source).stem)
     try:
@@ -103,7 +134,7 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
         # A misspelled name is often the reason why another is missing.
         problem = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
         place = ".".join(str(part) for part in problem["loc"])
-        fields = Row.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
+        fields = GridRow.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
         hint = did_you_mean(str(problem["loc"][-1]), fields)
         raise ConfigError(
             f"{source}: '{place}' is wrong: {problem['msg']}.{hint} Known there: "
@@ -111,23 +142,14 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
         ) from None
 
 
-def grid_names(source: str) -> list[str]:
-    """The grids of a set of ours ("phantoms", "paper"), or just what was given.
-
-    >>> grid_names("phantoms")[0]
-    'phantoms/base-to-novel'
-    """
-    return [name for name in protocols() if name.startswith(f"{source.rstrip('/')}/")] or [source]
-
-
-def _text(source: str | Path) -> str:
-    path = Path(source)
-    known = protocols()
+def _content(source: str | Path) -> dict[str, Any]:
+    path, known = Path(source), _shipped()
     if not path.is_file() and str(source) in known:
-        place = files("ogkd.bench").joinpath("protocols", *f"{source}.toml".split("/"))
-        return place.read_text(encoding="utf-8")
+        return dict(known[str(source)])
     try:
-        return path.read_text(encoding="utf-8")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}. Fix it and run again.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"There is no grid '{source}' ({error}).{did_you_mean(str(source), known)} Give a TOML "
@@ -138,37 +160,14 @@ def _text(source: str | Path) -> str:
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
     sources = find_sources(grid.data, grid.datasets, grid.banks, grid.phantoms.model_dump())
-    rows = [*(Row(method=name) for name in grid.methods), *grid.rows]
-    if rows:
-        _refuse_unknown_settings(grid, rows)
-    if grid.only is not None:
-        known = {name for row in rows for name in (row.method, row.label) if name}
-        for name in grid.only:
-            if name not in known:
-                names = ", ".join(sorted(known))
-                raise ConfigError(
-                    f"Grid '{grid.name}' has no method '{name}'.{did_you_mean(name, known)} It "
-                    f"has: {names}."
-                )
-        labels = {row.label or row.method for row in rows}
-        chosen = set(grid.only)  # of a method that is no row's label, every row is meant
-        rows = [
-            row
-            for row in rows
-            if (row.label or row.method) in chosen or row.method in chosen - labels
-        ]
-    if not rows:
-        raise ConfigError(f"Grid '{grid.name}' names no method. Add methods = [...] or [[rows]].")
-    if len(grid.sweep) > 1:
-        raise ConfigError(
-            f"A grid sweeps one setting, but '{grid.name}' names {', '.join(grid.sweep)}."
-        )
-    sources = _suited(grid, rows, sources)
+    rows = _rows(grid)
+    sources = _suitable(grid, rows, sources)
     cells: dict[tuple[str, str], Cell] = {}
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
             cells.setdefault((cell.label, cell.spec.hash), cell)
-    if len(grid.budgets) > 1 and (grid.sweep or len(grid.flips) > 1):
+    axes = {"flips": len(grid.flips) > 1, "budget": len(grid.budgets) > 1}
+    if axes["budget"] and (grid.sweep or axes["flips"]):
         raise ConfigError(
             f"A table has one axis beside shots, but '{grid.name}' has budgets and another one. "
             "Make a grid for each."
@@ -177,22 +176,52 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
         raise ConfigError(
             f"flips = {most} needs as many shots, but '{grid.name}' has shots = {min(grid.shots)}."
         )
-    _refuse_equal_labels(grid, rows)
-    axis = next(iter(grid.sweep), None)
-    axis = axis or ("flips" if len(grid.flips) > 1 else None)
-    axis = axis or ("budget" if len(grid.budgets) > 1 else None)
+    swept = [*grid.sweep, *(name for name, several in axes.items() if several)]
     plan = Plan(
         name=grid.name,
         title=grid.title or grid.name,
         table=grid.table,
-        sweep=axis,
+        sweep=swept[0] if swept else None,
         cells=tuple(cells.values()),
     )
     return plan, sources
 
 
-def _refuse_unknown_settings(grid: Grid, rows: Sequence[Row]) -> None:
-    """A setting is for the methods that have it; one that none of them has is a mistake."""
+def _rows(grid: Grid) -> list[GridRow]:
+    """The rows that were asked for; rows that cannot be are refused."""
+    rows = [*(GridRow(method=name) for name in grid.methods), *grid.rows]
+    if rows:
+        _refuse_unknown_settings(grid, rows)
+    if grid.only is not None:
+        labels = {row.name for row in rows}
+        known = labels | {row.method for row in rows}
+        for name in grid.only:
+            if name not in known:
+                raise ConfigError(
+                    f"Grid '{grid.name}' has no method '{name}'.{did_you_mean(name, known)} It "
+                    f"has: {', '.join(sorted(known))}."
+                )
+        chosen = set(grid.only)
+        # A method's name that is not also a row's label means all rows of the method.
+        rows = [row for row in rows if row.name in chosen or row.method in chosen - labels]
+    if not rows:
+        raise ConfigError(f"Grid '{grid.name}' names no method. Add methods = [...] or [[rows]].")
+    if len(grid.sweep) > 1:
+        raise ConfigError(
+            f"A grid sweeps one setting, but '{grid.name}' names {', '.join(grid.sweep)}."
+        )
+    first: dict[str, GridRow] = {}
+    for row in rows:
+        if first.setdefault(row.name, row) != row:
+            raise ConfigError(
+                f"Two different rows of grid '{grid.name}' are called '{row.name}'. Give each its "
+                "own label."
+            )
+    return rows
+
+
+def _refuse_unknown_settings(grid: Grid, rows: Sequence[GridRow]) -> None:
+    """A setting applies to the methods that have it; one that none has is a mistake."""
     known = {name for row in rows for name in _method_class(row.method).Config.model_fields}
     for name in (*grid.settings, *grid.sweep):
         if (first := name.split(".")[0]) not in known:
@@ -202,22 +231,10 @@ def _refuse_unknown_settings(grid: Grid, rows: Sequence[Row]) -> None:
             )
 
 
-def _refuse_equal_labels(grid: Grid, rows: Sequence[Row]) -> None:
-    labels = [row.label or row.method for row in rows]
-    for label in labels:
-        mine = [row for row in rows if (row.label or row.method) == label]
-        if any(row != mine[0] for row in mine):
-            raise ConfigError(
-                f"Two different rows of grid '{grid.name}' are called '{label}'. Give each a "
-                "label of its own."
-            )
-
-
-def _suited(grid: Grid, rows: Sequence[Row], sources: dict[str, Source]) -> dict[str, Source]:
-    """The datasets that the protocol can be done on; of "*" others are left out."""
-    normal = any("gamma_normal" in (*grid.settings, *grid.sweep, *row.settings) for row in rows)
-    if grid.protocol == "few-shot" and not normal:
-        return sources
+def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -> dict[str, Source]:
+    """The datasets on which the protocol is possible; with "*", the others are left out."""
+    asked = {name for row in rows for name in (*grid.settings, *grid.sweep, *row.settings)}
+    for_normal = sorted(asked & set(paper().normal_settings))
     reasons = {}
     for name, source in sources.items():
         if grid.protocol == "base-to-novel" and (count := len(source.class_names)) < _FEWEST:
@@ -225,30 +242,29 @@ def _suited(grid: Grid, rows: Sequence[Row], sources: dict[str, Source]) -> dict
                 f"{name} has {count} classes, but base-to-novel needs {_FEWEST}: with one novel "
                 "class every answer is right."
             )
-        elif normal and not source.has_normal:
-            reasons[name] = f"{name} has no class marked as normal, which gamma_normal is for."
+        elif for_normal and not source.has_normal:
+            reasons[name] = f"{name} has no class marked as normal, which {for_normal[0]} needs."
     if reasons and (list(grid.datasets) != ["*"] or len(reasons) == len(sources)):
-        raise ConfigError(f"{next(iter(reasons.values()))} Leave it out with --datasets.")
+        raise ConfigError(
+            f"{next(iter(reasons.values()))} Remove it from the datasets.", argument="datasets"
+        )
     return {name: source for name, source in sources.items() if name not in reasons}
 
 
-def _cells(grid: Grid, source: Source, row: Row) -> Iterable[Cell]:
-    method = _method_class(row.method)
-    chosen = _preset(row, grid.preset, source)
-    label = row.label or row.method
+def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
+    fields = _method_class(row.method).Config.model_fields
+    preset = _preset(row, grid.preset, source)
+    common = {key: value for key, value in grid.settings.items() if key.split(".")[0] in fields}
     ((axis, values),) = (grid.sweep or {"": [None]}).items()
     if axis and not row.sweep:
         values = [None]
     for value in values:
-        settings = _settings(method, grid.settings, row.settings)
-        if value is not None:
-            settings[axis] = value
-        instance = make_method(row.method, preset=chosen, settings=settings)
-        _refuse_wrong_protocol(grid, instance)
+        settings = common | row.settings | ({} if value is None else {axis: value})
+        _refuse_wrong_protocol(grid, make_method(row.method, preset=preset, settings=settings))
         numbers = itertools.product(grid.shots, grid.flips, grid.budgets, grid.seeds)
         for shots, flips, budget, seed in numbers:
             yield Cell(
-                label=label,
+                label=row.name,
                 spec=RunSpec(
                     protocol=grid.protocol,
                     dataset=source.name,
@@ -256,30 +272,22 @@ def _cells(grid: Grid, source: Source, row: Row) -> Iterable[Cell]:
                     method=row.method,
                     shots=shots,
                     seed=seed,
-                    preset=chosen,
+                    preset=preset,
                     settings=settings,
                     flips=flips,
                     budget=budget,
                     bank=source.bank,
                     sampling=grid.sampling,
-                    # A folder may lie elsewhere on the next machine.
+                    # A folder may be elsewhere on the next machine.
                     backbone=Path(grid.backbone).name,
                 ),
             )
 
 
-def _settings(
-    method: type[Method], common: Mapping[str, Any], own: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The grid's settings that the method has, then the row's."""
-    fields = method.Config.model_fields
-    return {key: value for key, value in common.items() if key.split(".")[0] in fields} | dict(own)
-
-
-def _preset(row: Row, wanted: str, source: Source) -> str | None:
-    known = presets(row.method)
+def _preset(row: GridRow, wanted: str, source: Source) -> str | None:
     if row.preset is not None:
         return row.preset.replace("{bank}", str(source.bank))
+    known = presets(row.method)
     names = [wanted.replace("{bank}", str(source.bank)), "auto"]
     return next((name for name in names if name in known), None)
 
@@ -295,6 +303,6 @@ def _refuse_wrong_protocol(grid: Grid, method: Method) -> None:
     if grid.protocol == "base-to-novel" and type(method).head_for is Method.head_for:
         able = [name for name, kind in METHODS.items() if kind.head_for is not Method.head_for]
         raise ConfigError(
-            f"{method.name} knows only the classes that it saw images of, so it cannot be judged "
+            f"{method.name} knows only the classes that it learned from, so it cannot be tested "
             f"on novel classes. Methods for base-to-novel: {', '.join(sorted(able))}."
         )

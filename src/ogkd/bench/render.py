@@ -1,28 +1,30 @@
-"""A table as Markdown, LaTeX or CSV: best bold, second underlined, missing cells empty."""
+"""Formats a table as Markdown, LaTeX or CSV: best bold, second underlined, missing cells empty."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from ogkd.bench.summary import Amount, Metric
+from ogkd.bench.tidy import Average
+from ogkd.evaluation.names import Metric
 
 __all__ = ["Block", "Entry", "Table", "to_csv", "to_latex", "to_markdown"]
 
-_WIDE = 6  # more columns are shrunk to the width of the page
-_NARROW = 4  # so many columns fit three times beside each other, as the paper prints them
+_WIDE = 6  # more columns are scaled to the width of the page
+_NARROW = 4  # three blocks of up to this many columns fit side by side, as in the paper
 
 
 @dataclass(frozen=True)
 class Entry:
     """A cell; the best of its group within a block is bold."""
 
-    amount: Amount | None
+    average: Average | None  # None: no run is finished
     group: Hashable = None
-    average: bool = False  # over datasets
+    over_datasets: bool = False  # not only over seeds
 
 
 @dataclass(frozen=True)
@@ -37,23 +39,23 @@ class Block:
 
 @dataclass(frozen=True)
 class Table:
-    """Everything that a format needs."""
+    """Everything that a format needs to know."""
 
     name: str
     title: str
     metric: Metric
-    corner: str  # what the rows are: "Method", "Dataset"
+    corner: str  # heading of the rows: "Method", "Dataset"
     blocks: tuple[Block, ...]
     spread: bool = False  # whether the standard deviation is shown
     notes: tuple[str, ...] = ()
 
 
 def to_markdown(table: Table) -> str:
-    """GitHub's Markdown, one heading and table for each block."""
+    """GitHub Markdown, with a heading and a table for each block."""
     lines = [f"## {table.title}", ""]
     for block in table.blocks:
         marks = {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}
-        cells = _texts(table, block, table.metric.decimals, " ± ", marks)
+        cells = _texts(table, block, 0, " ± ", marks)
         header = [table.corner, *block.columns]
         lines += [f"### {block.title}", "", _row(header, _pipe)]
         lines += ["|---|" + "---:|" * len(block.columns)]
@@ -104,54 +106,55 @@ def to_csv(table: Table) -> str:
 
 
 def _csv_cells(entry: Entry | None, metric: Metric) -> tuple[str, str, str]:
-    if entry is None or entry.amount is None:
+    if entry is None or entry.average is None:
         return "", "", ""
-    amount = entry.amount
-    value, std = (f"{number * metric.scale:.4f}" for number in (amount.value, amount.std))
-    return value, std, "yes" if amount.complete else f"no ({amount.done} of {amount.planned})"
+    mine = entry.average
+    std = "" if math.isnan(mine.std) else f"{mine.std * metric.scale:.4f}"
+    complete = "yes" if mine.complete else f"no ({mine.done} of {mine.planned})"
+    return f"{mine.value * metric.scale:.4f}", std, complete
 
 
 def _texts(
-    table: Table, block: Block, decimals: int, plus_minus: str, marks: dict[str, str]
+    table: Table, block: Block, more: int, plus_minus: str, marks: dict[str, str]
 ) -> list[tuple[str, list[str]]]:
-    """Rows of a block as text, with marks for best and second."""
-    ranks = _ranks(table, block, decimals)
+    """The rows of a block as text, with marks; `more` decimals than the metric's own."""
+    ranks = _ranks(table, block, more)
     found = []
     for row, (name, entries) in enumerate(block.rows):
         texts = []
         for column, entry in enumerate(entries):
-            text = _number(entry, table, decimals, plus_minus)
+            text = _number(entry, table, more, plus_minus)
             texts.append(marks[ranks.get((row, column), "")].format(text))
         found.append((name, texts))
     return found
 
 
-def _number(entry: Entry, table: Table, decimals: int, plus_minus: str) -> str:
-    amount = entry.amount
-    if amount is None:
+def _number(entry: Entry, table: Table, more: int, plus_minus: str) -> str:
+    mine = entry.average
+    if mine is None:
         return ""
-    text = f"{amount.value * table.metric.scale:.{decimals}f}"
-    if table.spread:
-        text += f"{plus_minus}{amount.std * table.metric.scale:.{decimals}f}"
-    if amount.complete:
+    text = table.metric.text(mine.value, more=more)
+    if table.spread and not math.isnan(mine.std):
+        text += f"{plus_minus}{table.metric.text(mine.std, more=more)}"
+    if mine.complete:
         return text
-    return f"({text}, {amount.done}/{amount.planned})" if entry.average else f"({text})"
+    return f"({text}, {mine.done}/{mine.planned})" if entry.over_datasets else f"({text})"
 
 
-def _ranks(table: Table, block: Block, decimals: int) -> dict[tuple[int, int], str]:
+def _ranks(table: Table, block: Block, more: int) -> dict[tuple[int, int], str]:
     """Which cells are the "best" and the "second" of their group; equal as printed is equal."""
     groups: dict[Hashable, dict[tuple[int, int], float]] = {}
     for row, (_, entries) in enumerate(block.rows):
         for column, entry in enumerate(entries):
-            if entry.amount is not None and entry.amount.complete:
-                value = round(entry.amount.value * table.metric.scale, decimals)
+            if entry.average is not None and entry.average.complete:
+                value = float(table.metric.text(entry.average.value, more=more))
                 groups.setdefault(entry.group, {})[row, column] = value
     found: dict[tuple[int, int], str] = {}
     for members in groups.values():
         if len(members) < 2:
             continue
         order = sorted(set(members.values()), reverse=not table.metric.lower_is_better)
-        # Of two, the other one needs no mark.
+        # With two candidates the second needs no mark.
         names = dict(zip(order, ("best", "second")[: len(members) - 1], strict=False))
         found |= {cell: names[value] for cell, value in members.items() if value in names}
     return found
@@ -159,7 +162,7 @@ def _ranks(table: Table, block: Block, decimals: int) -> dict[tuple[int, int], s
 
 def _tabular(table: Table, block: Block) -> str:
     marks = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}", "": "{}"}
-    cells = _texts(table, block, table.metric.decimals + 1, " $\\pm$ ", marks)
+    cells = _texts(table, block, 1, " $\\pm$ ", marks)
     rows = [" & ".join([_tex(name), *texts]) + " \\\\" for name, texts in cells]
     text = "\n".join(
         [

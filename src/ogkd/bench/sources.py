@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
+from ogkd.bench.runs import FrozenRecord
 from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
 from ogkd.datasets.fetch import read_benchmark
 from ogkd.datasets.groups import separate_groups
@@ -21,23 +22,22 @@ from ogkd.files import cache_dir
 from ogkd.fitting.prepare import normal_labels
 from ogkd.prompts.bank import read_bank, shipped_banks
 
-__all__ = ["Dataset", "Source", "find_sources", "open_source"]
+__all__ = ["Dataset", "Source", "find_sources", "open_dataset"]
 
 _PHANTOMS = "phantoms"
 
 
-@dataclass(frozen=True)
-class Source:
-    """A dataset that is not opened yet."""
+class Source(FrozenRecord):
+    """Where a dataset is; it is not opened yet."""
 
     name: str
     folder: str | None = None  # None: a downloaded benchmark
     bank: str | None = None
-    phantom: tuple[tuple[str, int], ...] = ()  # images per class of each split, to be drawn
+    phantom: tuple[tuple[str, int], ...] = ()  # images per class to draw for each split
 
     @property
     def collection(self) -> str | None:
-        """What tells datasets of one name apart: the folder's name, the number of phantoms."""
+        """What distinguishes datasets of the same name: folder name, or number of phantoms."""
         if self.phantom:
             return f"{_PHANTOMS} {'/'.join(str(count) for _, count in self.phantom)}"
         return None if self.folder is None else Path(self.folder).resolve().parent.name
@@ -54,7 +54,7 @@ class Source:
 
     @property
     def has_normal(self) -> bool:
-        """Whether a class stands for "nothing found"."""
+        """Whether one of the classes is normal ("no finding")."""
         if self.phantom:
             return phantom(self.name).normal is not None
         known = benchmarks().get(self.bank or "")
@@ -62,29 +62,18 @@ class Source:
         names = self.class_names
         return bool(set(marked) & set(names) or normal_labels(names, None))
 
-    def as_json(self) -> str:
-        """For a worker in another process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Source:
-        """Back from `as_json`."""
-        content = json.loads(text)
-        content["phantom"] = tuple((key, value) for key, value in content["phantom"])
-        return cls(**content)
-
 
 @dataclass(frozen=True)
 class Dataset:
     """An open dataset: its images, its prompts and the names of its normal classes."""
 
-    manifest: Manifest  # patients of the test part are in no other
+    manifest: Manifest  # no patient is in both the test part and another
     bank: Mapping[str, Sequence[str]] | None
     normal: Sequence[str] | None
 
     @property
     def digests(self) -> dict[str, str]:
-        """What tells whether it is the one that earlier runs were made with."""
+        """Digests of images and prompts, to compare with those of earlier runs."""
         texts = json.dumps(self.bank, sort_keys=True, ensure_ascii=True).encode()
         return {
             "data_sha256": self.manifest.sha256,
@@ -98,7 +87,7 @@ def find_sources(
     banks: Mapping[str, str],
     phantoms: Mapping[str, int],
 ) -> dict[str, Source]:
-    """Look every dataset up before anything runs; an unknown one is named with the nearest."""
+    """Find every dataset before anything runs; an unknown name is an error."""
     if data is None:
         known = list(benchmarks() if set(names) <= {"*", *benchmarks()} else known_benchmarks())
     elif data == _PHANTOMS:
@@ -107,23 +96,28 @@ def find_sources(
         root = Path(data).expanduser()
         if not root.is_dir():
             raise ConfigError(
-                f"There is no folder {data} of datasets. Give one with --data; each folder in it "
-                "holds {train,val,test}/class."
+                f"There is no folder {data} of datasets. Give a folder whose subfolders are "
+                "datasets with {train,val,test}/class.",
+                argument="data",
             )
         known = sorted(path.name for path in root.iterdir() if (path / "train").is_dir())
         if not known:
-            raise ConfigError(f"{data} holds no folder with {{train,val,test}}/class in it.")
+            raise ConfigError(
+                f"{data} has no subfolder with {{train,val,test}}/class in it.", argument="data"
+            )
     chosen = known if list(names) == ["*"] else list(dict.fromkeys(names))
     for name in chosen:
         if name not in known:
             hint = did_you_mean(name, known, cutoff=0.4)
-            raise ConfigError(f"Unknown dataset '{name}'.{hint} Known: {', '.join(known)}.")
+            raise ConfigError(
+                f"Unknown dataset '{name}'.{hint} Known: {', '.join(known)}.", argument="datasets"
+            )
     for name, bank in banks.items():
         if name not in known:
             raise ConfigError(
-                f"[banks] names '{name}', which is no dataset here. Known: {', '.join(known)}."
+                f"[banks] names '{name}', which is not a dataset here. Known: {', '.join(known)}."
             )
-        _bank(bank)  # now, not when its first run fails
+        _bank(bank)  # fails now, not in its first run
     found = {}
     for name in chosen:
         found[name] = Source(
@@ -135,8 +129,8 @@ def find_sources(
     return found
 
 
-def open_source(source: Source) -> Dataset:
-    """Read the dataset; phantoms are drawn once and kept in the cache."""
+def open_dataset(source: Source) -> Dataset:
+    """Read a dataset; phantoms are drawn once and kept in the cache."""
     if source.phantom:
         record = phantom(source.name)
         bank = dict(zip(record.class_names, record.descriptions, strict=True))
@@ -149,7 +143,7 @@ def open_source(source: Source) -> Dataset:
         return _dataset(read_benchmark(source.name), texts, marked)
     manifest = read_manifest(source.folder)
     if marked is not None and not set(marked) <= set(manifest.class_names):
-        marked = None  # other names: those with "normal" or "healthy" in them are taken
+        marked = None  # other class names: "normal" or "healthy" in a name decides
     return _dataset(manifest, texts, marked)
 
 
@@ -160,14 +154,14 @@ def _dataset(
 
 
 def _shipped_bank(name: str) -> str | None:
-    """The bank of ours for a dataset that is called like one, or like a benchmark's folder."""
+    """The shipped bank of a dataset with its name, or with the name of a benchmark's folder."""
     record = find_benchmark(name)
     bank = name.lower() if record is None else record.name
     return bank if bank in shipped_banks() else None
 
 
 def _bank(name: str) -> dict[str, list[str]]:
-    """A shipped bank by name, whatever lies in the working folder, or a file."""
+    """A shipped bank by name, whatever is in the working folder, or a file."""
     return read_bank(shipped_banks().get(name, Path(name)))
 
 

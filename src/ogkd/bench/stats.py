@@ -1,6 +1,6 @@
 """Whether two methods differ: paired bootstrap over seeds and test images of each dataset.
 
-The datasets are what they are: nothing is said about datasets that were not tried.
+Datasets are not resampled: the result is about these datasets, not about others.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.bench.analysis import harmonic_mean
-from ogkd.bench.results import Plan, Run, RunsFolder
-from ogkd.bench.summary import At, place_of
+from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
+from ogkd.bench.tidy import Condition, condition_of
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
 
@@ -28,7 +28,7 @@ __all__ = [
     "resample",
 ]
 
-Pair = NDArray[np.float32]  # [2, S, N]: 1 where a method was right, by seed and image
+Correct = NDArray[np.float32]  # [2, S, N]: 1 if a method was right, by method, seed and image
 
 
 @dataclass(frozen=True)
@@ -52,38 +52,38 @@ class DatasetDifference:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better `a` is than `b`, on average over datasets."""
+    """How much better `a` is than `b`, averaged over datasets."""
 
     mean: float
     low: float
     high: float
     p: float  # two-sided
     per_dataset: tuple[DatasetDifference, ...]
-    left_out: tuple[str, ...] = ()  # datasets that only one has, or without a common seed
+    left_out: tuple[str, ...] = ()  # datasets that only one of them has, or without a common seed
 
 
 @dataclass(frozen=True)
 class Differences:
-    """The columns of a table that were compared, and why others were not."""
+    """The columns of a table that were compared, and the reasons why others were not."""
 
-    columns: Mapping[At, Difference]
-    missing: Mapping[At, str]
+    columns: Mapping[Condition, Difference]
+    missing: Mapping[Condition, str]
 
 
 def compare_methods(
-    runs_a: Sequence[Run],
-    runs_b: Sequence[Run],
+    runs_a: Sequence[FinishedRun],
+    runs_b: Sequence[FinishedRun],
     *,
     part: str | None = None,
     resamples: int = 2000,
     level: float = 0.95,
     seed: int = 0,
 ) -> Difference:
-    """Accuracy of `a` less that of `b` on the datasets and seeds that both have.
+    """Accuracy of `a` minus that of `b` on the datasets and seeds that both have.
 
     `part` is "test", "base", "novel" or "hm" (the harmonic mean of the last two); by default
-    "test" where there is one, else "hm". A method that learns nothing is the same in every seed.
-    Datasets of one of them, or without a common seed, are left out and named in the answer.
+    "test" if there is one, else "hm". A method that learns nothing is the same in every seed.
+    Datasets that only one of them has, or without a common seed, are left out and listed.
     """
     if resamples < 100 or not 0 < level < 1:
         raise ConfigError("Use at least 100 resamples, and a level between 0 and 1.")
@@ -94,7 +94,7 @@ def compare_methods(
     pairs = {name: pair for name, pair in pairs.items() if pair[0]}
     left_out = tuple(name for name in dict.fromkeys((*a, *b)) if name not in pairs)
     if not pairs:
-        raise DataError(f"The two methods have no seed in common on {', '.join(left_out)}.")
+        raise DataError(f"The two methods have no common seed on {', '.join(left_out)}.")
     rng = np.random.default_rng(seed)
     found, draws = [], []
     for name, pair in pairs.items():
@@ -123,89 +123,82 @@ def compare_labels(
     level: float = 0.95,
     seed: int = 0,
 ) -> Differences:
-    """Row `a` less row `b` of a plan's table, for each column that both were planned in.
+    """Row `a` minus row `b` of a plan's table, for each column that both were planned in.
 
-    A column that cannot be compared (yet) is named with the reason. DataError where none can.
+    A column that cannot be compared (yet) is listed with the reason; DataError if none can.
     """
-    planned: dict[str, dict[At, None]] = {}  # of each row its columns, in the plan's order
+    planned: dict[str, dict[Condition, None]] = {}  # the columns of each row, in the plan's order
     for cell in plan.cells:
-        planned.setdefault(cell.label, {})[place_of(cell.spec, plan.sweep)] = None
+        planned.setdefault(cell.label, {})[condition_of(cell.spec, plan.sweep)] = None
     for label in (a, b):
         if label not in planned:
             raise ConfigError(
-                f"Plan '{plan.name}' has no row '{label}'. Rows: {', '.join(planned)}."
+                f"Plan '{plan.name}' has no row '{label}'. Its rows: {', '.join(planned)}."
             )
-    sides: dict[str, dict[At, list[Run]]] = {a: {}, b: {}}
+    sides: dict[str, dict[Condition, list[FinishedRun]]] = {a: {}, b: {}}
     for label, run in folder.finished(plan):
         if label in sides:
-            sides[label].setdefault(place_of(run.spec, plan.sweep), []).append(run)
-    columns: dict[At, Difference] = {}
-    missing: dict[At, str] = {}
-    for place in planned[a]:
-        if place not in planned[b]:
+            sides[label].setdefault(condition_of(run.spec, plan.sweep), []).append(run)
+    columns: dict[Condition, Difference] = {}
+    missing: dict[Condition, str] = {}
+    for condition in planned[a]:
+        if condition not in planned[b]:
             continue
-        if lacking := [label for label in (a, b) if place not in sides[label]]:
-            missing[place] = f"No finished runs of {' and '.join(lacking)}."
+        if lacking := [label for label in (a, b) if condition not in sides[label]]:
+            missing[condition] = f"No finished runs of {' and '.join(lacking)}."
             continue
         try:
-            columns[place] = compare_methods(
-                sides[a][place],
-                sides[b][place],
+            columns[condition] = compare_methods(
+                sides[a][condition],
+                sides[b][condition],
                 part=part,
                 resamples=resamples,
                 level=level,
                 seed=seed,
             )
         except DataError as error:
-            missing[place] = str(error)
+            missing[condition] = str(error)
     if not columns:
-        reasons = [f"{_words(place)}: {reason}" for place, reason in missing.items()]
-        why = " ".join(reasons) or "They have no column in common."
-        raise DataError(f"Nothing of '{a}' and '{b}' can be compared in '{plan.name}'. {why}")
+        reasons = [f"{condition}: {reason}" for condition, reason in missing.items()]
+        why = " ".join(reasons) or "They have no common column."
+        raise DataError(f"'{a}' and '{b}' cannot be compared in '{plan.name}'. {why}")
     return Differences(columns, missing)
 
 
 def differences_markdown(found: Differences, a: str, b: str) -> str:
-    """What `compare_labels` found, in points: the mean of each column, then its datasets."""
+    """The differences in percentage points: the mean of each column, then its datasets."""
     lines = [
-        f"| {a} less {b} | datasets | difference | interval | p |",
+        f"| {a} minus {b} | datasets | difference | interval | p |",
         "|---|---|---:|---:|---:|",
     ]
-    for place, one in found.columns.items():
+    for condition, one in found.columns.items():
         rows: list[tuple[str, Difference | DatasetDifference]] = [
             (f"mean of {len(one.per_dataset)}", one)
         ]
         rows += [(each.dataset, each) for each in one.per_dataset]
         for name, row in rows:
             numbers = (100 * row.mean, 100 * row.low, 100 * row.high)
-            cells = [_words(place), name, "{:+.2f} | {:+.2f} to {:+.2f}".format(*numbers)]
+            cells = [str(condition), name, "{:+.2f} | {:+.2f} to {:+.2f}".format(*numbers)]
             p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
             lines.append(f"| {' | '.join(cells)} | {p} |")
     notes = [
-        f"- {_words(place)}: without {', '.join(one.left_out)}, where they have no runs in common."
-        for place, one in found.columns.items()
+        f"- {condition}: without {', '.join(one.left_out)}, on which they have no common runs."
+        for condition, one in found.columns.items()
         if one.left_out
     ]
     notes += [
-        f"- {_words(place)}: not compared. {reason}" for place, reason in found.missing.items()
+        f"- {condition}: not compared. {reason}" for condition, reason in found.missing.items()
     ]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
-def _words(place: At) -> str:
-    words = ["all images" if place.shots is None else f"K={place.shots}"]
-    words += [f"{place.flips} flips"] if place.flips else []
-    words += [str(place.value)] if place.value is not None else []
-    return ", ".join(words)
-
-
 def resample(
-    parts: Sequence[Pair], *, resamples: int, rng: np.random.Generator
+    parts: Sequence[Correct], *, resamples: int, rng: np.random.Generator
 ) -> tuple[tuple[float, float], NDArray[np.float64]]:
     """Accuracy of two methods on one dataset, and [2, R] of the same for resampled runs.
 
-    `parts` holds one pair, or those of base and novel classes, whose harmonic mean is taken.
-    Both methods meet the same resampled seeds and images.
+    `parts` is one pair, or those of the base and novel classes, of which the harmonic mean is
+    taken. Both methods get the same resampled seeds and images.
     """
     seeds = parts[0].shape[1]
     weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=resamples) / seeds  # [R, S]
@@ -221,16 +214,16 @@ def resample(
     return (a, b), 2 * base * novel / (base + novel)
 
 
-def _of_seeds(pair: Pair, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far the means of resampled seeds lie from the mean: [2, R].
+def _of_seeds(pair: Correct, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far the means of resampled seeds are from the mean: [2, R].
 
-    Resampling seeds and images of one table counts what is neither the seed's nor the image's
-    own three times (Owen 2007, the pigeonhole bootstrap), and S seeds show (S - 1) / S of their
-    variance. So deviations are scaled to the variance of seeds alone; images bring the rest.
+    Resampling both the seeds and the images of one table counts the noise that belongs to neither
+    three times (Owen 2007, the pigeonhole bootstrap), and S seeds show (S - 1) / S of their
+    variance. So deviations are scaled to the variance of seeds alone; images add the rest.
     """
     _, seeds, images = pair.shape
     if seeds == 1:
-        return np.zeros((2, len(weights)))  # one seed says nothing about seeds
+        return np.zeros((2, len(weights)))  # one seed does not show how seeds vary
     difference = (pair[0] - pair[1]).astype(np.float64)
     rows, columns = difference.mean(axis=1), difference.mean(axis=0)
     noise = difference - rows[:, None] - columns + difference.mean()
@@ -243,10 +236,10 @@ def _of_seeds(pair: Pair, weights: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(scale * deviations @ weights.T)
 
 
-def _of_images(pair: Pair, resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """How far the means of resampled images lie from the mean: [2, R]."""
+def _of_images(pair: Correct, resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """How far the means of resampled images are from the mean: [2, R]."""
     _, seeds, images = pair.shape
-    hits = pair.sum(axis=1).astype(np.int64)  # [2, N]: right how often, of S seeds
+    hits = pair.sum(axis=1).astype(np.int64)  # [2, N]: how often right, of S seeds
     # Images with equal hits are the same to the bootstrap: a few kinds instead of N images.
     kinds, counts = np.unique(hits[0] * (seeds + 1) + hits[1], return_counts=True)
     shares = np.stack(np.divmod(kinds, seeds + 1)) / seeds  # [2, kinds]
@@ -256,26 +249,28 @@ def _of_images(pair: Pair, resamples: int, rng: np.random.Generator) -> NDArray[
 
 def _interval(mean: float, draws: NDArray[np.float64], level: float) -> tuple[float, float, float]:
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    # Under "no difference" the draws would lie around 0 as they lie around the mean.
+    # Without a difference, the draws would be around 0 as they are around the mean.
     beyond = np.sum(np.abs(draws - mean) >= abs(mean) - 1e-12)
     return float(low), float(high), float((beyond + 1) / (len(draws) + 1))
 
 
-def _by_dataset(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
-    found: dict[str, dict[int, Run]] = {}
+def _by_dataset(runs: Sequence[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
+    found: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
         mine = found.setdefault(run.spec.dataset, {})
         if run.spec.seed in mine:
             raise ConfigError(
                 f"Two runs on {run.spec.dataset} have seed {run.spec.seed}: {run.spec} and "
-                f"{mine[run.spec.seed].spec}. Compare one setting with one other."
+                f"{mine[run.spec.seed].spec}. Compare one setting with one other setting."
             )
         mine[run.spec.seed] = run
     return found
 
 
-def _paired(a: Mapping[int, Run], b: Mapping[int, Run]) -> tuple[list[Run], list[Run]]:
-    """Runs of both, seed by seed; none where they have no seed in common."""
+def _paired(
+    a: Mapping[int, FinishedRun], b: Mapping[int, FinishedRun]
+) -> tuple[list[FinishedRun], list[FinishedRun]]:
+    """Runs of both, seed by seed; none if they have no common seed."""
     if not (_same_in_all(a) or _same_in_all(b)):
         seeds = sorted(set(a) & set(b))
         return [a[seed] for seed in seeds], [b[seed] for seed in seeds]
@@ -283,17 +278,17 @@ def _paired(a: Mapping[int, Run], b: Mapping[int, Run]) -> tuple[list[Run], list
     return _spread(a, seeds), _spread(b, seeds)
 
 
-def _same_in_all(runs: Mapping[int, Run]) -> bool:
+def _same_in_all(runs: Mapping[int, FinishedRun]) -> bool:
     method = METHODS.get(next(iter(runs.values())).spec.method)
     return method is not None and not method.needs_images
 
 
-def _spread(runs: Mapping[int, Run], seeds: Sequence[int]) -> list[Run]:
+def _spread(runs: Mapping[int, FinishedRun], seeds: Sequence[int]) -> list[FinishedRun]:
     first = next(iter(runs.values()))
     return [runs.get(seed, first) for seed in seeds]
 
 
-def _right(pair: tuple[list[Run], list[Run]], part: str) -> Pair:
+def _right(pair: tuple[list[FinishedRun], list[FinishedRun]], part: str) -> Correct:
     rows = []
     labels = None
     for run in (*pair[0], *pair[1]):

@@ -1,4 +1,4 @@
-"""The tables of a plan in the paper's shape; which blocks, rows and columns each has."""
+"""The tables of a plan in the paper's shape: which blocks, rows and columns each kind has."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 from ogkd.bench.render import Block, Entry, Table, to_csv, to_latex, to_markdown
-from ogkd.bench.results import Plan, RunsFolder
-from ogkd.bench.summary import At, Summary
+from ogkd.bench.runs import LabelledRuns, Plan, RunsFolder
+from ogkd.bench.tidy import Condition, Summary
 from ogkd.errors import ConfigError, DataError
 
 __all__ = ["FORMATS", "Format", "make_table", "table_of"]
@@ -30,19 +30,22 @@ def make_table(
     format: Format = "markdown",  # the reader's word
     per_dataset: bool = True,
 ) -> str:
-    """The table of a plan as text: all datasets together first, then each of them."""
+    """The table of a plan as text: the average over datasets first, then each dataset."""
     if format not in FORMATS:
-        raise ConfigError(f"Unknown format '{format}'. Known: {', '.join(FORMATS)}.")
+        raise ConfigError(
+            f"Unknown format '{format}'. Known: {', '.join(FORMATS)}.", argument="format"
+        )
     return FORMATS[format](table_of(folder, plan, metric=metric, per_dataset=per_dataset))
 
 
 def table_of(
     folder: RunsFolder, plan: Plan, *, metric: str = "accuracy", per_dataset: bool = True
 ) -> Table:
-    """The same before it is text."""
-    summary = Summary(folder, plan, metric)
+    """The table of a plan as a record, before it is formatted."""
     if not plan.cells:
         raise DataError(f"Plan '{plan.name}' has no runs. Add datasets and methods to its grid.")
+    runs = folder.finished(plan)
+    summary = Summary(plan, runs, metric)
     noise = plan.table == "noise"
     blocks = list(_noise_blocks(summary) if noise else _blocks(summary, per_dataset=per_dataset))
     return Table(
@@ -52,48 +55,35 @@ def table_of(
         corner="Dataset" if noise else "Method",
         blocks=tuple(blocks),
         spread=plan.table == "few-shot",
-        notes=tuple(_notes(summary, blocks)),
+        notes=tuple(_notes(summary, blocks, runs)),
     )
 
 
 def _blocks(summary: Summary, *, per_dataset: bool) -> Iterable[Block]:
-    """Methods in rows, places in columns; a sweep at several shots has a block for each."""
-    pages = _pages(summary)
-    datasets: list[str | None] = [None]
-    if per_dataset and len(summary.datasets) > 1:
-        datasets += summary.datasets
+    """Methods in rows, conditions in columns; a sweep has a block for each number of shots."""
+    several = len(summary.datasets) > 1
+    datasets = [None, *summary.datasets] if several and per_dataset else [None]
     for dataset in datasets:
-        for page, places in pages.items():
+        for page, conditions in _pages(summary).items():
             columns = [
-                (place, part)
-                for place in places
-                if dataset is None or dataset in _planned_at(summary, place)
-                for part in _columns(summary, place, average=dataset is None)
+                (condition, part)
+                for condition in conditions
+                if dataset is None or dataset in _planned_at(summary, condition)
+                for part in _columns(summary, condition, average=dataset is None)
             ]
             if not columns:
                 continue
-            name = dataset or (AVERAGE if len(summary.datasets) > 1 else summary.datasets[0])
+            name = dataset or (AVERAGE if several else summary.datasets[0])
             title = dataset or _average_title(summary)
             yield Block(
                 key=f"{name} {page}".strip(),
                 title=f"{title}, {page}" if page else title,
                 columns=tuple(
-                    # Of an average, which of the two harmonic means must be said.
-                    _heading(summary, place, part).replace("HM", "HM of averages")
-                    if part == "hm" and name == AVERAGE
-                    else _heading(summary, place, part)
-                    for place, part in columns
+                    _heading(summary, condition, part, average=name == AVERAGE)
+                    for condition, part in columns
                 ),
                 rows=tuple(
-                    (
-                        label,
-                        tuple(
-                            _entry(
-                                summary, label, dataset, place, part, _group(summary, place, part)
-                            )
-                            for place, part in columns
-                        ),
-                    )
+                    (label, tuple(_entry(summary, label, dataset, *column) for column in columns))
                     for label in summary.labels
                 ),
             )
@@ -102,24 +92,27 @@ def _blocks(summary: Summary, *, per_dataset: bool) -> Iterable[Block]:
 def _noise_blocks(summary: Summary) -> Iterable[Block]:
     """Datasets in rows, methods in columns, as the appendix prints label noise.
 
-    On base and novel classes each number of flips has a block; otherwise flips go sideways.
+    In base-to-novel each number of flips has a block; otherwise flips are side by side.
     """
-    groups: dict[str, list[At]] = {}
-    for place in summary.places:
-        b2n = "base" in summary.parts(place)
-        groups.setdefault(_words(summary, place) if b2n else "", []).append(place)
-    for page, places in groups.items():
+    pages: dict[str, list[Condition]] = {}
+    for condition in summary.conditions:
+        b2n = "base" in summary.parts(condition)
+        pages.setdefault(_words(summary, condition) if b2n else "", []).append(condition)
+    for page, conditions in pages.items():
         columns = [
-            (place, label, part)
-            for place in places
+            (condition, label, part)
+            for condition in conditions
             for label in summary.labels
-            for part in _columns(summary, place, average=False)
+            for part in _columns(summary, condition, average=False)
         ]
         headings = [
-            " ".join(filter(None, ("" if page else _words(summary, place), label, _PARTS[part])))
-            for place, label, part in columns
+            " ".join(
+                filter(None, ("" if page else _words(summary, condition), label, _PARTS[part]))
+            )
+            for condition, label, part in columns
         ]
-        names = [*summary.datasets, *_average_rows(summary, places)]
+        averages = [AVERAGE, _PARTS["mean-hm"]] if any(c[2] == "hm" for c in columns) else [AVERAGE]
+        names = [*summary.datasets, *(averages if len(summary.datasets) > 1 else ())]
         yield Block(
             key=page or "noise",
             title=page or _average_title(summary),
@@ -128,89 +121,83 @@ def _noise_blocks(summary: Summary) -> Iterable[Block]:
         )
 
 
-def _average_rows(summary: Summary, places: list[At]) -> list[str]:
-    if len(summary.datasets) == 1:
-        return []
-    with_hm = any("hm" in _columns(summary, place, average=False) for place in places)
-    return [AVERAGE, _PARTS["mean-hm"]] if with_hm else [AVERAGE]
-
-
-def _noise_row(summary: Summary, name: str, columns: list[tuple[At, str, str]]) -> Iterable[Entry]:
-    for place, label, part in columns:
-        group = (name, place, part)
-        if name == _PARTS["mean-hm"]:
-            amount = summary.average(label, place, "mean-hm") if part == "hm" else None
-            yield Entry(amount, group, average=True)
+def _noise_row(
+    summary: Summary, name: str, columns: list[tuple[Condition, str, str]]
+) -> Iterable[Entry]:
+    for condition, label, part in columns:
+        group = (name, condition, part)
+        if name == AVERAGE:
+            yield Entry(summary.average(label, condition, part), group, over_datasets=True)
+        elif name == _PARTS["mean-hm"]:
+            found = summary.average(label, condition, "mean-hm") if part == "hm" else None
+            yield Entry(found, group, over_datasets=True)
         else:
-            yield _entry(summary, label, None if name == AVERAGE else name, place, part, group)
+            yield Entry(summary.of(label, name, condition, part), group)
 
 
 def _entry(
-    summary: Summary, label: str, dataset: str | None, place: At, part: str, group: object
+    summary: Summary, label: str, dataset: str | None, condition: Condition, part: str
 ) -> Entry:
+    # Rows of one column compete; if a single row is swept, its columns do.
+    alone = summary.plan.table == "sweep" and not summary.rows_compete
+    group = (condition.shots, part) if alone else (condition, part)
     if dataset is None:
-        return Entry(summary.average(label, place, part), group, average=True)
-    return Entry(summary.of(label, dataset, place, part), group)
+        return Entry(summary.average(label, condition, part), group, over_datasets=True)
+    return Entry(summary.of(label, dataset, condition, part), group)
 
 
-def _group(summary: Summary, place: At, part: str) -> tuple[object, ...]:
-    """Rows of one column compete; where a single row is swept, its columns do."""
-    if summary.plan.table == "sweep" and not summary.rows_compete:
-        return (place.shots, part)
-    return (place, part)
-
-
-def _pages(summary: Summary) -> dict[str, list[At]]:
-    """Places that stand side by side; what a sweep does not vary goes to the block's title."""
-    pages: dict[str, list[At]] = {}
-    for place in summary.places:
-        page = ""
-        if summary.plan.table == "sweep":
-            page = _words(summary, place, swept=False)
-        pages.setdefault(page, []).append(place)
+def _pages(summary: Summary) -> dict[str, list[Condition]]:
+    """Conditions that are side by side; what a sweep does not vary goes into the block's title."""
+    pages: dict[str, list[Condition]] = {}
+    for condition in summary.conditions:
+        sweep = summary.plan.table == "sweep"
+        page = _words(summary, condition, swept=False) if sweep else ""
+        pages.setdefault(page, []).append(condition)
     return pages
 
 
-def _columns(summary: Summary, place: At, *, average: bool) -> list[str]:
-    parts = summary.parts(place)
-    # A harmonic mean of errors would call the smallest of the two good.
+def _columns(summary: Summary, condition: Condition, *, average: bool) -> list[str]:
+    parts = summary.parts(condition)
+    # A harmonic mean of errors would be good if the smaller of the two is.
     if "base" in parts and not summary.metric.lower_is_better:
         extra = ["hm", "mean-hm"] if average and len(summary.datasets) > 1 else ["hm"]
         parts[parts.index("novel") + 1 : parts.index("novel") + 1] = extra
     return parts
 
 
-def _heading(summary: Summary, place: At, part: str) -> str:
+def _heading(summary: Summary, condition: Condition, part: str, *, average: bool = False) -> str:
     if summary.plan.table == "sweep":
-        words = _swept(summary, place)
-    elif len(summary.places) == 1 and part != "test":
+        words = _swept(summary, condition)
+    elif len(summary.conditions) == 1 and part != "test":
         words = ""
     else:
-        words = _words(summary, place)
-    return " ".join(filter(None, (words, _PARTS[part])))
+        words = _words(summary, condition)
+    # An average has two harmonic means: say which.
+    name = "HM of averages" if average and part == "hm" else _PARTS[part]
+    return " ".join(filter(None, (words, name)))
 
 
-def _words(summary: Summary, place: At, *, swept: bool = True) -> str:
-    """What tells a place from the others; `swept` False: without what the sweep varies."""
+def _words(summary: Summary, condition: Condition, *, swept: bool = True) -> str:
+    """What distinguishes a condition; `swept` False: without what the sweep varies."""
     axis = summary.plan.sweep
     words = []
-    if summary.plan.table != "noise" or len({other.shots for other in summary.places}) > 1:
-        words.append("all images" if place.shots is None else f"K={place.shots}")
-    if any(other.flips for other in summary.places) and (swept or axis != "flips"):
-        words.append(f"{place.flips} flips")
-    if any(other.value is not None for other in summary.places) and swept:
-        words.append(_swept(summary, place))
+    if summary.plan.table != "noise" or len({other.shots for other in summary.conditions}) > 1:
+        words.append("all images" if condition.shots is None else f"K={condition.shots}")
+    if any(other.flips for other in summary.conditions) and (swept or axis != "flips"):
+        words.append(f"{condition.flips} flips")
+    if any(other.value is not None for other in summary.conditions) and swept:
+        words.append(_swept(summary, condition))
     return ", ".join(words)
 
 
-def _swept(summary: Summary, place: At) -> str:
+def _swept(summary: Summary, condition: Condition) -> str:
     if summary.plan.sweep in (None, "flips"):
-        return f"{place.flips} flips"
-    return "not swept" if place.value is None else f"{summary.plan.sweep}={place.value}"
+        return f"{condition.flips} flips"
+    return "not swept" if condition.value is None else f"{summary.plan.sweep}={condition.value}"
 
 
-def _planned_at(summary: Summary, place: At) -> set[str]:
-    return {name for part in summary.parts(place) for name in summary.wanted(place, part)}
+def _planned_at(summary: Summary, condition: Condition) -> set[str]:
+    return {name for part in summary.parts(condition) for name in summary.wanted(condition, part)}
 
 
 def _average_title(summary: Summary) -> str:
@@ -218,32 +205,42 @@ def _average_title(summary: Summary) -> str:
     return f"Average over {count} datasets" if count > 1 else summary.datasets[0]
 
 
-def _notes(summary: Summary, blocks: list[Block]) -> Iterable[str]:
+def _notes(summary: Summary, blocks: list[Block], runs: LabelledRuns) -> Iterable[str]:
     entries = [entry for block in blocks for _, row in block.rows for entry in row]
-    if any(entry.amount and not entry.amount.complete for entry in entries):
+    if any(entry.average and not entry.average.complete for entry in entries):
         yield (
-            "In brackets: runs are missing, of an average with the number of whole datasets; "
-            "such a number is not compared with others."
+            "In brackets: runs are missing. An average shows how many datasets are complete. Such "
+            "a number is not compared with others."
         )
-    sizes = {place: len(_planned_at(summary, place)) for place in summary.places}
+    sizes = {condition: len(_planned_at(summary, condition)) for condition in summary.conditions}
     if len(set(sizes.values())) > 1:
-        words = ", ".join(
-            f"{_heading(summary, place, 'test')}: {size}" for place, size in sizes.items()
-        )
-        yield f"Datasets in the average: {words}."
-    short = {(at.shots, name): count for (at, name), count in summary.fewest.items()}
-    if short:
-        words = ", ".join(f"{name} {count} (K={shots})" for (shots, name), count in short.items())
-        yield f"Classes with fewer than K images, all of which were used: {words}."
+        words = [f"{_heading(summary, mine, 'test')}: {size}" for mine, size in sizes.items()]
+        yield f"Datasets in the average: {', '.join(words)}."
+    if short := _fewer_images(runs):
+        words = [f"{name} {count} (K={shots})" for (shots, name), count in short.items()]
+        yield f"Classes with fewer than K images, all of which were used: {', '.join(words)}."
     if summary.plan.table == "few-shot":
+        several = "; of an average: of the average over datasets at each seed"
         yield (
-            "± is the standard deviation over seeds (population); of an average it is the mean of "
-            "the datasets' own."
+            "± is the population standard deviation over seeds"
+            f"{several if len(summary.datasets) > 1 else ''}."
         )
-    if len(summary.datasets) > 1 and any("base" in summary.parts(at) for at in summary.places):
+    b2n = any("base" in summary.parts(condition) for condition in summary.conditions)
+    if len(summary.datasets) > 1 and b2n:
         yield (
-            "HM of an average is the harmonic mean of the averages; "
-            "the mean of HMs is the mean of the datasets' own HM."
+            "HM of averages is the harmonic mean of the two averages; mean of HMs is the mean of "
+            "the datasets' own harmonic means."
         )
     better = "lower" if summary.metric.lower_is_better else "higher"
     yield f"Best bold, second underlined; {better} is better."
+
+
+def _fewer_images(runs: LabelledRuns) -> dict[tuple[int, str], int]:
+    """The images of the smallest class, by shots and dataset, if it has fewer than K."""
+    found: dict[tuple[int, str], int] = {}
+    for _, run in runs:
+        counts, shots = run.result.get("images_per_class"), run.spec.shots
+        if counts and shots is not None and min(counts) < shots:
+            key = (shots, run.spec.dataset)
+            found[key] = min(min(counts), found.get(key, shots))
+    return found

@@ -1,6 +1,6 @@
-"""The `ogkd` command. Each command is a thin skin over the library, one module each.
+"""The `ogkd` command: parses options, calls the library, prints results.
 
-Commands import torch and the rest when they run, so that `ogkd --help` answers at once.
+Commands import torch and other heavy packages when they run, so that `ogkd --help` is fast.
 """
 
 from __future__ import annotations
@@ -16,53 +16,35 @@ from typing import Annotated
 import typer
 
 from ogkd import plugins
-from ogkd.cli import app as app_page
-from ogkd.cli import (
-    backbones,
-    bench,
-    calibrate,
-    data,
-    demo,
-    doctor,
-    embed,
-    evaluate,
-    export,
-    fit,
-    import_checkpoint,
-    methods,
-    phantoms,
-    predict,
-    prompts,
-    report,
-)
+from ogkd.cli import backbones, bench, data, demo, deploy, doctor, evaluate, fit, predict, prompts
+from ogkd.cli.options import CommandGroup
 from ogkd.errors import OgkdError
 
 __all__ = ["app", "main"]
 
-app = typer.Typer(
+app = CommandGroup(
     name="ogkd",
     help="Few-shot adaptation of frozen biomedical vision-language models.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("fit")(fit.fit)
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
-app.command("report")(report.report)
-app.command("calibrate")(calibrate.calibrate)
-app.command("app")(app_page.app_command)
-app.command("embed")(embed.embed)
-app.command("phantoms")(phantoms.phantoms)
+app.command("report")(evaluate.report)
+app.command("calibrate")(evaluate.calibrate)
+app.command("app")(deploy.app)
+app.command("export")(deploy.export)
+app.command("embed")(backbones.embed)
 app.command("demo")(demo.demo)
-app.command("export")(export.export)
-app.command("import-checkpoint")(import_checkpoint.import_checkpoint)
+app.command("phantoms")(data.phantoms)
+app.command("import-checkpoint")(fit.import_checkpoint)
+app.command("methods")(fit.methods)
+app.command("doctor")(doctor.doctor)
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")
-app.command("methods")(methods.methods)
-app.command("doctor")(doctor.doctor)
 
 
 def _show_version(value: bool) -> None:
@@ -116,28 +98,30 @@ def main() -> None:
         try:
             app(args=_plugins_first(sys.argv[1:]), prog_name="ogkd")
         finally:
-            sys.stdout.flush()  # here, where a reader that went away can still be dealt with
+            sys.stdout.flush()  # here, so that a closed pipe is handled below
     except OgkdError as error:
-        _complain(f"{error} (option --plugin)" if error.argument == "plugin" else str(error))
+        _print_error(f"{error} (option --plugin)" if error.argument == "plugin" else str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader of our output went away (`ogkd ... | head`): nothing is wrong.
+        # The reader of our output has finished (`ogkd ... | head`): not an error.
         _drop_output()
         sys.exit(0)
     except OSError as error:
-        # The last resort: what the file system refuses is never the program's mistake.
-        _complain(f"{error.filename or 'Output'}: {error.strerror or error}. Check it and retry.")
+        # A last resort: what the file system refuses is not a bug, so show no traceback.
+        _print_error(
+            f"{error.filename or 'Output'}: {error.strerror or error}. Check it and retry."
+        )
         _drop_output()
         sys.exit(2)
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     typer.secho("Error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(message, err=True)
 
 
 def _accept_any_file_name() -> None:
-    """A name that is not valid text is printed as the bytes it is, instead of failing."""
+    """Print file names that are not valid text as raw bytes instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf8 = stream.encoding.lower().replace("-", "") == "utf8"
@@ -145,6 +129,6 @@ def _accept_any_file_name() -> None:
 
 
 def _drop_output() -> None:
-    """Send what is left to nowhere, so that Python does not complain at its end."""
+    """Discard unwritten output, so that Python does not fail on it at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,32 +1,53 @@
-"""`ogkd backbones`: which frozen models there are, fetching them, checking them."""
+"""`ogkd backbones` and `ogkd embed`: frozen models, and the features they compute."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from ogkd.backbones.catalog import Record
+from ogkd.cli.options import (
+    AddressOption,
+    BackboneOption,
+    BatchSizeOption,
+    CommandGroup,
+    CpusOption,
+    DeviceOption,
+    EngineOption,
+    GpusOption,
+    JsonOption,
+    RayOption,
+    SliceOption,
+    WorkersOption,
+    read_ray,
+    refuse_folders,
+    say,
+)
+from ogkd.cli.tables import print_table
+from ogkd.errors import ConfigError, DataError
+from ogkd.files import write_atomically
 
-app = typer.Typer(help="Frozen vision-language models: list, info, fetch, verify.")
+if TYPE_CHECKING:
+    from ogkd.backbones.base import Backbone
+    from ogkd.backbones.catalog import Record
+    from ogkd.features.encode import EncodedBatch
+    from ogkd.images import ImageRef
+
+app = CommandGroup("Frozen vision-language models: list, info, fetch, verify.")
 
 _COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
+_MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
+_ADVICE = "Fix or remove them, or run again with --skip-bad to leave them out."
 _Name = Annotated[str, typer.Argument(help="A known name, a hub id or a folder.")]
 
 
-@app.callback(invoke_without_command=False)
-def _root() -> None:
-    """Frozen vision-language models: list, info, fetch, verify."""
-
-
 @app.command("list")
-def list_backbones(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-) -> None:
+def list_backbones(as_json: JsonOption = False) -> None:
     """Show the known backbones and whether they are on this machine."""
     from ogkd.backbones.catalog import catalog
 
@@ -34,29 +55,21 @@ def list_backbones(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("name", "here", "licence", "modality"):
-        table.add_column(heading, overflow="fold")
-    for row in rows:
-        here = "yes" if row["present"] else "no"
-        table.add_row(row["name"], here, row["licence"], row["modality"])
-    Console().print(table)
+    cells = [
+        (row["name"], "yes" if row["present"] else "no", row["licence"], row["modality"])
+        for row in rows
+    ]
+    print_table(("name", "here", "licence", "modality"), cells)
     typer.echo(
         "More: `ogkd backbones info NAME`. Download: `ogkd backbones fetch NAME`. "
-        "A folder or a hub id may stand for NAME."
+        "NAME may also be a folder or a hub id."
     )
 
 
 @app.command("info")
-def info(
-    name: _Name,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
-) -> None:
-    """Show what is known of a backbone: licence, place, sizes, hashes."""
-    from ogkd.backbones._load import resolve
+def info(name: _Name, as_json: JsonOption = False) -> None:
+    """Show what is known about a backbone: licence, location, sizes, hashes."""
+    from ogkd.backbones.loading import resolve
 
     found = resolve(name)
     facts = _folder_facts(found) if isinstance(found, Path) else _record_facts(found)
@@ -73,19 +86,18 @@ def info(
 @app.command("fetch")
 def fetch(
     name: _Name,
-    force: Annotated[bool, typer.Option("--force", help="Fetch it even if it is here.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch it even if it is present.")] = False,
     revision: Annotated[
-        str | None, typer.Option(help="A branch, tag or commit of the hub's repository.")
+        str | None, typer.Option(help="A branch, tag or commit of the hub repository.")
     ] = None,
     examples: Annotated[
-        bool, typer.Option("--examples", help="Also the images that `verify` compares with.")
+        bool, typer.Option("--examples", help="Also fetch the images that `verify` uses.")
     ] = False,
 ) -> None:
-    """Download a backbone once, check it and keep it as safetensors in the cache."""
-    from ogkd.backbones._load import resolve
+    """Download a backbone, check it and keep it as safetensors in the cache."""
     from ogkd.backbones.hub import fetch as fetch_backbone
     from ogkd.backbones.hub import fetch_examples
-    from ogkd.errors import ConfigError
+    from ogkd.backbones.loading import resolve
 
     record = resolve(name)
     if isinstance(record, Path):
@@ -104,11 +116,11 @@ def fetch(
 def verify(
     name: _Name,
     images: Annotated[
-        Path | None, typer.Option(help="Folder of the images whose outputs were published.")
+        Path | None, typer.Option(help="Folder of the images whose outputs are published.")
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
-    """Hash the files again, load the model and check what it computes."""
+    """Hash the files, load the model and compare its outputs with known ones."""
     from ogkd.backbones.verify import verify as run_checks
 
     failed = False
@@ -130,9 +142,9 @@ def _summary(record: Record) -> dict[str, Any]:
 
 
 def _record_facts(record: Record) -> dict[str, Any]:
-    """The record, and what is on this machine of it."""
-    from ogkd.backbones.builtin import BUILTIN_FOLDER
+    """Return the record, and what this machine has of it."""
     from ogkd.backbones.hub import read_source
+    from ogkd.backbones.loading import BUILTIN_FOLDER
 
     facts = _summary(record)
     if record.format == "builtin":
@@ -149,7 +161,7 @@ def _record_facts(record: Record) -> dict[str, Any]:
 
 
 def _folder_facts(folder: Path) -> dict[str, Any]:
-    from ogkd.backbones._load import detect_format
+    from ogkd.backbones.loading import detect_format
     from ogkd.files import sha256_file
 
     files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
@@ -157,7 +169,169 @@ def _folder_facts(folder: Path) -> dict[str, Any]:
     digests = [f"sha256 {sha256_file(path)} ({path.name})" for path in weights]
     return {
         "path": str(folder),
-        "format": detect_format(folder) or "no model that ogkd can load",
+        "format": detect_format(folder) or "not a model that ogkd can load",
         "digest": ", ".join(digests),
         "files": {path.name: path.stat().st_size for path in files},
     }
+
+
+def embed(
+    images: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Image files, or folders, which are searched recursively."),
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The .safetensors file to write.")],
+    backbone: BackboneOption = "builtin",
+    texts: Annotated[
+        Path | None, typer.Option(help="Encode the lines of this text file instead of images.")
+    ] = None,
+    patches: Annotated[bool, typer.Option("--patches", help="Also write patch features.")] = False,
+    slice: SliceOption = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out unreadable files instead of stopping.")
+    ] = False,
+    batch_size: BatchSizeOption = 32,
+    device: DeviceOption = "auto",
+    engine: EngineOption = "torch",
+    ray: RayOption = False,
+    address: AddressOption = None,
+    workers: WorkersOption = None,
+    cpus_per_worker: CpusOption = 1.0,
+    gpus_per_worker: GpusOption = 0.0,
+) -> None:
+    """Write the image or text features of a frozen backbone to a safetensors file.
+
+    Tensors are float32 and L2-normalised: `globals` [N,d] and, with
+    --patches, `patches` [N,P,d]. The metadata key `files` is a JSON list of
+    the files, sorted, in row order. With --texts the tensor is `texts` [N,d],
+    one row per line. For very large folders, --ray spreads the images over
+    the workers of a Ray cluster.
+    """
+    if bool(images) == bool(texts):
+        raise ConfigError("Give either images (files or folders) or --texts FILE, not both.")
+    ray_workers = read_ray(ray, address, workers, cpus_per_worker, gpus_per_worker)
+    if texts and ray:
+        raise ConfigError("Texts are encoded on this machine: leave out --ray.")
+    if texts and patches:
+        raise ConfigError("Texts have no patches: leave out --patches.")
+    refuse_folders(out=out)
+    if out.exists() and out.suffix != ".safetensors":
+        raise ConfigError(
+            f"--out {out} exists and is not a .safetensors file, so it is left unchanged. Choose "
+            "another name."
+        )
+    from ogkd.backbones import load_backbone
+
+    if texts:
+        lines = _read_lines(texts)
+        _embed_texts(load_backbone(backbone, device=device), lines, out)
+        return
+    from ogkd.features.encode import encode_files
+    from ogkd.images import SliceRule, find_images
+
+    rule = None if slice is None else SliceRule.parse(slice)
+    paths = sorted(find_images(images or []), key=lambda path: path.as_posix())
+    paths = [path.sliced(rule) for path in paths]
+    if ray_workers is None:
+        model = load_backbone(backbone, device=device, engine=engine)
+        batches = encode_files(model, paths, patches=patches, batch_size=batch_size)
+    else:
+        from ogkd.features.ray_encode import encode_files_on_ray
+
+        # Only its name and digest are used here; the workers encode, on their own devices.
+        model = load_backbone(backbone, device="cpu", engine=engine)
+        batches = encode_files_on_ray(
+            model,
+            paths,
+            place=backbone,
+            workers=ray_workers,
+            device=device,
+            engine=engine,
+            patches=patches,
+            batch_size=batch_size,
+        )
+    _embed_images(model, paths, batches, out, skip_bad=skip_bad)
+
+
+def _embed_images(
+    backbone: Backbone,
+    paths: list[ImageRef],
+    batches: Iterator[EncodedBatch],
+    out: Path,
+    *,
+    skip_bad: bool,
+) -> None:
+    import torch
+
+    from ogkd.features.safetensors_stream import SafetensorsStream
+    from ogkd.features.unreadable import unreadable, unreadable_error
+    from ogkd.progress import progress_bar
+
+    files: list[str] = []
+    globals_, bad = [], []
+    room = len(json.dumps(_metadata(backbone, [path.as_posix() for path in paths])))
+    if room > _MOST_HEADER:
+        raise ConfigError(
+            f"The names of {len(paths)} files do not fit into one output. Embed them in parts."
+        )
+    began = time.perf_counter()
+    with (
+        write_atomically(out) as aside,
+        SafetensorsStream(aside.open("wb"), "patches", header_room=room) as stream,
+        progress_bar("Encoding images", len(paths)) as bar,
+    ):
+        for batch in batches:
+            bad += batch.bad
+            if bad and not skip_bad:
+                # One bad file stops the work: find all the others first, to report them together.
+                rest = paths[len(files) + len(batch.readable) + len(batch.bad) :]
+                raise unreadable_error([*bad, *unreadable(rest)], _ADVICE)
+            if batch.features is not None:
+                files += [path.as_posix() for path in batch.readable]
+                globals_.append(batch.features.globals.cpu())
+                if batch.features.patches is not None:
+                    stream.append(batch.features.patches)
+            bar.advance(len(batch.readable) + len(batch.bad))
+            bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
+        if not files:
+            raise unreadable_error(bad, "No file could be read.")
+        stream.finish({"globals": torch.cat(globals_)}, _metadata(backbone, files))
+    seconds = time.perf_counter() - began
+    if bad:
+        say(f"Left out: {unreadable_error(bad, '')}")
+    typer.echo(
+        f"{len(files)} images in {seconds:.1f} s ({len(files) / seconds:.1f} images/s) -> {out}"
+    )
+
+
+def _metadata(backbone: Backbone, files: list[str]) -> dict[str, str]:
+    return {"backbone": backbone.name, "digest": backbone.digest, "files": json.dumps(files)}
+
+
+def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
+    from safetensors.torch import save
+
+    room = backbone.context_length - backbone.leading_tokens - backbone.trailing_tokens
+    cut = sum(len(backbone.pieces(line)) > room for line in lines)
+    if cut:
+        say(f"{cut} text(s) longer than {room} tokens are truncated.")
+    metadata = {"backbone": backbone.name, "digest": backbone.digest, "lines": json.dumps(lines)}
+    with write_atomically(out) as aside:
+        # Written by Python, as safetensors does not tell a full disk from other errors.
+        aside.write_bytes(save({"texts": backbone.encode_texts(lines)}, metadata))
+    typer.echo(f"{len(lines)} texts -> {out}")
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}. Give a text file.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text. Save it as UTF-8 and run again.") from error
+    if lines[-1] == "":
+        del lines[-1]  # the file ends with a line break
+    if not any(line.strip() for line in lines):
+        raise DataError(f"{path} is empty. Write one text on each line.")
+    return lines

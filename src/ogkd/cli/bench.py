@@ -9,37 +9,47 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ogkd.cli.options import DeviceOption
+from ogkd.cli.options import (
+    AddressOption,
+    CommandGroup,
+    CpusOption,
+    DeviceOption,
+    GpusOption,
+    RayOption,
+    refuse_ray_options,
+    say,
+    split_list,
+)
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ogkd.bench.results import Plan, RunsFolder
-    from ogkd.bench.run import Group
+    from ogkd.bench.progress import Progress
+    from ogkd.bench.runner import RunGroup
+    from ogkd.bench.runs import Plan, RunsFolder, RunSpec
     from ogkd.bench.sources import Source
-    from ogkd.bench.spec import RunSpec
-    from ogkd.bench.watch import Watch
-    from ogkd.bench.work import Job
+    from ogkd.bench.worker import Job
 
-app = typer.Typer(help="Repeat the paper, or compare methods on your own data.")
+app = CommandGroup("Reproduce the paper, or compare methods on your own data.")
 
 GridArgument = Annotated[
     str,
     typer.Argument(
-        help="A grid (TOML), one of ours (`ogkd bench list`), or a set of ours such as phantoms."
+        help="A grid: a TOML file, a name from `ogkd bench list`, or a set such as phantoms."
     ),
 ]
-RunsArgument = Annotated[Path, typer.Argument(help="The folder that `bench run --out` made.")]
+RunsArgument = Annotated[Path, typer.Argument(help="A folder written by `bench run --out`.")]
 PlanOption = Annotated[
-    str | None, typer.Option("--plan", help="Which grid of this folder, if it has several.")
+    str | None, typer.Option("--plan", help="Which grid of the folder, if it has several.")
 ]
 DataOption = Annotated[
     str | None, typer.Option(help="A folder of datasets ({train,val,test}/class), or phantoms.")
 ]
 NamesOption = Annotated[str | None, typer.Option(help="Only these, separated by commas.")]
+NumbersOption = Annotated[str | None, typer.Option(help="Instead of the grid's: 1,4,16 or 1-8.")]
 BackboneChoice = Annotated[
-    str | None, typer.Option("--backbone", "-b", help="Instead of the grid's.")
+    str | None, typer.Option("--backbone", "-b", help="Use this backbone instead of the grid's.")
 ]
 
 
@@ -51,37 +61,34 @@ def _changes(
     seeds: str | None,
     backbone: str | None,
 ) -> dict[str, Any]:
-    """The fields of the grid that options replace."""
+    """Return the fields of the grid that options replace."""
     return {
         "data": data,
-        "datasets": _list(datasets),
-        "only": _list(methods),
+        "datasets": None if datasets is None else split_list(datasets),
+        "only": None if methods is None else split_list(methods),
         "shots": _numbers("--shots", shots),
         "seeds": _numbers("--seeds", seeds),
         "backbone": backbone,
     }
 
 
-def _list(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
-
-
 def _numbers(option: str, text: str | None) -> list[int] | None:
-    """The numbers of `1,2,4` or `1-8`."""
+    """Read `1,2,4` or `1-8`."""
     if text is None:
         return None
+    parts = split_list(text)
     found: list[int] = []
-    for part in _list(text) or []:
+    for part in parts:
         first, dash, last = part.partition("-")
         with contextlib.suppress(ValueError):
             found += range(int(first), int(last if dash else first) + 1)
-    if len(found) < len(_list(text) or [""]):
+    if len(found) < max(1, len(parts)):
         raise ConfigError(f"{option} takes numbers such as 1,4,16 or 1-8, not '{text}'.")
     return found
 
 
 def _expand(grid: str, changes: dict[str, Any]) -> list[tuple[Plan, dict[str, Source], str]]:
-    """The plan of a grid, or of every grid of a set, with its datasets and backbone."""
+    """Return the plan of each grid of a name, with its datasets and backbone."""
     from ogkd.bench.grid import expand, grid_names, read_grid
 
     grids = [read_grid(name, changes) for name in grid_names(grid)]
@@ -90,7 +97,7 @@ def _expand(grid: str, changes: dict[str, Any]) -> list[tuple[Plan, dict[str, So
 
 @app.command("list")
 def list_grids() -> None:
-    """The grids that come with ogkd."""
+    """List the grids that come with ogkd."""
     from ogkd.bench.grid import protocols
 
     found = protocols()
@@ -103,24 +110,25 @@ def list_grids() -> None:
 def plan(
     grid: GridArgument,
     *,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Runs done so far.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="A folder with finished runs.")
+    ] = None,
     data: DataOption = None,
     datasets: NamesOption = None,
     methods: NamesOption = None,
-    shots: NamesOption = None,
-    seeds: NamesOption = None,
+    shots: NumbersOption = None,
+    seeds: NumbersOption = None,
     backbone: BackboneChoice = None,
-    show: Annotated[bool, typer.Option("--show", help="One line for each run.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print one line per run.")] = False,
 ) -> None:
-    """How many runs a grid has, how many are done, and about how long the rest takes."""
-    from ogkd.bench.cost import estimate
-    from ogkd.bench.results import RunsFolder
-    from ogkd.bench.watch import duration
+    """Show how many runs a grid has, how many are done, and an estimate of the time left."""
+    from ogkd.bench.progress import duration, estimate
+    from ogkd.bench.runs import RunsFolder
 
     plans = _expand(grid, _changes(data, datasets, methods, shots, seeds, backbone))
     folder = RunsFolder(out) if out is not None else None
     finished = folder.readable_runs() if folder is not None else []
-    how = "from finished runs" if finished else "a rough guess until some are finished"
+    how = "from finished runs" if finished else "a rough guess until some runs are finished"
     everything: dict[str, RunSpec] = {}
     for chosen, sources, _ in plans:
         specs = {cell.spec.hash: cell.spec for cell in chosen.cells}
@@ -138,14 +146,14 @@ def plan(
         typer.echo(f"  about     {duration(estimate(together, finished))} on one worker ({how})")
     if len(plans) > 1:
         typer.echo(
-            f"In all: {len(everything)} different runs are missing, "
+            f"Total: {len(everything)} different runs are missing, "
             f"about {duration(estimate(list(everything.values()), finished))}"
         )
 
 
-def _passes(specs: list[RunSpec], missing: list[RunSpec]) -> list[Group]:
-    """The groups that will be trained: those with a missing run, as a whole."""
-    from ogkd.bench.run import group_runs
+def _passes(specs: list[RunSpec], missing: list[RunSpec]) -> list[RunGroup]:
+    """Return the groups to train: all that have a missing run."""
+    from ogkd.bench.runner import group_runs
 
     wanted = {spec.hash for spec in missing}
     return [group for group in group_runs(specs) if wanted & {spec.hash for spec in group.specs}]
@@ -155,47 +163,48 @@ def _passes(specs: list[RunSpec], missing: list[RunSpec]) -> list[Group]:
 def run(
     grid: GridArgument,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the runs go.")],
-    engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the runs.")],
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Processes (default 1; ray: as many as fit); 0: in this one."),
+        typer.Option(
+            min=0, help="Processes (default: 1; with --ray: as many as fit); 0: this process."
+        ),
     ] = None,
-    cpus_per_run: Annotated[
-        float, typer.Option(min=0.1, help="CPU cores of each Ray worker.")
-    ] = 1.0,
-    gpus_per_run: Annotated[
-        float, typer.Option(min=0.0, help="GPUs of each Ray worker, such as 0.25.")
-    ] = 0.0,
-    address: Annotated[
-        str | None, typer.Option(help="Of the Ray cluster; none: start one.")
-    ] = None,
+    ray: RayOption = False,
+    address: AddressOption = None,
+    cpus_per_worker: CpusOption = 1.0,
+    gpus_per_worker: GpusOption = 0.0,
     data: DataOption = None,
     datasets: NamesOption = None,
     methods: NamesOption = None,
-    shots: NamesOption = None,
-    seeds: NamesOption = None,
+    shots: NumbersOption = None,
+    seeds: NumbersOption = None,
     backbone: BackboneChoice = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Run what is missing. Stop it at any time: the same command goes on where it was."""
-    from ogkd.bench.engines import make_job, run_here, run_local
-    from ogkd.bench.results import RunsFolder
+    """Run what is missing. Stop at any time; the same command resumes."""
+    from ogkd.bench.runs import RunsFolder
+    from ogkd.bench.workers import make_job, run_here, run_processes
 
-    if engine not in ("local", "ray"):
-        raise ConfigError(f"--engine is local or ray, not '{engine}'.")
+    if not ray:
+        refuse_ray_options(address, cpus_per_worker, gpus_per_worker)
     folder = RunsFolder(out)
 
-    def do(job: Job, watch: Watch) -> None:
-        if engine == "ray":
-            from ogkd.bench.on_ray import run_ray
+    def do(job: Job, progress: Progress) -> None:
+        if ray:
+            from ogkd.bench.ray_workers import run_ray
+            from ogkd.features.ray_encode import RayWorkers
 
-            cores = {"cpus": cpus_per_run, "gpus": gpus_per_run}
-            run_ray(folder, job, watch, address=address, workers=workers or None, **cores)
+            run_ray(
+                folder,
+                job,
+                progress,
+                RayWorkers(address, workers or None, cpus_per_worker, gpus_per_worker),
+            )
         elif workers == 0:
-            run_here(folder, job, watch)
+            run_here(folder, job, progress)
         else:
-            run_local(folder, job, watch, workers=workers or 1)
+            run_processes(folder, job, progress, workers=workers or 1)
 
     changes = _changes(data, datasets, methods, shots, seeds, backbone)
     plans = _expand(grid, changes)
@@ -210,54 +219,53 @@ def _run_plan(
     chosen: Plan,
     sources: dict[str, Source],
     job: Job,
-    do: Callable[[Job, Watch], None],
+    do: Callable[[Job, Progress], None],
     *,
     workers: int,
 ) -> None:
-    """Run what is missing of one plan, with a live table."""
-    from ogkd.bench.cost import estimate
-    from ogkd.bench.engines import prepare
-    from ogkd.bench.watch import Watch
+    """Run what is missing of one plan, with a live table of progress."""
+    from ogkd.bench.progress import Progress, estimate
+    from ogkd.bench.workers import prepare
 
     for note in prepare(folder, chosen, sources):
-        typer.echo(f"Note: {note}", err=True)
+        say(f"Note: {note}")
     specs = {cell.spec.hash: cell.spec for cell in chosen.cells}
     missing = [spec for spec in specs.values() if not folder.has(spec)]
     seconds = estimate(missing, folder.readable_runs())
     done = len(specs) - len(missing)
-    typer.echo(f"{chosen.title}: {len(specs)} runs, {done} done before.", err=True)
+    say(f"{chosen.title}: {len(specs)} runs, {done} of them done already.")
     if not missing:
         return
-    with Watch(total=len(specs), done=done, seconds=seconds, workers=workers) as watch:
+    with Progress(total=len(specs), done=done, seconds=seconds, workers=workers) as progress:
         try:
-            do(job, watch)
+            do(job, progress)
         except KeyboardInterrupt:
-            typer.echo("Stopped. The same command goes on where it was.", err=True)
+            say("Stopped. Run the same command again to resume.")
             sys.exit(130)
 
 
 def _close(folder: RunsFolder, plans: list[Plan]) -> None:
-    """Say how it ended; exit code 1 where runs failed."""
-    from ogkd.bench.work import short
+    """Print a summary; the exit code is 1 if runs failed."""
+    from ogkd.bench.worker import one_line
 
     specs = {cell.spec.hash: cell.spec for plan in plans for cell in plan.cells}
     failed = [spec for spec in specs.values() if folder.failure_of(spec).is_file()]
     finished = sum(folder.has(spec) for spec in specs.values())
-    typer.echo(f"{finished} of {len(specs)} runs are finished in {folder.root}.", err=True)
+    say(f"{finished} of {len(specs)} runs are finished in {folder.root}.")
     if failed:
         reasons = {spec.hash: reason for spec, reason in folder.failures()}
         for spec in failed[:10]:
-            typer.echo(f"  failed: {spec}: {short(reasons.get(spec.hash, ''))}", err=True)
-        typer.echo(f"{len(failed)} failed; their errors are in {folder.root}/failed.", err=True)
+            say(f"  failed: {spec}: {one_line(reasons.get(spec.hash, ''))}")
+        say(f"{len(failed)} failed; their errors are in {folder.root}/failed.")
         sys.exit(1)
     choice = f" --plan {plans[0].name}" if len(folder.plans()) > 1 else ""
-    typer.echo(f"Next: ogkd bench table {folder.root}{choice}", err=True)
+    say(f"Next: ogkd bench table {folder.root}{choice}")
 
 
 @app.command()
 def status(runs: RunsArgument) -> None:
-    """What is done, missing and failed in a folder of runs."""
-    from ogkd.bench.work import short
+    """Show what is done, missing and failed in a folder of runs."""
+    from ogkd.bench.worker import one_line
 
     folder = _open(runs)
     for name, found in folder.plans().items():
@@ -267,13 +275,13 @@ def status(runs: RunsArgument) -> None:
         missing = len(specs) - done - failed
         typer.echo(f"{name}: {done} done, {missing} missing, {failed} failed of {len(specs)}")
     for spec, reason in folder.failures():
-        typer.echo(f"failed: {spec}\n  {short(reason)}")
+        typer.echo(f"failed: {spec}\n  {one_line(reason)}")
 
 
 @app.command()
 def collect(runs: RunsArgument) -> None:
-    """Write every finished run into RUNS/results.csv and results.json, one tidy row each."""
-    from ogkd.bench.collect import collect as collect_runs
+    """Write all finished runs to RUNS/results.csv and results.json."""
+    from ogkd.bench.tidy import collect as collect_runs
 
     rows = collect_runs(_open(runs))
     typer.echo(f"{len(rows)} rows: {runs / 'results.csv'}, {runs / 'results.json'}")
@@ -286,13 +294,14 @@ def table(
     plan: PlanOption = None,
     metric: Annotated[str, typer.Option(help="accuracy, macro_f1, aurc, ece, ...")] = "accuracy",
     format: Annotated[
-        Literal["markdown", "latex", "csv"], typer.Option(help="How it is written.")
+        Literal["markdown", "latex", "csv"], typer.Option(help="Output format.")
     ] = "markdown",
     every_dataset: Annotated[
-        bool, typer.Option("--datasets/--average", help="A table for each dataset too.")
+        bool,
+        typer.Option("--datasets/--average", help="Also a table per dataset, or only the average."),
     ] = True,
 ) -> None:
-    """The paper's table of finished runs; best bold, second underlined."""
+    """Print the paper's table from finished runs; best bold, second underlined."""
     from ogkd.bench.tables import make_table
 
     folder = _open(runs)
@@ -304,17 +313,19 @@ def table(
 @app.command()
 def figure(
     runs: RunsArgument,
-    names: Annotated[list[str] | None, typer.Argument(help="Which; all that can be made.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Which figures (default: all possible).")
+    ] = None,
     *,
     plan: PlanOption = None,
     pair: Annotated[
-        tuple[str, str] | None, typer.Option(help="Labels of the two methods that are compared.")
+        tuple[str, str] | None, typer.Option(help="Labels of the two methods to compare.")
     ] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for SVG and PNG.")] = Path(
         "figures"
     ),
 ) -> None:
-    """The paper's figures of finished runs, as SVG and PNG."""
+    """Draw the paper's figures from finished runs, as SVG and PNG."""
     from ogkd.bench.figures import make_figures
 
     folder = _open(runs)
@@ -328,23 +339,25 @@ def compare(
     runs: RunsArgument,
     methods: Annotated[
         list[str] | None,
-        typer.Argument(help="Two row labels: their difference with an interval. None: published."),
+        typer.Argument(help="Two row labels to compare (default: compare with published numbers)."),
     ] = None,
     *,
     plan: PlanOption = None,
     part: Annotated[
-        str | None, typer.Option(help="Of two methods: test, base, novel or hm.")
+        str | None, typer.Option(help="For two methods: test, base, novel or hm.")
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV (published numbers).")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV (for published numbers).")
+    ] = False,
 ) -> None:
-    """Ours beside the published numbers, or two methods with a paired bootstrap."""
+    """Compare with published numbers, or two methods by a paired bootstrap."""
     from ogkd.bench.compare import compare_with_published, comparison_csv, comparison_markdown
     from ogkd.bench.stats import compare_labels, differences_markdown
 
     folder = _open(runs)
     chosen = _plan(folder, plan)
     if methods and len(methods) != 2:
-        raise ConfigError(f"Give two labels to compare, not {len(methods)}, or none.")
+        raise ConfigError(f"Give two labels to compare, or none, but not {len(methods)}.")
     if methods:
         first, second = methods
         found = compare_labels(folder, chosen, first, second, part=part)
@@ -355,10 +368,10 @@ def compare(
 
 
 def _open(runs: Path) -> RunsFolder:
-    from ogkd.bench.results import RunsFolder
+    from ogkd.bench.runs import RunsFolder
 
     if not (runs / "plans").is_dir():
-        raise ConfigError(f"{runs} is not a folder of runs. Give one that `bench run --out` made.")
+        raise ConfigError(f"{runs} is not a folder of runs. Give one that `bench run --out` wrote.")
     return RunsFolder(runs)
 
 

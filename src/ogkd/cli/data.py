@@ -1,32 +1,43 @@
-"""`ogkd data`: the benchmark datasets, downloading them, and checking any data."""
+"""`ogkd data` and `ogkd phantoms`: benchmark datasets, your own data, procedural images."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ogkd.cli.data_check import check
+from ogkd.cli.options import (
+    CommandGroup,
+    DataArgument,
+    DeviceOption,
+    JsonOption,
+    SliceOption,
+    refuse_folders,
+    say,
+)
+from ogkd.cli.tables import print_table
 from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError
+from ogkd.files import write_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ogkd.audit import Audit, Case, Finding
     from ogkd.datasets.catalog import Benchmark
 
-app = typer.Typer(help="Benchmark datasets and your own data: list, info, download, check.")
-app.command("check")(check)
+app = CommandGroup("Benchmark datasets and your own data: list, info, download, check.")
 
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-
-
-@app.callback(invoke_without_command=False)
-def _root() -> None:
-    """Benchmark datasets and your own data: list, info, download, check."""
+_SHOWN = 5  # files listed under a finding; the JSON has all
+_COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
+_MANY = 600  # phantoms from which several processes pay off
 
 
 @app.command("list")
-def list_benchmarks(as_json: _Json = False) -> None:
+def list_benchmarks(as_json: JsonOption = False) -> None:
     """Show the benchmark datasets and whether they are on this machine."""
     from ogkd.datasets.catalog import known_benchmarks
 
@@ -34,28 +45,28 @@ def list_benchmarks(as_json: _Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for heading in ("name", "here", "modality", "organ"):
-        table.add_column(heading)
-    for heading in ("classes", "train", "val", "test"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        counts = [f"{count:,}" for count in row["counts"].values()]
-        here = "yes" if row["present"] else "no"
-        words = (row["name"], here, row["modality"], row["organ"])
-        table.add_row(*words, str(len(row["class_names"])), *counts)
-    Console().print(table)
+    cells = [
+        [
+            row["name"],
+            "yes" if row["present"] else "no",
+            row["modality"],
+            row["organ"],
+            len(row["class_names"]),
+            *[f"{count:,}" for count in row["counts"].values()],
+        ]
+        for row in rows
+    ]
+    numbers = ("classes", "train", "val", "test")
+    print_table(("name", "here", "modality", "organ", *numbers), cells, numbers=numbers)
     typer.echo("More: `ogkd data info NAME`. Download: `ogkd data download NAME`.")
 
 
 @app.command("info")
 def info(
-    name: Annotated[str, typer.Argument(help="A benchmark, such as btmri.")], as_json: _Json = False
+    name: Annotated[str, typer.Argument(help="A benchmark, such as btmri.")],
+    as_json: JsonOption = False,
 ) -> None:
-    """Show what is known of a benchmark: classes, counts, licence, place, hashes."""
+    """Show what is known about a benchmark: classes, counts, licence, location, hashes."""
     from ogkd.datasets.catalog import benchmark
 
     record = benchmark(name)
@@ -86,16 +97,14 @@ def info(
 
 @app.command("download")
 def download(
-    names: Annotated[list[str], typer.Argument(help="Benchmarks, such as btmri; or all.")],
+    names: Annotated[list[str], typer.Argument(help="Benchmarks such as btmri, or all.")],
     *,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            help="Where to keep them, one folder each (default: OGKD_DATA, or the cache)."
-        ),
+        typer.Option(help="Where to put them, one folder each (default: OGKD_DATA or the cache)."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Begin anew and replace what is there.")
+        bool, typer.Option("--force", help="Start over and replace existing files.")
     ] = False,
 ) -> None:
     """Download benchmarks and check them. Run the same command again to resume."""
@@ -104,7 +113,7 @@ def download(
     if names == ["all"]:
         names = list(benchmarks())
     elif "all" in names:
-        raise ConfigError("'all' already means every benchmark: give it alone.")
+        raise ConfigError("'all' means every benchmark already: give it alone.")
     records = {benchmark(name).name: benchmark(name) for name in names}  # all known, none twice
     failures: list[OgkdError] = []
     for record in records.values():
@@ -112,17 +121,17 @@ def download(
             _download(record, folder=folder, force=force)
         except KeyboardInterrupt as error:
             raise Interrupted(
-                "Stopped. What has arrived is kept: run the same command again to go on."
+                "Stopped. What has been downloaded is kept: run the same command again to resume."
             ) from error
         except OgkdError as error:
             if len(records) == 1:
                 raise
             failures.append(error)
-            typer.echo(f"{record.name} failed: {error}", err=True)
+            say(f"{record.name} failed: {error}")
     if failures:
         raise DataError(
             f"{len(failures)} of {len(records)} benchmarks could not be downloaded, for the "
-            "reasons above. Run the same command again: those that are here are left alone."
+            "reasons above. Run the same command again to retry only those."
         )
 
 
@@ -131,9 +140,9 @@ def _download(record: Benchmark, *, folder: Path | None, force: bool) -> None:
 
     found = locate_benchmark(record, folder=folder)
     if found and not force:
-        typer.echo(f"{record.name} is already here: {found}")
+        typer.echo(f"{record.name} is already present: {found}")
         return
-    typer.echo(f"{record.name}: licence: {record.licence}", err=True)
+    say(f"{record.name}: licence: {record.licence}")
     path = download_benchmark(record, folder=folder, force=force)
     typer.echo(f"{record.name} -> {path}")
     data = record.name if folder is None else path
@@ -151,3 +160,157 @@ def _facts(record: Benchmark) -> dict[str, Any]:
         "present": found is not None,
         "path": str(found) if found else None,
     }
+
+
+@app.command("check")
+def check(
+    data: DataArgument,
+    *,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write all findings to this file.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with thumbnails to this file.")
+    ] = None,
+    near: Annotated[
+        int,
+        typer.Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most."),
+    ] = 6,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Also look for suspicious labels (needs cleanlab).")
+    ] = False,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", "-b", help="Model that checks the labels; implies --labels."),
+    ] = None,
+    slice: SliceOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Count classes, read every file, and look for duplicates, shared patients and wrong labels.
+
+    Exit code 0: at most warnings; 1: errors in the data; 2: the check could not run.
+    """
+    refuse_folders(json=as_json, html=html)
+    from ogkd.audit import audit_data
+    from ogkd.audit.labels import require_cleanlab
+    from ogkd.datasets.fetch import resolve_data
+    from ogkd.images import SliceRule
+    from ogkd.report import write_data_check
+
+    wanted = labels or backbone is not None
+    if wanted:
+        require_cleanlab()
+    manifest = resolve_data(data)
+    if slice is not None:
+        manifest = manifest.sliced(SliceRule.parse(slice))
+    model = None
+    if wanted:
+        from ogkd.backbones import load_backbone
+
+        model = load_backbone(backbone or "builtin", device=device)
+    audit = audit_data(
+        manifest, root=data_folder(data), name=data.resolve().name, near=near, backbone=model
+    )
+    if as_json is not None:
+        write_json(as_json, audit.as_json())
+    if html is not None:
+        write_data_check(audit, images=[item.image for item in manifest.items], out=html)
+    _print_audit(audit)
+    for file in (as_json, html):
+        if file is not None:
+            say(f"-> {file}")
+    if audit.exit_code:
+        raise typer.Exit(audit.exit_code)
+
+
+def data_folder(data: Path) -> Path:
+    """Return the folder that the files of a dataset are in."""
+    from ogkd.datasets.fetch import locate_benchmark, named_benchmark
+
+    named = named_benchmark(data)
+    place = data if named is None else locate_benchmark(named) or data
+    return place if place.is_dir() else place.parent
+
+
+def _print_audit(audit: Audit) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    facts = audit.facts
+    table = Table("class", box=None, pad_edge=False)
+    for split in facts.counts:
+        table.add_column(split or "images", justify="right")
+    for name in next(iter(facts.counts.values())):
+        table.add_row(_plain(name), *(str(counts[name]) for counts in facts.counts.values()))
+    totals = [str(sum(counts.values())) for counts in facts.counts.values()]
+    table.add_row("all", *totals, style="bold")
+    console.print(table)
+    sizes = ", ".join(list(facts.sizes)[:3]) + (", ..." if len(facts.sizes) > 3 else "")
+    console.print(f"{facts.gray} grey and {facts.colour} colour images; sizes: {sizes or 'none'}")
+    for finding in audit.findings:
+        _print_finding(console, finding)
+    counts = [f"{audit.count('error')} errors", f"{audit.count('warning')} warnings"]
+    console.print(
+        f"\n{len(audit.records)} images: {', '.join(counts)}, {audit.count('note')} notes"
+    )
+
+
+def _print_finding(console: Console, finding: Finding) -> None:
+    console.print()
+    console.print(finding.severity.upper(), style=f"bold {_COLOURS[finding.severity]}", end=" ")
+    console.print(_plain(finding.what))
+    for case in finding.where[:_SHOWN]:
+        console.print(f"  {_line(case)}")
+    if len(finding.where) > _SHOWN:
+        console.print(f"  ... and {len(finding.where) - _SHOWN} more (--json lists all)")
+    console.print(f"  -> {_plain(finding.next)}")
+
+
+def _line(case: Case) -> str:
+    files = " = ".join(case.files[:_SHOWN]) + (" = ..." if len(case.files) > _SHOWN else "")
+    return _plain(f"{files}  ({case.note})" if case.note else files)
+
+
+def _plain(words: str) -> str:
+    """Escape line breaks and terminal control codes, which a file name may contain."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in words)
+
+
+def phantoms(
+    name: Annotated[str | None, typer.Argument(help="A phantom dataset (see --list).")] = None,
+    *,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write.")] = None,
+    train: Annotated[int, typer.Option(min=0, help="Training images per class.")] = 32,
+    val: Annotated[int, typer.Option(min=0, help="Validation images per class.")] = 8,
+    test: Annotated[int, typer.Option(min=0, help="Test images per class.")] = 50,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the images.")] = 1,
+    size: Annotated[int, typer.Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
+    list_: Annotated[bool, typer.Option("--list", help="List the datasets.")] = False,
+) -> None:
+    """Write a phantom dataset as {train,val,test}/class folders of PNG files.
+
+    Phantoms are drawings that imitate a modality. They show no patient and have no clinical
+    meaning.
+    """
+    from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
+
+    if list_:
+        width = max(map(len, PHANTOMS))
+        for dataset in PHANTOMS.values():
+            typer.echo(f"{dataset.name:{width}}  {dataset.title}: {', '.join(dataset.class_names)}")
+        return
+    if name is None or out is None:
+        raise ConfigError("Give a dataset and a folder: ogkd phantoms NAME --out DIR (see --list).")
+    counts = {"train": train, "val": val, "test": test}
+    splits = {split: count for split, count in counts.items() if count}
+    if not splits:
+        raise ConfigError("Nothing to write: give at least one of --train, --val, --test above 0.")
+    classes = len(phantom(name).class_names)
+    total = sum(splits.values()) * classes
+    # A process takes a second to start.
+    workers = (os.cpu_count() or 1) if total >= _MANY else 1
+    began = time.perf_counter()
+    write_folder(name, out, splits=splits, seed=seed, size=size, workers=workers)
+    rate = total / (time.perf_counter() - began)
+    typer.echo(f"{total} images of {classes} classes -> {out} ({rate:.0f} images/s)")

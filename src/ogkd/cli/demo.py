@@ -1,4 +1,4 @@
-"""`ogkd demo`: the whole way from images to a report, offline, on phantoms."""
+"""`ogkd demo`: all steps from images to a report, offline, on phantoms."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ogkd.cli.options import split_list
+from ogkd.cli.tables import write_csv
 from ogkd.errors import ConfigError
-from ogkd.files import write_atomically, write_json, write_text
+from ogkd.files import write_json, write_text
 
 if TYPE_CHECKING:
     from ogkd.datasets.manifest import Manifest
@@ -28,23 +30,22 @@ _MARK = ".ogkd-demo"
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the results go.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the results.")] = Path(
         "demo-output"
     ),
     datasets: Annotated[
         str, typer.Option(help="Phantom datasets, separated by commas.")
     ] = "fundus,us-breast",
-    seed: Annotated[int, typer.Option(min=0, help="Draws images and randomness.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed for images and training.")] = 1,
 ) -> None:
-    """Make phantom images, adapt the built-in backbone, calibrate it, and write a report.
+    """Make phantom images, adapt the built-in backbone, calibrate the model and write a report.
 
-    Every dataset gets a row in the table of results; the report is about the first.
+    The table of results has every dataset; the report is about the first one.
     """
     from ogkd.backbones import load_backbone
     from ogkd.datasets.phantoms import phantom
 
-    asked = dict.fromkeys(name.strip() for name in datasets.split(",") if name.strip())
-    names = [phantom(name).name for name in asked]
+    names = [phantom(name).name for name in dict.fromkeys(split_list(datasets))]
     if not names:
         raise ConfigError("Give at least one phantom dataset with --datasets, such as us-breast.")
     began = time.perf_counter()
@@ -54,10 +55,7 @@ def demo(
     for name in names:
         rows += _one_dataset(name, backbone, out, seed, first=name == names[0])
     write_json(out / "results.json", rows)
-    with (
-        write_atomically(out / "results.csv") as aside,
-        aside.open("w", encoding="utf-8", newline="") as file,
-    ):
+    with write_csv(out / "results.csv") as file:
         table = csv.DictWriter(file, list(rows[0]))
         table.writeheader()
         table.writerows(rows)
@@ -67,7 +65,7 @@ def demo(
     typer.echo("  results.csv, results.json   the table above")
     typer.echo("  images/                     the phantoms, as ordinary image folders")
     typer.echo("  models/                     the fitted models")
-    typer.echo("Phantoms are drawings: these numbers say nothing about patients.")
+    typer.echo("Phantoms are drawings: these numbers mean nothing for patients.")
     typer.echo(f"Next: ogkd predict {model} {images}")
     typer.echo(f"Open the report in a browser: {out / 'report.html'}")
 
@@ -125,7 +123,7 @@ def _one_dataset(
 def _report(
     model: Classifier, manifest: Manifest, judged: LabelledPredictions, out: Path, place: Path
 ) -> None:
-    """Calibrate the model, write the page about it, and show some predictions."""
+    """Calibrate the model, write its report, and print some predictions."""
     from ogkd.audit import audit_data
     from ogkd.evaluation.calibrate import calibrate
     from ogkd.model.calibration import CALIBRATION
@@ -147,21 +145,20 @@ def _report(
 
 
 def _predictions(model: Classifier, judged: LabelledPredictions) -> None:
-    """A few answers, with the set of classes that holds the right one nine times in ten."""
+    """Print a few predictions, with the sets that contain the true class nine times in ten."""
     import numpy as np
     from rich.console import Console
     from rich.table import Table
 
-    assert model.calibration is not None  # it was made a moment ago
+    from ogkd.model.decide import Decider
+
     chosen = np.linspace(0, len(judged.labels) - 1, _SHOWN).round().astype(int)
-    p = model.calibration.probabilities(judged.logits[chosen])
-    sets = model.calibration.sets(p)
-    table = Table("image shows", "model says", "sure", "cannot rule out (90 %)")
-    for label, row, members in zip(judged.labels[chosen], p, sets, strict=True):
-        names = [name for name, inside in zip(judged.class_names, members, strict=True) if inside]
-        best = int(row.argmax())
-        words = (judged.class_names[label], judged.class_names[best], f"{100 * row[best]:.0f} %")
-        table.add_row(*words, ", ".join(names))
+    table = Table("true class", "prediction", "probability", "set (90 %)")
+    decisions = Decider(model).decide(judged.features[chosen])
+    for label, said in zip(judged.labels[chosen], decisions, strict=True):
+        probability = f"{100 * (said.probability or 0):.0f} %"
+        names = ", ".join(said.set or ())
+        table.add_row(judged.class_names[label], said.prediction, probability, names)
     Console().print(table)
 
 
@@ -180,15 +177,15 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 def _clear(out: Path) -> None:
-    """Make room for a new demo, but never remove what is not ours."""
+    """Empty the folder for a new demo, but remove only what a demo has written."""
     if out.exists():
         found = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
         if found and (_MARK not in found or not found <= {_MARK, *_OURS}):
-            raise ConfigError(f"{out} exists and is not a demo's output. Choose another --out.")
+            raise ConfigError(f"{out} exists and was not written by a demo. Choose another --out.")
         for name in found - {_MARK}:
             path = out / name
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    write_text(out / _MARK, "Made by `ogkd demo`, which replaces this folder's content.\n")
+    write_text(out / _MARK, "Written by `ogkd demo`, which replaces the content of this folder.\n")

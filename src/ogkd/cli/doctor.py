@@ -1,26 +1,60 @@
-"""`ogkd doctor`: is this machine ready? One line each, with the fix."""
+"""`ogkd doctor`: checks of this machine, one line each, with a fix if one is needed."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import platform
+import shutil
+import subprocess
 import sys
-from dataclasses import asdict
-from typing import Annotated
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
 
 import typer
 
+from ogkd.cli.options import JsonOption
+from ogkd.errors import BackboneError
+from ogkd.files import cache_dir
+
 _COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
+_GIB = 1024**3
+_EXTRAS = {
+    "dicom": ("pydicom", "DICOM and NIfTI files"),
+    "serve": ("gradio", "the web page"),
+    "onnx": ("onnxruntime", "ONNX export"),
+    "ray": ("ray", "clusters"),
+    "audit": ("cleanlab", "label-error search"),
+}
+# Large enough, and with a convolution, to reach the kernels that a model uses.
+_BF16_PROBE = """
+import torch
+a = torch.ones(256, 768, dtype=torch.bfloat16)
+torch.nn.Linear(768, 768, dtype=torch.bfloat16)(a)
+torch.nn.Conv2d(3, 64, 16, 16, dtype=torch.bfloat16)(a.new_ones(2, 3, 64, 64))
+"""
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class Finding:
+    """The outcome of one check: its subject, what was found, and how to fix it."""
+
+    status: Literal["PASS", "WARN", "FAIL"]
+    what: str
+    found: str
+    fix: str = ""
+
+
+def doctor(as_json: JsonOption = False) -> None:
     """Check versions, device, memory, disk, cache, hub, backbones, bf16 and extras.
 
-    The exit code is 2 where anything fails; a warning does not change it.
+    The exit code is 2 if a check fails; warnings do not change it.
     """
-    from ogkd.doctor import examine
-
     findings = []
     for finding in examine():
         findings.append(finding)
@@ -33,3 +67,201 @@ def doctor(
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     if any(finding.status == "FAIL" for finding in findings):
         sys.exit(2)
+
+
+def examine() -> Iterator[Finding]:
+    """Run every check in turn; a check that crashes is a finding."""
+    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _python,
+        _packages,
+        _device,
+        _bf16,
+        _memory,
+        _cache,
+        _hub,
+        _backbones,
+        _extras,
+    )
+    for check in checks:
+        try:
+            yield from check()
+        except Exception as error:
+            what = check.__name__.strip("_")
+            yield Finding("FAIL", what, f"the check itself failed: {error!r}", "report this line")
+
+
+def _python() -> Iterator[Finding]:
+    found = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.version_info >= (3, 11):  # noqa: UP036 - the machine is checked, not the code
+        yield Finding("PASS", "Python", found)
+    else:
+        yield Finding("FAIL", "Python", found, "use Python 3.11 or newer")
+
+
+def _packages() -> Iterator[Finding]:
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    from packaging.requirements import Requirement
+
+    found, wrong = [f"ogkd {version('ogkd')}"], []
+    for requirement in map(Requirement, requires("ogkd") or []):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            here = version(requirement.name)
+        except PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        found.append(f"{requirement.name} {here}")
+        if not requirement.specifier.contains(here, prereleases=True):
+            wrong.append(f"{requirement.name} {here} is not {requirement.specifier}")
+    if wrong:
+        yield Finding("FAIL", "Packages", ", ".join(wrong), "pip install --upgrade ogkd")
+    else:
+        yield Finding("PASS", "Packages", ", ".join(found))
+
+
+def _device() -> Iterator[Finding]:
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        yield Finding("PASS", "Device", f"cuda: {torch.cuda.get_device_name()}")
+    elif torch.backends.mps.is_available():
+        yield Finding("PASS", "Device", "mps (Apple)")
+    else:
+        yield Finding("PASS", "Device", "cpu (everything runs on it; a GPU only adds speed)")
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    threads = torch.get_num_threads()
+    if threads > (os.cpu_count() or 1):
+        yield Finding(
+            "WARN", "Threads", f"{threads} for {cores} core(s)", f"export OMP_NUM_THREADS={cores}"
+        )
+    else:
+        yield Finding("PASS", "Threads", f"{threads} for {cores} core(s)")
+
+
+def _bf16() -> Iterator[Finding]:
+    """Compute in a child process: on some machines this is an illegal instruction."""
+    try:
+        child = subprocess.run(
+            [sys.executable, "-c", _BF16_PROBE], capture_output=True, timeout=120, check=False
+        )
+        safe, reason = child.returncode == 0, _ending(child.returncode)
+    except subprocess.TimeoutExpired:
+        safe, reason = False, "no answer in 120 s"
+    if safe:
+        yield Finding(
+            "PASS", "bf16", "works here (on a CPU, ogkd computes in float32 nevertheless)"
+        )
+    else:
+        yield Finding(
+            "WARN",
+            "bf16",
+            f"a bf16 computation crashes here ({reason})",
+            "nothing for ogkd, which uses float32; turn bf16 off in other tools",
+        )
+
+
+def _ending(code: int) -> str:
+    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _memory() -> Iterator[Finding]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    found = f"{memory.available / _GIB:.1f} GiB free of {memory.total / _GIB:.1f}"
+    if memory.available < 2 * _GIB:
+        yield Finding("WARN", "Memory", found, "BiomedCLIP needs about 2 GiB: close other programs")
+    else:
+        yield Finding("PASS", "Memory", found)
+
+
+def _cache() -> Iterator[Finding]:
+    folder = cache_dir().absolute()
+    place = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        yield Finding(
+            "FAIL",
+            "Cache",
+            f"{folder} cannot be written ({error.strerror})",
+            "set OGKD_CACHE to a folder you own",
+        )
+        return
+    yield Finding("PASS", "Cache", f"{folder} contains {_size(folder) / _GIB:.2f} GiB")
+    free = shutil.disk_usage(place).free
+    if free < 3 * _GIB:
+        yield Finding(
+            "WARN",
+            "Disk",
+            f"{free / _GIB:.1f} GiB free",
+            "fetching BiomedCLIP takes about 2 GiB: free space or set OGKD_CACHE",
+        )
+    else:
+        yield Finding("PASS", "Disk", f"{free / _GIB:.0f} GiB free")
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for file in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # another process may be deleting files
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
+def _hub() -> Iterator[Finding]:
+    from urllib.error import HTTPError
+    from urllib.parse import urlsplit
+    from urllib.request import Request, urlopen
+
+    from huggingface_hub import constants
+
+    fix = "run `ogkd backbones fetch NAME` on a machine with network access and copy the folder"
+    if constants.HF_HUB_OFFLINE:
+        yield Finding("WARN", "Model hub", "HF_HUB_OFFLINE is set: nothing is downloaded", fix)
+        return
+    host = urlsplit(constants.ENDPOINT).netloc
+    try:
+        # Uses the proxy of the environment, if there is one.
+        with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=4):
+            yield Finding("PASS", "Model hub", f"{host} answers")
+    except HTTPError as error:
+        yield Finding("PASS", "Model hub", f"{host} answers (with status {error.code})")
+    except OSError as error:
+        yield Finding("WARN", "Model hub", f"{host} does not answer ({error})", fix)
+
+
+def _backbones() -> Iterator[Finding]:
+    from ogkd.backbones import load_backbone
+    from ogkd.backbones.hub import present_backbones
+
+    try:
+        load_backbone("builtin")
+    except BackboneError as error:
+        fix = "reinstall ogkd: its files are damaged"
+        yield Finding("FAIL", "Backbones", str(error), fix)
+        return
+    present = ["builtin", *present_backbones()]
+    if "biomedclip" in present:
+        yield Finding("PASS", "Backbones", ", ".join(present))
+    else:
+        yield Finding(
+            "WARN",
+            "Backbones",
+            f"{', '.join(present)}; no BiomedCLIP",
+            "ogkd backbones fetch biomedclip (0.8 GB), or pass --backbone FOLDER",
+        )
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, (module, use) in _EXTRAS.items():
+        if find_spec(module) is not None:
+            yield Finding("PASS", f"Extra {extra}", f"{module} is installed ({use})")
+        else:
+            yield Finding(
+                "WARN", f"Extra {extra}", f"not installed ({use})", f'pip install "ogkd[{extra}]"'
+            )

@@ -1,31 +1,40 @@
-"""`ogkd predict`: one row for each image, as CSV or JSON lines."""
+"""`ogkd predict`: one row per image, as CSV or JSON lines."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
-from ogkd.cli.cluster_options import (
+from ogkd.cli.options import (
     AddressOption,
-    ClusterEngineOption,
+    BatchSizeOption,
     CpusOption,
+    DeviceOption,
+    EngineOverride,
     GpusOption,
+    ImagesArgument,
+    ModelArgument,
+    MovedBackbone,
+    RayOption,
+    SliceOption,
     WorkersOption,
-    read_crew,
+    read_ray,
+    refuse_folders,
+    require_calibration,
+    say,
 )
-from ogkd.cli.model_options import MovedBackbone
-from ogkd.cli.options import DeviceOption, EngineOverride, ModelArgument, SliceOption
-from ogkd.cli.predict_rows import FORMATS
+from ogkd.cli.tables import harmless, harmless_path, write_csv
 from ogkd.errors import ConfigError
 from ogkd.files import storage_errors, write_atomically
-from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
@@ -34,90 +43,93 @@ if TYPE_CHECKING:
 
 def predict(
     model: ModelArgument,
-    images: Annotated[
-        list[Path], typer.Argument(help="Image files or folders, searched at any depth.")
-    ],
+    images: ImagesArgument,
     *,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A file for the rows (default: the screen).")
+        Path | None,
+        typer.Option("--out", "-o", help="The file to write (default: standard output)."),
     ] = None,
-    format: Annotated[str, typer.Option(help="csv, or jsonl: one JSON object a line.")] = "csv",
+    format: Annotated[
+        Literal["csv", "jsonl"], typer.Option(help="A CSV table, or one JSON object per line.")
+    ] = "csv",
     explain: Annotated[
-        Path | None, typer.Option(help="A folder for evidence maps, one PNG for each image.")
+        Path | None, typer.Option(help="Write evidence maps to this folder, one PNG per image.")
     ] = None,
     max_risk: Annotated[
         float | None,
         typer.Option(help="Abstain so that at most this share of the other predictions is wrong."),
     ] = None,
     confidence: Annotated[
-        float, typer.Option(help="How sure --max-risk has to be, over calibration images.")
+        float, typer.Option(help="Confidence with which --max-risk holds.")
     ] = 0.9,
     coverage: Annotated[
-        float | None, typer.Option(help="How often `set` holds the true class (default: 0.9).")
+        float | None, typer.Option(help="How often `set` contains the true class (default: 0.9).")
     ] = None,
-    sets: Annotated[str, typer.Option(help="How sets are made: lac (smallest) or aps.")] = "lac",
+    sets: Annotated[
+        Literal["lac", "aps"], typer.Option(help="Kind of sets: lac (smallest) or aps.")
+    ] = "lac",
     backbone: MovedBackbone = None,
     slice: SliceOption = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 32,
+    batch_size: BatchSizeOption = 32,
     device: DeviceOption = "auto",
-    encoder_engine: EngineOverride = None,
-    engine: ClusterEngineOption = "local",
+    engine: EngineOverride = None,
+    ray: RayOption = False,
     address: AddressOption = None,
     workers: WorkersOption = None,
     cpus_per_worker: CpusOption = 1.0,
     gpus_per_worker: GpusOption = 0.0,
 ) -> None:
-    """Print a CSV: path, prediction, probability, abstain, set, unfamiliar, error, every class.
+    """Classify images and print one row for each.
+
+    Columns: path, prediction, probability, abstain, set, unfamiliar, error,
+    and the probability of every class.
 
     A file that cannot be read gets a row with the reason, and the exit code is
-    1. `abstain` is filled with --max-risk, `set` for calibrated models (`ogkd
-    calibrate`), `unfamiliar` says which images are unlike all that the model
-    learned from. Volumes without a slice of their own get the one of --slice,
-    or else the one that the model learned from. Very large folders: --engine
-    ray spreads the work over a cluster.
+    1. `abstain` needs --max-risk, and `set` a calibrated model (`ogkd
+    calibrate`). `unfamiliar` marks images unlike everything that the model
+    learned from. Volumes without a slice get the one of --slice, or else the
+    one that the model was fitted on. For very large folders, --ray spreads
+    the work over a cluster.
     """
-    from ogkd.features.encode import encode_files
     from ogkd.images import SliceRule, find_images
     from ogkd.model.classifier import load
     from ogkd.model.decide import Decider, Policy
 
-    if format not in FORMATS:
-        raise ConfigError(f"--format is csv or jsonl, but got '{format}'.")
-    crew = read_crew(engine, address, workers, cpus_per_worker, gpus_per_worker)
-    chosen = None if slice is None else SliceRule.parse(slice)
-    policy = Policy(max_risk, confidence, coverage, sets)  # type: ignore[arg-type]
-    paths = find_images(images)
-    classifier = load(model, backbone=backbone, device=device, engine=encoder_engine)
-    paths = classifier.refs([path.sliced(chosen) for path in paths])
+    ray_workers = read_ray(ray, address, workers, cpus_per_worker, gpus_per_worker)
+    refuse_folders(out=out)
+    policy = Policy(max_risk, confidence, coverage, sets)
+    rule = None if slice is None else SliceRule.parse(slice)
+    found = find_images(images)
+    classifier = load(model, backbone=backbone, device=device, engine=engine)
+    refs = classifier.refs([image.sliced(rule) for image in found])
+    require_calibration(classifier, max_risk=max_risk, coverage=coverage)
     decider = Decider(classifier, policy)
-    if out is not None and out.is_dir():
-        raise ConfigError(f"--out takes a file for the rows, but {out} is a folder.")
     if explain is not None:
         _prepare(explain)
     for note in decider.notes:
-        typer.echo(note, err=True)
+        say(note)
+    patches = explain is not None
+    if ray_workers is None:
+        from ogkd.features.encode import encode_files
+
+        batches = encode_files(classifier.backbone, refs, patches=patches, batch_size=batch_size)
+    else:
+        from ogkd.features.ray_encode import encode_files_on_ray
+
+        batches = encode_files_on_ray(
+            classifier.backbone,
+            refs,
+            place=backbone or classifier.card.backbone.name,
+            workers=ray_workers,
+            device=device,
+            engine=engine or classifier.card.backbone.engine,
+            patches=patches,
+            batch_size=batch_size,
+        )
     failed = strange = 0
     try:
-        with _output(out) as file, _bar(out, len(paths)) as advance:
-            writer = FORMATS[format](file, classifier.class_names)
-            if crew is None:
-                batches = encode_files(
-                    classifier.backbone, paths, patches=explain is not None, batch_size=batch_size
-                )
-            else:
-                from ogkd.features.ray_encode import encode_files_on_ray
-
-                card = classifier.card.backbone
-                batches = encode_files_on_ray(
-                    classifier.backbone,
-                    paths,
-                    place=backbone or card.name,
-                    workers=crew,
-                    device=device,
-                    engine=encoder_engine or card.engine,
-                    patches=explain is not None,
-                    batch_size=batch_size,
-                )
+        with _output(out) as file, _bar(out, len(refs)) as advance:
+            writer = _WRITERS[format](file, classifier.class_names)
             for number, row in enumerate(decider.decide_batches(batches), start=1):
                 failed += row.error is not None
                 strange += row.unfamiliar is True
@@ -126,22 +138,22 @@ def predict(
                 writer.write(row)
                 advance()
     except BrokenPipeError:
-        return  # the reader has seen enough (`| head`)
+        return  # the reader of our output has finished (`| head`)
     if strange:
-        typer.echo(
-            f"Warning: {strange} of {len(paths)} image(s) are unlike all that the model learned "
-            "from (see `unfamiliar`): another modality or organ? Do not rely on these predictions.",
-            err=True,
+        say(
+            f"Warning: {strange} of {len(refs)} image(s) are unlike everything that the model "
+            "learned from (see `unfamiliar`), perhaps of another modality or organ. Do not rely on "
+            "these predictions."
         )
     if failed:
-        typer.echo(f"{failed} of {len(paths)} file(s) could not be read.", err=True)
+        say(f"{failed} of {len(refs)} file(s) could not be read.")
         sys.exit(1)
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder for evidence maps, and find out now whether it can be written to."""
+    """Make the folder for evidence maps, and check now that it can be written to."""
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--explain takes a folder, but {folder} is a file. Name another one.")
+        raise ConfigError(f"--explain takes a folder, but {folder} is a file. Choose another name.")
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -149,7 +161,7 @@ def _prepare(folder: Path) -> None:
 
 
 def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> None:
-    """Write the evidence for the predicted class; the row's number keeps names apart."""
+    """Write the evidence for the predicted class; the row number makes file names unique."""
     from ogkd.model.explain import draw, evidence_of
 
     found = evidence_of(classifier, row)
@@ -160,23 +172,89 @@ def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> N
 
 @contextlib.contextmanager
 def _output(out: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that appears when all rows are in it."""
+    """Open standard output, or a file that appears when all rows are in it."""
     if out is None:
         yield sys.stdout
         return
-    with (
-        write_atomically(out) as aside,
-        # A name that is not valid text is written as the bytes it is.
-        aside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
-    ):
+    with write_csv(out) as file:
         yield file
 
 
 @contextlib.contextmanager
 def _bar(out: Path | None, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar, but not where the rows themselves appear on the terminal."""
+    """Show progress, unless the rows themselves are printed on the terminal."""
     if out is None and sys.stdout.isatty():
         yield lambda: None
         return
+    from ogkd.progress import progress_bar
+
     with progress_bar("Predicting", total) as bar:
         yield bar.advance
+
+
+class _CsvWriter:
+    """Writes a header and a line per row; no cell can act as a spreadsheet formula."""
+
+    def __init__(self, file: TextIO, class_names: Sequence[str]) -> None:
+        self._table = csv.writer(file, lineterminator="\n")
+        self._classes = len(class_names)
+        fixed = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
+        self._table.writerow([*fixed, *map(harmless, class_names)])
+
+    def write(self, row: Decision) -> None:
+        shares = [""] * self._classes
+        if row.probabilities is not None:
+            shares = [f"{value:.6f}" for value in row.probabilities]
+        self._table.writerow(
+            [
+                harmless_path(row.image),
+                harmless(row.prediction or ""),
+                "" if row.probability is None else f"{row.probability:.6f}",
+                _yes_or_no(row.abstain),
+                harmless(_joined(row.set)),
+                _yes_or_no(row.unfamiliar),
+                harmless(row.error or ""),
+                *shares,
+            ]
+        )
+
+
+class _JsonlWriter:
+    """Writes one JSON object per line; names are unchanged, and null means unknown."""
+
+    def __init__(self, file: TextIO, class_names: Sequence[str]) -> None:
+        self._file = file
+        self._names = class_names
+
+    def write(self, row: Decision) -> None:
+        shares = None
+        if row.probabilities is not None:
+            pairs = zip(self._names, row.probabilities, strict=True)
+            shares = {name: round(value, 6) for name, value in pairs}
+        entry = {
+            "path": str(row.image),
+            "prediction": row.prediction,
+            "probability": None if row.probability is None else round(row.probability, 6),
+            "abstain": row.abstain,
+            "set": None if row.set is None else list(row.set),
+            "unfamiliar": row.unfamiliar,
+            "error": row.error,
+            "probabilities": shares,
+        }
+        # ASCII with escapes: valid JSON even if a file name is not valid text.
+        self._file.write(json.dumps(entry) + "\n")
+
+
+_WRITERS: dict[str, type[_CsvWriter] | type[_JsonlWriter]] = {
+    "csv": _CsvWriter,
+    "jsonl": _JsonlWriter,
+}
+
+
+def _yes_or_no(value: bool | None) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
+def _joined(names: Sequence[str] | None) -> str:
+    """Join the names of a set; an empty set is not written like an unknown one."""
+    return "" if names is None else "|".join(names) or "(none)"

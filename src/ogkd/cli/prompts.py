@@ -1,44 +1,42 @@
-"""`ogkd prompts`: banks of texts for classes: list, show, check, new, generate, import."""
+"""`ogkd prompts`: banks of texts that describe classes."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ogkd.cli.prompts_check import check, print_table
+from ogkd.cli.options import CommandGroup, DeviceOption, JsonOption, refuse_folders, say
+from ogkd.cli.tables import print_table
 from ogkd.errors import ConfigError, DataError, Interrupted
 
 if TYPE_CHECKING:
     from ogkd.prompts.check import Finding
 
-app = typer.Typer(help="Texts for classes: list, show, check, new, generate, import.")
+app = CommandGroup("Banks of texts for classes: list, show, check, new, generate, import.")
 
-_JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-_OutOption = Annotated[Path, typer.Option("--out", "-o", help="The bank's JSON file to write.")]
+_COLOURS = {"error": "red", "warning": "yellow"}
+_SHIPPED = 50  # prompts per class of the banks that come with the package
+_OutOption = Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")]
 _ClassesOption = Annotated[
     list[str] | None, typer.Option("--classes", "-c", help="A class name. May be repeated.")
 ]
 _DataOption = Annotated[
-    Path | None, typer.Option("--data", help="Take the class names from this dataset.")
+    Path | None, typer.Option("--data", help="Use the class names of this dataset.")
 ]
 _ModalityOption = Annotated[
     str, typer.Option("--modality", "-m", help="xray, ct, mri, ultrasound, histology, ...")
 ]
-_OrganOption = Annotated[str | None, typer.Option("--organ", help="Such as breast or lungs.")]
-
-
-@app.callback(invoke_without_command=False)
-def _root() -> None:
-    """Texts for classes: list, show, check, new, generate, import."""
+_OrganOption = Annotated[str | None, typer.Option("--organ", help="For example breast or lungs.")]
 
 
 @app.command("list")
-def list_banks(as_json: _JsonOption = False) -> None:
+def list_banks(as_json: JsonOption = False) -> None:
     """Show the banks that come with the package."""
     from ogkd.prompts.bank import read_bank, shipped_banks
 
@@ -59,11 +57,11 @@ def list_banks(as_json: _JsonOption = False) -> None:
 
 @app.command("show")
 def show(
-    bank: Annotated[Path, typer.Argument(help="A shipped bank's name or a JSON file.")],
-    class_name: Annotated[str | None, typer.Argument(help="Only this class.")] = None,
-    as_json: _JsonOption = False,
+    bank: Annotated[Path, typer.Argument(help="The name of a shipped bank, or a JSON file.")],
+    class_name: Annotated[str | None, typer.Argument(help="Show only this class.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Print the texts of a bank, or of one of its classes."""
+    """Print the texts of a bank or of one class."""
     from ogkd.prompts.bank import read_bank
     from ogkd.prompts.convert import keep_classes
 
@@ -79,7 +77,119 @@ def show(
             typer.echo(f"  {text}")
 
 
-app.command("check")(check)
+@app.command("check")
+def check(
+    banks: Annotated[
+        list[Path] | None, typer.Argument(help="Names of shipped banks, or JSON files.")
+    ] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="Check all shipped banks.")] = False,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Require this many prompts per class.")
+    ] = None,
+    words: Annotated[tuple[int, int], typer.Option(help="Fewest and most words per prompt.")] = (
+        8,
+        40,
+    ),
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    backbone: Annotated[
+        str | None,
+        typer.Option("--backbone", "-b", help="Also check how this model tells the texts apart."),
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Also measure zero-shot accuracy on these images.")
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="Split to measure on (default: train and val, never test)."),
+    ] = None,
+    device: DeviceOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Look for duplicates, wrong lengths, patterns, missing class names. Exit code 1 on errors."""
+    from ogkd.prompts.bank import shipped_banks
+
+    shipped = shipped_banks()
+    paths = [*(banks or []), *(map(Path, shipped) if every else ())]
+    if not paths:
+        raise ConfigError(f"Name a bank, such as {next(iter(shipped))}, or give --all.")
+    if data is not None and (backbone is None or len(paths) > 1):
+        raise ConfigError("--data needs --backbone, to measure accuracy with, and a single bank.")
+    if words[0] > words[1]:
+        raise ConfigError(f"--words takes the smaller number first, but got {words[0]} {words[1]}.")
+    model = None
+    if backbone is not None:
+        from ogkd.backbones import load_backbone
+
+        model = load_backbone(backbone, device=device)
+    reports = []
+    for path in paths:
+        wanted = count or (_SHIPPED if path.name == str(path) and str(path) in shipped else None)
+        reports.append(_check_bank(path, wanted, words, model, data, split))
+    bad = {"error", "warning"} if strict else {"error"}
+    for report in reports:
+        report["passed"] = not any(found["severity"] in bad for found in report["findings"])
+    if as_json:
+        typer.echo(json.dumps(reports, indent=2, ensure_ascii=False))
+    else:
+        for report in reports:
+            _print_check(report)
+    if not all(report["passed"] for report in reports):
+        raise typer.Exit(1)
+
+
+def _check_bank(
+    path: Path,
+    count: int | None,
+    words: tuple[int, int],
+    model: Any,
+    data: Path | None,
+    split: Sequence[str] | None,
+) -> dict[str, Any]:
+    from ogkd.prompts.bank import read_bank
+    from ogkd.prompts.check import check_bank
+
+    bank = read_bank(path)
+    rows, findings = check_bank(bank, count=count, shortest=words[0], longest=words[1])
+    report: dict[str, Any] = {"bank": str(path), "classes": [asdict(row) for row in rows]}
+    if model is not None:
+        from ogkd.evaluation.prompts import score_prompts
+
+        scores, more = score_prompts(model, bank)
+        findings = [*findings, *more]
+        report |= {"backbone": model.name, "prompts": [asdict(score) for score in scores]}
+    if data is not None:
+        from ogkd.datasets.read import read_manifest
+        from ogkd.evaluation.prompts import zero_shot_accuracy
+
+        splits = tuple(split or ("train", "val"))
+        report["zero_shot"] = zero_shot_accuracy(model, bank, read_manifest(data), splits=splits)
+    report["findings"] = [asdict(finding) for finding in findings]
+    return report
+
+
+def _print_check(report: dict[str, Any]) -> None:
+    findings = report["findings"]
+    cells = []
+    for row in report["classes"]:
+        own = [found for found in findings if found["class_name"] == row["class_name"]]
+        numbers = [sum(found["severity"] == kind for found in own) for kind in _COLOURS]
+        span = f"{row['shortest']}-{row['longest']} ({row['mean']:.1f})"
+        cells.append([row["class_name"], row["prompts"], span, f"{row['mentions']:.0%}", *numbers])
+    print_table((report["bank"], "prompts", "words (mean)", "mention", "errors", "warnings"), cells)
+    for found in findings:
+        typer.secho(f"{found['severity']:8}", fg=_COLOURS[found["severity"]], nl=False)
+        typer.echo(f"{found['class_name']}: {found['message']} [{found['rule']}]")
+        for text in found["texts"][:5]:
+            typer.echo(f"        {text!r}")
+    if "zero_shot" in report:
+        result = report["zero_shot"]
+        shares = ", ".join(
+            f"{how} {100 * value:.1f} %" for how, value in result["accuracy"].items()
+        )
+        kept = f"{100 * result['kept']:.0f} % of the texts kept"
+        typer.echo(f"zero-shot on {result['images']} images: {shares} ({kept})")
+    typer.echo(f"{report['bank']}: {'passed' if report['passed'] else 'FAILED'}")
 
 
 @app.command("new")
@@ -91,7 +201,7 @@ def new(
     organ: _OrganOption = None,
     out: _OutOption,
 ) -> None:
-    """Make a bank from templates for the modality: a start that you can edit."""
+    """Write a bank from templates for a modality, as a start to edit."""
     from ogkd.files import write_json
     from ogkd.prompts.templates import modality_bank
 
@@ -111,26 +221,26 @@ def generate(
     modality: _ModalityOption = "any",
     organ: _OrganOption = None,
     out: _OutOption,
-    model: Annotated[str, typer.Option(help="The endpoint's name of the language model.")],
+    model: Annotated[str, typer.Option(help="The name of the language model at the endpoint.")],
     url: Annotated[
         str | None,
         typer.Option(help="Base URL, such as http://localhost:11434/v1 (or OGKD_LLM_URL)."),
     ] = None,
     key_env: Annotated[
-        str, typer.Option(help="The environment variable that holds the key, if one is needed.")
+        str, typer.Option(help="The environment variable with the API key, if one is needed.")
     ] = "OGKD_LLM_KEY",
-    count: Annotated[int, typer.Option(min=1, help="Texts for each class.")] = 50,
-    rounds: Annotated[int, typer.Option(min=1, help="Most questions for one class.")] = 8,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one answer.")] = 120.0,
-    attempts: Annotated[int, typer.Option(min=1, help="Tries of one question.")] = 5,
+    count: Annotated[int, typer.Option(min=1, help="Texts per class.")] = 50,
+    rounds: Annotated[int, typer.Option(min=1, help="At most this many requests per class.")] = 8,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
+    attempts: Annotated[int, typer.Option(min=1, help="Attempts per request.")] = 5,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be sent; send nothing.")
     ] = False,
 ) -> None:
-    """Let a language model write a bank, through any OpenAI-compatible endpoint.
+    """Have a language model write a bank, through any OpenAI-compatible endpoint.
 
     Only class names, modality, organ and texts are sent, never images. Run
-    the same command again to go on where it stopped, or to add classes.
+    the same command again to resume, or to add classes.
     """
     from ogkd.prompts.chat import Chat, Endpoint
     from ogkd.prompts.generate import Order, messages_for
@@ -162,14 +272,15 @@ def import_prompts(
     *,
     out: _OutOption,
     classes: Annotated[
-        list[str] | None, typer.Option("--classes", "-c", help="Keep only this. May be repeated.")
+        list[str] | None,
+        typer.Option("--classes", "-c", help="Keep only this class. May be repeated."),
     ] = None,
 ) -> None:
-    """Turn prompts in another format into a bank.
+    """Convert prompts from another format into a bank.
 
-    Read are: JSON of class -> texts (CuPL and kin) or a list of records;
-    CSV/TSV with columns class and text; Python source with a dictionary
-    (it is not run); a folder with one .txt per class, a text on each line.
+    Formats: JSON of class -> texts (as in CuPL) or a list of records; CSV or
+    TSV with columns class and text; Python source with a dictionary (it is
+    not run); a folder with one .txt per class, one text per line.
     """
     from ogkd.files import write_json
     from ogkd.prompts.check import check_bank
@@ -183,14 +294,14 @@ def import_prompts(
     texts = sum(map(len, bank.values()))
     typer.echo(f"{len(bank)} classes with {texts} texts -> {out}")
     if findings := check_bank(bank)[1]:
-        typer.echo(f"{_tally(findings)}: see them with `ogkd prompts check {out}`.", err=True)
+        say(f"{_tally(findings)}: see them with `ogkd prompts check {out}`.")
 
 
 def _class_names(classes: Sequence[str] | None, data: Path | None) -> list[str]:
     from ogkd.prompts.templates import require_classes
 
     if bool(classes) == (data is not None):
-        raise ConfigError("Give the classes either with --classes NAME ... or with --data DATASET.")
+        raise ConfigError("Give the classes either with --classes (repeatable) or with --data.")
     if data is not None:
         from ogkd.datasets.read import read_manifest
 
@@ -200,16 +311,13 @@ def _class_names(classes: Sequence[str] | None, data: Path | None) -> list[str]:
 
 def _refuse_existing(out: Path) -> None:
     if out.exists():
-        raise ConfigError(
-            f"--out {out} exists and is left alone. Choose another name or remove it."
-        )
+        raise ConfigError(f"--out {out} already exists. Choose another name or remove it.")
 
 
 def _bank_so_far(out: Path) -> dict[str, list[str]]:
     from ogkd.prompts.bank import read_bank
 
-    if out.is_dir():
-        raise ConfigError(f"--out {out} is a folder. Give the name of a file in it.")
+    refuse_folders(out=out)
     return read_bank(out) if out.exists() else {}
 
 
@@ -237,7 +345,7 @@ def _generate(order: Any, chat: Any, bank: dict[str, list[str]], out: Path) -> N
             )
     except KeyboardInterrupt:
         raise Interrupted(
-            f"Stopped. What has arrived is in {out}: run the same command again to go on."
+            f"Stopped. The texts so far are in {out}: run the same command again to resume."
         ) from None
     folded = {fold(name): len(texts) for name, texts in found.items()}
     short = {
@@ -248,8 +356,8 @@ def _generate(order: Any, chat: Any, bank: dict[str, list[str]], out: Path) -> N
     if short:
         listed = ", ".join(f"{name} ({number} of {order.count})" for name, number in short.items())
         raise DataError(
-            f"The model gave too few usable texts for: {listed}. What there is is kept in {out}; "
-            "run the same command again to ask for more, or take another --model."
+            f"The model gave too few usable texts for: {listed}. Those received are in {out}; run "
+            "the same command again to ask for more, or choose another --model."
         )
     write_json(out, found)
     typer.echo(f"{len(order.class_names)} classes with {order.count} texts each -> {out}")

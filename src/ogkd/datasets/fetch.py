@@ -1,7 +1,7 @@
-"""Benchmark datasets on this machine: downloaded, unpacked, checked, and found again by name.
+"""Download benchmark datasets, unpack and check them, and find them by name.
 
-A benchmark is a folder with its split file, its images in a folder of their own (as the released
-code lays them out) and a source.json that says where it came from.
+A benchmark is a folder with its split file, a folder with its images (arranged as in the released
+code) and a source.json that says where it came from.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from ogkd.datasets.archive import extract_into
 from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks, known_benchmarks
-from ogkd.download import Downloaded, download
 from ogkd.errors import DataError
 from ogkd.files import cache_dir, folder_atomically, sha256_file, storage_errors, write_json
 
-if TYPE_CHECKING:  # reading images needs torch: imported only where something is read
+if TYPE_CHECKING:  # reading images needs torch, so it is imported only when something is read
     from ogkd.datasets.manifest import Manifest
+    from ogkd.download import Downloaded
 
 __all__ = [
     "data_dir",
@@ -36,11 +35,11 @@ __all__ = [
 ]
 
 _SHOWN = 5  # missing files that a message names
-_DEEPEST = 4  # folders within an archive, above the images
+_DEEPEST = 4  # levels of folders in an archive above the images
 
 
 def data_dir() -> Path:
-    """The folder that holds the benchmarks, one folder each (`OGKD_DATA` moves it)."""
+    """The folder with one folder per benchmark (`OGKD_DATA` moves it)."""
     if own := os.environ.get("OGKD_DATA"):
         return Path(own).expanduser()
     return cache_dir() / "datasets"
@@ -65,18 +64,17 @@ def read_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Mani
     found = locate_benchmark(record, folder=folder)
     if found is None:
         place = folder or data_dir()
-        elsewhere = f" --folder {folder}" if folder else ""
         raise DataError(
             f"The benchmark '{record.name}' is not in {place}.\n"
-            f"  Download it:  ogkd data download {record.name}{elsewhere}\n"
-            "  If you have it elsewhere, set OGKD_DATA to the folder that holds it as "
+            f"  Download it:  ogkd data download {record.name}\n"
+            "  If you have it elsewhere, set OGKD_DATA to the folder that contains it as "
             f"{record.name} or {record.folder}."
         )
     return _read(record, found)
 
 
 def named_benchmark(source: str | Path) -> Benchmark | None:
-    """The benchmark that a bare name stands for; None for a path or anything that exists."""
+    """The benchmark of that name; None for a path, or if a file or folder of that name exists."""
     path = Path(source)
     if path.exists() or len(path.parts) != 1:
         return None
@@ -90,9 +88,9 @@ def resolve_data(
     root: Path | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Manifest:
-    """Read what a user calls DATA: a path in any layout, or the name of a benchmark.
+    """Read data given as a path in any layout or as the name of a benchmark.
 
-    `root` and `class_names` are for layouts that do not say them (see `read_manifest`).
+    `root` and `class_names` are for layouts that do not specify them (see `read_manifest`).
     """
     from ogkd.datasets.manifest import Manifest
     from ogkd.datasets.read import read_manifest
@@ -110,8 +108,8 @@ def resolve_data(
         near = difflib.get_close_matches(path.name.lower(), benchmarks(), n=1, cutoff=0.7)
         if near:
             raise DataError(
-                f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'? "
-                "`ogkd data list` shows their names."
+                f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'?",
+                argument="data",
             )
     return read_manifest(path, root=root, class_names=class_names)
 
@@ -121,9 +119,11 @@ def download_benchmark(
 ) -> Path:
     """Make sure that a benchmark is on this machine, and return its folder.
 
-    Killed half-way and run again, it goes on where it was. `force` begins anew and replaces
-    what is there.
+    After an interruption, even by SIGKILL, the next call resumes. `force` starts from the
+    beginning and replaces what is there.
     """
+    from ogkd.datasets.archive import extract_into
+
     record = _record(name)
     place = folder or data_dir()
     target = place / record.name
@@ -138,7 +138,7 @@ def download_benchmark(
             try:
                 extract_into(archive.path, aside / ".unpacked")
             except DataError:
-                archive.path.unlink(missing_ok=True)  # else every later attempt would meet it
+                archive.path.unlink(missing_ok=True)  # or else every later attempt would use it
                 raise
             _arrange(record, aside, work)
             _check(record, aside)
@@ -148,7 +148,9 @@ def download_benchmark(
 
 
 def _fetch_archive(record: Benchmark, target: Path) -> Downloaded:
-    if target.is_file():  # whole: an earlier run was stopped while it unpacked
+    from ogkd.download import Downloaded  # here, as every fit imports this module and few download
+
+    if target.is_file():  # complete: an earlier call was interrupted while unpacking
         sha256 = sha256_file(target)
         if record.archive_sha256 in (None, sha256):
             return Downloaded(target, sha256)
@@ -157,9 +159,11 @@ def _fetch_archive(record: Benchmark, target: Path) -> Downloaded:
 
 
 def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
+    from ogkd.download import download
+
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise DataError(
-            f"HF_HUB_OFFLINE is set, so {url} is not fetched. Unset it, or download on another "
+            f"HF_HUB_OFFLINE is set, so {url} is not downloaded. Unset it, or download on another "
             f"machine and copy the benchmark's folder into {data_dir()}."
         )
     if endpoint := os.environ.get("HF_ENDPOINT"):  # a mirror of the hub
@@ -169,7 +173,7 @@ def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
 
 @contextlib.contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """One process at a time fetches a benchmark, so what a killed one has left can be removed."""
+    """Let one process at a time fetch a benchmark; remove what a killed one has left."""
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.with_name(f".{target.name}.lock")):
@@ -179,11 +183,11 @@ def _alone(target: Path) -> Iterator[None]:
 
 
 def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
-    """Put the split file and the images where `_is_benchmark` looks for them."""
+    """Move the split file and the images to where `_is_benchmark` expects them."""
     from ogkd.datasets.read import read_manifest
 
     unpacked = aside / ".unpacked"
-    # Archives differ: the split file may be at the top, one folder down, or not there at all.
+    # Archives differ: the split file may be at the top, one folder down, or absent.
     found = sorted(unpacked.rglob(record.split_file), key=lambda path: len(path.parts))
     split = aside / record.split_file
     if found:
@@ -192,24 +196,24 @@ def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
         fetched = _fetch(record.split_url, work / record.split_file, record.split_sha256)
         shutil.copyfile(fetched.path, split)
     else:
-        raise DataError(f"{record.archive} does not hold {record.split_file}. {_CHANGED}")
+        raise DataError(f"{record.archive} does not contain {record.split_file}. {_CHANGED}")
     _check_hash(record, split)
     first = read_manifest(split, root=unpacked).items[0].image.file.relative_to(unpacked)
     images = next((place for place in _folders(unpacked) if (place / first).is_file()), None)
     if images is None:
         raise DataError(
-            f"{record.archive} does not hold {first}, the first image of {record.split_file}. "
+            f"{record.archive} does not contain {first}, the first image of {record.split_file}. "
             f"{_CHANGED}"
         )
     images.rename(aside / record.folder)
-    shutil.rmtree(unpacked, ignore_errors=True)  # gone already if the images were at the top
+    shutil.rmtree(unpacked, ignore_errors=True)  # already gone if the images were at the top
 
 
-_CHANGED = "Its publisher may have changed it: see `ogkd data info` for the page."
+_CHANGED = "Its publisher may have changed it: see the dataset's page."
 
 
 def _folders(top: Path) -> Iterator[Path]:
-    """The folder and those below it, the highest first, down to a few levels."""
+    """The folder and those below it, top level first, down to a few levels."""
     level = [top]
     for _ in range(_DEEPEST):
         yield from level
@@ -232,14 +236,14 @@ def _check_hash(record: Benchmark, split: Path) -> None:
     if record.split_sha256 and (found := sha256_file(split)) != record.split_sha256:
         raise DataError(
             f"{split} is not the official split file of '{record.name}', so results would not "
-            f"compare.\n  expected sha256 {record.split_sha256}\n  found    sha256 {found}\n"
-            f"Run `ogkd data download {record.name} --force`; to use a split of your own, give it "
-            "another name and pass the file."
+            f"be comparable.\n  expected sha256 {record.split_sha256}\n  found    sha256 {found}\n"
+            "Delete the folder and download the benchmark again; to use your own split, give the "
+            "file another name and pass its path as the data."
         )
 
 
 def _check(record: Benchmark, folder: Path) -> None:
-    """Compare with the official classes and counts, and look for every image of the split."""
+    """Compare with the official classes and counts, and check that every image is there."""
     manifest = _read(record, folder)
     if manifest.class_names != record.class_names:
         raise DataError(
@@ -258,8 +262,8 @@ def _check(record: Benchmark, folder: Path) -> None:
     if missing:
         listed = ", ".join(str(path.relative_to(root)) for path in missing[:_SHOWN])
         raise DataError(
-            f"{record.archive} lacks {len(missing):,} of the {len(manifest.items):,} images of "
-            f"its split, such as {listed}. {_CHANGED}"
+            f"{record.archive} is missing {len(missing):,} of the {len(manifest.items):,} images "
+            f"of its split, such as {listed}. {_CHANGED}"
         )
 
 

@@ -89,7 +89,7 @@ def random_resized_crop(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> RGB:
-    """A random part of the image at the model's size, as in training (AUDIT #27)."""
+    """A random part of the image at the model's size, as in training (fidelity.md, 27)."""
     height, width = image.shape[:2]
     top, left, rows, columns = _draw_crop(height, width, rng, scale, ratio)
     picture = Image.fromarray(image[top : top + rows, left : left + columns])

@@ -2,7 +2,7 @@
 
 `PromptMethod` is for a learned context: give it an objective. `FeatureMethod` is for a head on
 cached features: give it `fit_rows`. Importing this package registers ogkd's own methods; those of
-plugins join when the registry is first asked for something else. How to: docs/add-a-method.md.
+plugins join when the registry is first asked for something else (docs/how-to/add-a-method.md).
 """
 
 from importlib import import_module

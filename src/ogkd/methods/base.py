@@ -1,7 +1,7 @@
 """The contract of a method: what it is given (Support, TextSide) and what it returns (heads).
 
 To write one, derive from `PromptMethod` (a learned context) or `FeatureMethod` (a head on cached
-features) rather than from `Method` itself: docs/add-a-method.md.
+features) rather than from `Method` itself: docs/how-to/add-a-method.md.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A model folder keeps the features of its support images in half precision: no im
 
 The strangeness of an image is the share of its feature v that no mixture of the support features
 S explains: r = rho v' (S'S + rho I)^-1 v, from 0 (a support image) to 1 (nothing in common). It is
-compared with the strangeness of each support image to the others. docs/predict.md has measured
-rates of false alarms and of images of other modalities that are found.
+compared with the strangeness of each support image to the others. docs/evidence/trust.md has
+measured rates of false alarms and of images of other modalities that are found.
 """
 
 from __future__ import annotations

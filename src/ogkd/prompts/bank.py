@@ -1,4 +1,7 @@
-"""Texts for classes: a bank is a JSON of class name -> list of texts; templates fill in."""
+"""Texts for classes.
+
+A bank is a JSON object of class name -> list of texts; a class without texts gets templates.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ __all__ = [
 
 SINGLE = "a photo of a {}."
 
-# Wording varies so that their mean is about the class and not about one phrase.
+# The wording varies so that their mean represents the class and not one phrase.
 TEMPLATES = (
     "a photo of a {}.",
     "a medical image showing {}.",
@@ -39,11 +42,11 @@ TEMPLATES = (
     "a patient with {}.",
 )
 
-_NEAR = 0.85  # likeness of two names from which one is offered for the other
+_NEAR = 0.85  # similarity of two names from which one is suggested for the other
 
 
 def template_bank(class_names: Sequence[str]) -> list[list[str]]:
-    """The templates filled with each class name."""
+    """Fill the templates with each class name."""
     return [[template.format(name) for template in TEMPLATES] for name in class_names]
 
 
@@ -54,7 +57,7 @@ def shipped_banks() -> dict[str, Path]:
 
 
 def read_bank(path: Path) -> dict[str, list[str]]:
-    """Read and check a JSON of class name -> list of texts; a bare name is a shipped bank's."""
+    """Read and check a bank; a bare name means one of the shipped banks."""
     if not path.exists() and path.name == str(path):
         path = shipped_banks().get(path.name.lower(), path)
     try:
@@ -62,14 +65,15 @@ def read_bank(path: Path) -> dict[str, list[str]]:
     except OSError as error:
         names = ", ".join(shipped_banks())
         raise ConfigError(
-            f"Cannot read {path}: {error.strerror}. Give a JSON file, or a bank's name: {names}."
+            f"Cannot read {path}: {error.strerror}. Give a JSON file or a shipped bank's name: "
+            f"{names}."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not JSON ({error}). Mend it and run again.") from error
+        raise ConfigError(f"{path} is not valid JSON ({error}). Fix the file.") from error
     if not isinstance(bank, dict):
         raise ConfigError(f'{path} must be an object like {{"class name": ["text", ...]}}.')
     if not bank:
-        raise ConfigError(f"{path} has no classes. Write at least one with its texts.")
+        raise ConfigError(f"{path} has no classes. Add at least one with its texts.")
     _check(bank, str(path))
     return bank
 
@@ -79,7 +83,7 @@ def bank_for(
 ) -> list[list[str]]:
     """Texts of each class, in label order; templates for a class that the bank does not have.
 
-    A bank that has none of the classes is a mistake and refused. See `fallback_note`.
+    A bank that has none of the classes is refused as a mistake. See `fallback_note`.
     """
     if bank is None:
         return template_bank(class_names)
@@ -88,9 +92,10 @@ def bank_for(
     missing = _missing(class_names, bank)
     if missing and len(missing) == len(class_names):
         raise ConfigError(
-            f"The prompt bank has no prompts for: {', '.join(missing)}. It knows: "
-            f"{', '.join(bank)}.{_near_names(missing, class_names, bank)} Name its classes like "
-            "those of the data, or leave --prompts out to use templates."
+            f"The prompt bank has no prompts for: {', '.join(missing)}. Its classes are: "
+            f"{', '.join(bank)}.{_near_names(missing, class_names, bank)} Name its classes as in "
+            "the data, or give no bank to use templates.",
+            argument="prompts",
         )
     return [
         [text for text in folded[fold(name)] if text.strip()]
@@ -103,28 +108,28 @@ def bank_for(
 def fallback_note(
     class_names: Sequence[str], bank: Mapping[str, Sequence[str]] | None
 ) -> str | None:
-    """What to tell a user some of whose classes get templates; None where all have prompts."""
+    """A note for the user that some classes get templates; None if all have prompts."""
     missing = _missing(class_names, bank or {})
     if not missing:
         return None
     if bank is None:
         start = f"No prompts were given, so {len(missing)} classes use {len(TEMPLATES)} templates."
         if found := _shipped_for(class_names):
-            return f"{start} A bank for these classes is here: --prompts {found}."
+            return f"{start} There is a shipped bank for these classes: '{found}'."
     else:
         start = (
-            f"The prompt bank has no prompts for: {', '.join(missing)}; templates stand in for "
-            f"them.{_near_names(missing, class_names, bank)}"
+            f"The prompt bank has no prompts for: {', '.join(missing)}; they use templates."
+            f"{_near_names(missing, class_names, bank)}"
         )
     return (
-        f"{start} Texts that describe what is seen may do better: write them, start with `ogkd "
-        "prompts new`, or let a language model write them with `ogkd prompts generate`; then pass "
-        "the file with --prompts."
+        f"{start} Texts that describe what is seen may work better: write them yourself, start "
+        "from templates (`ogkd prompts new`), or let a language model write them (`ogkd prompts "
+        "generate`); then give the file as the prompts."
     )
 
 
 def fold(name: str) -> str:
-    """A class name without what may differ between two spellings of it."""
+    """Remove from a class name what may differ between two spellings of it."""
     return name.replace("_", " ").strip().casefold()
 
 
@@ -134,15 +139,15 @@ def _missing(class_names: Sequence[str], bank: Mapping[str, Any]) -> list[str]:
 
 
 def _near_names(missing: Sequence[str], class_names: Sequence[str], bank: Mapping[str, Any]) -> str:
-    """A sentence about names of the bank that nobody uses and that look like missing ones."""
+    """A sentence about unused names of the bank that resemble missing ones."""
     used = {fold(name) for name in class_names}
     free = {_plain(name): name for name in bank if fold(name) not in used}
     pairs = [
-        f"'{free[match]}' of the bank looks like '{name}' of the data"
+        f"'{free[match]}' in the bank resembles '{name}' in the data"
         for name in missing
         for match in difflib.get_close_matches(_plain(name), free, n=1, cutoff=_NEAR)
     ]
-    return f" But {'; '.join(pairs)}: give both one name." if pairs else ""
+    return f" But {'; '.join(pairs)}: use the same name for both." if pairs else ""
 
 
 def _plain(name: str) -> str:
@@ -161,18 +166,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the class '{twice}' stands there twice")
+        raise ValueError(f"the class '{twice}' appears twice")
     return found
 
 
 def _check(bank: Mapping[str, Any], where: str) -> None:
     seen: dict[str, str] = {}
     for name, texts in bank.items():
-        # A string is a sequence too, but of letters.
+        # A string is a sequence too, of letters.
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"{where}: the texts of '{name}' must be a list of strings.")
         if not any(text.strip() for text in texts):
             raise ConfigError(f"{where}: class '{name}' has no prompts. Write at least one.")
         other = seen.setdefault(fold(name), name)
         if other != name:
-            raise ConfigError(f"{where}: '{other}' and '{name}' are one class. Keep one of them.")
+            raise ConfigError(
+                f"{where}: '{other}' and '{name}' are the same class. Keep one of them."
+            )

@@ -1,22 +1,21 @@
-"""One question to an OpenAI-compatible endpoint, local or hosted: patient, bounded, discreet.
+"""Ask an OpenAI-compatible endpoint, local or hosted, one question at a time.
 
-The key goes to that endpoint and nowhere else: no redirect is followed, no message shows it.
+Retries are bounded. The key is sent only to that endpoint: no redirect is followed, and no
+message shows it.
 """
 
 from __future__ import annotations
 
 import email.utils
-import http.client
 import ipaddress
 import json
 import socket
+import ssl
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+import httpx
 
 from ogkd.errors import ConfigError
 
@@ -41,26 +40,33 @@ class Endpoint:
     attempts: int = 5
 
     def __post_init__(self) -> None:
-        parts = urllib.parse.urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = httpx.URL(self.url)
+        except httpx.InvalidURL:
+            parts = httpx.URL("")
+        if parts.scheme not in ("http", "https") or not parts.host:
             raise ConfigError(
-                f"'{self.url}' is no web address. Give the base URL of an OpenAI-compatible "
-                "endpoint with --url or OGKD_LLM_URL, such as http://localhost:11434/v1."
+                f"'{self.url}' is not a valid URL. Give the base URL of an OpenAI-compatible "
+                "endpoint (or set OGKD_LLM_URL), such as http://localhost:11434/v1.",
+                argument="url",
             )
-        if parts.username or parts.password or parts.query or parts.fragment:
+        if parts.userinfo or parts.query or parts.fragment:
             # Not repeated here: it may be a secret.
             raise ConfigError(
                 "The endpoint's URL must be plain: no user, password or query. Put a key in "
-                "OGKD_LLM_KEY instead."
+                "OGKD_LLM_KEY instead.",
+                argument="url",
             )
         if self.key and (not self.key.isascii() or not self.key.isprintable()):
-            raise ConfigError("The key has characters that no key has. Set OGKD_LLM_KEY anew.")
+            raise ConfigError(
+                "The key has characters that cannot be part of a key. Set OGKD_LLM_KEY again."
+            )
         if not self.model.strip():
-            raise ConfigError("Name a model of the endpoint with --model.")
+            raise ConfigError("Name a model of the endpoint.", argument="model")
 
     @property
     def address(self) -> str:
-        """The full address that is asked."""
+        """The full URL that is asked."""
         base = self.url.rstrip("/")
         return base if base.endswith(_PATH) else base + _PATH
 
@@ -71,106 +77,101 @@ class Chat:
     def __init__(self, endpoint: Endpoint, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.endpoint = endpoint
         self._sleep = sleep
-        parts = urllib.parse.urlsplit(endpoint.url)
-        handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
-        if parts.scheme == "http":
-            _refuse_open_network(str(parts.hostname))
-            handlers.append(urllib.request.ProxyHandler({}))  # a near machine needs no proxy
-        self._opener = urllib.request.build_opener(*handlers)
+        url = httpx.URL(endpoint.url)
+        plain = url.scheme == "http"
+        if plain:
+            _require_near(url.host)
+        headers = {"Accept": "application/json", "User-Agent": "ogkd"}
+        if endpoint.key:
+            headers["Authorization"] = f"Bearer {endpoint.key}"
+        self._client = httpx.Client(
+            headers=headers,
+            timeout=endpoint.timeout,
+            follow_redirects=False,
+            trust_env=not plain,  # a machine nearby needs no proxy
+            verify=ssl.create_default_context(),  # the system's certificates
+        )
 
     def ask(self, messages: Messages) -> str:
-        """The text of the answer; waits and asks again where the endpoint is busy or garbled."""
+        """The text of the answer; retries if the endpoint is busy or its answer is garbled."""
         reason = ""
         for attempt in range(self.endpoint.attempts):
+            wait = 2.0**attempt
             try:
-                return _content(self._post(messages))
-            except urllib.error.HTTPError as error:
-                with error:
-                    if error.code not in _BUSY:
-                        raise self._refused(error) from None
-                    reason = f"it answered {error.code}"
-                    wait = _retry_after(error.headers.get("Retry-After")) or 2.0**attempt
-            except (urllib.error.URLError, OSError, http.client.HTTPException) as error:
-                cause = error.reason if isinstance(error, urllib.error.URLError) else error
-                if isinstance(cause, ConnectionRefusedError | socket.gaierror):
-                    raise ConfigError(
-                        f"No connection to {self.endpoint.url} ({cause}). Is the server running? "
-                        "Check --url or OGKD_LLM_URL."
-                    ) from None
-                reason = f"the connection failed ({cause or type(cause).__name__})"
-                wait = 2.0**attempt
+                response, body = self._post(messages)
+                if response.is_success:
+                    return _content(body)
+                if response.status_code not in _BUSY:
+                    raise self._refused(response.status_code, body)
+                reason = f"it answered {response.status_code}"
+                wait = _retry_after(response.headers.get("Retry-After")) or wait
+            except httpx.ConnectError as error:
+                raise ConfigError(
+                    f"No connection to {self.endpoint.url} ({error}). Is the server running? "
+                    "Check the URL (or OGKD_LLM_URL).",
+                    argument="url",
+                ) from None
+            except httpx.HTTPError as error:
+                reason = f"the connection failed ({error or type(error).__name__})"
             except ValueError as error:
-                reason, wait = f"the answer is no chat completion ({error})", 2.0**attempt
+                reason = f"the answer is not a chat completion ({error})"
             if attempt + 1 < self.endpoint.attempts:
                 self._sleep(min(wait, _LONGEST_WAIT))
         raise ConfigError(
             f"{self.endpoint.address} gave no answer in {self.endpoint.attempts} attempts: "
-            f"{self._redact(reason)}. Try again later; what has been gathered is kept."
+            f"{self._redact(reason)}. Try again later; what has been collected is kept."
         )
 
-    def _post(self, messages: Messages) -> bytes:
-        body = json.dumps({"model": self.endpoint.model, "messages": list(messages)}).encode()
-        request = urllib.request.Request(self.endpoint.address, data=body, method="POST")
-        request.add_header("Content-Type", "application/json")
-        request.add_header("Accept", "application/json")
-        if self.endpoint.key:
-            request.add_unredirected_header("Authorization", f"Bearer {self.endpoint.key}")
+    def _post(self, messages: Messages) -> tuple[httpx.Response, bytes]:
+        request = {"model": self.endpoint.model, "messages": list(messages)}
         deadline = time.monotonic() + self.endpoint.timeout
-        with self._opener.open(request, timeout=self.endpoint.timeout) as answer:
-            parts, size = [], 0
-            while chunk := answer.read1(65536):
-                parts.append(chunk)
-                size += len(chunk)
-                # A timeout of the socket starts anew with every byte: bound the whole, too.
+        with self._client.stream("POST", self.endpoint.address, json=request) as response:
+            body = bytearray()
+            for chunk in response.iter_bytes():
+                body += chunk
+                # httpx's timeout restarts with every byte: bound the whole answer, too.
                 if time.monotonic() > deadline:
-                    raise TimeoutError("timed out")
-                if size > _MOST_BYTES:
+                    raise httpx.ReadTimeout("timed out")
+                if len(body) > _MOST_BYTES:
                     raise ValueError(f"more than {_MOST_BYTES} bytes")
-            if answer.length:  # of the announced bytes, these never came
-                raise http.client.IncompleteRead(b"", answer.length)
-        return b"".join(parts)
+        return response, bytes(body)
 
-    def _refused(self, error: urllib.error.HTTPError) -> ConfigError:
+    def _refused(self, status: int, body: bytes) -> ConfigError:
         advice = {
             401: "Set the key in OGKD_LLM_KEY.",
             403: "Check that the key in OGKD_LLM_KEY may use this model.",
-            404: "Check --url (it usually ends in /v1) and --model.",
-        }.get(error.code, "Check --url and --model.")
-        if error.code in (301, 302, 303, 307, 308):
-            advice = "It redirects elsewhere, which is not followed. Give the final URL with --url."
-        try:
-            said = error.read(2000).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException):
-            said = ""
+            404: "Check the URL (it usually ends in /v1) and the model's name.",
+        }.get(status, "Check the URL and the model's name.")
+        if status in (301, 302, 303, 307, 308):
+            advice = "It redirects elsewhere, which is not followed. Give the final URL."
+        said = body[:2000].decode("utf-8", "replace")
         said = " ".join("".join(c if c.isprintable() else " " for c in said).split())[:200]
         quote = f" ({self._redact(said)})" if said else ""
-        return ConfigError(f"{self.endpoint.address} answered {error.code}{quote}. {advice}")
+        return ConfigError(f"{self.endpoint.address} answered {status}{quote}. {advice}")
 
     def _redact(self, text: str) -> str:
         return text.replace(self.endpoint.key, "***") if self.endpoint.key else text
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any) -> None:
-        return None  # the redirect then is an HTTPError
-
-
-def _refuse_open_network(host: str) -> None:
-    """Plain http shows key and texts to everyone on the way: only near machines may use it."""
+def _require_near(host: str) -> None:
+    """Raise unless `host` is nearby: plain http shows key and texts to everyone on the way."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise ConfigError(f"There is no machine called {host} ({error}). Check the URL.") from None
+        raise ConfigError(
+            f"There is no machine called {host} ({error}). Check the URL.", argument="url"
+        ) from None
     for *_, address in found:
         ip = ipaddress.ip_address(str(address[0]).partition("%")[0])
         if not (ip.is_loopback or ip.is_private or ip.is_link_local):
             raise ConfigError(
-                f"http://{host} is not encrypted and lies outside this network. Use https."
+                f"http://{host} is not encrypted and lies outside this network. Use https.",
+                argument="url",
             )
 
 
 def _content(body: bytes) -> str:
-    """The message's text of a chat completion; ValueError where it has none."""
+    """The text of a chat completion; ValueError if it has none."""
     try:
         answer = json.loads(body)
         content = answer["choices"][0]["message"]["content"]

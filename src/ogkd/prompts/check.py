@@ -1,10 +1,11 @@
-"""What reading a prompt bank tells of its quality; what needs a model is in evaluation/prompts.py.
+"""Check the quality of a prompt bank by its texts alone (with a model: evaluation/prompts.py).
 
-An error is a text that harms or a promise that is broken; a warning is worth a look.
+An error is a text that does harm or a rule that is broken; a warning is worth checking.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -12,13 +13,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ogkd.prompts.words import content_stems, similar_pairs, stem, words_of
-
-__all__ = ["LONGEST", "NEAR", "SHORTEST", "ClassSummary", "Finding", "check_bank", "text_faults"]
+__all__ = [
+    "LONGEST",
+    "NEAR",
+    "SHORTEST",
+    "ClassSummary",
+    "Finding",
+    "check_bank",
+    "content_stems",
+    "similar_pairs",
+    "stem",
+    "text_faults",
+    "words_of",
+]
 
 SHORTEST, LONGEST = 8, 40  # words
 NEAR = 0.8  # token Jaccard above which two texts say the same
-_FEW = 10  # prompts of a class below which an ensemble is hardly one
+_FEW = 10  # prompts per class below which an ensemble is too small
 _OPENING = 4  # words
 
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,3}[.):](?=\s)|[-*•–—#]+\s|(?:prompt|text)\s+\d+\b)", re.I)
@@ -27,11 +38,33 @@ _CHATTER = re.compile(
     r"\s*(?:sure|certainly|of course|here (?:are|is)|as an ai|i (?:cannot|can't|am|hope))\b|```",
     re.I,
 )
+_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+_EMPTY = frozenset({"a", "an", "and", "at", "by", "for", "from", "in", "of", "on", "or", "the"})
+
+# Synonyms of parts of class names that writers use for variety.
+_SAME = {
+    "healthy": "normal",
+    "renal": "kidney",
+    "pulmonary": "lung",
+    "cystic": "cyst",
+    "calculus": "stone",
+    "calculi": "stone",
+    "nevi": "nevus",
+    "naevus": "nevus",
+    "naevi": "nevus",
+    "mole": "nevus",
+    "malignancy": "malignant",
+    "retinal": "retina",
+    "vascular": "vessel",
+    "colonic": "colon",
+    "stromal": "stroma",
+    "epithelial": "epithelium",
+}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One remark on a bank: what rule, which class, which texts."""
+    """One problem of a bank: the rule, the class and the texts concerned."""
 
     severity: Literal["error", "warning"]
     rule: str
@@ -42,7 +75,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class ClassSummary:
-    """A class in numbers; `mentions` is the share of its texts that name it."""
+    """Statistics of one class; `mentions` is the share of its texts that name it."""
 
     class_name: str
     prompts: int
@@ -55,7 +88,7 @@ class ClassSummary:
 def text_faults(
     text: str, *, shortest: int = SHORTEST, longest: int = LONGEST
 ) -> list[tuple[str, str]]:
-    """Rule and message of each fault that one text has by itself."""
+    """Rule and message of each fault of a single text."""
     if not text.strip():
         return [("blank", "is blank")]
     faults = []
@@ -69,7 +102,7 @@ def text_faults(
     if _SLOT.search(text):
         faults.append(("slot", "has an unfilled slot"))
     if _CHATTER.match(text) or "language model" in text.casefold():
-        faults.append(("chatter", "speaks to the reader instead of describing"))
+        faults.append(("chatter", "addresses the reader instead of describing the image"))
     return faults
 
 
@@ -80,7 +113,7 @@ def check_bank(
     shortest: int = SHORTEST,
     longest: int = LONGEST,
 ) -> tuple[list[ClassSummary], list[Finding]]:
-    """Numbers of each class and all findings; `count` demands that many prompts per class."""
+    """Statistics of each class and all findings; `count` requires that many prompts per class."""
     findings: list[Finding] = []
     for name, texts in bank.items():
         findings += _count(name, texts, count)
@@ -105,7 +138,7 @@ def _odd_characters(text: str) -> bool:
 
 def _count(name: str, texts: Sequence[str], count: int | None) -> list[Finding]:
     if count is not None and len(texts) != count:
-        message = f"{len(texts)} prompts, but {count} are asked for."
+        message = f"{len(texts)} prompts instead of {count}."
         return [Finding("error", "count", name, message)]
     if count is None and len(texts) < _FEW:
         return [Finding("warning", "count", name, f"Only {len(texts)} prompts.")]
@@ -120,7 +153,7 @@ def _repeats(name: str, texts: Sequence[str]) -> list[Finding]:
             "error",
             "duplicate",
             name,
-            f"One text stands there {sequences.count(words)} times.",
+            f"A text appears {sequences.count(words)} times.",
             (texts[sequences.index(words)],),
         )
         for words in twice
@@ -133,7 +166,7 @@ def _repeats(name: str, texts: Sequence[str]) -> list[Finding]:
 
 
 def _openings(name: str, texts: Sequence[str]) -> list[Finding]:
-    """Texts that begin alike once the class name is taken out: a pattern that was filled in."""
+    """Find texts that begin alike apart from the class name: a pattern was filled in."""
     own = content_stems(name)
     groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for text in texts:
@@ -156,7 +189,7 @@ def _openings(name: str, texts: Sequence[str]) -> list[Finding]:
 def _mentions(name: str, texts: Sequence[str], bank: Mapping[str, Sequence[str]]) -> list[Finding]:
     share = _mention_share(name, texts, bank)
     if share == 0:
-        message = "No text names the class, so nothing ties its texts together."
+        message = "No text names the class."
         return [Finding("error", "mention", name, message)]
     findings = []
     if share < 0.5:
@@ -170,7 +203,7 @@ def _mentions(name: str, texts: Sequence[str], bank: Mapping[str, Sequence[str]]
         if any(rest and rest <= {stem(word) for word in words_of(text)} for rest in others)
     ]
     if len(strange) > 0.3 * len(texts):
-        message = f"{len(strange)} texts name another class too, which draws them towards it."
+        message = f"{len(strange)} texts also name another class, which moves them towards it."
         findings.append(Finding("warning", "other class", name, message, tuple(strange[:3])))
     return findings
 
@@ -178,7 +211,7 @@ def _mentions(name: str, texts: Sequence[str], bank: Mapping[str, Sequence[str]]
 def _mention_share(name: str, texts: Sequence[str], names: Iterable[str]) -> float:
     """Share of texts with at least half of the words that only this class's name has.
 
-    Where every word of the name is in another name too, all of them count.
+    If other names contain every word of it, all of its words count.
     """
     whole = content_stems(name)
     shared = frozenset[str]().union(*(content_stems(other) for other in names if other != name))
@@ -188,7 +221,7 @@ def _mention_share(name: str, texts: Sequence[str], names: Iterable[str]) -> flo
 
 
 def _across(bank: Mapping[str, Sequence[str]]) -> list[Finding]:
-    """Texts that classes share, as they are or with the class name exchanged."""
+    """Find texts that classes share, unchanged or with another class name filled in."""
     rows = [(name, text) for name, texts in bank.items() for text in texts]
     findings = []
     owners: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -197,7 +230,7 @@ def _across(bank: Mapping[str, Sequence[str]]) -> list[Finding]:
     for name, text in rows:
         names = list(dict.fromkeys(owners.pop(tuple(words_of(text)), [])))
         if len(names) > 1:
-            message = f"A text also stands under {', '.join(names[1:])}."
+            message = f"A text also appears under {', '.join(names[1:])}."
             findings.append(Finding("error", "duplicate", name, message, (text,)))
     own = {name: content_stems(name) for name in bank}
     bare = [
@@ -211,7 +244,7 @@ def _across(bank: Mapping[str, Sequence[str]]) -> list[Finding]:
             refilled[rows[j][0]].setdefault(j, i)
     for name, partners in refilled.items():
         i, j = next(iter(partners.items()))
-        message = f"{len(partners)} texts are those of other classes with another name filled in."
+        message = f"{len(partners)} texts are those of other classes with the name replaced."
         findings.append(Finding("warning", "pattern", name, message, (rows[i][1], rows[j][1])))
     return findings
 
@@ -221,3 +254,52 @@ def _summary(name: str, texts: Sequence[str], names: Iterable[str]) -> ClassSumm
     mean = sum(lengths) / len(lengths)
     share = _mention_share(name, texts, names)
     return ClassSummary(name, len(texts), min(lengths), mean, max(lengths), share)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case; a hyphen separates words."""
+    return _WORD.findall(text.casefold())
+
+
+def stem(word: str) -> str:
+    """Reduce a word to singular, American spelling and one synonym: enough to match names.
+
+    >>> [stem(word) for word in ("tumours", "kidneys", "biopsies", "oedema", "renal")]
+    ['tumor', 'kidney', 'biopsy', 'edema', 'kidney']
+    """
+    word = re.sub(r"(?<=[a-z]{2})our(?=s?$)", "or", word)
+    word = word.replace("oedem", "edem").replace("haem", "hem").replace("oesoph", "esoph")
+    if len(word) > 4 and word.endswith("ies"):
+        word = word[:-3] + "y"
+    elif len(word) > 3 and word.endswith("s") and not word.endswith(("ss", "us", "is")):
+        word = word[:-1]
+    return _SAME.get(word, word)
+
+
+def content_stems(name: str) -> frozenset[str]:
+    """The stems of the meaningful words of a class name."""
+    stems = [stem(word) for word in words_of(name)]
+    return frozenset(part for part in stems if part not in _EMPTY) or frozenset(stems)
+
+
+def similar_pairs(sets: Sequence[frozenset[str]], threshold: float) -> list[tuple[int, int]]:
+    """Pairs (i, j), i < j, whose sets have a Jaccard index above `threshold`.
+
+    Sets that similar share one of their few rarest words, so only those are looked up: every
+    pair is found without comparing all sets with each other.
+    """
+    counts = Counter(word for words in sets for word in words)
+    holders: defaultdict[str, list[int]] = defaultdict(list)
+    pairs = []
+    for j, words in enumerate(sets):
+        rare_first = sorted(words, key=lambda word: (counts[word], word))
+        prefix = len(words) - math.ceil(threshold * len(words) - 1e-9) + 1
+        candidates = set()
+        for word in rare_first[:prefix]:
+            candidates.update(holders[word])
+            holders[word].append(j)
+        for i in sorted(candidates):
+            shared = len(sets[i] & words)
+            if shared > threshold * (len(sets[i]) + len(words) - shared):
+                pairs.append((i, j))
+    return sorted(pairs)

@@ -1,6 +1,6 @@
-"""Prompts in other people's formats to a bank: JSON, CSV/TSV, Python dictionaries, text files.
+"""Import prompts from other formats: JSON, CSV/TSV, Python dictionaries, text files.
 
-Files are read, never run: a Python file is parsed and only literal dictionaries are looked at.
+Files are read, never run: a Python file is parsed, and only literal dictionaries are used.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _MOST_BYTES = 100_000_000
 
 
 def import_bank(path: Path) -> dict[str, list[str]]:
-    """Read texts by class from a file or a folder; spaces are tidied, exact doubles dropped.
+    """Read texts by class from a file or folder; white space is normalised, duplicates dropped.
 
-    - JSON: class -> list of texts (CuPL and kin); class -> {question: texts}; one such object
-      per dataset below a name; or a list of {"class": ..., "text": ...} records.
-    - CSV or TSV with a class and a text column, one text a row.
-    - Python source that holds a dictionary of class -> list of texts (as BiomedCoOp's).
-    - A folder of .txt files: the file's name is the class, each line a text.
+    - JSON: class -> list of texts (as CuPL's); class -> {question: texts}; one such object
+      per dataset under its name; or a list of {"class": ..., "text": ...} records.
+    - CSV or TSV with a class and a text column, one text per row.
+    - Python source with a dictionary of class -> list of texts (as BiomedCoOp's).
+    - A folder of .txt files: the file name is the class, each line a text.
     """
     if path.is_dir():
         pairs = _from_folder(path)
@@ -49,16 +49,18 @@ def import_bank(path: Path) -> dict[str, list[str]]:
         pairs = reader(path, _read(path))
     bank = _collect(pairs)
     if not bank:
-        raise DataError(f"{path} has no texts. See `ogkd prompts import --help` for what is read.")
+        raise DataError(
+            f"{path} has no texts by class. Use one of the forms that docs/prompts.md describes."
+        )
     return bank
 
 
 def keep_classes(bank: Mapping[str, list[str]], names: Sequence[str]) -> dict[str, list[str]]:
-    """Only the classes named, in that order and spelling."""
+    """Keep only the named classes, in this order and spelling."""
     folded = {fold(name): texts for name, texts in bank.items()}
     if missing := [name for name in names if fold(name) not in folded]:
         raise ConfigError(
-            f"There are no texts for: {', '.join(missing)}. There are for: {', '.join(bank)}."
+            f"There are no texts for: {', '.join(missing)}, only for: {', '.join(bank)}."
         )
     return {name: folded[fold(name)] for name in names}
 
@@ -78,12 +80,12 @@ def _collect(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise DataError(f"{path} is larger than {_MOST_BYTES // 1_000_000} MB. Divide it.")
+            raise DataError(f"{path} is larger than {_MOST_BYTES // 1_000_000} MB. Split it.")
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}. Check the path.") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text. Save it as UTF-8 and run again.") from error
+        raise DataError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
 
 def _from_folder(path: Path) -> list[tuple[str, str]]:
@@ -95,11 +97,11 @@ def _from_json(path: Path, content: str) -> list[tuple[str, str]]:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not JSON ({error}). Mend it and run again.") from error
+        raise DataError(f"{path} is not valid JSON ({error}). Fix the file.") from error
     pairs = _from_records(found) if isinstance(found, list) else _from_object(found)
     if pairs is None:
         raise DataError(
-            f'{path} has another form than {{"class": ["text", ...]}} or '
+            f'{path} does not have the form {{"class": ["text", ...]}} or '
             '[{"class": "...", "text": "..."}, ...].'
         )
     return pairs
@@ -118,7 +120,7 @@ def _from_object(found: Any) -> list[tuple[str, str]] | None:
             inner = _from_object(value)
             if inner is None:
                 return None
-            # Questions end in "?" or have a slot; class names below a dataset's name do not.
+            # Questions end in "?" or have a slot; class names do not.
             questions = any(key.rstrip().endswith(("?", ":")) or "{" in key for key in value)
             pairs += [(name if questions else key, text) for key, text in inner]
         else:
@@ -163,7 +165,7 @@ def _from_table(path: Path, content: str) -> list[tuple[str, str]]:
         if len(row) != len(header):
             raise DataError(
                 f"{path}, row {line}: {len(row)} cells, but the header has {len(header)}. Put "
-                "quotes around a text that holds the separator."
+                "quotes around a text that contains the separator."
             )
         pairs.append((row[name_at], row[text_at]))
     return pairs

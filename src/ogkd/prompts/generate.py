@@ -1,6 +1,6 @@
-"""Prompts written by a language model: the question, the sifting of answers, and going on.
+"""Let a language model write prompts: ask, filter the answers, ask for what is missing.
 
-Nothing here knows a network: `ask` is any function from messages to text.
+Nothing here uses the network: `ask` is any function from messages to text.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 
 from ogkd.prompts.bank import fold
 from ogkd.prompts.chat import Messages
-from ogkd.prompts.check import LONGEST, NEAR, SHORTEST, text_faults
-from ogkd.prompts.words import words_of
+from ogkd.prompts.check import LONGEST, NEAR, SHORTEST, text_faults, words_of
 
 __all__ = ["Order", "generate", "messages_for", "read_answer", "sift"]
 
-_AT_ONCE = 25  # texts asked for in one question; models lose count and vary less beyond
-_SHOWN = 15  # texts already there that the model is told not to repeat
+_AT_ONCE = 25  # texts per question; with more, models lose count and repeat themselves
+_SHOWN = 15  # existing texts that the model is asked not to repeat
 
 _THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.S | re.I)
 _STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"\s*(?=[,\]\n}]|\Z)')
@@ -27,17 +26,17 @@ _BULLET = re.compile(r"^\s*(?:\(?\d{1,3}[.):]|[-*•–—]+|#+)\s+")
 
 @dataclass(frozen=True)
 class Order:
-    """What is wanted of the model."""
+    """What the model is asked for."""
 
     class_names: tuple[str, ...]
     count: int = 50
-    modality: str = "medical"  # stands before "images"
+    modality: str = "medical"  # the word before "images"
     organ: str | None = None
-    rounds: int = 8  # most questions for one class
+    rounds: int = 8  # the most questions for one class
 
 
 def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
-    """The question for the texts of a class that are still missing."""
+    """The question for the texts that a class still lacks."""
     wanted = min(order.count - len(have), _AT_ONCE)
     organ = f" of the {order.organ}" if order.organ else ""
     others = [f'"{other}"' for other in order.class_names if other != name]
@@ -72,7 +71,7 @@ def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
 
 
 def read_answer(answer: str) -> list[str]:
-    """The texts of an answer: a JSON list, one cut short, or lines without their numbers.
+    """Extract the texts of an answer: a JSON list, even if incomplete, or numbered lines.
 
     >>> read_answer('Here you are: ["first text", "second te')
     ['first text']
@@ -84,7 +83,7 @@ def read_answer(answer: str) -> list[str]:
             found, _ = json.JSONDecoder().raw_decode(answer[start:])
             texts = [text for entry in found for text in _strings(entry)]
         except (ValueError, RecursionError):
-            # Cut short or slightly broken: whole strings are still good.
+            # Incomplete or slightly broken: complete strings are still usable.
             texts = [_unescape(match) for match in _STRING.findall(answer[start:])]
         if texts:
             return [_clean(text) for text in texts]
@@ -93,7 +92,7 @@ def read_answer(answer: str) -> list[str]:
 
 
 def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Those texts that are sound and say something that neither `have` nor `others` says."""
+    """Keep the texts without faults that differ from those in `have` and `others`."""
     known = [frozenset(words_of(text)) for text in (*have, *others)]
     kept = []
     for text in texts:
@@ -113,10 +112,10 @@ def generate(
     save: Callable[[dict[str, list[str]]], None] = lambda bank: None,
     progress: Callable[[str, int], None] = lambda name, added: None,
 ) -> dict[str, list[str]]:
-    """A bank with up to `count` texts for each class, those of `bank` first.
+    """Write a bank with up to `count` texts for each class, starting from those in `bank`.
 
-    `save` is called after every answer that brought something, so that a stop loses one answer.
-    A class for which the model gives too little stays short: compare with `order.count`.
+    `save` is called after every useful answer, so an interruption loses at most one answer. A
+    class may get fewer texts than `order.count` if the model does not provide enough.
     """
     texts = {name: list(found) for name, found in (bank or {}).items()}
     keys = {fold(name): name for name in texts}
@@ -140,7 +139,7 @@ def generate(
 
 
 def _strings(entry: object) -> list[str]:
-    """Texts of an entry of the list: itself, or the values of an object."""
+    """The texts of an entry of the list: the entry itself, or the values of an object."""
     if isinstance(entry, str):
         return [entry]
     values = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ()

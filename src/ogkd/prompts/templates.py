@@ -1,4 +1,4 @@
-"""Templates that know the modality (`templates.toml`): a first bank for classes without one."""
+"""Templates by modality (`templates.toml`): a first bank for classes without texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Modality:
-    """A way of imaging: its name, other names for it, and sentences with {class} and {organ}."""
+    """An imaging modality: its names, and sentences with {class} and {organ}."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ def modalities() -> dict[str, Modality]:
 
 
 def find_modality(name: str) -> Modality:
-    """The modality of that name or alias, in any case."""
+    """The modality of that name or alias, in any letter case."""
     wanted = fold(name)
     known = {
         fold(alias): modality
@@ -52,36 +52,43 @@ def find_modality(name: str) -> Modality:
     near = difflib.get_close_matches(wanted, known, n=1)
     hint = f" Did you mean {known[near[0]].name}?" if near else ""
     raise ConfigError(
-        f"There are no templates for the modality '{name}'.{hint} Known: {', '.join(modalities())}."
+        f"There are no templates for the modality '{name}'.{hint} Known modalities: "
+        f"{', '.join(modalities())}.",
+        argument="modality",
     )
 
 
 def modality_bank(
     class_names: Sequence[str], *, modality: str = "any", organ: str | None = None
 ) -> dict[str, list[str]]:
-    """The modality's templates filled with each class name."""
+    """Fill the modality's templates with each class name."""
     templates = find_modality(modality).templates
     names = require_classes(class_names)
     return {name: [_fill(template, name, organ) for template in templates] for name in names}
 
 
 def require_classes(class_names: Sequence[str]) -> list[str]:
-    """Class names without outer spaces; none, blank ones and doubles are refused."""
+    """Strip class names; refuse an empty list, blank names and duplicates."""
     names = [name.replace("_", " ").strip() for name in class_names]
     if not names or "" in names:
         raise ConfigError(
-            "Give at least one class name that is not blank: --classes 'benign tumor'."
+            "Give at least one class name that is not blank, such as 'benign tumor'.",
+            argument="classes",
         )
     folded = [fold(name) for name in names]
     if twice := sorted({name for name in names if folded.count(fold(name)) > 1}):
-        raise ConfigError(f"Class named twice: {', '.join(twice)}. Name each class once.")
+        raise ConfigError(
+            f"Class named twice: {', '.join(twice)}. Name each class once.", argument="classes"
+        )
     if odd := [name for name in names if not name.isprintable()]:
-        raise ConfigError(f"Class name with control characters: {odd[0]!r}. Write it plainly.")
+        raise ConfigError(
+            f"Class name with control characters: {odd[0]!r}. Remove them.", argument="classes"
+        )
     return names
 
 
 def _fill(template: str, name: str, organ: str | None) -> str:
     organ = (organ or "").strip()
     text = _OPTIONAL.sub(r"\1" if organ else "", template)
-    # One pass, so that braces in a name are left alone.
+    # In one pass, so that braces in a name are not filled.
     return re.sub(r"{(class|organ)}", lambda slot: name if slot[1] == "class" else organ, text)

@@ -1,4 +1,4 @@
-"""The paper's figures from finished runs, as SVG and PNG (docs/bench-figures.md)."""
+"""The paper's figures from finished runs, as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ogkd.bench.figures import curves, densities, graph, selective
-from ogkd.bench.figures.averages import Material
-from ogkd.bench.figures.pairing import choose_pair
+from ogkd.bench.figures import curves, densities, per_dataset
+from ogkd.bench.figures.inputs import FigureInput, choose_pair
 from ogkd.bench.figures.style import Drawn, styled, write
-from ogkd.bench.results import Plan, RunsFolder
+from ogkd.bench.runs import Plan, RunsFolder
 from ogkd.errors import ConfigError, did_you_mean
 
 __all__ = ["FIGURES", "make_figures"]
 
-FIGURES: Mapping[str, Callable[[Material], Drawn]] = {
+FIGURES: Mapping[str, Callable[[FigureInput], Drawn]] = {
     "few-shot": curves.few_shot,
     "few-shot-average": curves.few_shot_average,
-    "risk-coverage": selective.risk_curves,
+    "risk-coverage": per_dataset.risk_curves,
     "wins": partial(densities.wins_and_losses, losses=False),
     "losses": partial(densities.wins_and_losses, losses=True),
     "disease-mass": partial(densities.disease, without_truth=False),
@@ -27,7 +26,7 @@ FIGURES: Mapping[str, Callable[[Material], Drawn]] = {
     "gamma": partial(curves.sweep, stem="gamma", axis="gamma"),
     "noise": partial(curves.sweep, stem="noise", axis="flips"),
     "sweep": partial(curves.sweep, stem="sweep", axis=None),
-    "graph": graph.class_graphs,
+    "graph": per_dataset.class_graphs,
 }
 
 
@@ -41,29 +40,28 @@ def make_figures(
 ) -> list[Path]:
     """Write the figures that the plan's finished runs allow, and return their paths.
 
-    `names` asks for some of FIGURES: where one of them is impossible, the others are written
-    and a ConfigError says what is missing. `pair` holds the labels of the two methods that are
-    compared (default: ogkd and biomedcoop, or the first two).
+    `names` chooses among FIGURES; if one of them is impossible, the others are written and a
+    ConfigError says what is missing. `pair` is the labels of the two methods to compare; by
+    default the paper's method and its baseline, or the first two rows.
     """
     for name in names or ():
         if name not in FIGURES:
-            raise ConfigError(f"Unknown figure '{name}'.{_known(name, FIGURES)}")
+            raise ConfigError(f"Unknown figure '{name}'.{_known(name, FIGURES)}", argument="names")
     runs = folder.finished(plan)
     if not runs:
         raise ConfigError(
-            f"Plan '{plan.name}' has no finished runs in {folder.root}. "
-            "Run it with: ogkd bench run."
+            f"Plan '{plan.name}' has no finished runs in {folder.root}. Run it first."
         )
     methods = {label: run.spec.method for label, run in runs}
     chosen = choose_pair(methods) if pair is None else _labels(pair, methods)
-    material = Material(plan, runs, chosen)
+    given = FigureInput(plan, runs, chosen)
     paths: list[Path] = []
     impossible: dict[str, str] = {}
     stems: set[str] = set()
     for name in dict.fromkeys(FIGURES if names is None else names):
         try:
             with styled():
-                for stem, figure in FIGURES[name](material):
+                for stem, figure in FIGURES[name](given):
                     paths += write(figure, out, _free(stem, stems))
         except ConfigError as error:
             impossible[name] = str(error)
@@ -75,12 +73,12 @@ def make_figures(
 
 
 def _labels(pair: tuple[str, str], methods: Mapping[str, str]) -> tuple[str, str]:
-    """The plan's own spelling of two labels."""
+    """The two labels in the plan's own spelling."""
     found = []
     for wanted in pair:
         same = [label for label in methods if label.casefold() == wanted.casefold()]
         if not same:
-            raise ConfigError(f"No finished run is called '{wanted}'.{_known(wanted, methods)}")
+            raise ConfigError(f"No finished run is labelled '{wanted}'.{_known(wanted, methods)}")
         found.append(wanted if wanted in same else same[0])
     if found[0] == found[1]:
         raise ConfigError(f"'{found[0]}' cannot be compared with itself. Give two labels.")
@@ -92,7 +90,7 @@ def _known(name: str, known: Iterable[str]) -> str:
 
 
 def _free(stem: str, taken: set[str]) -> str:
-    """Two datasets may have the same name once it is fit for a file."""
+    """A file name that is not taken: two dataset names may give the same one."""
     name, number = stem, 1
     while name in taken:
         number += 1

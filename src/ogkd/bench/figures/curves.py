@@ -1,25 +1,27 @@
-"""Accuracy along an axis: shots, prompts of the teacher, gamma, wrong labels."""
+"""Accuracy along an axis: shots, prompts of the teacher, gamma, wrong labels.
+
+Averages and bands are those of the tables (tidy.py); here it is decided which datasets and points
+a panel shows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 
-from ogkd.bench.figures.averages import (
-    Material,
-    Panel,
-    Runs,
-    Values,
-    average,
-    gather,
-    harmonic,
-)
-from ogkd.bench.figures.panels import draw_panels
+import numpy as np
+
+from ogkd.bench.figures.inputs import FigureInput
+from ogkd.bench.figures.panels import Curve, Panel, draw_panels
 from ogkd.bench.figures.style import Drawn
-from ogkd.bench.results import Plan, Run
-from ogkd.bench.spec import RunSpec
+from ogkd.bench.runs import Plan
+from ogkd.bench.tidy import Condition, Seeds, Summary, average_and_spread
 from ogkd.errors import ConfigError
 
-__all__ = ["few_shot", "few_shot_average", "sweep"]
+__all__ = ["Values", "few_shot", "few_shot_average", "panel_of", "sweep"]
+
+Values = Mapping[tuple[str, float | None], Mapping[str, Seeds]]
+"""(label, place on the axis; None: the row does not vary along it) -> dataset -> seeds."""
 
 _AXES = {
     "gamma": "Geometry strength γ",
@@ -28,44 +30,119 @@ _AXES = {
 }
 
 
-def few_shot(material: Material) -> Drawn:
+def few_shot(given: FigureInput) -> Drawn:
     """Accuracy against shots, one panel for each dataset."""
-    mine = _few_shot_runs(material)
-    names = dict.fromkeys(run.spec.dataset for _, run in mine)
+    values = _few_shot_values(given)
+    names = dict.fromkeys(name for cells in values.values() for name in cells)
     panels = _drawable(
-        average(_accuracy([(label, run) for label, run in mine if run.spec.dataset == name]), name)
+        panel_of(
+            name,
+            "test",
+            {key: {name: cells[name]} for key, cells in values.items() if name in cells},
+        )
         for name in names
     )
-    yield "few-shot", draw_panels(panels, material, "Shots per class", shots=True)
+    yield "few-shot", draw_panels(panels, given, "Shots per class", shots=True)
 
 
-def few_shot_average(material: Material) -> Drawn:
+def few_shot_average(given: FigureInput) -> Drawn:
     """Accuracy against shots, averaged over datasets."""
-    panels = _drawable([average(_accuracy(_few_shot_runs(material)), "")])
-    yield "few-shot-average", draw_panels(panels, material, "Shots per class", shots=True)
+    panels = _drawable([panel_of("", "test", _few_shot_values(given))])
+    yield "few-shot-average", draw_panels(panels, given, "Shots per class", shots=True)
 
 
-def sweep(material: Material, *, stem: str, axis: str | None) -> Drawn:
+def sweep(given: FigureInput, *, stem: str, axis: str | None) -> Drawn:
     """Accuracy against the swept setting, averaged over datasets.
 
     Few-shot: a panel for each number of shots. Base-to-novel: base, novel and HM of averages.
     """
-    found = _axis(material.plan, axis)
-    groups: dict[tuple[str, int], list[tuple[str, Run]]] = {}
-    for label, run in material.runs:
-        groups.setdefault((run.spec.protocol, run.spec.shots or 0), []).append((label, run))
+    found = _axis(given.plan, axis)
+    summary = given.accuracy
     panels: list[Panel] = []
-    for (protocol, shots), mine in sorted(groups.items(), key=lambda group: group[0]):
+    for shots, group in itertools.groupby(summary.conditions, key=lambda mine: mine.shots):
+        conditions = list(group)
         words = f"{shots} shot{'s' * (shots > 1)}" if shots else "all images"
-        if protocol == "few-shot":
-            panels.append(average(_accuracy(mine, found), words))
-            continue
-        base, novel = (_accuracy(mine, found, part) for part in ("base", "novel"))
-        panels += [average(base, f"Base, {words}"), average(novel, f"Novel, {words}")]
-        panels.append(harmonic(base, novel, f"HM of averages, {words}"))
+        parts = {part for mine in conditions for part in summary.parts(mine)}
+        values = {part: _values(summary, conditions, found, part) for part in parts}
+        if "test" in parts:
+            panels.append(panel_of(words, "test", values["test"]))
+        if "base" in parts:
+            panels.append(panel_of(f"Base, {words}", "base", values["base"]))
+            panels.append(panel_of(f"Novel, {words}", "novel", values["novel"]))
+            both = values["base"], values["novel"]
+            panels.append(panel_of(f"HM of averages, {words}", "hm", *both))
     panels = _drawable(panels)
     _need_two({x for panel in panels for c in panel.curves if not c.flat for x in c.x}, found)
-    yield stem, draw_panels(panels, material, _AXES.get(found, found), gains=found == "budget")
+    yield stem, draw_panels(panels, given, _AXES.get(found, found), gains=found == "budget")
+
+
+def panel_of(title: str, part: str, *tables: Values) -> Panel:
+    """Curves averaged over the datasets that have every point of every curve.
+
+    `tables` is one, or those of base and novel classes for the part "hm". In an unfinished plan,
+    a point with less than half as many datasets as the fullest point is left out first.
+    """
+    cells = {
+        key: [table[key] for table in tables]
+        for key in tables[0]
+        if all(key in table for table in tables)
+    }
+    names = {key: set.intersection(*map(set, cell)) for key, cell in cells.items()}
+    everything = set().union(*names.values())
+    fullest = max(map(len, names.values()), default=0)
+    shown = [key for key, mine in names.items() if 2 * len(mine) >= fullest]
+    kept = sorted(everything.intersection(*(names[key] for key in shown)))
+    points: dict[str, list[tuple[float | None, float, float]]] = {}
+    for label, place in shown if kept else ():
+        values = [[table[name] for name in kept] for table in cells[label, place]]
+        points.setdefault(label, []).append((place, *average_and_spread(part, values)))
+    curves = [curve for label, mine in points.items() for curve in _curves(label, mine)]
+    missing = sorted(everything.difference(kept))
+    missing += [
+        f"{label} at {place:g}"
+        for label, place in names
+        if place is not None and (label, place) not in shown
+    ]
+    return Panel(title, tuple(curves), tuple(kept), tuple(missing))
+
+
+def _curves(label: str, points: list[tuple[float | None, float, float]]) -> list[Curve]:
+    along = sorted((place, mean, std) for place, mean, std in points if place is not None)
+    level = [(0.0, mean, std) for place, mean, std in points if place is None]
+    curves = []
+    for found, flat in ((along, False), (level, True)):
+        if found:
+            x, mean, std = np.array(found, dtype=np.float64).T
+            curves.append(Curve(label, x, mean, std, flat=flat))
+    return curves
+
+
+def _values(
+    summary: Summary, conditions: Sequence[Condition], axis: str, part: str
+) -> dict[tuple[str, float | None], dict[str, Seeds]]:
+    """The finished seeds of a part along an axis, in percent."""
+    found: dict[tuple[str, float | None], dict[str, Seeds]] = {}
+    for label, condition in itertools.product(summary.labels, conditions):
+        cells: dict[str, Seeds] = {}
+        for name in summary.datasets:
+            if seeds := summary.seeds(label, name, condition, part):
+                cells[name] = {seed: summary.metric.scale * v for seed, v in seeds.items()}
+        if cells:
+            place = _place(condition, axis)
+            if (label, place) in found:
+                raise ConfigError(
+                    f"'{label}' has runs under several conditions with {axis} = {place}, and the "
+                    f"figure has one place for them. Make a grid that varies {axis} only."
+                )
+            found[label, place] = cells
+    return found
+
+
+def _place(condition: Condition, axis: str) -> float | None:
+    value = {"shots": condition.shots, "flips": condition.flips}.get(axis, condition.value)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ConfigError(f"A curve needs numbers along its axis, but {axis} is '{value}'.")
+    return None if value is None else float(value)
 
 
 def _axis(plan: Plan, wanted: str | None) -> str:
@@ -77,42 +154,30 @@ def _axis(plan: Plan, wanted: str | None) -> str:
     raise ConfigError(f"It needs a plan that sweeps {needed}, but '{plan.name}' {swept}.")
 
 
-def _few_shot_runs(material: Material) -> Runs:
-    plan = material.plan
+def _few_shot_values(given: FigureInput) -> Values:
+    plan = given.plan
     if plan.sweep is not None:
         raise ConfigError(
-            f"It needs runs that differ in shots alone, but '{plan.name}' sweeps {plan.sweep}."
+            f"It needs runs that differ only in shots, but '{plan.name}' sweeps {plan.sweep}."
         )
-    mine = [(label, run) for label, run in material.runs if run.spec.protocol == "few-shot"]
-    _need_two({run.spec.shots for _, run in mine if run.spec.shots}, "shots")
-    return mine
+    values = _values(given.accuracy, given.accuracy.conditions, "shots", "test")
+    _need_two({place for _, place in values if place is not None}, "shots")
+    return values
 
 
-def _need_two(places: set[int] | set[float], axis: str) -> None:
+def _need_two(places: set[float], axis: str) -> None:
     if len(places) < 2:
         found = ", ".join(f"{place:g}" for place in places) or "none"
         raise ConfigError(
-            f"A curve needs finished runs with at least two values of {axis}, but there are runs "
-            f"with {found} alone."
+            f"A curve needs finished runs with at least two values of {axis}, but there are only "
+            f"runs with {found}."
         )
-
-
-def _accuracy(runs: Runs, axis: str = "shots", part: str = "test") -> Values:
-    def place(spec: RunSpec) -> float | None:
-        inside = axis in RunSpec.model_fields
-        value = getattr(spec, axis) if inside else spec.settings.get(axis)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ConfigError(f"A curve needs numbers along its axis, but {axis} is '{value}'.")
-        return None if value is None else float(value)
-
-    return gather(runs, place, lambda run: 100 * run.metric("accuracy", part))
 
 
 def _drawable(panels: Iterable[Panel]) -> list[Panel]:
     found = [panel for panel in panels if panel.curves]
     if not found:
         raise ConfigError(
-            "No dataset has finished runs at every point of every curve. "
-            "Finish the plan with: ogkd bench run."
+            "No dataset has finished runs at every point of every curve. Finish the plan first."
         )
     return found

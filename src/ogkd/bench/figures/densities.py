@@ -1,4 +1,4 @@
-"""Densities of what two methods say of chosen images: margins, mass on neighbours, on disease."""
+"""Densities of two methods' predictions: margins, probability of neighbours and of disease."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from ogkd.bench.analysis import (
     neighbour_mass,
     wins,
 )
-from ogkd.bench.figures.averages import Material
-from ogkd.bench.figures.pairing import Pair, paired
+from ogkd.bench.figures.inputs import FigureInput, PairedPredictions, paired
 from ogkd.bench.figures.style import Drawn, file_stem, header, looks, new_figure, shown
 from ogkd.errors import ConfigError
 
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["disease", "wins_and_losses"]
 
 _NEIGHBOURS = 3  # the paper's k
-_RUG = 60  # so few values are shown one by one below their density
+_RUG = 60  # up to this many values are also drawn one by one, below their density
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """One panel: the same quantity of the same images, said by A and by B."""
+    """One panel: the same quantity of the same images, as predicted by A and by B."""
 
     title: str
     x_name: str
@@ -43,16 +42,16 @@ class _Sample:
     bounds: tuple[float, float] | None = None
 
 
-def wins_and_losses(material: Material, *, losses: bool) -> Drawn:
+def wins_and_losses(given: FigureInput, *, losses: bool) -> Drawn:
     """Margins and neighbour mass where A is right and B wrong (Fig. wins-kde); losses: reversed.
 
-    On wins A's margin is above 0 and B's is not, by the choice of images: the figure shows how
-    far, and is fair only beside the losses.
+    On wins A's margin is positive and B's is not, because the images were chosen so: the figure
+    shows by how much, and is fair only beside the losses.
     """
-    pair = material.two
+    pair = given.both
     better, worse = reversed(pair) if losses else pair
     empty = True
-    for mine in paired(material.runs, pair):
+    for mine in paired(given.runs, pair):
         one, other = (mine.b, mine.a) if losses else (mine.a, mine.b)
         chosen = wins(one, other, mine.y)
         if not chosen.any():
@@ -72,17 +71,17 @@ def wins_and_losses(material: Material, *, losses: bool) -> Drawn:
         _head(figure, mine, f"{shown(better)} right, {shown(worse)} wrong", int(chosen.sum()))
         yield f"{'losses' if losses else 'wins'}-{file_stem(mine.name)}", figure
     if empty:
-        raise ConfigError(f"There is no image that '{better}' has right and '{worse}' wrong.")
+        raise ConfigError(f"There is no image on which '{better}' is right and '{worse}' wrong.")
 
 
-def disease(material: Material, *, without_truth: bool) -> Drawn:
-    """Probability of disease where both are wrong on a disease, and on normal images.
+def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
+    """Probability of disease on diseased images that both get wrong, and on normal images.
 
     `without_truth` leaves the true class out of the sum (see analysis.disease_mass).
     """
-    pair = material.two
+    pair = given.both
     empty = True
-    for mine in paired(material.runs, pair):
+    for mine in paired(given.runs, pair):
         healthy = is_normal(mine.y, mine.normal)
         if not mine.normal or len(mine.normal) == mine.a.shape[1] or not len(mine.y):
             continue
@@ -105,18 +104,18 @@ def disease(material: Material, *, without_truth: bool) -> Drawn:
         _head(figure, mine, "", None)
         yield f"disease-mass{'-other' if without_truth else ''}-{file_stem(mine.name)}", figure
     if empty:
-        raise ConfigError(
-            "No dataset has both a normal class and classes of disease (the result's `normal`)."
-        )
+        raise ConfigError("No dataset has both normal classes and classes of disease.")
 
 
-def _mass(mine: Pair, rows: NDArray[np.bool_], *, without_truth: bool) -> tuple[Floats, Floats]:
+def _mass(
+    mine: PairedPredictions, rows: NDArray[np.bool_], *, without_truth: bool
+) -> tuple[Floats, Floats]:
     without = mine.y[rows] if without_truth else None
     a, b = (disease_mass(p[rows], mine.normal, without=without) for p in (mine.a, mine.b))
     return a, b
 
 
-def _head(figure: Figure, mine: Pair, what: str, count: int | None) -> None:
+def _head(figure: Figure, mine: PairedPredictions, what: str, count: int | None) -> None:
     pooled = f"{mine.seeds} seeds pooled" if mine.seeds > 1 else "one seed"
     number = f"n = {count}" if count is not None else ""
     dropped = f"{mine.dropped} predictions that are not numbers left out" if mine.dropped else ""
@@ -140,7 +139,9 @@ def _draw(samples: list[_Sample], pair: tuple[str, str]) -> Figure:
         ax.set_ylim(bottom=0)
         ax.set_xlabel(sample.x_name)
         ax.set_yticks([])
-        ax.tick_params(axis="x", pad=9 if rugs else 3)  # equal in all panels: they stay aligned
+        ax.tick_params(
+            axis="x", pad=9 if rugs else 3
+        )  # equal in all panels, so that they stay aligned
         ax.spines["left"].set_visible(False)
         if number == 0:
             ax.set_ylabel("Density")
@@ -152,7 +153,7 @@ def _draw(samples: list[_Sample], pair: tuple[str, str]) -> Figure:
 
 
 def _rug(ax: Axes, values: Floats, row: int, colour: str) -> None:
-    """Every value as a stroke below the axis."""
+    """Draw every value as a stroke below the axis."""
     ax.plot(
         values, np.full(len(values), -0.03 - 0.04 * row), "|", markersize=5, color=colour,
         transform=ax.get_xaxis_transform(), clip_on=False,

@@ -3,57 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.bench.figures.averages import Curve, Material, Panel, Runs
-from ogkd.bench.figures.style import (
-    COLUMN,
-    PAGE,
-    Look,
-    columns_for,
-    header,
-    looks,
-    new_figure,
-    shown,
-)
-from ogkd.bench.results import labels_in_order
+from ogkd.bench.figures import style
+from ogkd.bench.figures.inputs import FigureInput
+from ogkd.bench.figures.style import Look, header, shown
+from ogkd.bench.runs import LabelledRuns
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["draw_panels", "gain"]
+__all__ = ["Curve", "Panel", "draw_panels", "gain"]
 
-_BANDS = 5  # more curves than this: bands for the main two alone
+_BANDS = 5  # with more curves than this, only the pair has bands
 _IN_CELL = 12  # lines of a legend that fit into the place of a panel
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Averages and their spread (NaN for one seed) along an axis."""
+
+    label: str
+    x: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    flat: bool = False  # does not vary along the axis: one value, drawn as a level
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes with several curves."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    datasets: tuple[str, ...]
+    left_out: tuple[str, ...] = ()  # datasets that lack runs, points that lack datasets
 
 
 def draw_panels(
     panels: Sequence[Panel],
-    material: Material,
+    given: FigureInput,
     x_name: str,
     *,
     shots: bool = False,
     gains: bool = False,
 ) -> Figure:
-    """Draw a panel for each; `shots`: a logarithmic axis; `gains`: Δ of the pair below each."""
-    pair = material.pair if gains else None
-    labels = labels_in_order(material.runs)
-    look = looks(labels, material.pair or ())
-    columns = columns_for(len(panels))
+    """Draw the panels; `shots`: a logarithmic axis; `gains`: Δ of the pair below each panel."""
+    pair = given.pair if gains else None
+    labels = list(dict.fromkeys(label for label, _ in given.runs))
+    look = style.looks(labels, given.pair or ())
+    columns = style.columns_for(len(panels))
     rows = -(-len(panels) // columns)
-    width = COLUMN if len(panels) == 1 else min(PAGE, 2.5 * columns)
+    width = style.COLUMN if len(panels) == 1 else min(style.PAGE, 2.5 * columns)
     height = 2.3 if pair else 2.1 if len(panels) == 1 else 1.75
-    figure = new_figure(width, 0.6 + rows * height)
+    figure = style.new_figure(width, 0.6 + rows * height)
     ratios = [3.0, 1.0] if pair else [1.0]
     grid = figure.add_gridspec(rows * len(ratios), columns, height_ratios=ratios * rows)
-    bands = set(labels) if len(labels) <= _BANDS else set(material.pair or ())
+    bands = set(labels) if len(labels) <= _BANDS else set(given.pair or ())
     limits = _gain_limits(panels, pair) if pair else (0.0, 0.0)
     handles: dict[str, Artist] = {}
+    y_name = given.accuracy.metric.heading
     for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
         ax = bottom = figure.add_subplot(grid[row * len(ratios), column])
@@ -63,8 +78,8 @@ def draw_panels(
             ax.tick_params(labelbottom=False)
             _gain_strip(bottom, panel, pair, limits)
         if column == 0:
-            ax.set_ylabel("Accuracy (%)")
-            bottom.set_ylabel("Δ" if pair else "Accuracy (%)")
+            ax.set_ylabel(y_name)
+            bottom.set_ylabel("Δ" if pair else y_name)
         if row == rows - 1:  # a label higher up would make its row lower than the others
             bottom.set_xlabel(x_name)
         _ticks(bottom, panel, shots=shots)
@@ -72,14 +87,14 @@ def draw_panels(
     cell = figure.add_subplot(grid[-len(ratios), columns - free :]) if free else None
     _legend(figure, cell, handles, look)
     difference = f"Δ = {pair[0]} − {pair[1]}, in points" if pair else ""
-    header(figure, _averaged_over(panels, material.runs, bands), difference, *_missing(panels))
+    header(figure, _averaged_over(panels, given.runs, bands), difference, *_missing(panels))
     return figure
 
 
 def _legend(
     figure: Figure, cell: Axes | None, handles: dict[str, Artist], look: dict[str, Look]
 ) -> None:
-    """In the free cell where there is one, else below; the main methods first."""
+    """Draw the legend in the free cell if there is one, else below; the pair comes first."""
     order = {shown(label): number for number, label in enumerate(look)}
     names = sorted(handles, key=lambda name: order.get(name, len(order)))
     lines = [handles[name] for name in names]
@@ -94,7 +109,7 @@ def _legend(
     figure.legend(lines, names, loc="outside lower center", ncols=many, columnspacing=1.2)
 
 
-def _averaged_over(panels: Sequence[Panel], runs: Runs, bands: set[str]) -> str:
+def _averaged_over(panels: Sequence[Panel], runs: LabelledRuns, bands: set[str]) -> str:
     seeds: dict[str, set[int]] = {}
     for label, run in runs:
         seeds.setdefault(label, set()).add(run.spec.seed)
@@ -122,7 +137,7 @@ def _panel(
     ax: Axes, panel: Panel, look: dict[str, Look], handles: dict[str, Artist], *, bands: set[str]
 ) -> None:
     moving = {curve.label for curve in panel.curves if not curve.flat}
-    # The main curves last, so that they lie on top.
+    # The pair comes last, so that its curves are on top.
     for curve in sorted(panel.curves, key=lambda curve: look[curve.label].wide):
         mine = look[curve.label]
         if curve.flat:
@@ -157,7 +172,7 @@ def _ticks(ax: Axes, panel: Panel, *, shots: bool) -> None:
 
 
 def _gain_limits(panels: Sequence[Panel], pair: tuple[str, str]) -> tuple[float, float]:
-    """One scale for the gains of all panels, with room for the numbers."""
+    """The limits of one scale for the gains of all panels, with room for the numbers."""
     everything = np.concatenate([[0.0], *(gain(panel.curves, pair)[1] for panel in panels)])
     low, top = float(everything.min()), float(everything.max())
     room = 0.5 * (top - low) or 1.0
@@ -165,7 +180,7 @@ def _gain_limits(panels: Sequence[Panel], pair: tuple[str, str]) -> tuple[float,
 
 
 def _gain_strip(ax: Axes, panel: Panel, pair: tuple[str, str], limits: tuple[float, float]) -> None:
-    """Δ = A - B at each place, in words and as bars."""
+    """Draw Δ = A - B at each place as a bar with its number."""
     x, delta = gain(panel.curves, pair)
     wide = 0.6 * float(np.diff(x).min()) if len(x) > 1 else 1.0
     ax.bar(x, delta, width=wide, color=["#009E73" if d >= 0 else "#CC79A7" for d in delta])
@@ -186,7 +201,7 @@ def _gain_strip(ax: Axes, panel: Panel, pair: tuple[str, str], limits: tuple[flo
 def gain(
     curves: Sequence[Curve], pair: tuple[str, str]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The places that both methods have, and Δ = A - B there."""
+    """The places where both methods have a point, and Δ = A - B there."""
     first, second = (
         {float(x): float(y) for c in curves if c.label == name and not c.flat
          for x, y in zip(c.x, c.mean, strict=True)}

@@ -1,4 +1,4 @@
-"""How figures look, and how they are written: the same input gives the same bytes."""
+"""How figures look and how they are written: the same input gives the same bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ Drawn = Iterator[tuple[str, "Figure"]]
 """Figures with the names of their files."""
 
 COLUMN, PAGE = 3.5, 7.2  # inches: one column, the full width of a page
-# Okabe and Ito's colours, told apart by colour-blind readers; without yellow, lost on white.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; without yellow, which is
+# hard to see on white.
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", ":", "-.")
@@ -49,7 +50,7 @@ _RC = {
     "axes.spines.top": False,
     "axes.titlesize": 8,
     "figure.dpi": 100,
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same on every machine
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same on every machine
     "font.size": 8,
     "grid.color": "#e4e4e4",
     "grid.linewidth": 0.5,
@@ -61,8 +62,8 @@ _RC = {
     "lines.markersize": 3.5,
     "savefig.dpi": 300,
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "ogkd",  # names inside the file that do not change from run to run
-    "text.parse_math": False,  # a class may have a dollar in its name
+    "svg.hashsalt": "ogkd",  # element ids that do not change from one drawing to the next
+    "text.parse_math": False,  # a class name may contain a dollar sign
     "xtick.labelsize": 7,
     "xtick.major.width": 0.6,
     "ytick.labelsize": 7,
@@ -77,16 +78,16 @@ class Look:
     colour: str
     marker: str
     dash: str
-    wide: bool  # one of the two methods that the figure is about
+    wide: bool  # one of the two methods that are compared
 
     @property
     def width(self) -> float:
-        """Of its lines."""
+        """Line width in points."""
         return 1.6 if self.wide else 1.0
 
 
 def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
-    """A look for each label; the main ones come first and stand out."""
+    """A look for each label; the main labels come first and stand out."""
     order = [*main, *(label for label in labels if label not in main)]
     return {
         label: Look(
@@ -101,12 +102,12 @@ def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw with this style alone, whatever the user's own settings are."""
+    """Use this style only, whatever the user's own settings are."""
     import matplotlib
     from matplotlib import style
 
     with style.context("default"), matplotlib.rc_context(_RC), warnings.catch_warnings():
-        # A class name in a script that the font lacks: boxes in the PNG, the text in the SVG.
+        # A class name may use a script that the font lacks: boxes in the PNG, text in the SVG.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
@@ -122,25 +123,25 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def columns_for(panels: int) -> int:
-    """Panels in a row, so that each stays legible on a page."""
+    """How many panels fit in a row so that each is legible on a page."""
     return panels if panels <= 4 else 3 if panels in (5, 6, 9) else 4
 
 
 def header(figure: Figure, *lines: str) -> None:
-    """What the figure shows, in small letters above it."""
+    """Write what the figure shows in small letters above it."""
     wide = int(17.5 * figure.get_figwidth())  # letters of this size in a line
     text = "\n".join(textwrap.fill(shown(line, 3 * wide), wide) for line in lines if line)
     figure.suptitle(text, x=0.01, ha="left", fontsize=7, color="#444444")
 
 
 def shown(name: str, longest: int = 32) -> str:
-    """A name as it is drawn: no control characters, not endless."""
+    """A name as it is drawn: without control characters, cut if it is long."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in name)
     return plain if len(plain) <= longest else f"{plain[: longest - 1]}…"
 
 
 def file_stem(name: str) -> str:
-    """A name as part of a file's name."""
+    """A name that is safe as part of a file name."""
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "unnamed"
 
 
@@ -153,7 +154,7 @@ def write(figure: Figure, out: Path, stem: str) -> list[Path]:
     paths = []
     for kind, metadata in (("svg", {"Date": None, "Creator": "ogkd"}), ("png", {"Software": None})):
         path = out / f"{stem}.{kind}"
-        with write_atomically(path) as aside:
-            figure.savefig(aside, format=kind, metadata=metadata)
+        with write_atomically(path) as temporary:
+            figure.savefig(temporary, format=kind, metadata=metadata)
         paths.append(path)
     return paths

@@ -1,0 +1,188 @@
+"""Fetch files of a hub repository through huggingface_hub, with clear error messages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import (
+    constants,
+    get_hf_file_metadata,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from ogkd.backbones.catalog import Record
+from ogkd.errors import BackboneError, OgkdError
+from ogkd.files import storage_errors
+
+__all__ = ["FileFacts", "Repository", "absent"]
+
+_SECONDS = 10  # to wait for the hub's first answer
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def absent(record: Record, reason: str) -> BackboneError:
+    """The error for weights that are not on this machine and cannot be fetched now."""
+    return BackboneError(
+        f"The weights of {record.name} are not on this machine, and {reason}.\n"
+        f"  On a machine with a network run:  ogkd backbones fetch {record.name}\n"
+        f"  Then copy its folder to the same place here:  {record.folder}\n"
+        "  (OGKD_CACHE moves the cache), or to any other place and give that path as the "
+        "backbone.\n"
+        "  The built-in model needs no download: give 'builtin' as the backbone."
+    )
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """What is known about a file before it is fetched."""
+
+    size: int
+    sha256: str | None  # the hub reports it for large files
+    cached: bool
+
+
+class Repository:
+    """The files of `record.hub_id` at one commit; without a network, those in the hub's cache."""
+
+    def __init__(self, record: Record, revision: str | None = None) -> None:
+        self.record = record
+        self.hub_id = str(record.hub_id)
+        self.commit: str | None = None
+        self.cache = Path(constants.HF_HUB_CACHE)
+        self._revision = self._next = revision or "main"
+        # Read here, not at import: a program may set them after it has started.
+        self._endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+        setting = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
+        offline = setting or constants.HF_HUB_OFFLINE
+        self.offline: str | None = "HF_HUB_OFFLINE is set" if offline else None
+
+    def facts(self, name: str) -> FileFacts | None:
+        """Size and hash of a file; None if it is not in the repository (offline: in the cache)."""
+        if self.offline is None:
+            try:
+                return self._ask(name)
+            except EntryNotFoundError:
+                return None
+            except (HTTPError, OfflineModeIsEnabled) as error:
+                if isinstance(error, HfHubHTTPError):
+                    raise self._translate(error) from error
+                # A quick request failed, so there is no network: use what is in the cache.
+                self.offline = f"the hub cannot be reached ({error})"
+            except HFValidationError as error:
+                raise self._translate(error) from error
+        with self._errors():
+            path = self._cached(name)
+        return None if path is None else FileFacts(path.stat().st_size, None, cached=True)
+
+    def optional(self, name: str) -> Path | None:
+        """A file of the repository; None if there is no such file."""
+        return None if self.facts(name) is None else self.download(name)
+
+    def required(self, name: str) -> Path:
+        """A file of the repository; an error if there is no such file."""
+        path = self.optional(name)
+        if path is None:
+            raise self.lacking(f"the file {name}")
+        return path
+
+    def lacking(self, what: str) -> BackboneError:
+        """The error for something that the repository (offline: the cache) does not have."""
+        if self.offline:
+            return absent(self.record, self.offline)
+        return BackboneError(
+            f"{self.hub_id} does not have {what} at revision {self._revision}. See its page, "
+            f"{self._endpoint}/{self.hub_id}, for what it has."
+        )
+
+    def forget(self, path: Path) -> None:
+        """Delete a file from the hub's cache, so that it is fetched again."""
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+    def _ask(self, name: str) -> FileFacts:
+        revision = self.commit or self._revision
+        url = hf_hub_url(self.hub_id, name, revision=revision, endpoint=self._endpoint)
+        found = get_hf_file_metadata(url, timeout=_SECONDS, endpoint=self._endpoint)
+        self.commit = self.commit or found.commit_hash
+        sha256 = found.etag if found.etag and _SHA256.fullmatch(found.etag) else None
+        return FileFacts(found.size or 0, sha256, cached=self._cached(name) is not None)
+
+    def _cached(self, name: str) -> Path | None:
+        revision = self.commit or self._revision
+        found = try_to_load_from_cache(self.hub_id, name, cache_dir=self.cache, revision=revision)
+        if not isinstance(found, str):
+            return None
+        self.commit = self.commit or Path(found).relative_to(self.cache).parts[2]
+        return Path(found)
+
+    def download(self, name: str) -> Path:
+        """Fetch a file that `facts` has found."""
+        # The first file is requested by branch, so that the hub's cache records the branch's
+        # commit and can serve it offline later; the others come from exactly that commit.
+        revision, self._next = self._next, self.commit or self._revision
+        with self._errors(), storage_errors(self.cache):
+            path = hf_hub_download(
+                self.hub_id,
+                name,
+                revision=revision,
+                cache_dir=self.cache,
+                endpoint=self._endpoint,
+                local_files_only=self.offline is not None,
+            )
+        return Path(path)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OgkdError:
+            raise
+        except Exception as error:  # from HTTP, the file transfer or the operating system
+            raise self._translate(error) from error
+
+    def _translate(self, error: BaseException) -> BackboneError:
+        page = f"{self._endpoint}/{self.hub_id}"
+        if isinstance(error, GatedRepoError):
+            return BackboneError(
+                f"{self.hub_id} is gated: its publisher asks you to accept terms. Accept them on "
+                f"{page}, then log in with `hf auth login` (or set HF_TOKEN) and try again."
+            )
+        if isinstance(error, RepositoryNotFoundError | HFValidationError):
+            return BackboneError(
+                f"The hub has no repository {self.hub_id}, or it is private. Check the name; for a "
+                "private repository log in with `hf auth login` (or set HF_TOKEN)."
+            )
+        if isinstance(error, RevisionNotFoundError):
+            return BackboneError(f"{self.hub_id} has no revision {self._revision}. See {page}.")
+        if isinstance(error, HfHubHTTPError):
+            status = error.response.status_code
+            if status in (401, 403):
+                return BackboneError(
+                    f"The hub refuses access to {self.hub_id} ({status}). Log in with `hf auth "
+                    "login` (or set HF_TOKEN to a token that may read it); accept its terms "
+                    f"on {page}."
+                )
+            return BackboneError(
+                f"The hub answered {status} for {self.hub_id}. Try again in a few minutes."
+            )
+        return BackboneError(
+            f"The download of {self.hub_id} was interrupted ({error}). Try again: what has arrived "
+            "is kept."
+        )

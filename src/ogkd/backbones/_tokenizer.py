@@ -1,0 +1,248 @@
+"""A folder's tokenizer: texts to ids, and ids to padded rows between special tokens.
+
+`bert_tokenizer` is for open_clip folders, which describe a BERT; `folder_tokenizer` takes the
+tokenizer of a transformers folder as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers, pre_tokenizers
+from tokenizers.models import WordPiece
+
+from ogkd.backbones._folder import read_json, try_again
+from ogkd.backbones._open_clip_config import (
+    BertConfigFile,
+    TextConfig,
+    TokenizerSettings,
+    read_tokenizer_settings,
+)
+from ogkd.backbones.base import Tokens
+from ogkd.errors import BackboneError
+
+__all__ = ["Tokenizer", "bert_tokenizer", "clean_text", "folder_tokenizer"]
+
+_PUBLISHED = "Use the tokenizer files that were published with the model."
+
+# Typographic quotes, ligatures and wide letters become plain ones, as in the texts the models
+# were trained on (open_clip cleans with ftfy, whose other repairs concern broken encodings).
+_PLAIN = dict.fromkeys((0x02BC, 0x2018, 0x2019, 0x201A, 0x201B), "'")
+_PLAIN |= dict.fromkeys(range(0x201C, 0x2020), '"')
+_PLAIN |= {
+    code: unicodedata.normalize("NFKC", chr(code))
+    for code in (*range(0xFB00, 0xFB07), *range(0xFF01, 0xFFEF))
+}
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Turns texts into ids and packs ids into padded rows."""
+
+    backend: Any  # tokenizers.Tokenizer
+    leading: tuple[int, ...]  # special tokens before a text
+    trailing: tuple[int, ...]  # and after it
+    pad_id: int
+    prepare: Callable[[str], str]  # applied to a text first
+    digest: str = ""
+
+    def pieces(self, text: str) -> list[int]:
+        """Ids of a text, not truncated and without special tokens."""
+        return list(self.backend.encode(self.prepare(text), add_special_tokens=False).ids)
+
+    def pack(self, pieces: Sequence[Sequence[int]], *, length: int = 0) -> Tokens:
+        """Put special tokens around each row and pad to the longest, at least to `length`."""
+        rows = [[*self.leading, *piece, *self.trailing] for piece in pieces]
+        columns = max([len(row) for row in rows] + [length])
+        ids = torch.full((len(rows), columns), self.pad_id, dtype=torch.int64)
+        mask = torch.zeros((len(rows), columns), dtype=torch.bool)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
+            mask[index, : len(row)] = True
+        return Tokens(ids, mask)
+
+
+def clean_text(text: str) -> str:
+    """Undo HTML entities and typography, and collapse white space, as open_clip does."""
+    text = html.unescape(html.unescape(text)).translate(_PLAIN)
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def folder_tokenizer(
+    folder: Path,
+    *,
+    name: str,
+    vocabulary: int,
+    pad_id: int | None,
+    prepare: Callable[[str], str] = str,
+) -> Tokenizer:
+    """Read the tokenizer.json (or vocabulary files) of a transformers folder.
+
+    `vocabulary` is the number of rows of the embedding matrix; `pad_id` is used if the folder
+    names no padding token.
+    """
+    backend = _unbounded(_read_backend(folder))
+    _check_vocabulary(backend, vocabulary, folder)
+    named = _pad_token(folder, name)
+    found = None if named is None else backend.token_to_id(named)
+    if found is None:
+        found = pad_id if pad_id is not None and 0 <= pad_id < vocabulary else 0
+    leading, trailing = _special_tokens(backend, folder)
+    return Tokenizer(backend, leading, trailing, int(found), prepare)
+
+
+def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile, *, name: str) -> Tokenizer:
+    """Build the tokenizer of an open_clip folder and check that it fits the text tower."""
+    options = dict(text.tokenizer_kwargs or {})
+    if options.pop("clean", "whitespace") != "whitespace" or options:
+        raise BackboneError(
+            f"{folder / 'open_clip_config.json'}: tokenizer_kwargs {text.tokenizer_kwargs} are not "
+            "supported; only open_clip's default cleaning of texts is."
+        )
+    if text.context_length > bert.max_position_embeddings:
+        raise BackboneError(
+            f"{folder}: context_length {text.context_length} is more than the text tower's "
+            f"{bert.max_position_embeddings} positions. Correct open_clip_config.json."
+        )
+    settings = read_tokenizer_settings(folder, name=name)
+    source, backend = _wordpiece(folder, settings, name=name)
+    special = {}
+    for role in ("cls", "sep", "pad", "unk"):
+        token = getattr(settings, f"{role}_token")
+        special[role] = backend.token_to_id(token)
+        if special[role] is None:
+            raise BackboneError(
+                f"Tokenizer mismatch: {source} has no token {token}, which the text tower needs. "
+                f"{_PUBLISHED}"
+            )
+    _check_vocabulary(backend, bert.vocab_size, source)
+    if special["pad"] != bert.pad_token_id:
+        raise BackboneError(
+            f"Tokenizer mismatch: {source} pads with id {special['pad']}, but config.json has "
+            f"pad_token_id {bert.pad_token_id}. {_PUBLISHED}"
+        )
+    used = settings.model_dump_json().encode()
+    return Tokenizer(
+        _unbounded(backend),
+        leading=(special["cls"],),
+        trailing=(special["sep"],),
+        pad_id=special["pad"],
+        prepare=clean_text,
+        digest=hashlib.sha256(source.read_bytes() + used).hexdigest(),
+    )
+
+
+def _unbounded(backend: Any) -> Any:
+    """Padding and truncation are done here, not by the library."""
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _check_vocabulary(backend: Any, rows: int, source: Path) -> None:
+    largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= rows:
+        raise BackboneError(
+            f"Tokenizer mismatch: {source} has ids up to {largest}, but the text tower has only "
+            f"{rows} embeddings. {_PUBLISHED}"
+        )
+
+
+def _special_tokens(backend: Any, folder: Path) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokenizer itself puts before and after a text."""
+    bare = backend.encode("a photo", add_special_tokens=False).ids
+    full = backend.encode("a photo").ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return tuple(full[:start]), tuple(full[start + len(bare) :])
+    raise BackboneError(
+        f"Tokenizer mismatch: the tokenizer in {folder} changes the ids of a text when it adds "
+        f"its special tokens. {_PUBLISHED}"
+    )
+
+
+def _read_backend(folder: Path) -> Any:
+    path = folder / "tokenizer.json"
+    try:
+        if path.is_file():
+            return Backend.from_file(str(path))
+        if (folder / "vocab.txt").is_file() or (folder / "merges.txt").is_file():
+            from transformers import AutoTokenizer
+
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    except Exception as error:  # tokenizers raises bare Exception
+        raise BackboneError(
+            f"The tokenizer in {folder} cannot be read ({error}). Copy or download "
+            "tokenizer.json again."
+        ) from error
+    found = "; spiece.model alone is not enough" if (folder / "spiece.model").is_file() else ""
+    raise BackboneError(
+        f"{folder} has no tokenizer: no tokenizer.json, no vocab.txt, and no vocab.json with "
+        f"merges.txt{found}. Copy tokenizer.json from where the model was published."
+    )
+
+
+def _pad_token(folder: Path, name: str) -> str | None:
+    """The padding token that the folder's tokenizer files name."""
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / file).is_file():
+            token = read_json(folder / file, name=name).get("pad_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if isinstance(token, str):
+                return token
+    return None
+
+
+def _wordpiece(folder: Path, settings: TokenizerSettings, *, name: str) -> tuple[Path, Any]:
+    """BERT's tokenizer and the file that it was read from."""
+    fast, plain = folder / "tokenizer.json", folder / "vocab.txt"
+    try:
+        if fast.is_file():
+            backend = Backend.from_file(str(fast))
+            if not isinstance(backend.model, WordPiece):
+                raise BackboneError(
+                    f"Tokenizer mismatch: {fast} is not of BERT's kind (WordPiece). {_PUBLISHED}"
+                )
+            # The letter case of tokenizer_config.json takes precedence, as in transformers.
+            if settings.model_fields_set & {"do_lower_case", "strip_accents"}:
+                backend.normalizer = _normaliser(settings)
+            return fast, backend
+        if plain.is_file():
+            return plain, _from_vocabulary(plain, settings)
+    except BackboneError:
+        raise
+    except Exception as error:  # tokenizers raises bare Exception
+        file = fast if fast.is_file() else plain
+        raise BackboneError(f"{file} is damaged: {error}. {try_again(name)}") from error
+    raise BackboneError(
+        f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt. Nothing is downloaded "
+        f"for a local folder, so put one of them beside the weights. {try_again(name)}"
+    )
+
+
+def _from_vocabulary(path: Path, settings: TokenizerSettings) -> Any:
+    lines = path.read_text(encoding="utf-8").split("\n")
+    vocabulary = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.strip()}
+    backend = Backend(WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = _normaliser(settings)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    known = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    backend.add_special_tokens([token for token in known if token in vocabulary])
+    return backend
+
+
+def _normaliser(settings: TokenizerSettings) -> Any:
+    return normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.tokenize_chinese_chars,
+        strip_accents=settings.strip_accents,
+        lowercase=settings.do_lower_case,
+    )

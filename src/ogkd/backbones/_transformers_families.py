@@ -1,0 +1,292 @@
+"""The three families of transformers models: CLIP, SigLIP and dual encoders.
+
+Each has a loader and a backbone that knows where the family's features come from.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ogkd.backbones._bert import bert_hidden
+from ogkd.backbones._folder import read_json
+from ogkd.backbones.base import TextDropout, Tokens
+from ogkd.backbones.transformers_format import ModelFolder, TransformersBackbone, run_layers
+from ogkd.errors import BackboneError
+from ogkd.images.transforms import Preprocessing
+
+__all__ = [
+    "ClipBackbone",
+    "DualBackbone",
+    "SiglipBackbone",
+    "load_clip",
+    "load_dual",
+    "load_siglip",
+]
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_HALF = (0.5, 0.5, 0.5)
+_POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
+
+
+def load_clip(source: ModelFolder) -> ClipBackbone:
+    """Load a CLIPModel folder: OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model."""
+    from transformers import CLIPConfig, CLIPModel
+
+    model = source.model(CLIPConfig, CLIPModel)
+    text, vision = model.config.text_config, model.config.vision_config
+    backbone = ClipBackbone(
+        source,
+        model,
+        tokenizer=source.tokenizer(text),
+        preprocessing=source.preprocessing(Preprocessing(size=vision.image_size)),
+        context_length=text.max_position_embeddings,
+    )
+    backbone.check_tokenizer(source.path)
+    return backbone
+
+
+def load_siglip(source: ModelFolder) -> SiglipBackbone:
+    """Load a SiglipModel folder: SigLIP, MedSigLIP."""
+    from transformers import SiglipConfig, SiglipModel
+
+    model = source.model(SiglipConfig, SiglipModel)
+    text, vision = model.config.text_config, model.config.vision_config
+    if text.projection_size != vision.hidden_size or not model.vision_model.use_head:
+        raise BackboneError(
+            f"{source.path / 'config.json'} has no shared space: text features of size "
+            f"{text.projection_size}, image features of size {vision.hidden_size} with "
+            f"pooling head {model.vision_model.use_head}. Use a whole SigLIP, not one tower of it."
+        )
+    default = Preprocessing(size=vision.image_size, mean=_HALF, std=_HALF, resize="squash")
+    return SiglipBackbone(
+        source,
+        model,
+        tokenizer=source.tokenizer(text, _siglip_preparation(source)),
+        preprocessing=source.preprocessing(default),
+        context_length=text.max_position_embeddings,
+    )
+
+
+def load_dual(source: ModelFolder) -> DualBackbone:
+    """Load a VisionTextDualEncoderModel folder: a vision transformer and a BERT-like tower."""
+    from transformers import VisionTextDualEncoderConfig, VisionTextDualEncoderModel
+
+    model = source.model(VisionTextDualEncoderConfig, VisionTextDualEncoderModel)
+    text, vision = model.config.text_config, model.config.vision_config
+    default = Preprocessing(size=vision.image_size)
+    if vision.model_type == "vit":
+        default = Preprocessing(
+            vision.image_size, mean=_HALF, std=_HALF, interpolation="bilinear", resize="squash"
+        )
+    # RoBERTa and its relatives number positions from after the padding id.
+    unused = text.pad_token_id + 1 if text.model_type in _POSITIONS_AFTER_PADDING else 0
+    backbone = DualBackbone(
+        source,
+        model,
+        tokenizer=source.tokenizer(text),
+        preprocessing=source.preprocessing(default),
+        context_length=text.max_position_embeddings - unused,
+    )
+    backbone.check_towers(source.path)
+    return backbone
+
+
+class ClipBackbone(TransformersBackbone):
+    """CLIPModel: class token and end-of-text token, each through its projection.
+
+    Attention in the text tower is causal, so what follows the end of a text changes nothing:
+    texts trimmed to the longest of them give exactly the features of padded ones.
+    """
+
+    def _widths(self) -> tuple[int, int]:
+        config = self.model.config
+        return config.projection_dim, config.text_config.hidden_size
+
+    def _word_embeddings(self) -> nn.Embedding:
+        embeddings: nn.Embedding = self.model.text_model.embeddings.token_embedding
+        return embeddings
+
+    def _encode_pixels(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        vision = self.model.vision_model
+        hidden = vision(pixel_values=pixels).last_hidden_state  # [B, 1 + P, width]
+        # The head was trained on the class token; it is applied to the patches too.
+        projected = self.model.visual_projection(vision.post_layernorm(hidden))
+        return projected[:, 0], projected[:, 1:]
+
+    def _encode_embeddings(
+        self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None
+    ) -> Tensor:
+        text = self.model.text_model
+        hidden = run_layers(
+            text.encoder.layers,
+            text.embeddings(inputs_embeds=embeddings),
+            causal=True,
+            dropout=dropout,
+            rate=self.model.config.text_config.attention_dropout,
+        )
+        rows = torch.arange(len(hidden), device=hidden.device)
+        pooled = text.final_layer_norm(hidden[rows, self._ends(tokens)])
+        projected: Tensor = self.model.text_projection(pooled)
+        return projected
+
+    def _ends(self, tokens: Tokens) -> Tensor:
+        """The position of each text's first end-of-text token, [B]."""
+        end = self.model.config.text_config.eos_token_id
+        if end == 2:
+            # Checkpoints from before 2023 name a wrong id; their end-of-text id is the largest.
+            return tokens.ids.masked_fill(~tokens.mask, -1).argmax(dim=1)
+        is_end: Tensor = (tokens.ids == end) & tokens.mask
+        return is_end.int().argmax(dim=1)
+
+    def check_tokenizer(self, folder: Path) -> None:
+        """Refuse a tokenizer that does not end texts as the text tower expects."""
+        tokens = self.tokenize(["a photo"])
+        if int(self._ends(tokens)) != tokens.ids.shape[1] - 1:
+            raise BackboneError(
+                f"Tokenizer mismatch: the tokenizer in {folder} writes a text as "
+                f"{tokens.ids[0].tolist()}, which does not end with the end-of-text id that "
+                "config.json names (text_config.eos_token_id). Use the tokenizer files that were "
+                "published with the model."
+            )
+
+
+class SiglipBackbone(TransformersBackbone):
+    """SiglipModel: attention pooling of the image, last token of the text.
+
+    Texts are padded to the full context and NOT trimmed: the tower was trained that way, without
+    a mask. It attends in both directions and takes its feature from the last position, padding
+    or not, so a shorter row would give other features. `Tokens.mask` still marks the text.
+
+    There is no projection to share: patches are the normalised final states of the image tower,
+    only roughly in the space of the pooled feature, as the pooling head has its own weights.
+    The stored `logit_bias` is the same for all classes and cancels in a softmax.
+    """
+
+    pads_fully = True
+
+    def _widths(self) -> tuple[int, int]:
+        config = self.model.config
+        return config.vision_config.hidden_size, config.text_config.hidden_size
+
+    def _word_embeddings(self) -> nn.Embedding:
+        embeddings: nn.Embedding = self.model.text_model.embeddings.token_embedding
+        return embeddings
+
+    def _encode_pixels(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.model.vision_model(pixel_values=pixels)
+        return output.pooler_output, output.last_hidden_state
+
+    def _encode_embeddings(
+        self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None
+    ) -> Tensor:
+        if embeddings.shape[1] != self.context_length:
+            raise BackboneError(
+                f"{self.name} takes texts padded to {self.context_length} tokens but got "
+                f"{embeddings.shape[1]}: SigLIP takes its feature from the last of them. "
+                "Use the tokens of backbone.tokenize unchanged."
+            )
+        text = self.model.text_model
+        hidden = run_layers(
+            text.encoder.layers,
+            text.embeddings(inputs_embeds=embeddings),
+            causal=False,
+            dropout=dropout,
+            rate=self.model.config.text_config.attention_dropout,
+        )
+        pooled: Tensor = text.head(text.final_layer_norm(hidden[:, -1]))
+        return pooled
+
+
+def _canonical(text: str) -> str:
+    """Lower case, no punctuation, single spaces, as SigLIP's tokenizer prepares a text."""
+    return re.sub(r"\s+", " ", text.lower().translate(_PUNCTUATION)).strip()
+
+
+def _siglip_preparation(source: ModelFolder) -> Callable[[str], str]:
+    """What the tokenizer's Python class does to a text first; tokenizer.json may not include it."""
+    path = source.path / "tokenizer_config.json"
+    named = read_json(path, name=source.name).get("tokenizer_class") if path.is_file() else None
+    # SigLIP 2 uses Gemma's tokenizer and was trained on lower case with punctuation.
+    return str.lower if str(named).startswith(("Gemma", "Siglip2")) else _canonical
+
+
+class DualBackbone(TransformersBackbone):
+    """VisionTextDualEncoderModel: the pooled output of each tower through its projection.
+
+    Patches take the same path as the class token: through the vision tower's pooling head (a
+    norm or a dense layer, whichever it has) and the projection.
+    """
+
+    def _widths(self) -> tuple[int, int]:
+        config = self.model.config
+        return config.projection_dim, config.text_config.hidden_size
+
+    def _word_embeddings(self) -> nn.Embedding:
+        embeddings: nn.Embedding = self.model.text_model.get_input_embeddings()
+        return embeddings
+
+    def _encode_pixels(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.model.vision_model(pixel_values=pixels).last_hidden_state  # [B, 1 + P, width]
+        projected = self.model.visual_projection(_pooling_head(self.model.vision_model, hidden))
+        return projected[:, 0], projected[:, 1:]
+
+    def _encode_embeddings(
+        self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None
+    ) -> Tensor:
+        text = self.model.text_model
+        if text.config.model_type == "bert":
+            hidden = bert_hidden(text, embeddings, tokens.mask, dropout, first_only=True)
+            pooled = text.pooler(hidden)
+        elif dropout is None:
+            output = text(inputs_embeds=embeddings, attention_mask=tokens.mask.long())
+            pooled = output.pooler_output
+        else:
+            raise BackboneError(
+                f"Dropout in the text tower is not supported for {text.config.model_type}, only "
+                "for bert. Train without it (text_dropout=False)."
+            )
+        projected: Tensor = self.model.text_projection(pooled)
+        return projected
+
+    def check_towers(self, folder: object) -> None:
+        """Refuse towers whose outputs we would read differently from transformers."""
+        vision, text = self.model.vision_model, self.model.text_model
+        size = self.preprocessing.size
+        with torch.no_grad():
+            image = vision(pixel_values=torch.zeros(1, 3, size, size, device=self.device))
+        hidden, pooled = image.last_hidden_state, image.pooler_output
+        tokens = 1 + self.patch_grid[0] * self.patch_grid[1]
+        if pooled is None or hidden.ndim != 3 or hidden.shape[1] != tokens:
+            raise BackboneError(
+                f"The vision tower in {folder} ({vision.config.model_type}) is not a transformer "
+                f"with one class token and {tokens - 1} patches. ogkd loads vit, clip_vision_model "
+                "and dinov2 towers."
+            )
+        if not torch.allclose(_pooling_head(vision, hidden)[:, 0], pooled, atol=1e-5):
+            raise BackboneError(
+                f"The vision tower in {folder} ({vision.config.model_type}) pools its tokens in a "
+                "way that ogkd does not support. It loads vit, clip_vision_model and dinov2 towers."
+            )
+        if getattr(text, "pooler", None) is None:
+            raise BackboneError(
+                f"The text tower in {folder} ({text.config.model_type}) has no pooler. "
+                "ogkd loads bert and its relatives (roberta, ...)."
+            )
+
+
+def _pooling_head(vision: Any, hidden: Tensor) -> Tensor:
+    """Apply what the tower does to its class token before the projection to every token."""
+    if hasattr(vision, "post_layernorm"):  # CLIP
+        normed: Tensor = vision.post_layernorm(hidden)
+        return normed
+    if (pooler := getattr(vision, "pooler", None)) is not None:  # ViT
+        dense: Tensor = pooler.activation(pooler.dense(hidden))
+        return dense
+    return hidden  # DINOv2: the last norm is already applied

@@ -1,0 +1,186 @@
+"""Load a backbone from a name, a folder or a hub id onto a device."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from ogkd.backbones.base import Backbone
+from ogkd.backbones.catalog import (
+    Record,
+    find_loader,
+    find_record,
+    record_for_hub_id,
+    unknown,
+)
+from ogkd.backbones.engines import require_engine, with_engine
+from ogkd.errors import BackboneError, ConfigError
+
+__all__ = [
+    "BUILTIN_FOLDER",
+    "detect_format",
+    "load_backbone",
+    "load_builtin",
+    "load_folder",
+    "resolve",
+    "resolve_device",
+]
+
+# A small CLIP that is part of the package (see MODEL_CARD.md there). It knows phantom images
+# only; with it everything runs at once and offline.
+BUILTIN_FOLDER = Path(__file__).parent / "builtin_data"
+
+
+def load_backbone(
+    name_or_path_or_hub_id: str | Path, *, device: str = "auto", engine: str = "torch"
+) -> Backbone:
+    """Load a frozen vision-language model.
+
+    Args:
+        name_or_path_or_hub_id: "builtin"; a folder with a model in it; a name in the catalogue
+            (`ogkd.backbones.catalog()`); or a hub id, "org/name". A model on the hub is fetched
+            at its first use and then taken from the cache.
+        device: "auto" uses a GPU if there is one; or "cpu", "cuda", "cuda:1", "mps".
+        engine: how images are encoded: "torch" in float32, or "onnx-int8", faster on a CPU but
+            with slightly different features (ogkd.backbones.engines).
+
+    Example:
+        >>> backbone = load_backbone("builtin")
+        >>> backbone.encode_texts(["an ultrasound of a benign cyst"]).shape[0]
+        1
+    """
+    require_engine(engine)
+    if engine != "torch" and device == "auto":
+        device = "cpu"  # where the other engines run
+    return with_engine(_load(name_or_path_or_hub_id, resolve_device(device)), engine)
+
+
+def _load(wanted: str | Path, device: torch.device) -> Backbone:
+    found = resolve(wanted)
+    if isinstance(found, Path):
+        return load_folder(found, name=str(wanted), device=device)
+    if found.format == "builtin":
+        return load_builtin(device=device)
+    if found.format == "plugin":
+        return _load_plugin(found, device)
+    from ogkd.backbones.hub import fetch, present
+
+    return load_folder(present(found) or fetch(found), name=found.name, device=device)
+
+
+def load_builtin(*, device: torch.device, folder: Path = BUILTIN_FOLDER) -> Backbone:
+    """Load the built-in model; no network, no cache."""
+    from ogkd.backbones.transformers_format import load_transformers
+
+    needed = ("config.json", "tokenizer.json", "model.safetensors")
+    if missing := [name for name in needed if not (folder / name).is_file()]:
+        raise BackboneError(
+            f"The built-in model is not complete: {', '.join(missing)} not in {folder}. "
+            "Install ogkd again, or train the model with `python tools/train_builtin.py`."
+        )
+    return load_transformers(folder, name="builtin", device=device)
+
+
+def _load_plugin(record: Record, device: torch.device) -> Backbone:
+    loaded: object = find_loader(record)(device)
+    if not isinstance(loaded, Backbone):
+        raise BackboneError(
+            f"The package that provides the backbone '{record.name}' returned "
+            f"{type(loaded).__name__} instead of a Backbone. Update or fix that package."
+        )
+    return loaded
+
+
+def resolve(wanted: str | Path) -> Record | Path:
+    """What a name means: a record (built-in, known or a hub id) or a folder that exists."""
+    name, path = str(wanted), Path(wanted).expanduser()
+    record = None if isinstance(wanted, Path) else find_record(name)
+    if record is not None and record.format == "builtin":
+        return record
+    # A folder without a model that has the name of a known backbone is not meant.
+    if path.is_dir() and (record is None or detect_format(path)):
+        return path
+    if record is not None:
+        return record
+    if path.is_file():
+        raise BackboneError(
+            f"{path} is a file. Give the folder that it is in: {path.parent}", argument="backbone"
+        )
+    if isinstance(wanted, Path) or name.startswith((".", "~", "/")) or "\\" in name:
+        raise BackboneError(f"There is no folder {path}. Check the path.", argument="backbone")
+    if (bare := record_for_hub_id(name)) is not None:
+        return bare
+    raise unknown(name)
+
+
+def detect_format(folder: Path) -> str | None:
+    """The format of the model in a folder; None if it contains no model."""
+    from ogkd.backbones.transformers_format import FAMILIES
+
+    transformers = _value(folder / "config.json", "model_type") in FAMILIES
+    open_clip = (folder / "open_clip_config.json").is_file()
+    if open_clip and transformers:
+        # Some repositories have both; open_clip's own towers can only be read as CLIPModel.
+        model = _value(folder / "open_clip_config.json", "model_cfg")
+        vision = model.get("vision_cfg") if isinstance(model, dict) else None
+        open_clip = isinstance(vision, dict) and "timm_model_name" in vision
+    if open_clip:
+        return "open_clip"
+    return "transformers" if transformers else None
+
+
+def load_folder(folder: Path, *, name: str, device: torch.device) -> Backbone:
+    """Load the model in a local folder, whatever its format, without a network."""
+    kind = detect_format(folder)
+    if kind == "open_clip":
+        from ogkd.backbones.open_clip_format import load_open_clip
+
+        return load_open_clip(folder, name=name, device=device)
+    if kind == "transformers":
+        from ogkd.backbones.transformers_format import load_transformers
+
+        return load_transformers(folder, name=name, device=device)
+    from ogkd.backbones.transformers_format import FAMILIES
+
+    found = _value(folder / "config.json", "model_type")
+    seen = f" Its config.json has model_type {found!r}." if found else ""
+    raise BackboneError(
+        f"{folder} contains no model that ogkd can load.{seen} It needs open_clip_config.json (a "
+        f"timm ViT with a BERT), or config.json with model_type {', '.join(FAMILIES)}."
+    )
+
+
+def resolve_device(device: str) -> torch.device:
+    """The torch device of that name, if this machine has it."""
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"There is no device '{device}'. Use auto, cpu, cuda, cuda:1 or mps.", argument="device"
+        ) from error
+    usable = {
+        "cpu": found.index in (None, 0),
+        "cuda": torch.cuda.is_available() and (found.index or 0) < torch.cuda.device_count(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not usable.get(found.type, False):
+        raise ConfigError(
+            f"This machine has no device '{device}' that torch can use. Use auto or cpu"
+            + ("; for a GPU install torch's CUDA build." if found.type == "cuda" else "."),
+            argument="device",
+        )
+    return found
+
+
+def _value(path: Path, key: str) -> object:
+    """One value of a JSON file; None if it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8")).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None

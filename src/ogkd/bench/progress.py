@@ -1,0 +1,127 @@
+"""How long runs will take, and the live table (or plain lines) about runs in progress."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ogkd.bench.runner import method_of
+from ogkd.bench.runs import FinishedRun, RunSpec
+from ogkd.methods import METHODS
+
+__all__ = ["Progress", "duration", "estimate", "seconds_of"]
+
+# Before any run of a method is finished: seconds of one run at 16 shots on one core, by its `cost`.
+_ROUGH = {"instant": 0.5, "seconds": 2.0, "minutes": 120.0, "slow": 300.0}
+_ONLINE = 12.0  # times as long if every step encodes new crops (measured: docs, cluster)
+_SHOTS = 16
+
+
+def seconds_of(run: FinishedRun) -> float:
+    """What a run took, without loading the backbone."""
+    return float(sum(value for phase, value in run.result["seconds"].items() if phase != "load"))
+
+
+def estimate(specs: Sequence[RunSpec], finished: Sequence[FinishedRun]) -> float:
+    """Seconds for these runs, one after the other.
+
+    A run takes, for each shot, what the median run of its method took: training passes over the
+    images a fixed number of times. Methods without finished runs are guessed roughly.
+    """
+    rates: dict[str, list[float]] = {}
+    for run in finished:
+        rates.setdefault(run.spec.method, []).append(seconds_of(run) / (run.spec.shots or _SHOTS))
+    total = 0.0
+    for spec in specs:
+        rate = median(rates[spec.method]) if spec.method in rates else _rough(spec)
+        total += (spec.shots or _SHOTS) * rate
+    return total
+
+
+def _rough(spec: RunSpec) -> float:
+    seconds = _ROUGH.get(METHODS[spec.method].cost, 2.0) / _SHOTS
+    return seconds * (_ONLINE if method_of(spec).config.views == "online" else 1.0)
+
+
+class Progress:
+    """Shows the events of workers; a context manager that is called with each event."""
+
+    def __init__(self, *, total: int, done: int, seconds: float, workers: int) -> None:
+        self.total = total
+        self.done = done
+        self.failed = 0
+        self._at_start = done
+        self._estimate = seconds / max(1, workers)
+        self._running: dict[str, tuple[str, float]] = {}
+        self._began = time.perf_counter()
+        self._console = Console(stderr=True)
+        self._live = (
+            Live(console=self._console, get_renderable=self._table, refresh_per_second=2)
+            if self._console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Progress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        event, group = record["event"], record.get("group", "")
+        what, since = self._running.pop(group, (record.get("what", ""), time.perf_counter()))
+        if event == "start":
+            self._running[group] = (what, time.perf_counter())
+            return
+        seconds = time.perf_counter() - since
+        if event == "done":
+            self.done += record["runs"]
+            self._line(f"done   {self.done}/{self.total}  {what}  {seconds:.1f} s")
+        elif event == "failed":
+            self.failed += record["runs"]
+            self._line(f"FAILED {what}: {record['error']}", always=True)
+        elif event == "died":
+            self._line(f"A worker died (code {record['code']}); another one takes over.", True)
+
+    def _line(self, text: str, always: bool = False) -> None:
+        if self._live is None or always:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def eta(self) -> str:
+        """How long the rest takes: from the runs of this session, else from the estimate."""
+        left = self.total - self.done - self.failed
+        new = self.done - self._at_start
+        passed = time.perf_counter() - self._began
+        return duration(left * passed / new if new else self._estimate)
+
+    def _table(self) -> Table:
+        table = Table(box=None)
+        for head in ("done", "running", "failed", "total", "elapsed", "remaining"):
+            table.add_column(head, justify="right")
+        elapsed = duration(time.perf_counter() - self._began)
+        counts = (self.done, len(self._running), self.failed, self.total)
+        table.add_row(*map(str, counts), elapsed, self.eta())
+        for what, since in list(self._running.values()):
+            table.add_row("", "", "", "", duration(time.perf_counter() - since), what)
+        return table
+
+
+def duration(seconds: float) -> str:
+    """`2 h 05 min`, `3 min 20 s` or `12 s`.
+
+    >>> duration(7500), duration(200)
+    ('2 h 05 min', '3 min 20 s')
+    """
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"

@@ -1,0 +1,300 @@
+"""From the specifications of a group of runs to their results; shared work is done once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ogkd.backbones import Backbone
+from ogkd.bench.paper import paper
+from ogkd.bench.runs import Predictions, RunSpec
+from ogkd.bench.sources import Dataset, Source, open_dataset
+from ogkd.core.geometry import class_graph, prototypes
+from ogkd.datasets.read import require_files
+from ogkd.datasets.splits import base_and_novel, flip_labels
+from ogkd.errors import DataError
+from ogkd.evaluation.evaluate import grade_order
+from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
+from ogkd.features.store import FeatureStore
+from ogkd.fitting.prepare import Drawn, draw, make_support, normal_labels, text_side
+from ogkd.methods import Head, Method, Support, TextSide, make_method, presets
+from ogkd.model.card import versions
+
+__all__ = ["RunGroup", "RunResult", "Runner", "group_runs", "method_of"]
+
+MOST_TOGETHER = 12  # runs in one pass: more would gain little, and a kill loses them all
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that are trained in one pass; they differ only in seed, labels or free settings."""
+
+    specs: tuple[RunSpec, ...]
+
+    @property
+    def name(self) -> str:
+        """The first run's hash: the same name for the same runs."""
+        return self.specs[0].hash
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run, not yet written."""
+
+    spec: RunSpec
+    result: Mapping[str, Any]
+    predictions: Mapping[str, Predictions]
+
+
+def group_runs(specs: Sequence[RunSpec]) -> list[RunGroup]:
+    """Group runs that can share one pass; it depends only on the runs that were asked for.
+
+    Which runs are finished is ignored: a run beside others has the same numbers only up to
+    rounding, so a rerun after a kill repeats the whole group and ends with the same bits.
+    """
+    groups: dict[str, list[RunSpec]] = {}
+    for spec in {spec.hash: spec for spec in specs}.values():
+        groups.setdefault(_shape(spec), []).append(spec)
+    return [
+        RunGroup(tuple(mine[start : start + MOST_TOGETHER]))
+        for mine in groups.values()
+        for start in range(0, len(mine), MOST_TOGETHER)
+    ]
+
+
+def _shape(spec: RunSpec) -> str:
+    method = method_of(spec)
+    config = method.config.model_dump(mode="json", exclude=set(method.free))
+    rest = spec.without("seed", "flips", "settings", "preset")
+    return f"{rest} {json.dumps(config, sort_keys=True)} {method.uses_patches}"
+
+
+def method_of(spec: RunSpec) -> Method:
+    """The method of a run with all its settings."""
+    return make_method(spec.method, preset=spec.preset, settings=spec.settings)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Test images of some classes: features, labels, and the text side of those classes."""
+
+    features: Tensor
+    labels: Tensor
+    text: TextSide
+
+
+class Runner:
+    """Runs groups with one backbone; keeps datasets, texts and features in memory between them."""
+
+    def __init__(self, load: Callable[[], Backbone], sources: Mapping[str, Source]) -> None:
+        self._load = load
+        self._sources = sources
+        self._texts: dict[tuple[object, ...], TextSide] = {}
+        self._open = cache(lambda name: open_dataset(self._sources[name]))
+        self._features = cache(self._test_features)
+
+    @property
+    def backbone(self) -> Backbone:
+        """The backbone, loaded when first needed."""
+        if not hasattr(self, "_backbone"):
+            self._backbone = self._load()
+            self._store = FeatureStore(self._backbone)
+        return self._backbone
+
+    def run(self, group: RunGroup) -> list[RunResult]:
+        """Train the group in one pass and test every run on its test images."""
+        first = group.specs[0]
+        clock = _Clock()
+        backbone = self.backbone
+        clock.lap("load")
+        dataset = self._open(first.dataset)
+        with self._encoding(first.dataset):
+            parts = self._parts(first, dataset)
+        clock.lap("encode")
+        trained = next(iter(parts.values())).text
+        methods = [method_of(spec) for spec in group.specs]
+        if methods[0].needs_training or not methods[0].needs_images:
+            _ = trained.bank  # encode now, so that it is not counted as training
+        clock.lap("text")
+        drawn = [
+            self._draw(method, spec, dataset)
+            for method, spec in zip(methods, group.specs, strict=True)
+        ]
+        with self._encoding(first.dataset):
+            supports = [
+                self._support(method, spec, one)
+                for method, spec, one in zip(methods, group.specs, drawn, strict=True)
+                if method.needs_images
+            ]
+        clock.lap("encode")
+        seeds = [spec.seed for spec in group.specs]
+        heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)
+        clock.lap("train")
+        predicted = [
+            self._predict(method, head, parts, _graph_sharpness(first))
+            for method, head in zip(methods, heads, strict=True)
+        ]
+        clock.lap("test")
+        share = {phase: seconds / len(group.specs) for phase, seconds in clock.seconds.items()}
+        common = {
+            "class_names": {name: list(part.text.class_names) for name, part in parts.items()},
+            "normal": {name: list(part.text.normal) for name, part in parts.items()},
+            "seconds": share,
+            "together": len(group.specs),
+            "peak_mib": _peak_mib(),
+            "versions": dict(versions()),
+            "backbone_digest": backbone.digest,
+            **dataset.digests,
+        }
+        return [
+            RunResult(
+                spec,
+                {
+                    "metrics": _metrics(found, parts),
+                    "config": method.config.model_dump(mode="json"),
+                    "images_per_class": _counts(one, trained) if method.needs_images else None,
+                    **common,
+                },
+                found,
+            )
+            for spec, method, one, found in zip(group.specs, methods, drawn, predicted, strict=True)
+        ]
+
+    def _encoding(self, dataset: str) -> FileLock:
+        """A lock: one process encodes a dataset, others wait and find it encoded."""
+        self._store.folder.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(dataset.encode()).hexdigest()[:16]
+        return FileLock(self._store.folder / f".{name}.lock")
+
+    def _parts(self, spec: RunSpec, dataset: Dataset) -> dict[str, _Part]:
+        """What is tested: "test", or "base" (the classes learned from) and "novel"."""
+        manifest = dataset.manifest
+        everything = tuple(range(len(manifest.class_names)))
+        chosen = {"test": everything}
+        if spec.protocol == "base-to-novel":
+            base, novel = base_and_novel(manifest.class_names)
+            chosen = {"base": base, "novel": novel}
+        features, labels = self._features(spec.dataset)
+        parts = {}
+        for name, classes in chosen.items():
+            kept = torch.isin(labels, torch.tensor(classes))
+            if not bool(kept.any()):
+                raise DataError(f"{spec.dataset} has no test images of its {name} classes.")
+            new = labels[kept] - classes[0]  # the classes of a part are consecutive
+            parts[name] = _Part(features[kept], new, self._text(spec, dataset, classes))
+        return parts
+
+    def _test_features(self, name: str) -> tuple[Tensor, Tensor]:
+        items = self._open(name).manifest.part("test")
+        require_files(items)
+        features = self._store.get([item.image for item in items]).globals[:, 0]
+        return features, torch.tensor([item.label for item in items])
+
+    def _text(self, spec: RunSpec, dataset: Dataset, classes: Sequence[int]) -> TextSide:
+        key = (spec.dataset, spec.budget, tuple(classes))
+        if key not in self._texts:
+            names = dataset.manifest.class_names
+            marked = normal_labels(names, dataset.normal)
+            self._texts[key] = text_side(
+                self.backbone,
+                [names[label] for label in classes],
+                dataset.bank,
+                [number for number, label in enumerate(classes) if label in marked],
+                budget=spec.budget,
+            )
+        return self._texts[key]
+
+    def _draw(self, method: Method, spec: RunSpec, dataset: Dataset) -> Drawn:
+        names = dataset.manifest.class_names
+        return draw(
+            dataset.manifest,
+            method,
+            shots=spec.shots,
+            seed=spec.seed,
+            sampling=spec.sampling,
+            classes=base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None,
+        )
+
+    def _support(self, method: Method, spec: RunSpec, drawn: Drawn) -> Support:
+        """Features of the drawn images; labels are flipped after the draw, as in released code."""
+        allowed = sorted({item.label for item in drawn.support})
+        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
+        return make_support(method, self._store, flipped, drawn.validation, spec.seed)
+
+    def _predict(
+        self, method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
+    ) -> dict[str, Predictions]:
+        found = {}
+        for name, part in parts.items():
+            mine = method.head_for(head, part.text) if name == "novel" else head
+            p = mine.logits(part.features).softmax(dim=-1)
+            W = class_graph(prototypes(part.text.bank), alpha)
+            found[name] = Predictions(part.labels.numpy(), p.float().numpy(), W.numpy())
+        return found
+
+
+def _graph_sharpness(spec: RunSpec) -> float:
+    """The alpha of the dataset's class graph W, which is stored beside every method's predictions.
+
+    It is the paper's for this benchmark, whatever the settings of the run.
+    """
+    name, preset = paper().method, f"paper/{spec.protocol}/{spec.bank}"
+    method = make_method(name, preset=preset if preset in presets(name) else "auto")
+    return float(getattr(method.config, paper().graph_setting))
+
+
+def _counts(drawn: Drawn, text: TextSide) -> list[int]:
+    """How many images of each class were drawn: K, or all if there are fewer."""
+    labels = [item.label for item in drawn.support]
+    return [labels.count(label) for label in range(len(text.class_names))]
+
+
+def _metrics(
+    predicted: Mapping[str, Predictions], parts: Mapping[str, _Part]
+) -> dict[str, dict[str, float | None]]:
+    found = {}
+    for name, mine in predicted.items():
+        graded = grade_order(parts[name].text.class_names)
+        metrics = summary_metrics(mine.labels, mine.probabilities, graded=graded)
+        found[name] = {key: plain(value) for key, value in metrics.items()}
+        if normal := parts[name].text.normal:
+            ill, flagged = screening_masks(mine.labels, mine.probabilities, normal)
+            found[name]["false_alarms"] = plain(_share(flagged[~ill]))
+            found[name]["sensitivity"] = plain(_share(flagged[ill]))
+    return found
+
+
+def _share(which: NDArray[np.bool_]) -> float:
+    """The share that is true; NaN if there are none."""
+    return float(which.mean()) if len(which) else float("nan")
+
+
+class _Clock:
+    """Seconds by phase; a phase may occur several times."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._then = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._then
+        self._then = now
+
+
+def _peak_mib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (1024**2 if sys.platform == "darwin" else 1024), 1)

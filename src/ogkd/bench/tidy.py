@@ -1,0 +1,301 @@
+"""The one table of results that tables, figures, comparisons and files are made from.
+
+A row is one metric of one part of the test images in one finished run. Every average and every
+spread that the benchmark prints or draws is defined here, once:
+
+- An average is the mean over seeds of each dataset, then the mean over datasets.
+- "hm" is the harmonic mean of the base and the novel average; "mean-hm" is the mean of the
+  datasets' own harmonic means.
+- The spread (±, bands) is the population standard deviation over seeds of that same quantity:
+  of a dataset's values, or, for several datasets, of their average at each seed that all of them
+  have. One seed has no spread (NaN).
+
+Rejected: the mean of the datasets' own standard deviations, which is never smaller and does not
+say how much the printed average varies. The paper's "std over 3 runs" leaves open which it is;
+with 1.4 to 8.3 points it looks like the rejected one. So published spreads are listed beside ours,
+but never compared.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.bench.analysis import harmonic_mean
+from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
+from ogkd.errors import ConfigError, DataError
+from ogkd.evaluation.names import METRICS, metric_named
+from ogkd.files import write_json, write_text
+
+__all__ = [
+    "Average",
+    "Condition",
+    "Seeds",
+    "Summary",
+    "TidyRow",
+    "average_and_spread",
+    "collect",
+    "condition_of",
+    "indistinguishable",
+    "spread",
+    "tidy_rows",
+]
+
+T = TypeVar("T")
+Seeds = Mapping[int, float]
+"""The value of each finished seed."""
+
+
+class TidyRow(NamedTuple):
+    """One metric of one part of the test images in one finished run."""
+
+    label: str  # of the plan's row
+    run: FinishedRun
+    part: str
+    metric: str
+    value: float | None  # None: not defined for these images
+
+
+def tidy_rows(runs: Iterable[tuple[str, FinishedRun]]) -> list[TidyRow]:
+    """The table: METRICS first, in their order, then whatever else a run measured."""
+    return [
+        TidyRow(label, run, part, name, run.result["metrics"][part].get(name))
+        for label, run in runs
+        for part in run.parts
+        for name in dict.fromkeys((*METRICS, *run.result["metrics"][part]))
+    ]
+
+
+class Condition(NamedTuple):
+    """What the columns of a table vary: shots, wrong labels and the value of a sweep."""
+
+    shots: int | None  # None: all images
+    flips: int
+    value: Any  # None: there is no sweep, or the row is not swept
+
+    def __str__(self) -> str:
+        words = ["all images" if self.shots is None else f"K={self.shots}"]
+        words += [f"{self.flips} flips"] if self.flips else []
+        words += [str(self.value)] if self.value is not None else []
+        return ", ".join(words)
+
+    def order(self) -> tuple[Any, ...]:
+        """The key to sort columns by; a row that is not swept comes first."""
+        number = self.value if isinstance(self.value, int | float) else math.inf
+        return (
+            self.shots or math.inf,
+            self.flips,
+            self.value is not None,
+            number,
+            str(self.value),
+        )
+
+
+def condition_of(spec: RunSpec, sweep: str | None) -> Condition:
+    """The condition of a run in a plan that sweeps `sweep`."""
+    value = spec.budget if sweep == "budget" else spec.settings.get(sweep or "")
+    if isinstance(value, list | dict):
+        value = json.dumps(value)  # a condition is a key
+    return Condition(spec.shots, spec.flips, value)
+
+
+def spread(values: Iterable[float]) -> float:
+    """The population standard deviation, as in the released code; NaN for fewer than two values."""
+    numbers = list(values)
+    return float(np.std(numbers)) if len(numbers) > 1 else math.nan
+
+
+def average_and_spread(part: str, values: Sequence[Sequence[Seeds]]) -> tuple[float, float]:
+    """The average of a part and its spread, as the module defines them.
+
+    `values` has, for each measured part (one, or base and novel for "hm" and "mean-hm"), the
+    seeds of each dataset.
+
+    >>> average_and_spread("test", [[{1: 0.5, 2: 0.6}, {1: 0.8, 2: 0.7}]])
+    (0.65, 0.0)
+    """
+    means = np.array([[np.mean(list(seeds.values())) for seeds in row] for row in values])
+    common = set.intersection(*(set(seeds) for row in values for seeds in row))
+    at_seeds = [np.array([[seeds[seed] for seeds in row] for row in values]) for seed in common]
+    return _over_datasets(part, means), spread(_over_datasets(part, table) for table in at_seeds)
+
+
+def _over_datasets(part: str, table: NDArray[np.float64]) -> float:
+    """One number from [parts, datasets]."""
+    if part == "hm":
+        return harmonic_mean(*table.mean(axis=1).tolist())
+    if part == "mean-hm":
+        return float(np.mean([harmonic_mean(base, novel) for base, novel in table.T.tolist()]))
+    return float(table.mean())
+
+
+@dataclass(frozen=True)
+class Average:
+    """An average with its spread, and how much of what was planned is in it."""
+
+    value: float
+    std: float  # NaN: fewer than two seeds
+    done: int  # runs of a dataset; of an average over datasets, the complete ones
+    planned: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether it may be compared with others."""
+        return self.done == self.planned
+
+
+class Summary:
+    """One metric of a plan's runs, averaged by row (label), dataset, condition and part.
+
+    Parts are "test", or "base" and "novel" with "hm" and "mean-hm" (see the module).
+    """
+
+    def __init__(self, plan: Plan, runs: LabelledRuns, metric: str = "accuracy") -> None:
+        self.plan = plan
+        self.metric = metric_named(metric)
+        self._planned: dict[tuple[str, str, Condition, str], dict[int, RunSpec]] = {}
+        for cell in plan.cells:
+            condition = condition_of(cell.spec, plan.sweep)
+            for part in cell.spec.parts:
+                key = (cell.label, cell.spec.dataset, condition, part)
+                other = self._planned.setdefault(key, {}).setdefault(cell.spec.seed, cell.spec)
+                if other != cell.spec:
+                    raise ConfigError(indistinguishable(cell.label, other, cell.spec))
+        self._done: dict[tuple[str, str, Condition, str], dict[int, float]] = {}
+        for row in tidy_rows(runs):
+            # Some metrics are not defined for all data: kappa is for graded classes.
+            if row.metric == metric and row.value is not None and math.isfinite(row.value):
+                spec = row.run.spec
+                key = (row.label, spec.dataset, condition_of(spec, plan.sweep), row.part)
+                self._done.setdefault(key, {})[spec.seed] = float(row.value)
+        self.labels = _unique(cell.label for cell in plan.cells)
+        self.datasets = _unique(cell.spec.dataset for cell in plan.cells)
+        conditions = _unique(condition for _, _, condition, _ in self._planned)
+        self.conditions = sorted(conditions, key=Condition.order)
+        rows = {(condition, label) for label, _, condition, _ in self._planned}
+        self.rows_compete = len(rows) > len(conditions)  # whether any column has two rows
+
+    def parts(self, condition: Condition) -> list[str]:
+        """The measured parts that were planned under a condition, in the order of columns."""
+        there = {part for _, _, mine, part in self._planned if mine == condition}
+        return [part for part in ("base", "novel", "test") if part in there]
+
+    def wanted(self, condition: Condition, part: str) -> list[str]:
+        """The datasets that any row has under a condition: an average is over all of them."""
+        name = _measured(part)[0]
+        there = {key[1] for key in self._planned if key[2:] == (condition, name)}
+        return [dataset for dataset in self.datasets if dataset in there]
+
+    def seeds(self, label: str, dataset: str, condition: Condition, part: str) -> Seeds:
+        """The values of a measured part ("test", "base" or "novel")."""
+        return self._done.get((label, dataset, condition, part), {})
+
+    def of(self, label: str, dataset: str, condition: Condition, part: str) -> Average | None:
+        """The average over the seeds of one dataset; None if no run is finished."""
+        keys = [(label, dataset, condition, name) for name in _measured(part)]
+        seeds = [self._done.get(key, {}) for key in keys]
+        if not all(seeds):
+            return None
+        value, std = average_and_spread(part, [[mine] for mine in seeds])
+        done = len(set.intersection(*map(set, seeds)))
+        return Average(value, std, done, len(self._planned[keys[0]]))
+
+    def average(
+        self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
+    ) -> Average | None:
+        """The average over datasets; it is complete if every run of every dataset is finished."""
+        datasets = self.wanted(condition, part) if datasets is None else datasets
+        found = {name: self.of(label, name, condition, part) for name in datasets}
+        there = {name: mine for name, mine in found.items() if mine is not None}
+        if not there:
+            return None
+        values = [
+            [self.seeds(label, dataset, condition, name) for dataset in there]
+            for name in _measured(part)
+        ]
+        done = sum(mine.complete for mine in there.values())
+        return Average(*average_and_spread(part, values), done, len(datasets))
+
+
+def indistinguishable(label: str, one: RunSpec, other: RunSpec) -> str:
+    """The message about two runs that would share one place of a table or figure."""
+    ours, theirs = one.model_dump(), other.model_dump()
+    fields = [name for name in ours if ours[name] != theirs[name]]
+    return (
+        f"{one.dataset} has several runs of '{label}' that differ in {', '.join(fields)}, but "
+        "tables and figures have one place for them. Give rows that differ their own labels in "
+        "the grid."
+    )
+
+
+def _measured(part: str) -> tuple[str, ...]:
+    """The measured parts that a part is computed from."""
+    return ("base", "novel") if part in ("hm", "mean-hm") else (part,)
+
+
+def _unique(values: Iterable[T]) -> list[T]:
+    return list(dict.fromkeys(values))
+
+
+def collect(folder: RunsFolder) -> list[dict[str, Any]]:
+    """Write results.csv and results.json into the folder and return their records.
+
+    A record has all metrics of one part of one run. Records follow the plans and their order;
+    runs that are in no plan come last, with an empty plan.
+    """
+    runs = {run.spec.hash: run for run in folder.runs()}
+    if not runs:
+        raise DataError(f"{folder.root} has no finished runs. Run a grid into this folder first.")
+    records: list[dict[str, Any]] = []
+    left = dict(runs)
+    for name, plan in folder.plans().items():
+        hashes = [(cell.label, cell.spec.hash) for cell in plan.cells]
+        mine = [(label, runs[key]) for label, key in hashes if key in runs]
+        records += _records(name, mine)
+        for _, run in mine:
+            left.pop(run.spec.hash, None)
+    records += _records("", [(run.spec.method, run) for run in left.values()])
+    write_text(folder.root / "results.csv", _csv(records))
+    write_json(folder.root / "results.json", records)
+    return records
+
+
+def _records(plan: str, runs: LabelledRuns) -> list[dict[str, Any]]:
+    """The tidy table with the metrics of a run and part side by side."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    ends: dict[tuple[str, str, str], dict[str, Any]] = {}  # what follows the metrics
+    for label, run, part, metric, value in tidy_rows(runs):
+        key = (label, run.spec.hash, part)
+        if key not in found:
+            start = {"plan": plan, "label": label, "run": run.spec.hash}
+            start |= run.spec.model_dump(mode="json")
+            found[key] = start | {"part": part, "classes": len(run.class_names(part))}
+            seconds = run.result["seconds"].items()
+            ends[key] = {f"seconds_{phase}": taken for phase, taken in seconds}
+            ends[key] |= {name: run.result.get(name) for name in _FACTS}
+        found[key][metric] = value
+    return [record | ends[key] for key, record in found.items()]
+
+
+_FACTS = ("together", "peak_mib", "backbone_digest", "data_sha256", "versions")
+
+
+def _csv(records: Sequence[Mapping[str, Any]]) -> str:
+    names = _unique(name for record in records for name in record)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _flat(value) for name, value in row.items()} for row in records)
+    return out.getvalue()
+
+
+def _flat(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value

@@ -1,0 +1,228 @@
+"""`ogkd export` and `ogkd app`: a model as one ONNX file, or as a web page."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ogkd.cli.options import (
+    DeviceOption,
+    EngineOverride,
+    ModelArgument,
+    MovedBackbone,
+    require_calibration,
+    say,
+)
+from ogkd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ogkd.export import Exported
+
+_PASSWORD = "OGKD_APP_PASSWORD"
+_SHORTEST = 8  # characters of a password
+
+
+def export(
+    model: ModelArgument,
+    *,
+    onnx: Annotated[Path, typer.Option("--onnx", help="The file to write, ending in .onnx.")],
+    include_preprocessing: Annotated[
+        bool,
+        typer.Option(
+            "--include-preprocessing",
+            help="Take uint8 [N, H, W, 3] and normalise inside the graph; resizing stays outside.",
+        ),
+    ] = False,
+    check: Annotated[
+        list[Path] | None,
+        typer.Option(help="Images or folders to compare on (default: phantoms). Repeatable."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Labelled images to compare on; they also show what --int8 costs."),
+    ] = None,
+    split: Annotated[str, typer.Option(help="Which split of --data to use.")] = "test",
+    int8: Annotated[
+        bool, typer.Option("--int8", help="8-bit weights in the image tower: smaller, less exact.")
+    ] = False,
+    max_risk: Annotated[
+        float | None,
+        typer.Option(help="Store the threshold for this risk in the metadata (not with --int8)."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Largest allowed difference from torch's probabilities.")
+    ] = 1e-4,
+    backbone: MovedBackbone = None,
+    engine: EngineOverride = None,
+) -> None:
+    """Write image encoder and head as one ONNX file for onnxruntime.
+
+    The file is compared with torch on the images of --check or --data, or on
+    phantoms, in batches of 1, 2 and 7. If a probability differs by more than
+    --tolerance, no file is written. The metadata describes how to prepare an
+    image, and contains the class names and the calibration.
+    """
+    from ogkd.export import export_onnx, place_for_onnx, require_extra
+    from ogkd.images import find_images
+
+    require_extra()
+    place = place_for_onnx(onnx)
+    if check and data is not None:
+        raise ConfigError("Give --check or --data, not both: each names the images to compare on.")
+    images = find_images(check) if check else []
+
+    from ogkd.evaluation import predict_labelled
+    from ogkd.model.classifier import load
+
+    classifier = load(model, backbone=backbone, device="cpu", engine=engine)
+    if not int8:  # with int8, the library refuses max_risk whether calibrated or not
+        require_calibration(classifier, max_risk=max_risk)
+    labels = None
+    if data is not None:
+        judged = predict_labelled(classifier, data, split=split)
+        images, labels = judged.images, judged.labels
+    exported = export_onnx(
+        classifier,
+        place,
+        images=images,
+        labels=labels,
+        include_preprocessing=include_preprocessing,
+        int8=int8,
+        max_risk=max_risk,
+        tolerance=tolerance,
+    )
+    _print_export(exported, tolerance)
+    if exported.note:
+        say(f"Note: {exported.note} The file therefore has no sets and no threshold.")
+
+
+def _print_export(exported: Exported, tolerance: float) -> None:
+    images = f"{exported.images} images"
+    if exported.phantoms:
+        images += f" ({exported.phantoms} of them phantoms; use --check for real ones)"
+    typer.echo(
+        f"Compared with torch on {images}, in batches of 1, 2 and 7: largest difference of a "
+        f"probability {exported.largest_difference:.1e}, allowed {tolerance:.0e}."
+    )
+    rates = exported.images_per_second
+    shown = ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
+    typer.echo(f"Images per second, one at a time: {shown}.")
+    if (cost := exported.int8) is not None:
+        typer.echo(
+            f"int8 on {cost.images} images: largest difference {cost.largest_difference:.1e}, "
+            f"same class in {100 * cost.agreement:.1f} %."
+        )
+        if cost.accuracy is not None and cost.float32_accuracy is not None:
+            gained = 100 * (cost.accuracy - cost.float32_accuracy)
+            typer.echo(
+                f"Accuracy {100 * cost.accuracy:.2f} % instead of "
+                f"{100 * cost.float32_accuracy:.2f} % ({gained:+.2f} points)."
+            )
+        typer.echo(
+            f"Size {exported.bytes / 1e6:.1f} MB instead of {cost.float32_bytes / 1e6:.1f} MB, "
+            f"{cost.speed_gain:.2f} times as fast as the float32 graph."
+        )
+        if cost.speed_gain < 1:
+            typer.echo("On this machine int8 is slower: use it only for its size.")
+    typer.echo(f"Wrote {exported.path} ({exported.bytes / 1e6:.1f} MB).")
+
+
+def app(
+    models: Annotated[
+        list[Path],
+        typer.Argument(help="Folders written by `ogkd fit --out`; several are compared."),
+    ],
+    *,
+    support: Annotated[
+        Path | None,
+        typer.Option(help="The data that the models learned from, to show its images."),
+    ] = None,
+    max_risk: Annotated[
+        float | None, typer.Option(help="Abstain so that at most this share of answers is wrong.")
+    ] = None,
+    coverage: Annotated[
+        float, typer.Option(help="How often the set of classes contains the true one.")
+    ] = 0.9,
+    backbone: MovedBackbone = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Other than loopback needs a password.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Port (default: 7860, or the next free one)."),
+    ] = None,
+    max_mb: Annotated[float, typer.Option(help="Largest upload, in megabytes.")] = 50,
+    max_pixels: Annotated[
+        float, typer.Option(help="Largest image, in pixels; at most 100e6.")
+    ] = 50e6,
+    open_browser: Annotated[
+        bool, typer.Option("--open", help="Open the page in the browser.")
+    ] = False,
+    device: DeviceOption = "auto",
+) -> None:
+    """Serve a web page that classifies one image at a time. Ctrl-C stops it.
+
+    The page works offline and only this machine can reach it. With --host,
+    others can; it then needs a password, which is asked for or read from
+    OGKD_APP_PASSWORD. Uploads are deleted as soon as they are answered.
+    """
+    from ogkd.app.server import Settings, is_loopback, require_gradio, serve
+    from ogkd.images.decode import MAX_PIXELS
+
+    limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
+    limits["max_pixels"] = _count("--max-pixels", max_pixels)
+    if limits["max_pixels"] > MAX_PIXELS:
+        raise ConfigError(
+            f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read. Cut them into "
+            "tiles or scale them down first."
+        )
+    require_gradio()
+    password = None if is_loopback(host) else _ask_password(host)
+    settings = Settings(host=host, port=port, password=password, **limits)
+
+    from ogkd.app.models import load_models, with_support_images
+
+    loaded = load_models(
+        models, backbone=backbone, device=device, coverage=coverage, max_risk=max_risk
+    )
+    if support is not None:
+        loaded = with_support_images(loaded, support)
+    for model in loaded:
+        if model.note:
+            say(f"Note on {model.name}: {model.note}")
+
+    def announce(address: str) -> None:
+        typer.echo(f"Serving {', '.join(model.name for model in loaded)}")
+        typer.echo(f"Page: {address}    (Ctrl-C stops it)")
+        if password is not None:
+            typer.echo("The password is sent unencrypted: use it only in a network that you trust.")
+        if open_browser:
+            typer.launch(address)
+
+    serve(loaded, settings, say=announce)
+    typer.echo("Stopped; no upload is kept.")
+
+
+def _count(option: str, value: float) -> int:
+    if not 1 <= value < 1e12:
+        raise ConfigError(f"{option} must be a positive number, but is {value:g}.")
+    return int(value)
+
+
+def _ask_password(host: str) -> str:
+    """Read it from the environment or the terminal, as other users can see a command line."""
+    password = os.environ.get(_PASSWORD)
+    if password is None:
+        if not sys.stdin.isatty():
+            raise ConfigError(
+                f"{host} can be reached from other machines, so the page needs a password. Set "
+                f"{_PASSWORD}, or run this in a terminal, which asks for one."
+            )
+        password = typer.prompt("Password for the page", hide_input=True, confirmation_prompt=True)
+    if len(password) < _SHORTEST:
+        raise ConfigError(f"The password must have at least {_SHORTEST} characters.")
+    return str(password)

@@ -1,0 +1,68 @@
+"""Linear layers of frozen weights, laid out once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ogkd.backbones import _bert
+from ogkd.backbones._bert import MOST_ROWS, frozen_linear
+
+needs_kernels = pytest.mark.skipif(
+    not _bert._supported(), reason="torch has no packed linear layers on this machine"
+)
+
+
+def make_layer(*, bias: bool = True, width: int = 160, out: int = 192) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(width, out, bias=bias).requires_grad_(False)
+
+
+@needs_kernels
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 160), (37, 160), (3, 5, 160), (MOST_ROWS, 160)])
+def test_values_and_gradients_equal_the_layers_own(bias: bool, shape: tuple[int, ...]) -> None:
+    layer = make_layer(bias=bias)
+    values = torch.randn(shape, requires_grad=True)
+    again = values.detach().clone().requires_grad_()
+    packed, plain = frozen_linear(layer, values), layer(again)
+    assert layer in _bert._packs
+    torch.testing.assert_close(packed, plain, rtol=0, atol=1e-5)
+    direction = torch.randn_like(plain)
+    packed.backward(direction)
+    plain.backward(direction)
+    torch.testing.assert_close(values.grad, again.grad, rtol=0, atol=1e-5)
+
+
+@needs_kernels
+def test_a_gradient_that_is_not_contiguous_is_taken_as_it_is() -> None:
+    layer = make_layer()
+    values = torch.randn(160, 6).mT.requires_grad_()
+    frozen_linear(layer, values).mT.sum(dim=0).square().sum().backward()
+    again = values.detach().clone().requires_grad_()
+    layer(again).mT.sum(dim=0).square().sum().backward()
+    torch.testing.assert_close(values.grad, again.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["no gradient", "many rows", "small layer", "trained", "double"])
+def test_other_cases_take_the_plain_product(case: str) -> None:
+    layer = make_layer(width=64 if case == "small layer" else 160)
+    if case == "trained":
+        layer.requires_grad_()
+    if case == "double":
+        layer.double()
+    rows = MOST_ROWS + 1 if case == "many rows" else 3
+    values = torch.randn(rows, layer.in_features, dtype=layer.weight.dtype)
+    values.requires_grad_(case != "no gradient")
+    assert torch.equal(frozen_linear(layer, values), layer(values))
+    assert layer not in _bert._packs
+
+
+@needs_kernels
+def test_what_is_packed_goes_with_its_layer() -> None:
+    layer = make_layer()
+    frozen_linear(layer, torch.randn(2, 160, requires_grad=True))
+    before = len(_bert._packs)
+    del layer
+    assert len(_bert._packs) == before - 1

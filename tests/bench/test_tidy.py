@@ -1,0 +1,115 @@
+"""One definition of averages and of their spread, for tables and figures alike."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ogkd.bench.figures.curves import few_shot_average, panel_of
+from ogkd.bench.figures.inputs import FigureInput
+from ogkd.bench.runs import Plan, RunsFolder, RunSpec
+from ogkd.bench.tables import make_table
+from ogkd.bench.tidy import Condition, Summary, average_and_spread, spread, tidy_rows
+from ogkd.evaluation.names import METRICS
+from tiny_runs import make_plan, write_run
+
+# The datasets vary in opposite directions: their own deviations are 5 and 15, that of the
+# average is 5, so the two definitions of a spread cannot be confused.
+SCORES = {("busi", 4): [0.50, 0.60], ("covid", 4): [0.90, 0.60], ("busi", 1): [0.4, 0.4]}
+SCORES |= {("covid", 1): [0.3, 0.5]}
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> tuple[RunsFolder, Plan]:
+    folder, cells = RunsFolder(tmp_path), []
+    for (dataset, shots), values in SCORES.items():
+        for seed, value in enumerate(values, start=1):
+            spec = RunSpec(dataset=dataset, method="coop", shots=shots, seed=seed)
+            write_run(folder, spec, value, aurc=1 - value)
+            cells.append(("coop", spec))
+    return folder, make_plan(cells, "few-shot")
+
+
+def test_a_row_is_one_metric_of_one_part_of_one_run(done: tuple[RunsFolder, Plan]) -> None:
+    folder, plan = done
+    rows = tidy_rows(folder.finished(plan))
+    assert len(rows) == len(plan.cells) * len(METRICS)
+    assert [row.metric for row in rows[: len(METRICS)]] == list(METRICS)
+    values = {(row.run.spec.hash, row.metric): row.value for row in rows}
+    first = plan.cells[0].spec.hash
+    assert (values[first, "accuracy"], values[first, "aurc"]) == (0.5, 0.5)
+    assert values[first, "kappa"] is None
+
+
+def test_the_spread_of_an_average_is_that_of_the_average_at_each_seed(
+    done: tuple[RunsFolder, Plan],
+) -> None:
+    folder, plan = done
+    summary = Summary(plan, folder.finished(plan))
+    found = summary.average("coop", Condition(4, 0, None), "test")
+    assert found is not None
+    assert (found.value, found.std) == (pytest.approx(0.65), pytest.approx(0.05))
+    one = summary.of("coop", "covid", Condition(4, 0, None), "test")
+    assert one is not None
+    assert one.std == pytest.approx(0.15)
+
+
+def test_tables_and_figures_show_the_same_average_and_spread(done: tuple[RunsFolder, Plan]) -> None:
+    folder, plan = done
+    text = make_table(folder, plan, per_dataset=False)
+    printed = re.search(r"\| coop \| (\S+) ± (\S+) \| (\S+) ± (\S+) \|", text)
+    assert printed is not None
+    ((_, figure),) = few_shot_average(FigureInput(plan, folder.finished(plan), None))
+    (line,) = figure.axes[0].get_lines()
+    (band,) = figure.axes[0].collections
+    for place, mean, std in ((1, *printed.groups()[:2]), (4, *printed.groups()[2:])):
+        (y,) = line.get_ydata()[line.get_xdata() == place]
+        edges = band.get_paths()[0].vertices
+        assert f"{y:.1f}" == mean
+        assert f"{max(edges[edges[:, 0] == place, 1]) - y:.1f}" == std
+
+
+def test_a_spread_needs_two_seeds() -> None:
+    assert math.isnan(spread([1.0]))
+    assert spread([1.0, 3.0]) == 1.0
+
+
+seeds = st.dictionaries(st.integers(1, 4), st.floats(0.05, 1.0), min_size=1)
+
+
+@given(st.lists(seeds, min_size=1, max_size=4))
+def test_an_average_is_over_seeds_then_datasets(datasets: list[dict[int, float]]) -> None:
+    value, std = average_and_spread("test", [datasets])
+    means = [statistics.fmean(mine.values()) for mine in datasets]
+    assert value == pytest.approx(statistics.fmean(means))
+    common = set.intersection(*map(set, datasets))
+    at_seed = [statistics.fmean(mine[seed] for mine in datasets) for seed in common]
+    if len(common) < 2:
+        assert math.isnan(std)
+    else:
+        assert std == pytest.approx(statistics.pstdev(at_seed), abs=1e-12)
+        own = [statistics.pstdev(mine[seed] for seed in common) for mine in datasets]
+        assert std <= statistics.fmean(own) + 1e-12  # what other papers print
+
+
+@given(st.lists(st.tuples(st.floats(0.05, 1), st.floats(0.05, 1)), min_size=1, max_size=4))
+def test_both_harmonic_means_agree_for_one_dataset_only(pairs: list[tuple[float, float]]) -> None:
+    base, novel = ([{1: pair[side]} for pair in pairs] for side in (0, 1))
+    of_averages, _ = average_and_spread("hm", [base, novel])
+    mean, _ = average_and_spread("mean-hm", [base, novel])
+    own = [statistics.harmonic_mean(pair) for pair in pairs]
+    assert mean == pytest.approx(statistics.fmean(own))
+    b, n = (statistics.fmean(pair[side] for pair in pairs) for side in (0, 1))
+    assert of_averages == pytest.approx(statistics.harmonic_mean([b, n]))
+    assert of_averages >= mean - 1e-9  # the harmonic mean is concave
+    if len(pairs) == 1:
+        assert of_averages == pytest.approx(mean)
+    curve = panel_of("", "hm", {("a", 1.0): dict(enumerate(base))},
+                     {("a", 1.0): dict(enumerate(novel))}).curves[0]  # fmt: skip
+    assert curve.mean[0] == pytest.approx(of_averages)
