@@ -1,7 +1,7 @@
 """Fused: a text head and a Gaussian head on images, weighted by cross-fitting on the support.
 
 The method comes first; below it, in float64, the two linear experts and their posterior mean
-(docs/fused.md).
+(docs/concepts/fused.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TEXT = "text."  # prefix of the names of the text head's tensors
 class FusedConfig(MethodConfig):
     """`text`: "bank", "single", "ogkd" or any other method that learns class texts.
 
-    The numbers are those of docs/fused.md, chosen there on training and validation images.
+    The numbers are those of docs/concepts/fused.md, chosen there on training and validation images.
     """
 
     text: str = "bank"
@@ -74,7 +74,7 @@ class Fused(Method[FusedConfig]):
 
     name = "fused"
     summary = "text head and Gaussian head on images, weighted on the support alone"
-    citation = "this project, docs/fused.md; the visual side after Wang et al., ICLR 2024"
+    citation = "this project, docs/concepts/fused.md; the visual side after Wang et al., ICLR 2024"
 
     def __init__(self, config: FusedConfig) -> None:
         super().__init__(config)
