@@ -17,11 +17,9 @@ from collections.abc import Callable, Iterator
 from importlib import metadata, util
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ogkd.errors import ConfigError, OgkdError
-
-__all__ = ["BACKBONES", "DATASETS", "METHODS", "VARIABLE", "installed", "load", "name_of"]
 
 METHODS, BACKBONES, DATASETS = "ogkd.methods", "ogkd.backbones", "ogkd.datasets"
 VARIABLE = "OGKD_PLUGINS"  # what `load` was given, for worker processes: like PATH, absolute
@@ -50,8 +48,16 @@ def load(plugin: str | os.PathLike[str]) -> str:
     return _plugin_name(module.__name__)
 
 
-def installed(group: str) -> Iterator[tuple[str, Any]]:
-    """What plugins add to a group: pairs of a description for messages and the loaded object.
+class Installed(NamedTuple):
+    """What an installed package adds: a description for messages, its name, the loaded object."""
+
+    what: str
+    name: str
+    value: Any
+
+
+def installed(group: str) -> Iterator[Installed]:
+    """What plugins add to a group.
 
     The plugins of the environment variable are loaded first: they register themselves. Of
     installed packages, every entry point in the group is loaded.
@@ -63,7 +69,7 @@ def installed(group: str) -> Iterator[tuple[str, Any]]:
         package = entry.dist.name if entry.dist is not None else entry.module
         what = f"The plugin '{package}' (entry point {entry.name} = {entry.value})"
         advice = f"Fix it, or remove it with: pip uninstall {package}."
-        yield what, _guarded(entry.load, what, advice)
+        yield Installed(what, entry.name, _guarded(entry.load, what, advice))
 
 
 def name_of(thing: type) -> str | None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import ogkd.methods
 import ogkd.prompts
-from ogkd.datasets import catalog
 from ogkd.datasets.catalog import Benchmark, benchmark, benchmarks, read_catalog
 from ogkd.datasets.splits import base_and_novel
 from ogkd.errors import ConfigError
@@ -180,53 +176,3 @@ def test_a_wrong_record_is_refused(tmp_path: Path, old: str, new: str, words: st
     path.write_text(GOOD.replace(old, new))
     with pytest.raises(ConfigError, match=words):
         read_catalog(path)
-
-
-class Entry:
-    """An installed package's entry point."""
-
-    name, value = "theirs", "their_package:CATALOGUE"
-
-    def __init__(self, thing: Any) -> None:
-        self.thing = thing
-
-    def load(self) -> Any:
-        return self.thing
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Entry]]:
-    entries: list[Entry] = []
-    monkeypatch.setattr(metadata, "entry_points", lambda *, group: entries)
-    catalog._catalog.cache_clear()
-    yield entries
-    catalog._catalog.cache_clear()
-
-
-def test_another_package_adds_its_datasets(installed: list[Entry], tmp_path: Path) -> None:
-    path = tmp_path / "theirs.toml"
-    path.write_text(GOOD)
-    installed.append(Entry(path))
-    assert benchmark("X").class_names == ("a", "b")
-    assert list(benchmarks()) == sorted(benchmarks())
-    assert "btmri" in benchmarks()
-
-
-@pytest.mark.parametrize(
-    ("thing", "words"),
-    [
-        (42, "it is int, not a path"),
-        ("/nowhere/theirs.toml", "cannot be read"),
-        (GOOD.replace("[x]", "[btmri]"), "already a dataset called 'btmri'"),
-    ],
-)
-def test_a_catalogue_that_cannot_be_used_is_named(
-    installed: list[Entry], tmp_path: Path, thing: Any, words: str
-) -> None:
-    if "[btmri]" in str(thing):
-        path = tmp_path / "theirs.toml"
-        path.write_text(thing)
-        thing = path
-    installed.append(Entry(thing))
-    with pytest.raises(ConfigError, match=f"theirs = their_package:CATALOGUE .*{words}"):
-        benchmarks()

@@ -12,13 +12,14 @@ import os
 import re
 import tomllib
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ogkd.errors import BackboneError, did_you_mean
+from ogkd import plugins
+from ogkd.errors import BackboneError, OgkdError, did_you_mean
 from ogkd.files import cache_dir
 
 if TYPE_CHECKING:
@@ -28,19 +29,6 @@ if TYPE_CHECKING:
 
     Loader = Callable[[torch.device], Backbone]
 
-__all__ = [
-    "ENTRY_POINTS",
-    "Record",
-    "catalog",
-    "find_loader",
-    "find_record",
-    "read_catalog",
-    "record_for_hub_id",
-    "register_backbone",
-    "unknown",
-]
-
-ENTRY_POINTS = "ogkd.backbones"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(r"[a-z0-9][\w.-]*")
 
@@ -127,9 +115,10 @@ def catalog() -> dict[str, Record]:
 def find_record(name: str) -> Record | None:
     """The record with this name or hub id, in any letter case."""
     wanted = name.lower()
-    for record in catalog().values():
-        if wanted == record.name or (record.hub_id and wanted == record.hub_id.lower()):
-            return record
+    for records in (_own_catalog, catalog):  # plugins only if it is none of ours
+        for record in records().values():
+            if wanted == record.name or (record.hub_id and wanted == record.hub_id.lower()):
+                return record
     return None
 
 
@@ -168,21 +157,17 @@ def _own_catalog() -> dict[str, Record]:
 def _installed_catalog() -> dict[str, Record]:
     """Read the catalogues of other packages and register their loaders, once per process."""
     found: dict[str, Record] = {}
-    for entry in metadata.entry_points(group=ENTRY_POINTS):
+    for what, name, value in plugins.installed(plugins.BACKBONES):
         try:
-            value = entry.load()
             if isinstance(value, str | os.PathLike):
                 records = read_catalog(Path(value))
                 if twice := sorted(records.keys() & (_own_catalog().keys() | found.keys())):
                     raise BackboneError(f"There is already a backbone called '{twice[0]}'")
                 found |= records
             elif callable(value):
-                register_backbone(entry.name, value)
-            else:
-                raise TypeError(f"it is {type(value).__name__}, not a path or a function")
-        except Exception as error:  # whatever another package's code raises
-            raise BackboneError(
-                f"The entry point {entry.name} = {entry.value} ({ENTRY_POINTS}) cannot be used: "
-                f"{error}. Fix or uninstall the package that defines it."
-            ) from error
+                register_backbone(name, value)
+            elif not isinstance(value, ModuleType):  # a module registers its own
+                raise BackboneError(f"it is {type(value).__name__}, not a path or a function")
+        except (OSError, OgkdError) as error:
+            raise BackboneError(f"{what} cannot be used: {error}. Fix or uninstall it.") from error
     return found

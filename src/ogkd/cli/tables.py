@@ -9,8 +9,6 @@ from typing import Any, TextIO
 
 from ogkd.files import write_atomically
 
-__all__ = ["evaluation_lines", "harmless", "harmless_path", "print_table", "write_csv"]
-
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that start with these
 _MOST_CLASSES = 12  # a larger confusion matrix is only written to --out
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")

@@ -14,17 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "Benchmark",
-    "Counts",
-    "add_catalog",
-    "benchmark",
-    "benchmarks",
-    "find_benchmark",
-    "known_benchmarks",
-    "read_catalog",
-]
-
 HUB = "https://huggingface.co"
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # one folder deep, no tricks
@@ -128,7 +117,7 @@ def add_catalog(path: str | os.PathLike[str]) -> None:
 @functools.cache
 def _load_plugins() -> None:
     """Add the catalogues of plugins: an entry point is a path, or a module that adds its own."""
-    for what, found in plugins.installed(plugins.DATASETS):
+    for what, _, found in plugins.installed(plugins.DATASETS):
         if isinstance(found, ModuleType):
             continue
         if not isinstance(found, str | os.PathLike):

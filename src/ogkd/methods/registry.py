@@ -18,8 +18,6 @@ from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods.base import Method
 
-__all__ = ["DEFAULT", "METHODS", "make_method", "presets", "register"]
-
 DEFAULT = "ogkd"  # the method of a fit that names none
 
 MethodT = TypeVar("MethodT", bound=type[Method])
@@ -62,7 +60,7 @@ class _Methods(Mapping[str, type[Method]]):
                 return
             self._complete = True  # before the loop: a plugin may ask for methods itself
             try:
-                for what, found in plugins.installed(plugins.METHODS):
+                for what, _, found in plugins.installed(plugins.METHODS):
                     if isinstance(found, ModuleType):
                         continue  # it registered its methods when it was imported
                     try:
