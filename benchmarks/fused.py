@@ -1,4 +1,4 @@
-"""Text, images, or both: `fused` beside its parts on real images, for docs/fused.md.
+"""Text, images, or both: `fused` beside its parts on real images, for docs/evidence/fused.md.
 
 Needs the developers' shared folder (real images and a real backbone) in OGKD_SHARED. Every
 dataset is one JSON file in --out; what is there is not run again.

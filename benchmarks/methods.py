@@ -1,4 +1,4 @@
-"""What every method costs: the first table of docs/methods.md.
+"""What every method costs: the first table of docs/evidence/methods.md.
 
 Measured at BiomedCLIP's size with random weights, on cached features of 16 shots x 8 classes
 and texts that are encoded beforehand, each method in a process of its own; one JSON each. What

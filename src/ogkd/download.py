@@ -27,8 +27,6 @@ from ogkd.errors import DataError, StorageError
 from ogkd.files import sha256_file, storage_errors, write_json
 from ogkd.progress import progress_bar
 
-__all__ = ["Downloaded", "check_space", "download"]
-
 _TIMEOUT = 30  # seconds without a byte
 _ATTEMPTS = 6  # in a row without progress
 _LONGEST_WAIT = 60.0  # seconds between two attempts

@@ -7,17 +7,6 @@ The command line prints the message alone and exits with `exit_code`.
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "BackboneError",
-    "ConfigError",
-    "DataError",
-    "Interrupted",
-    "OgkdError",
-    "StorageError",
-    "TrainingError",
-    "did_you_mean",
-]
-
 
 class OgkdError(Exception):
     """Anything a user can cause and fix; the message is written for them.

@@ -15,16 +15,6 @@ from typing import Any
 
 from ogkd.errors import StorageError
 
-__all__ = [
-    "cache_dir",
-    "folder_atomically",
-    "sha256_file",
-    "storage_errors",
-    "write_atomically",
-    "write_json",
-    "write_text",
-]
-
 _MANY = 200  # files in a folder from which on the disk is asked once for all of them
 
 

@@ -21,17 +21,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from ogkd.errors import ConfigError, OgkdError
 
-__all__ = [
-    "BACKBONES",
-    "DATASETS",
-    "METHODS",
-    "VARIABLE",
-    "Installed",
-    "installed",
-    "load",
-    "name_of",
-]
-
 METHODS, BACKBONES, DATASETS = "ogkd.methods", "ogkd.backbones", "ogkd.datasets"
 VARIABLE = "OGKD_PLUGINS"  # what `load` was given, for worker processes: like PATH, absolute
 T = TypeVar("T")

@@ -15,8 +15,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["Bar", "progress_bar"]
-
 
 class Bar:
     """One line of progress."""

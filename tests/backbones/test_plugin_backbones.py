@@ -97,7 +97,7 @@ def test_importing_looks_for_no_entry_points() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (ImportError("no module named x"), "broken = their_package:thing .*no module named x"),
+        (ImportError("no module named x"), "broken = their_package:thing.*no module named x"),
         (42, "it is int, not a path or a function"),
         ("/nowhere/theirs.toml", "cannot be read"),
     ],

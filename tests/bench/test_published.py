@@ -10,8 +10,8 @@ from ogkd.methods import METHODS
 
 Key = tuple[str, str, str, str, int, int | None]
 
-# Cells whose printed value does not follow from the cells it is made of
-# (docs/reference/benchmark-tables.md).
+# Cells whose printed value does not follow from the cells it is made of:
+# docs/reference/benchmark-tables.md.
 WRONG_HM = {
     ("base-to-novel", "btmri", "kgcoop", 0),  # by one hundredth
     ("noise-base-to-novel", "chmnist", "biomedcoop", 2),

@@ -125,7 +125,7 @@ def test_verify_ends_with_code_2_on_a_failure() -> None:
     result = run("verify", "plip")
     assert result.exit_code == 2
     assert "FAIL" in result.output
-    assert "fix: run `ogkd backbones fetch plip --force`" in result.output
+    assert "run `ogkd backbones fetch plip`" in result.output
 
 
 def test_an_unknown_name_is_an_error_for_the_user() -> None:

@@ -19,7 +19,7 @@ def test_a_calibration_appears_in_the_folder_and_changes_no_prediction(ogkd, mod
     outcome = ogkd("calibrate", model, others)
     assert outcome.code == 0, outcome.err
     assert "Calibrated on 24 images: 8 for the temperature, 16 for the sets" in outcome.out
-    assert "Note: 24 images are too few for promising at most 10 % errors" in outcome.err
+    assert "Note: 24 images are too few for guaranteeing at most 10 % errors" in outcome.err
     assert "more are needed." in outcome.err
     after = library.load(model)
     assert after.calibration.images == 24

@@ -52,7 +52,7 @@ def test_show_prints_a_class_of_a_bank_by_any_spelling(ogkd, refused):
     assert outcome.code == 0
     assert len(outcome.out.splitlines()) == 51
     assert len(json.loads(ogkd("prompts", "show", "busi", "--json").out)) == 3
-    assert "There are for: benign tumor" in refused("prompts", "show", "busi", "cyst")
+    assert "only for: benign tumor" in refused("prompts", "show", "busi", "cyst")
     assert "a bank's name" in refused("prompts", "show", "nothing")
 
 
@@ -208,7 +208,7 @@ def test_generate_refuses_what_cannot_work(refused, monkeypatch, tmp_path):
     out = tmp_path / "bank.json"
     monkeypatch.delenv("OGKD_LLM_URL", raising=False)
     assert "OGKD_LLM_URL" in refused(*ask_for(out))
-    assert "no web address" in refused(*ask_for(out, "--url", "localhost"))
+    assert "not a valid URL" in refused(*ask_for(out, "--url", "localhost"))
     assert "is a folder" in refused(*ask_for(tmp_path, "--url", "http://127.0.0.1:9/v1"))
     out.write_text("not a bank")
     assert "not valid JSON" in refused(*ask_for(out, "--url", "http://127.0.0.1:9/v1"))

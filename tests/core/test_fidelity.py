@@ -78,30 +78,31 @@ def by_the_released_formulas(v, Z, bank, T_hat, y):
     T = normalize(bank.mean(dim=1), dim=-1)
     W = (ALPHA * T @ T.T).softmax(dim=-1)
 
-    s = (SCALE * torch.einsum("bd,cnd->bcn", v, bank)).max(dim=1).values.mean(dim=0)  # AUDIT 12
+    # The numbers are those of docs/concepts/fidelity.md.
+    s = (SCALE * torch.einsum("bd,cnd->bcn", v, bank)).max(dim=1).values.mean(dim=0)  # 12
     z = (s - s.median()) / (s - s.median()).abs().median()
     keep = ((z - z.mean()) / z.std()).abs() <= TAU
-    T_tilde = normalize(bank[:, keep].mean(dim=1), dim=-1)  # AUDIT 15
+    T_tilde = normalize(bank[:, keep].mean(dim=1), dim=-1)  # 15
 
     log_p = (SCALE * v @ T_hat.T).log_softmax(dim=-1)
     log_q = (SCALE * v @ T_tilde.T).log_softmax(dim=-1)
     q_star = (1 - GAMMA) * log_q + GAMMA * log_q @ W
-    gad_value = kl_div(log_p, q_star, reduction="sum", log_target=True) / log_p.numel()  # AUDIT 1
+    gad_value = kl_div(log_p, q_star, reduction="sum", log_target=True) / log_p.numel()  # 1
 
-    K = max(1, int(round(P * RATIO)))  # noqa: RUF046  AUDIT 9, as it is written there
+    K = max(1, int(round(P * RATIO)))  # noqa: RUF046  9, as it is written there
     student, teacher = SCALE * Z @ T_hat.T, SCALE * Z @ T_tilde.T  # [B, P, C]
     rows = torch.arange(B)
-    chosen = teacher[rows, :, y].abs().topk(K, dim=-1).indices  # AUDIT 8
+    chosen = teacher[rows, :, y].abs().topk(K, dim=-1).indices  # 8
     patch_log_q = teacher.log_softmax(dim=-1)
     u_star = ((1 - GAMMA) * patch_log_q + GAMMA * patch_log_q @ W)[
         rows[:, None], chosen, y[:, None]
     ]
     u = student.log_softmax(dim=-1)[rows[:, None], chosen, y[:, None]]
-    lgd_value = (u_star.exp() * (u_star - u)).sum() / (B * K)  # AUDIT 2 and 6
+    lgd_value = (u_star.exp() * (u_star - u)).sum() / (B * K)  # 2 and 6
 
     return {
         "ce": torch.nn.CrossEntropyLoss()(SCALE * v @ T_hat.T, y),
-        "sccm": torch.nn.MSELoss()(T_hat, T),  # AUDIT 3
+        "sccm": torch.nn.MSELoss()(T_hat, T),  # 3
         "gad": gad_value,
         "lgd": lgd_value,
     }

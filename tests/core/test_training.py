@@ -43,7 +43,7 @@ def test_the_schedule_is_a_warmup_then_a_cosine_over_all_epochs():
     assert learning_rate(0, config) == 1e-5
     assert learning_rate(1, config) == pytest.approx(2.5e-3)
     assert learning_rate(51, config) == pytest.approx(1.25e-3)
-    assert learning_rate(99, config) == pytest.approx(2.5e-6, rel=0.02)  # AUDIT #24
+    assert learning_rate(99, config) == pytest.approx(2.5e-6, rel=0.02)  # fidelity.md, 24
     for epoch in range(1, 100):
         expected = 0.0025 * (1 + math.cos(math.pi * (epoch - 1) / 100)) / 2
         assert learning_rate(epoch, config) == pytest.approx(expected)

@@ -16,6 +16,7 @@ GENERATED = {ROOT / "docs" / "reference" / "cli.md"}  # made when the site is bu
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(.+?) *$", re.MULTILINE)
+SOURCE = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|toml|txt))`")
 OWN_PAGE = re.compile(r"docs/[\w/-]+\.md")
 
 
@@ -71,6 +72,24 @@ def test_pages_that_the_source_cites_exist():
     gone = sorted(f"{file} cites {name}" for file, name in cited if not (ROOT / name).exists())
     assert not gone, "\n".join(gone)
     assert cited
+
+
+def test_source_files_that_a_page_names_exist():
+    named = {
+        (page.relative_to(ROOT).as_posix(), name)
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+        for name in SOURCE.findall(page.read_text(encoding="utf-8"))
+    }
+    places = (ROOT, ROOT / "src" / "ogkd")
+    gone = sorted(
+        f"{page} names {name}"
+        for page, name in named
+        if any((place / name.split("/")[0]).is_dir() for place in places)
+        and not any((place / name).exists() for place in places)
+    )
+    assert not gone, "\n".join(gone)
+    assert named
 
 
 def test_every_page_is_reached_from_the_index():

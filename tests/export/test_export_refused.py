@@ -81,7 +81,7 @@ def test_places_that_cannot_be_written_are_refused(refuse, tmp_path):
     refuse(tmp_path, match="is a folder")
     refuse(tmp_path / "model.json", match=r"must end in \.onnx")
     (tmp_path / "file").write_text("")
-    refuse(tmp_path / "file" / "m.onnx", kind=StorageError, match="a file stands where a folder")
+    refuse(tmp_path / "file" / "m.onnx", kind=StorageError, match="a file is where a folder")
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxruntime", "onnxscript"])

@@ -26,7 +26,7 @@ def fit(support, text=None, **options):
 
 
 def plain(X, y, T, v, scale, kappa, rho, nu):
-    """docs/fused.md for one image v, with loops and an explicit inverse."""
+    """docs/concepts/fused.md for one image v, with loops and an explicit inverse."""
     C, N, d = len(T), len(X), X.shape[1]
     n = [int((y == c).sum()) for c in range(C)]
     mean = [X[y == c].mean(0) for c in range(C)]

@@ -17,8 +17,6 @@ from ogkd.model.decide import Decision
 from ogkd.model.explain import data_uri, draw, evidence_of
 from ogkd.model.familiarity import nearest
 
-__all__ = ["Answer", "Similar", "answers", "as_json"]
-
 _SIMILAR = 4  # support images shown
 PREVIEW = 640  # pixels of the longer side
 

@@ -21,8 +21,6 @@ from ogkd.model.decide import Decider, Policy, engine_note
 from ogkd.model.explain import data_uri
 from ogkd.progress import progress_bar
 
-__all__ = ["Model", "load_models", "with_support_images"]
-
 _SAME = 0.999  # cosine above which features are of one image; they are kept in half precision
 _THUMB = 160  # pixels
 

@@ -22,14 +22,6 @@ from ogkd.errors import DataError, OgkdError
 from ogkd.model.card import CAUTION
 from ogkd.model.explain import data_uri
 
-__all__ = [
-    "make_page",
-    "render_answers",
-    "render_error",
-    "render_header",
-    "style",
-]
-
 _INTERNAL_ERROR = "Something went wrong on the server. See its terminal for details."
 _WELCOME = '<div class="ogkd ogkd-welcome" role="status">The answer appears here.</div>'
 _ERROR = Markup(

@@ -23,8 +23,6 @@ from ogkd.app.page import make_page, style
 from ogkd.app.uploads import Uploads
 from ogkd.errors import ConfigError
 
-__all__ = ["Settings", "is_loopback", "require_gradio", "serve"]
-
 _PORT = 7860
 _TRIED = 100  # ports, from the default one on
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})

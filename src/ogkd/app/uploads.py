@@ -20,8 +20,6 @@ from ogkd.images import ImageRef, SliceRule
 from ogkd.images.dicom import frame_count, read_dicom
 from ogkd.images.plain import read_plain
 
-__all__ = ["Upload", "Uploads"]
-
 _MARKS = ((b"\x89PNG\r\n\x1a\n", 0, ".png"), (b"\xff\xd8\xff", 0, ".jpg"), (b"DICM", 128, ".dcm"))
 _ABANDONED = 3600.0  # seconds after which an upload that was never used is removed
 _NAME = 60  # characters of a file name that are kept; at 4 bytes each they still fit

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
     from ogkd.datasets.manifest import Manifest
 
-__all__ = ["NEAR", "audit_data", "scan_images"]
-
 NEAR = 6  # differing bits of 64 up to which two images count as nearly the same
 
 

@@ -8,8 +8,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from ogkd.audit.duplicates import Duplicates
 from ogkd.audit.result import Case, Facts, Finding, LabelReport, Record, ScannedImage
 
-__all__ = ["FEW", "all_findings", "data_findings", "gather_facts"]
-
 FEW = 16  # shots of the usual benchmark
 _UNEVEN = 10.0  # times as many images in the largest class as in the smallest
 _TELLING = 0.5  # share of the images beyond the largest class that a shortcut gets right

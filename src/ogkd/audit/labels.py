@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from ogkd.audit.result import LabelReport, Suspect
 from ogkd.errors import ConfigError
 
-__all__ = ["FOLDS", "find_suspicious_labels", "require_cleanlab"]
-
 FOLDS = 5
 _C = 0.01  # inverse regularisation: a larger C makes the probabilities overconfident
 

@@ -9,18 +9,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Audit",
-    "Case",
-    "Facts",
-    "Finding",
-    "LabelReport",
-    "NearPair",
-    "Record",
-    "ScannedImage",
-    "Suspect",
-]
-
 Severity = Literal["error", "warning", "note"]
 
 

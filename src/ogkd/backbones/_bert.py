@@ -25,8 +25,6 @@ from ogkd.backbones._weights import KeyTable, needed_shape
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
 
-__all__ = ["TextTower", "bert_hidden", "derive_bert_config", "frozen_linear", "text_table"]
-
 _BERT = "text.transformer."
 _STANDARD_WIDTHS = (128, 256, 512, 768, 1024)  # of the BERT family with heads of 64
 MOST_ROWS = 128  # with more rows, torch's own product is as fast or faster

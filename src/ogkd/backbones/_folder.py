@@ -22,15 +22,6 @@ from ogkd.errors import BackboneError
 from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
 
-__all__ = [
-    "backbone_digest",
-    "find_weights",
-    "read_json",
-    "read_preprocessing",
-    "read_state",
-    "try_again",
-]
-
 # Pillow's numbers
 _RESAMPLE: dict[int, Literal["bicubic", "bilinear", "nearest"]] = {
     0: "nearest",

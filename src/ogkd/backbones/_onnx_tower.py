@@ -21,8 +21,6 @@ from ogkd.errors import ConfigError
 from ogkd.files import cache_dir, write_atomically
 from ogkd.images.transforms import RGB, normalise
 
-__all__ = ["int8_layers", "open_session", "too_shallow", "tower_graph"]
-
 _OPSET = 18
 _VERSION = 1  # raise it when the graphs change, so that cached ones are made again
 _MOST_BYTES = 2_000_000_000  # a protobuf file ends at 2 GiB

@@ -23,20 +23,6 @@ from ogkd.backbones._folder import read_json
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import CLIP_MEAN, CLIP_STD
 
-__all__ = [
-    "BertConfigFile",
-    "OpenClipConfig",
-    "PreprocessConfig",
-    "TextConfig",
-    "TimmConfigFile",
-    "TokenizerSettings",
-    "VisionConfig",
-    "read_bert_config",
-    "read_open_clip_config",
-    "read_timm_config",
-    "read_tokenizer_settings",
-]
-
 Record = TypeVar("Record", bound=BaseModel)
 Triple = tuple[float, float, float]
 Rate = Annotated[float, Field(ge=0, lt=1)]

@@ -31,8 +31,6 @@ from ogkd.backbones.catalog import Record
 from ogkd.errors import BackboneError, OgkdError
 from ogkd.files import storage_errors
 
-__all__ = ["FileFacts", "Repository", "absent"]
-
 _SECONDS = 10  # to wait for the hub's first answer
 _SHA256 = re.compile("[0-9a-f]{64}")
 

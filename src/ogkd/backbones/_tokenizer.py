@@ -29,8 +29,6 @@ from ogkd.backbones._open_clip_config import (
 from ogkd.backbones.base import Tokens
 from ogkd.errors import BackboneError
 
-__all__ = ["Tokenizer", "bert_tokenizer", "clean_text", "folder_tokenizer"]
-
 _PUBLISHED = "Use the tokenizer files that were published with the model."
 
 # Typographic quotes, ligatures and wide letters become plain ones, as in the texts the models

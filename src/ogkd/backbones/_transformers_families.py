@@ -21,15 +21,6 @@ from ogkd.backbones.transformers_format import ModelFolder, TransformersBackbone
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import Preprocessing
 
-__all__ = [
-    "ClipBackbone",
-    "DualBackbone",
-    "SiglipBackbone",
-    "load_clip",
-    "load_dual",
-    "load_siglip",
-]
-
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _HALF = (0.5, 0.5, 0.5)
 _POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")

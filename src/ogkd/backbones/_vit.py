@@ -21,8 +21,6 @@ from ogkd.backbones._open_clip_config import OpenClipConfig, TimmConfigFile
 from ogkd.backbones._weights import KeyTable, needed_shape
 from ogkd.errors import BackboneError
 
-__all__ = ["ImageTower", "VisionSpec", "vision_spec", "vision_table"]
-
 _TRUNK = "visual.trunk."
 _CACHE = 16 * 2**20  # bytes; larger activations also need new memory pages at each call
 _EPS = 1e-6  # timm's LayerNorm in every network that _NAME admits

@@ -13,14 +13,6 @@ from torch import Tensor, nn
 from ogkd.backbones._folder import try_again
 from ogkd.errors import BackboneError
 
-__all__ = [
-    "KeyTable",
-    "assign_weights",
-    "load_into_transformers",
-    "needed_shape",
-    "quiet_transformers",
-]
-
 # A key of the file -> the parameters it fills, stacked along their first axis in the file.
 KeyTable = Mapping[str, tuple[str, ...]]
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ogkd.images.transforms import Preprocessing
 
-__all__ = ["Backbone", "ImageFeatures", "TextDropout", "Tokens"]
-
 
 @dataclass(frozen=True)
 class ImageFeatures:

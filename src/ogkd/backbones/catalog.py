@@ -29,17 +29,6 @@ if TYPE_CHECKING:
 
     Loader = Callable[[torch.device], Backbone]
 
-__all__ = [
-    "Record",
-    "catalog",
-    "find_loader",
-    "find_record",
-    "read_catalog",
-    "record_for_hub_id",
-    "register_backbone",
-    "unknown",
-]
-
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(r"[a-z0-9][\w.-]*")
 

@@ -20,15 +20,6 @@ from ogkd.backbones._onnx_tower import int8_layers, open_session, too_shallow, t
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
 from ogkd.errors import BackboneError, ConfigError
 
-__all__ = [
-    "ENGINES",
-    "EngineBackbone",
-    "digest_with",
-    "require_engine",
-    "with_engine",
-    "without_engine",
-]
-
 ENGINES = {
     "torch": "float32, the reference",
     "onnx": "float32 in ONNX Runtime; CPU only, features equal up to rounding",

@@ -26,15 +26,6 @@ from ogkd.download import check_space
 from ogkd.errors import BackboneError, StorageError
 from ogkd.files import cache_dir, folder_atomically, sha256_file, storage_errors, write_json
 
-__all__ = [
-    "examples_folder",
-    "fetch",
-    "fetch_examples",
-    "present",
-    "present_backbones",
-    "read_source",
-]
-
 _SOURCE = "source.json"
 _WEIGHTS = {
     "open_clip": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),

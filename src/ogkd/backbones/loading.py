@@ -18,16 +18,6 @@ from ogkd.backbones.catalog import (
 from ogkd.backbones.engines import require_engine, with_engine
 from ogkd.errors import BackboneError, ConfigError
 
-__all__ = [
-    "BUILTIN_FOLDER",
-    "detect_format",
-    "load_backbone",
-    "load_builtin",
-    "load_folder",
-    "resolve",
-    "resolve_device",
-]
-
 # A small CLIP that is part of the package (see MODEL_CARD.md there). It knows phantom images
 # only; with it everything runs at once and offline.
 BUILTIN_FOLDER = Path(__file__).parent / "builtin_data"

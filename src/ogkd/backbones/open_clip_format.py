@@ -32,8 +32,6 @@ from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import Preprocessing
 
-__all__ = ["OpenClipBackbone", "load_open_clip"]
-
 _WEIGHTS = (
     "open_clip_model.safetensors",
     "open_clip_pytorch_model.safetensors",

@@ -31,15 +31,6 @@ from ogkd.errors import BackboneError
 from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
 
-__all__ = [
-    "FAMILIES",
-    "WEIGHT_FILES",
-    "ModelFolder",
-    "TransformersBackbone",
-    "load_transformers",
-    "run_layers",
-]
-
 FAMILIES = ("clip", "siglip", "vision-text-dual-encoder")
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")

@@ -19,8 +19,6 @@ from ogkd.files import sha256_file
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import to_pixels
 
-__all__ = ["Check", "compare_outputs", "published_outputs", "verify"]
-
 TOLERANCE = 0.01  # of a probability; image libraries round differently, a wrong loader is far off
 
 

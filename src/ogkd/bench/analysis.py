@@ -11,19 +11,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "both_wrong",
-    "density",
-    "disease_mass",
-    "harmonic_mean",
-    "is_normal",
-    "margins",
-    "neighbour_mass",
-    "neighbours",
-    "right",
-    "wins",
-]
-
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 Labels = NDArray[np.int64]

@@ -18,8 +18,6 @@ from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
 from ogkd.bench.tidy import Average, Condition, Summary
 from ogkd.datasets.catalog import benchmarks
 
-__all__ = ["Comparison", "compare_with_published", "comparison_csv", "comparison_markdown"]
-
 AVERAGE = "average"
 _ROUNDING = 0.02  # by how much a recomputed average may differ from the printed one
 

@@ -22,9 +22,6 @@ from ogkd.datasets.splits import Sampling
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods import METHODS, Method, make_method, presets
 
-__all__ = ["Grid", "GridRow", "expand", "grid_names", "protocols", "read_grid"]
-
-
 _FEWEST = 4  # classes for base-to-novel: two base, two novel
 _Positive = Annotated[int, Field(ge=1)]
 _Whole = Annotated[int, Field(ge=0)]

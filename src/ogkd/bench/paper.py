@@ -12,8 +12,6 @@ from importlib.resources import files
 from ogkd.bench.runs import FrozenRecord, RunSpec
 from ogkd.datasets.catalog import benchmarks
 
-__all__ = ["Paper", "Published", "benchmark_of", "paper", "plain_name", "published"]
-
 
 class Paper(FrozenRecord):
     """The paper's methods and settings by name; see published/paper.toml."""

@@ -15,8 +15,6 @@ from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, RunSpec
 from ogkd.methods import METHODS
 
-__all__ = ["Progress", "duration", "estimate", "seconds_of"]
-
 # Before any run of a method is finished: seconds of one run at 16 shots on one core, by its `cost`.
 _ROUGH = {"instant": 0.5, "seconds": 2.0, "minutes": 120.0, "slow": 300.0}
 _ONLINE = 12.0  # times as long if every step encodes new crops (measured: docs, cluster)

@@ -16,8 +16,6 @@ from ogkd.errors import OgkdError, StorageError
 from ogkd.features.ray_cluster import use_folders
 from ogkd.features.store import FeatureStore
 
-__all__ = ["GroupAnswer", "NodeState", "RunActor"]
-
 
 @dataclass(frozen=True)
 class NodeState:

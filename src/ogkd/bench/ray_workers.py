@@ -40,8 +40,6 @@ from ogkd.features.ray_encode import RayWorkers
 from ogkd.files import cache_dir
 from ogkd.images import ImageRef
 
-__all__ = ["run_ray"]
-
 _PAUSE = 1.0  # seconds between checks for new nodes and for groups of other processes
 _CHUNK = 256  # images encoded by one task: a shard of the feature store
 

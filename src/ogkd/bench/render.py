@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from ogkd.bench.tidy import Average
 from ogkd.evaluation.names import Metric
 
-__all__ = ["Block", "Entry", "Table", "to_csv", "to_latex", "to_markdown"]
-
 _WIDE = 6  # more columns are scaled to the width of the page
 _NARROW = 4  # three blocks of up to this many columns fit side by side, as in the paper
 

@@ -33,8 +33,6 @@ from ogkd.fitting.prepare import Drawn, draw, make_support, normal_labels, text_
 from ogkd.methods import Head, Method, Support, TextSide, make_method, presets
 from ogkd.model.card import versions
 
-__all__ = ["RunGroup", "RunResult", "Runner", "group_runs", "method_of"]
-
 MOST_TOGETHER = 12  # runs in one pass: more would gain little, and a kill loses them all
 
 

@@ -26,19 +26,6 @@ from ogkd.datasets.splits import Sampling
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import folder_atomically, write_json
 
-__all__ = [
-    "SCHEMA",
-    "Cell",
-    "FinishedRun",
-    "FrozenRecord",
-    "LabelledRuns",
-    "Plan",
-    "Predictions",
-    "Protocol",
-    "RunSpec",
-    "RunsFolder",
-]
-
 SCHEMA = 1
 Protocol = Literal["few-shot", "base-to-novel"]
 

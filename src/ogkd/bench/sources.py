@@ -22,8 +22,6 @@ from ogkd.files import cache_dir
 from ogkd.fitting.prepare import normal_labels
 from ogkd.prompts.bank import read_bank, shipped_banks
 
-__all__ = ["Dataset", "Source", "find_sources", "open_dataset"]
-
 _PHANTOMS = "phantoms"
 
 

@@ -18,16 +18,6 @@ from ogkd.bench.tidy import Condition, condition_of
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
 
-__all__ = [
-    "DatasetDifference",
-    "Difference",
-    "Differences",
-    "compare_labels",
-    "compare_methods",
-    "differences_markdown",
-    "resample",
-]
-
 Correct = NDArray[np.float32]  # [2, S, N]: 1 if a method was right, by method, seed and image
 
 

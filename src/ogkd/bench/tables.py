@@ -10,8 +10,6 @@ from ogkd.bench.runs import LabelledRuns, Plan, RunsFolder
 from ogkd.bench.tidy import Condition, Summary
 from ogkd.errors import ConfigError, DataError
 
-__all__ = ["FORMATS", "Format", "make_table", "table_of"]
-
 Format = Literal["markdown", "latex", "csv"]
 FORMATS: dict[str, Callable[[Table], str]] = {
     "markdown": to_markdown,

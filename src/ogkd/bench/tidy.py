@@ -35,20 +35,6 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
 from ogkd.files import write_json, write_text
 
-__all__ = [
-    "Average",
-    "Condition",
-    "Seeds",
-    "Summary",
-    "TidyRow",
-    "average_and_spread",
-    "collect",
-    "condition_of",
-    "indistinguishable",
-    "spread",
-    "tidy_rows",
-]
-
 T = TypeVar("T")
 Seeds = Mapping[int, float]
 """The value of each finished seed."""

@@ -22,22 +22,6 @@ from ogkd.bench.sources import Source
 from ogkd.errors import ConfigError, OgkdError, StorageError
 from ogkd.files import storage_errors
 
-__all__ = [
-    "MOST_ATTEMPTS",
-    "GroupLock",
-    "Job",
-    "OnEvent",
-    "Provenance",
-    "group_title",
-    "is_settled",
-    "make_runner",
-    "one_line",
-    "run_groups",
-    "start_event",
-    "write_failure",
-    "write_results",
-]
-
 OnEvent = Callable[[dict[str, Any]], None]
 """Receives small records about what happens: start, done, failed, died."""
 

@@ -23,8 +23,6 @@ from ogkd.bench.worker import ATTEMPTS, Job, OnEvent, make_runner, run_groups
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import storage_errors, write_text
 
-__all__ = ["make_job", "prepare", "run_here", "run_processes"]
-
 _RESTARTS = 3  # of workers that die before they start a group
 
 

@@ -15,7 +15,6 @@ from typing import Annotated
 
 import typer
 
-from ogkd import plugins
 from ogkd.cli import backbones, bench, data, demo, deploy, doctor, evaluate, fit, predict, prompts
 from ogkd.cli.options import CommandGroup
 from ogkd.errors import OgkdError
@@ -73,6 +72,8 @@ def _root(
 ) -> None:
     """Few-shot adaptation of frozen biomedical vision-language models."""
     for name in plugin or ():
+        from ogkd import plugins
+
         plugins.load(name)
 
 
@@ -100,7 +101,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # here, so that a closed pipe is handled below
     except OgkdError as error:
-        _print_error(f"{error} (option --plugin)" if error.argument == "plugin" else str(error))
+        _print_error(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of our output has finished (`ogkd ... | head`): not an error.

@@ -9,17 +9,9 @@ from typing import Any, TextIO
 
 from ogkd.files import write_atomically
 
-__all__ = ["evaluation_lines", "harmless", "harmless_path", "print_table", "write_csv"]
-
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that start with these
 _MOST_CLASSES = 12  # a larger confusion matrix is only written to --out
-_SUMMARY = {
-    "accuracy": "accuracy",
-    "balanced_accuracy": "balanced accuracy",
-    "macro_f1": "macro-F1",
-    "auroc": "AUROC",
-    "kappa": "quadratic kappa",
-}
+_SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
 
 
 def print_table(
@@ -62,6 +54,8 @@ def harmless_path(path: object) -> str:
 
 def evaluation_lines(result: dict[str, Any]) -> Iterator[str]:
     """Yield the lines that `ogkd evaluate` prints."""
+    from ogkd.evaluation.names import METRICS
+
     groups, how = result["groups"], result["bootstrap"]
     yield f"{result['images']} images" + (f" of {groups} patients or groups" if groups else "")
     if how["resamples"]:
@@ -69,10 +63,10 @@ def evaluation_lines(result: dict[str, Any]) -> Iterator[str]:
         level = f"{100 * how['level']:g} % intervals"
         yield f"in brackets: {level}, {how['resamples']} resamples of {by}"
     yield ""
-    for key, name in _SUMMARY.items():
+    for key in _SUMMARY:
         if key in result:
             between = _between(result["intervals"][key])
-            yield f"{name:20} {_share(result[key]):>7} %  {between}".rstrip()
+            yield f"{METRICS[key].words:20} {_share(result[key]):>7} %  {between}".rstrip()
     for part in (_classes, _confusion, _screening, _selective, _calibration, _abstain, _sets):
         yield from part(result)
 

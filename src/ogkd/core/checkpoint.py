@@ -13,8 +13,6 @@ from torch import Tensor
 from ogkd.errors import ConfigError
 from ogkd.files import write_atomically
 
-__all__ = ["Checkpoint", "TrainingState"]
-
 
 @dataclass(frozen=True)
 class TrainingState:

@@ -14,8 +14,6 @@ from ogkd.core.losses import GadNormalisation, LgdNormalisation, PatchRounding, 
 from ogkd.core.teacher import Selector
 from ogkd.errors import ConfigError
 
-__all__ = ["PAPER", "PRESETS", "RELEASED", "Fidelity", "fidelity"]
-
 
 class Fidelity(BaseModel):
     """One choice for each difference; the defaults are the released code's.

@@ -13,8 +13,6 @@ from torch.nn.functional import normalize
 
 from ogkd.errors import ConfigError, DataError
 
-__all__ = ["Bank", "class_graph", "prototypes", "stack_bank"]
-
 Bank = Tensor | Sequence[Tensor]
 """Text features of the prompts: [.., C, N, d], or one [N_c, d] per class."""
 

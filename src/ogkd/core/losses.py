@@ -17,21 +17,6 @@ from torch import Tensor
 
 from ogkd.errors import ConfigError
 
-__all__ = [
-    "Gamma",
-    "LgdVariant",
-    "LossTerms",
-    "cross_entropy",
-    "diffuse",
-    "gad",
-    "gather_patches",
-    "lgd",
-    "logits",
-    "patches_kept",
-    "sccm",
-    "select_patches",
-]
-
 Gamma = float | Sequence[float] | Tensor
 """Geometry strength: one number, or one per class [C]."""
 GadNormalisation = Literal["batch_class", "batch"]

@@ -12,8 +12,6 @@ from torch import Tensor
 from ogkd.backbones.base import Backbone, TextDropout, Tokens
 from ogkd.errors import ConfigError
 
-__all__ = ["ContextConfig", "PromptLearner"]
-
 
 class ContextConfig(BaseModel):
     """What is learned: the context C of the paper (fidelity.md, 20 and 21).

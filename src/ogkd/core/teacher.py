@@ -15,8 +15,6 @@ from torch.nn.functional import normalize
 from ogkd.core.geometry import Bank, stack_bank
 from ogkd.errors import ConfigError
 
-__all__ = ["Selector", "select_prompts", "teacher_prototypes"]
-
 Selector = Literal["batch", "class", "none"]
 
 

@@ -26,18 +26,6 @@ from ogkd.core.prompting import PromptLearner
 from ogkd.errors import ConfigError, Interrupted, TrainingError
 from ogkd.progress import progress_bar
 
-__all__ = [
-    "Batch",
-    "Objective",
-    "OwnGradient",
-    "Run",
-    "TrainConfig",
-    "Views",
-    "learning_rate",
-    "train_contexts",
-    "train_step",
-]
-
 # Streams of one epoch's randomness, kept separate so that using one never shifts another.
 _ORDER, _DROPOUT, _INIT = range(3)
 _SMALL_STEP = 10_000_000  # tokens times width squared; BiomedCLIP at 4 classes has twice that

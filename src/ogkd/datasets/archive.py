@@ -22,8 +22,6 @@ from ogkd.download import check_space
 from ogkd.errors import DataError, OgkdError
 from ogkd.progress import progress_bar
 
-__all__ = ["Limits", "extract_into"]
-
 _CHUNK = 1 << 20
 _DRIVE = re.compile("^[A-Za-z]:")
 _MACOS = "__MACOSX"  # shadow files that the Finder adds

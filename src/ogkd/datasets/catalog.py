@@ -14,17 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "Benchmark",
-    "Counts",
-    "add_catalog",
-    "benchmark",
-    "benchmarks",
-    "find_benchmark",
-    "known_benchmarks",
-    "read_catalog",
-]
-
 HUB = "https://huggingface.co"
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # one folder deep, no tricks

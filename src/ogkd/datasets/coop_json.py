@@ -19,8 +19,6 @@ from ogkd.datasets.manifest import (
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 
-__all__ = ["read_coop_json"]
-
 _FORM = (
     'A split file is {"train": [["folder/image.png", 0, "class name"], ...], "val": ..., '
     '"test": ...}.'

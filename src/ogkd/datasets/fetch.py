@@ -25,15 +25,6 @@ if TYPE_CHECKING:  # reading images needs torch, so it is imported only when som
     from ogkd.datasets.manifest import Manifest
     from ogkd.download import Downloaded
 
-__all__ = [
-    "data_dir",
-    "download_benchmark",
-    "locate_benchmark",
-    "named_benchmark",
-    "read_benchmark",
-    "resolve_data",
-]
-
 _SHOWN = 5  # missing files that a message names
 _DEEPEST = 4  # levels of folders in an archive above the images
 

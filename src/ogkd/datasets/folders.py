@@ -17,8 +17,6 @@ from ogkd.errors import DataError
 from ogkd.images import ImageRef
 from ogkd.images.decode import EXTENSIONS, images_below
 
-__all__ = ["read_folders"]
-
 
 def read_folders(root: Path, *, class_names: Sequence[str] | None = None) -> Manifest:
     """One class per folder; with train, val or test folders at the top, the same in each."""

@@ -13,15 +13,6 @@ from dataclasses import dataclass, replace
 from ogkd.datasets.manifest import Item, Manifest, split_name
 from ogkd.errors import ConfigError, DataError
 
-__all__ = [
-    "GroupFacts",
-    "group_facts",
-    "separate_groups",
-    "shared_groups",
-    "split_by_group",
-    "split_items",
-]
-
 # Whose images go where a group is in several splits. All others are judged on, and stay whole.
 _WEAKNESS = {"train": 2, "val": 1}
 

@@ -13,17 +13,6 @@ from pathlib import Path
 from ogkd.errors import DataError
 from ogkd.images import ImageRef, SliceRule
 
-__all__ = [
-    "SPLITS",
-    "Item",
-    "Manifest",
-    "first_lines",
-    "match_class_list",
-    "read_class_names",
-    "refuse_twice",
-    "split_name",
-]
-
 SPLITS = ("train", "val", "test")
 # What people call them: without this, Training/ and Testing/ would be taken for two classes.
 _SPLIT_NAMES = {

@@ -20,8 +20,6 @@ from ogkd.errors import DataError
 from ogkd.images import ImageRef
 from ogkd.images.npz import npy_header
 
-__all__ = ["read_medmnist"]
-
 _MAX_IMAGES = 50_000_000  # far beyond any real archive; a header may lie
 # What zipfile and numpy raise on files that are cut short, encrypted or something else.
 _DAMAGED = (OSError, ValueError, EOFError, KeyError, MemoryError, SyntaxError, RuntimeError)

@@ -7,12 +7,10 @@ from pathlib import Path
 
 from ogkd.datasets.coop_json import read_coop_json
 from ogkd.datasets.folders import read_folders
-from ogkd.datasets.manifest import SPLITS, Item, Manifest, first_lines, read_class_names
+from ogkd.datasets.manifest import Item, Manifest, first_lines
 from ogkd.datasets.medmnist import read_medmnist
 from ogkd.datasets.tables import read_table
 from ogkd.errors import ConfigError, DataError
-
-__all__ = ["SPLITS", "Item", "Manifest", "read_class_names", "read_manifest", "require_files"]
 
 
 def read_manifest(

@@ -8,21 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from ogkd.datasets.groups import split_by_group, split_items
 from ogkd.datasets.manifest import Item, Manifest
 from ogkd.errors import ConfigError
-
-__all__ = [
-    "Sampling",
-    "base_and_novel",
-    "few_shot",
-    "flip_labels",
-    "keep_classes",
-    "shortfalls",
-    "split_by_group",
-    "split_items",
-    "support_and_val",
-]
 
 Sampling = Literal["released", "nested"]
 _VAL_SHOTS = 4  # the released code draws min(shots, 4) images per class to validate on

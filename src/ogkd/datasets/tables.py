@@ -19,8 +19,6 @@ from ogkd.errors import DataError
 from ogkd.images import ImageRef
 from ogkd.images.ref import kind_of
 
-__all__ = ["read_table"]
-
 _GROUPS = ("patient", "group", "lesion", "patient_id", "group_id", "lesion_id")
 _KNOWN = ("path", "label", "split", *_GROUPS)
 

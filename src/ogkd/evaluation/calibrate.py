@@ -17,8 +17,6 @@ from ogkd.model.calibration import (
 )
 from ogkd.model.classifier import Classifier
 
-__all__ = ["FEWEST", "calibrate"]
-
 FEWEST = images_needed_for_coverage(0.9)
 
 

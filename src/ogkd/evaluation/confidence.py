@@ -12,24 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "BINS",
-    "Bin",
-    "augrc",
-    "aurc",
-    "bin_numbers",
-    "bins",
-    "brier",
-    "brier_rows",
-    "coverage_at_risk",
-    "e_aurc",
-    "ece",
-    "nll",
-    "nll_rows",
-    "risk_at_coverage",
-    "risk_coverage",
-]
-
 BINS = 15
 _TINY = 1e-12  # a true class of probability 0 would make the mean infinite
 

@@ -32,8 +32,6 @@ from ogkd.model.calibration import Calibration, softmax
 from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold
 
-__all__ = ["evaluate", "evaluate_predictions", "grade_order"]
-
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 SET_COVERAGES = (0.9, 0.95)

@@ -19,15 +19,6 @@ from ogkd.evaluation.metrics import (
 )
 from ogkd.evaluation.predictions import LabelledPredictions
 
-__all__ = [
-    "LEVEL",
-    "BootstrappedMetrics",
-    "exact_interval",
-    "interval",
-    "resample_weights",
-    "resampling_units",
-]
-
 LEVEL = 0.95
 _CELLS = 100_000  # of one block of weights: what fits into a processor's cache
 Array = NDArray[np.float64]

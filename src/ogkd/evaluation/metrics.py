@@ -14,21 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from ogkd.evaluation.confidence import aurc, brier, ece, nll
 
-__all__ = [
-    "auroc",
-    "class_columns",
-    "classification_metrics",
-    "confusion_matrix",
-    "mean_of_known",
-    "plain",
-    "quadratic_kappa",
-    "screening_columns",
-    "screening_masks",
-    "share",
-    "summary_columns",
-    "summary_metrics",
-]
-
 Array = NDArray[np.float64]
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from ogkd.errors import ConfigError, did_you_mean
 
-__all__ = ["AREAS", "METRICS", "Metric", "metric_named"]
-
 
 @dataclass(frozen=True)
 class Metric:

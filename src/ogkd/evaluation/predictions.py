@@ -18,8 +18,6 @@ from ogkd.images import ImageRef, SliceRule
 from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold
 
-__all__ = ["LabelledPredictions", "predict_labelled"]
-
 
 @dataclass(frozen=True)
 class LabelledPredictions:

@@ -23,8 +23,6 @@ from ogkd.features.store import FeatureStore
 from ogkd.prompts.bank import SINGLE, bank_for
 from ogkd.prompts.check import Finding
 
-__all__ = ["PromptScore", "score_prompts", "zero_shot_accuracy"]
-
 FAR = -2.5  # standard deviations below which a text counts as an outlier
 TAU = 1.5  # the selector's width in most of the released settings
 

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from ogkd.errors import ConfigError
 from ogkd.model.classifier import Classifier
 
-__all__ = ["INPUT", "OUTPUTS", "Graph", "build", "quantise", "strip"]
-
 INPUT = "pixels"
 OUTPUTS = ("logits", "probabilities", "features")
 _OPSET = 18

@@ -11,8 +11,6 @@ from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider, Policy, engine_note
 
-__all__ = ["KEY", "SCHEMA", "file_metadata", "guarantee_note"]
-
 KEY = "ogkd"  # of the JSON in the file's metadata
 SCHEMA = 1
 _INT8 = "onnx int8"  # not an engine of ours, so no calibration is made with it

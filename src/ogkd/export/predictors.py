@@ -19,17 +19,6 @@ from ogkd.images.transforms import RGB, Preprocessing, center_crop, normalise
 from ogkd.model.classifier import Classifier
 from ogkd.progress import progress_bar
 
-__all__ = [
-    "BATCHES",
-    "Predictor",
-    "in_batches",
-    "model_crops",
-    "onnx_predictor",
-    "predict_all",
-    "speeds",
-    "torch_predictor",
-]
-
 BATCHES = (1, 2, 7)  # images per batch; the last size is repeated
 Predictor = Callable[[Sequence[RGB]], NDArray[np.float32]]  # crops to probabilities [N, C]
 _ROUNDS = 11

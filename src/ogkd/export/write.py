@@ -30,8 +30,6 @@ from ogkd.files import write_atomically
 from ogkd.images import ImageRef
 from ogkd.model.classifier import Classifier
 
-__all__ = ["TOLERANCE", "Exported", "Int8", "export_onnx", "place_for_onnx", "require_extra"]
-
 TOLERANCE = 1e-4  # of a probability
 _EXTRA = ("onnx", "onnxruntime", "onnxscript")
 

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 from ogkd.errors import DataError
 
-__all__ = ["decode_ahead"]
-
 _WORKERS = 2
 Job = TypeVar("Job")
 Found = TypeVar("Found")

@@ -15,8 +15,6 @@ from ogkd.features.unreadable import BadFile
 from ogkd.images import ImageRef, read_image
 from ogkd.images.transforms import Preprocessing, center_crop, normalise
 
-__all__ = ["EncodedBatch", "encode_files", "whole_image"]
-
 
 @dataclass(frozen=True)
 class EncodedBatch:

@@ -15,8 +15,6 @@ from ogkd import plugins
 from ogkd.errors import ConfigError
 from ogkd.files import cache_dir
 
-__all__ = ["absolute", "cluster", "fitting_workers", "folders", "use_folders"]
-
 _OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster that we start; more goes to disk
 _FOLDERS = ("OGKD_CACHE", "OGKD_DATA")
 _PASSED_ON = (*_FOLDERS, plugins.VARIABLE)

@@ -26,8 +26,6 @@ from ogkd.features.ray_cluster import (
 )
 from ogkd.images import ImageRef
 
-__all__ = ["RayWorkers", "encode_files_on_ray"]
-
 _MOST_BLOCKS = 1000  # parts that the work is cut into; a lost part is encoded again
 
 

@@ -15,8 +15,6 @@ from typing import BinaryIO, Self
 import torch
 from torch import Tensor
 
-__all__ = ["SafetensorsStream"]
-
 
 class SafetensorsStream:
     """Write one float32 tensor of unknown length row by row, and small ones at the end."""

@@ -33,8 +33,6 @@ from ogkd.images import ImageRef, read_image
 from ogkd.images.transforms import normalise, random_resized_crop
 from ogkd.progress import progress_bar
 
-__all__ = ["WHOLE", "FeatureStore", "View"]
-
 _BATCH = 32
 _SHARD = 256  # entries written at once: what a kill can lose
 

@@ -17,18 +17,6 @@ from ogkd.features.decode_ahead import decode_ahead
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef, read_image
 
-__all__ = [
-    "SKIPPED",
-    "BadFile",
-    "OnError",
-    "check_on_error",
-    "read_all",
-    "readable_items",
-    "unreadable",
-    "unreadable_error",
-    "write_skipped",
-]
-
 OnError = Literal["stop", "skip"]
 SKIPPED = "skipped.csv"
 

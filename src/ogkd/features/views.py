@@ -14,8 +14,6 @@ from ogkd.features.unreadable import read_all
 from ogkd.images import ImageRef
 from ogkd.images.transforms import normalise, random_resized_crop
 
-__all__ = ["FixedViews", "OnlineViews", "cached_views"]
-
 
 class FixedViews:
     """V views of each of N images, computed once; each look takes one of them at random."""

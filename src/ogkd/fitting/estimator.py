@@ -29,8 +29,6 @@ from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef
 from ogkd.images.scaling import stretch
 
-__all__ = ["OGKDClassifier"]
-
 _AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")  # Pillow's modes that a PNG can hold
 
 

@@ -17,8 +17,6 @@ from ogkd.methods import DEFAULT, TextHead, TextSide, make_method
 from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
 
-__all__ = ["import_context"]
-
 
 def import_context(
     path: str | Path,

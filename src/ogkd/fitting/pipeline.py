@@ -22,8 +22,6 @@ from ogkd.methods import TrainingFolder
 from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import LOG, Classifier, place_for_model
 
-__all__ = ["fit", "fit_request", "fit_seeds", "train"]
-
 P = ParamSpec("P")
 
 

@@ -30,16 +30,6 @@ from ogkd.methods import Method, Support, TextSide, make_method, presets
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank, shipped_banks
 
-__all__ = [
-    "Drawn",
-    "Prepared",
-    "draw",
-    "make_support",
-    "normal_labels",
-    "prepare",
-    "text_side",
-]
-
 _GIB = 1024**3
 
 

@@ -15,8 +15,6 @@ from ogkd.features.unreadable import OnError, check_on_error
 from ogkd.images import SliceRule
 from ogkd.methods import DEFAULT
 
-__all__ = ["FitRequest", "Prompts"]
-
 Prompts = str | Path | Mapping[str, Sequence[str]]
 
 

@@ -20,8 +20,6 @@ from ogkd.images.npz import read_npz
 from ogkd.images.plain import FORMATS, read_plain
 from ogkd.images.ref import DICOM, NIFTI, PLAIN, ImageRef, kind_of, starts_as_dicom
 
-__all__ = ["EXTENSIONS", "MAX_PIXELS", "find_images", "images_below", "read_image"]
-
 EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
 

@@ -17,8 +17,6 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.images.ref import SliceRule
 from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
 
-__all__ = ["frame_count", "read_dicom"]
-
 _SHAPE_TAGS = [
     "Rows",
     "Columns",

@@ -20,8 +20,6 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.images.ref import SliceRule
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
-__all__ = ["MAX_VOLUME_BYTES", "read_nifti"]
-
 MAX_VOLUME_BYTES = 8 * 1024**3  # of the volume in the file, unpacked
 _MAX_EXTENSIONS = 64 * 1024**2  # bytes between the header and the voxels
 

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 from ogkd.errors import DataError
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
-__all__ = ["MAX_ARRAY_BYTES", "npy_header", "read_npz"]
-
 MAX_ARRAY_BYTES = 4 * 1024**3
 _KEPT = 3  # train, val and test of one file
 _SPLITS = ("train", "val", "test")

@@ -12,8 +12,6 @@ from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from ogkd.errors import DataError
 from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
 
-__all__ = ["FORMATS", "read_plain"]
-
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 _DEEP_GRAY = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 # Colour PNGs of 16 bits: read as little-endian, the byte that Pillow keeps is the low one.

@@ -19,8 +19,6 @@ from typing import Literal
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import sha256_file
 
-__all__ = ["ImageRef", "Kind", "SliceRule", "kind_of", "starts_as_dicom"]
-
 Kind = Literal["plain", "dicom", "nifti", "npz"]
 
 PLAIN = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")

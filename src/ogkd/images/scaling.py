@@ -9,8 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["gray_to_rgb", "stretch", "to_bytes"]
-
 
 def to_bytes(values: NDArray[np.generic]) -> NDArray[np.uint8]:
     """uint8 as it is; other numbers stretched by their own range."""

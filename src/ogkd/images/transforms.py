@@ -13,16 +13,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-__all__ = [
-    "CLIP_MEAN",
-    "CLIP_STD",
-    "Preprocessing",
-    "center_crop",
-    "normalise",
-    "random_resized_crop",
-    "to_pixels",
-]
-
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 

@@ -24,8 +24,6 @@ from ogkd.features.views import FixedViews
 from ogkd.methods.heads import Head, TextHead
 from ogkd.prompts.bank import SINGLE
 
-__all__ = ["ConfigT", "Method", "MethodConfig", "Support", "TextSide", "TrainingFolder"]
-
 
 class MethodConfig(BaseModel):
     """Settings of a method; unknown or invalid ones are rejected by name."""

@@ -15,8 +15,6 @@ from ogkd.methods.base import TextSide
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod, image_logits
 from ogkd.methods.registry import register
 
-__all__ = ["BiomedCoOp", "BiomedCoOpConfig", "BiomedCoOpObjective"]
-
 
 class BiomedCoOpConfig(PromptConfig):
     """The weights of its two added terms, and how the teacher chooses prompts."""

@@ -15,8 +15,6 @@ from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_p
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
-__all__ = ["CLAP", "ZSLP", "ZeroShotProbeConfig"]
-
 
 class ZeroShotProbeConfig(PriorConfig):
     """`text_norm` is the initial length of w: learning rate and penalty are relative to it.

@@ -16,8 +16,6 @@ from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_p
 from ogkd.methods.heads import Head
 from ogkd.methods.registry import register
 
-__all__ = ["AdapterHead", "ClipAdapter", "ClipAdapterConfig"]
-
 
 class ClipAdapterConfig(PriorConfig):
     """`ratio` is the paper's alpha: how much of the adapted feature is mixed in."""

@@ -22,8 +22,6 @@ from ogkd.methods.heads import Head
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod
 from ogkd.methods.registry import register
 
-__all__ = ["CoCoOp", "CoCoOpConfig", "ImagePromptHead", "ImagePromptLearner"]
-
 _TOKENS_AT_ONCE = 4096  # in prediction: a few hundred MB in a text tower of BERT's size
 _NARROWING = 16  # the meta-net's hidden layer is d / 16 wide
 

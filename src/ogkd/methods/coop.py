@@ -13,8 +13,6 @@ from ogkd.methods.base import TextSide
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod, image_logits
 from ogkd.methods.registry import register
 
-__all__ = ["CoOp", "CoOpConfig", "CrossEntropy"]
-
 
 class CoOpTraining(TrainConfig):
     """The released baseline's settings (fidelity.md, baselines)."""

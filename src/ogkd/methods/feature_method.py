@@ -16,17 +16,6 @@ from ogkd.errors import DataError
 from ogkd.methods.base import ConfigT, Method, MethodConfig, Support, TextSide, TrainingFolder
 from ogkd.methods.heads import Head, KernelHead, LinearHead
 
-__all__ = [
-    "FeatureMethod",
-    "Prior",
-    "PriorConfig",
-    "Rows",
-    "read_kernel",
-    "read_linear",
-    "rows_of",
-    "text_prior",
-]
-
 Prior = Literal["single", "bank"]
 
 

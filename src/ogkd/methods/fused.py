@@ -1,7 +1,7 @@
 """Fused: a text head and a Gaussian head on images, weighted by cross-fitting on the support.
 
 The method comes first; below it, in float64, the two linear experts and their posterior mean
-(docs/fused.md).
+(docs/concepts/fused.md).
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from ogkd.methods.grid_search import trials
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import make_method, presets, register
 
-__all__ = ["Experts", "Fused", "FusedConfig", "FusedHead", "choose", "experts", "fuse"]
-
 _NAMES = {"bank": "zero-shot-ensemble", "single": "zero-shot"}
 _KAPPAS = tuple(2.0**k for k in range(-2, 7))  # 1/4 .. 64 images
 _HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
@@ -37,7 +35,7 @@ _TEXT = "text."  # prefix of the names of the text head's tensors
 class FusedConfig(MethodConfig):
     """`text`: "bank", "single", "ogkd" or any other method that learns class texts.
 
-    The numbers are those of docs/fused.md, chosen there on training and validation images.
+    The numbers are those of docs/concepts/fused.md, chosen there on training and validation images.
     """
 
     text: str = "bank"
@@ -76,7 +74,7 @@ class Fused(Method[FusedConfig]):
 
     name = "fused"
     summary = "text head and Gaussian head on images, weighted on the support alone"
-    citation = "this project, docs/fused.md; the visual side after Wang et al., ICLR 2024"
+    citation = "this project, docs/concepts/fused.md; the visual side after Wang et al., ICLR 2024"
 
     def __init__(self, config: FusedConfig) -> None:
         super().__init__(config)

@@ -15,8 +15,6 @@ from ogkd.methods.grid_search import search, trials
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
-__all__ = ["GDA", "GDAConfig", "gaussian"]
-
 GRID = tuple(math.pow(10, k / 2) for k in range(-8, 5))  # 1e-4 .. 100
 DEFAULT = 0.03  # good at one shot on validation images of eleven real datasets
 

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ogkd.methods.feature_method import Rows
 
-__all__ = ["Trial", "deal", "search", "trials"]
-
 _CHUNK = 4_000_000  # numbers of a grid in memory at once
 _TIES = 4_000  # ties that are compared; of more, evenly spaced ones
 

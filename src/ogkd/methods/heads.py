@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 from torch.nn.functional import normalize
 
-__all__ = ["Head", "KernelHead", "LinearHead", "TextHead"]
-
 
 class Head(ABC):
     """Computes logits of global features; `tensors` is all that must be saved to rebuild it."""

@@ -19,8 +19,6 @@ from ogkd.methods.prompt_method import (
 )
 from ogkd.methods.registry import register
 
-__all__ = ["KgCoOp", "KgCoOpConfig", "KgCoOpObjective"]
-
 
 class KgCoOpConfig(PromptConfig):
     """`weight` is the paper's lambda; 0 gives CoOp."""

@@ -19,8 +19,6 @@ from ogkd.methods.grid_search import search, trials
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
-__all__ = ["LinearProbe", "probe_path"]
-
 # From strong to weak, so that each problem starts at its neighbour's solution.
 GRID = tuple(math.pow(10, -k / 2) for k in range(2, 13))
 DEFAULT = 1e-3

@@ -13,8 +13,6 @@ from ogkd.methods.feature_method import FeatureMethod, Rows
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
-__all__ = ["Logistic", "LogisticConfig", "linear_head"]
-
 
 class LogisticConfig(MethodConfig):
     """`C` and `class_weight` are scikit-learn's; C is fixed, nothing is searched."""

@@ -11,8 +11,6 @@ from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_p
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
-__all__ = ["LPPlusPlus", "LPPlusPlusConfig"]
-
 
 class LPPlusPlusConfig(PriorConfig):
     """`momentum` 0 gives the paper's plain majorise-minimise descent."""

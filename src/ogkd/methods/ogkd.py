@@ -31,8 +31,6 @@ from ogkd.methods.heads import Head
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod, train_runs
 from ogkd.methods.registry import register
 
-__all__ = ["OGKD", "OGKDConfig", "OGKDObjective"]
-
 
 class OGKDConfig(PromptConfig):
     """The paper's symbols; weights and strengths may differ between runs trained together.

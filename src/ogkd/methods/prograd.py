@@ -19,8 +19,6 @@ from ogkd.methods.prompt_method import (
 )
 from ogkd.methods.registry import register
 
-__all__ = ["ProGrad", "ProGradConfig", "ProGradObjective", "project"]
-
 # Student and teacher start as the same text: the first gradients of KL are rounding errors,
 # about 1e-6 of the other, and have no meaning. Below this share none is used as a direction.
 _ROUNDING = 1e-3

@@ -15,8 +15,6 @@ from ogkd.methods.grid_search import search, trials
 from ogkd.methods.heads import Head, KernelHead
 from ogkd.methods.registry import register
 
-__all__ = ["ProKeR", "ProKeRConfig", "ridge"]
-
 BETAS = tuple(0.5 + 0.5 * k for k in range(20))  # 0.5 .. 10
 LAMBDAS = tuple(math.pow(10, k / 2) for k in range(-4, 5))  # 0.01 .. 100
 DEFAULT = (3.0, 3.0)  # good at one shot on validation images of eleven real datasets

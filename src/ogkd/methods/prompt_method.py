@@ -19,15 +19,6 @@ from ogkd.errors import ConfigError
 from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
 from ogkd.methods.heads import Head, TextHead
 
-__all__ = [
-    "LargeBatchTraining",
-    "PromptConfig",
-    "PromptMethod",
-    "context_head",
-    "image_logits",
-    "train_runs",
-]
-
 
 class PromptConfig(MethodConfig):
     """Settings that every prompt learner has."""

@@ -18,8 +18,6 @@ from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods.base import Method
 
-__all__ = ["DEFAULT", "METHODS", "make_method", "presets", "register"]
-
 DEFAULT = "ogkd"  # the method of a fit that names none
 
 MethodT = TypeVar("MethodT", bound=type[Method])

@@ -11,8 +11,6 @@ from ogkd.methods.feature_method import FeatureMethod, Prior, PriorConfig, Rows,
 from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.registry import register
 
-__all__ = ["SSText", "SSTextConfig", "blend"]
-
 
 class SSTextConfig(PriorConfig):
     """With `balanced` (one lambda = 1/N for all classes) and without `repel`, it is SS-Text."""

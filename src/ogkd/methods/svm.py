@@ -12,8 +12,6 @@ from ogkd.methods.heads import Head, LinearHead
 from ogkd.methods.logistic import linear_head
 from ogkd.methods.registry import register
 
-__all__ = ["SVM", "SVMConfig"]
-
 
 class SVMConfig(MethodConfig):
     """`C` and `class_weight` are scikit-learn's; `sharpness` multiplies the margins."""

@@ -17,8 +17,6 @@ from ogkd.methods.grid_search import search, trials
 from ogkd.methods.heads import Head, KernelHead
 from ogkd.methods.registry import register
 
-__all__ = ["TipAdapter", "TipAdapterF"]
-
 # alpha and beta: 200 values each from 0.1 to 50, as in the benchmark (fidelity.md, baselines).
 GRID = tuple((torch.arange(200, dtype=torch.float64) * 49.9 / 200 + 0.1).tolist())
 

@@ -16,8 +16,6 @@ from ogkd.methods.heads import Head, TextHead
 from ogkd.methods.registry import register
 from ogkd.prompts.bank import SINGLE
 
-__all__ = ["ZeroShot", "ZeroShotEnsemble", "ZeroShotSelective"]
-
 
 class _FromText(Method[ConfigT]):
     """A head computed from the texts alone, which therefore works for any class."""

@@ -21,8 +21,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ogkd.errors import ConfigError
 from ogkd.files import write_json
 
-__all__ = ["CALIBRATION", "Calibration", "SetKind", "split_units"]
-
 CALIBRATION = "calibration.json"
 SCHEMA = 1
 SetKind = Literal["lac", "aps"]

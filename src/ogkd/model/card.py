@@ -18,8 +18,6 @@ from ogkd.backbones.catalog import find_record
 from ogkd.errors import ConfigError
 from ogkd.images import SliceRule
 
-__all__ = ["CAUTION", "SCHEMA", "BackboneCard", "ModelCard", "versions"]
-
 SCHEMA = 1
 # Said wherever a model's answers are shown or handed on.
 CAUTION = (

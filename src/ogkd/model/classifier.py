@@ -27,8 +27,6 @@ from ogkd.model.card import ModelCard
 from ogkd.model.decide import Decider, Decision, Policy
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 
-__all__ = ["Classifier", "load", "place_for_model"]
-
 WEIGHTS = "weights.safetensors"
 CARD = "model.json"
 LOG = "training.jsonl"

@@ -22,8 +22,6 @@ from ogkd.model.familiarity import Familiarity, can_judge
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
 
-__all__ = ["COVERAGE", "Decider", "Decision", "Policy", "engine_note"]
-
 COVERAGE = 0.9  # of prediction sets that nobody asked for in particular
 
 

@@ -26,16 +26,6 @@ from ogkd.methods import Head
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decision
 
-__all__ = [
-    "Evidence",
-    "data_uri",
-    "draw",
-    "evidence",
-    "evidence_of",
-    "explain",
-    "patch_evidence",
-]
-
 _SIDE = 672  # most pixels of a drawn map: three times 224
 _RATIO = 0.1  # share of patches that count as most attentive if the method names none
 _STRONGEST = 0.5  # opacity of the heat where the evidence is greatest

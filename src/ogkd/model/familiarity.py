@@ -21,8 +21,6 @@ from safetensors.numpy import save as array_bytes
 
 from ogkd.errors import ConfigError
 
-__all__ = ["SUPPORT", "Familiarity", "SupportFeatures", "can_judge", "nearest", "unfamiliar"]
-
 SUPPORT = "support.safetensors"
 FEWEST = 8  # support images below which there is too little to judge by
 _RHO = 0.02  # the ridge: how closely a mixture has to fit

@@ -13,17 +13,6 @@ from typing import Any
 
 from ogkd.errors import ConfigError
 
-__all__ = [
-    "SINGLE",
-    "TEMPLATES",
-    "bank_for",
-    "fallback_note",
-    "fold",
-    "read_bank",
-    "shipped_banks",
-    "template_bank",
-]
-
 SINGLE = "a photo of a {}."
 
 # The wording varies so that their mean represents the class and not one phrase.

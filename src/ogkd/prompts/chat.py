@@ -19,8 +19,6 @@ import httpx
 
 from ogkd.errors import ConfigError
 
-__all__ = ["Chat", "Endpoint", "Messages"]
-
 Messages = Sequence[Mapping[str, str]]
 
 _BUSY = (408, 425, 429, 500, 502, 503, 504, 529)

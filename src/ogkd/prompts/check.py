@@ -13,20 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = [
-    "LONGEST",
-    "NEAR",
-    "SHORTEST",
-    "ClassSummary",
-    "Finding",
-    "check_bank",
-    "content_stems",
-    "similar_pairs",
-    "stem",
-    "text_faults",
-    "words_of",
-]
-
 SHORTEST, LONGEST = 8, 40  # words
 NEAR = 0.8  # token Jaccard above which two texts say the same
 _FEW = 10  # prompts per class below which an ensemble is too small

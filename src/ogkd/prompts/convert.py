@@ -15,8 +15,6 @@ from typing import Any
 from ogkd.errors import ConfigError, DataError
 from ogkd.prompts.bank import fold
 
-__all__ = ["import_bank", "keep_classes"]
-
 _CLASS = ("class", "classname", "class_name", "class name", "label", "name")
 _TEXT = ("text", "prompt", "prompts", "description", "descriptions", "caption", "sentence", "texts")
 _MOST_BYTES = 100_000_000
@@ -50,7 +48,8 @@ def import_bank(path: Path) -> dict[str, list[str]]:
     bank = _collect(pairs)
     if not bank:
         raise DataError(
-            f"{path} has no texts by class. Use one of the forms that docs/prompts.md describes."
+            f"{path} has no texts by class. Give a JSON or Python file of class name -> texts, a "
+            "table with the columns class and text, or a folder with one .txt file per class."
         )
     return bank
 

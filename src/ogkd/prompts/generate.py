@@ -14,8 +14,6 @@ from ogkd.prompts.bank import fold
 from ogkd.prompts.chat import Messages
 from ogkd.prompts.check import LONGEST, NEAR, SHORTEST, text_faults, words_of
 
-__all__ = ["Order", "generate", "messages_for", "read_answer", "sift"]
-
 _AT_ONCE = 25  # texts per question; with more, models lose count and repeat themselves
 _SHOWN = 15  # existing texts that the model is asked not to repeat
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from ogkd.errors import ConfigError
 from ogkd.prompts.bank import fold
 
-__all__ = ["Modality", "find_modality", "modalities", "modality_bank", "require_classes"]
-
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
 
 

@@ -12,20 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "Cell",
-    "Chart",
-    "Dot",
-    "Line",
-    "ShadedRow",
-    "ShadedTable",
-    "Tick",
-    "confusion_table",
-    "graph_table",
-    "reliability_chart",
-    "risk_chart",
-]
-
 _WIDTH, _HEIGHT = 380, 270
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 22, 12, 46  # margins for ticks and titles
 _TOPS = ((0.05, 5), (0.1, 5), (0.2, 4), (0.3, 3), (0.4, 4), (0.6, 3), (0.8, 4), (1.0, 5))

@@ -16,8 +16,6 @@ from ogkd.model.explain import data_uri
 from ogkd.progress import progress_bar
 from ogkd.report.html import render
 
-__all__ = ["data_check_page", "write_data_check"]
-
 _THUMB = 176  # pixels
 _MOST = 60  # pairs, sets or suspects shown; the JSON file lists all
 _CASES = 12  # files listed under a finding

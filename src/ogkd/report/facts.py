@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from ogkd.model.card import ModelCard
     from ogkd.model.classifier import Classifier
 
-__all__ = [
-    "Counts",
-    "data_facts",
-    "fingerprints",
-    "graph",
-    "model_facts",
-    "part_counts",
-    "plain_command",
-    "settings_rows",
-    "version_rows",
-]
-
 _SAMPLED = 200  # images whose size is read if no data check has read all of them
 _SIZES = 4  # sizes that are listed
 _ALPHA = 4.0  # of the class graph, for methods without an alpha

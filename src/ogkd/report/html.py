@@ -8,8 +8,6 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["render"]
-
 
 @cache
 def _environment() -> Environment:

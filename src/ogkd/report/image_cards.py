@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
-__all__ = ["Card", "CardImage", "cards", "confident_errors", "correct_examples"]
-
 _SIDE = 256  # pixels
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
 _OUTLINED = 8  # patches; more would hide the image

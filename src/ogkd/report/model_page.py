@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
-__all__ = ["report_page", "write_report"]
-
 _KEPT = 0.8  # share of the images that the summary keeps when it refers the others
 _CONTENTS = {
     "summary": "Summary",

@@ -12,17 +12,6 @@ from ogkd.evaluation.names import AREAS, METRICS, Metric
 from ogkd.report.charts import Chart, confusion_table, reliability_chart, risk_chart
 from ogkd.report.summary import Outcome, join_words, percent, screening_counts
 
-__all__ = [
-    "calibration",
-    "interval_words",
-    "metrics",
-    "per_class",
-    "prediction_sets",
-    "screening",
-    "selective",
-    "tiles",
-]
-
 Values = Mapping[str, Any]  # what the template reads
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
 _CALIBRATION = ("ece", "brier", "nll")

@@ -8,16 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Outcome",
-    "frequent_confusions",
-    "join_words",
-    "percent",
-    "screening_counts",
-    "sentences",
-    "warnings",
-]
-
 _PAIRS = 3  # confusions that are named
 _FEW = 20  # images of a class below which its numbers are little more than a hint
 _HONEST = 0.05  # how far mean confidence may be off and still count as about right

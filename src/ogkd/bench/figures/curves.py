@@ -18,8 +18,6 @@ from ogkd.bench.runs import Plan
 from ogkd.bench.tidy import Condition, Seeds, Summary, average_and_spread
 from ogkd.errors import ConfigError
 
-__all__ = ["Values", "few_shot", "few_shot_average", "panel_of", "sweep"]
-
 Values = Mapping[tuple[str, float | None], Mapping[str, Seeds]]
 """(label, place on the axis; None: the row does not vary along it) -> dataset -> seeds."""
 

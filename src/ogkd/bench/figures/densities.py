@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["disease", "wins_and_losses"]
-
 _NEIGHBOURS = 3  # the paper's k
 _RUG = 60  # up to this many values are also drawn one by one, below their density
 Floats = NDArray[np.float64]

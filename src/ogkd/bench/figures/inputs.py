@@ -16,8 +16,6 @@ from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunSpec
 from ogkd.bench.tidy import Summary, indistinguishable
 from ogkd.errors import ConfigError, DataError
 
-__all__ = ["FigureInput", "PairedPredictions", "choose_pair", "paired"]
-
 
 @dataclass(frozen=True)
 class FigureInput:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["class_graphs", "mean_curve", "risk_curves"]
-
 _WRITTEN = 14  # classes up to which every weight is written into its square
 _POINTS = 400  # of a line; more would not be visible
 Floats = NDArray[np.float64]

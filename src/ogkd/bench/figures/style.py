@@ -16,21 +16,6 @@ from ogkd.files import write_atomically
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "COLUMN",
-    "PAGE",
-    "Drawn",
-    "Look",
-    "columns_for",
-    "file_stem",
-    "header",
-    "looks",
-    "new_figure",
-    "shown",
-    "styled",
-    "write",
-]
-
 Drawn = Iterator[tuple[str, "Figure"]]
 """Figures with the names of their files."""
 

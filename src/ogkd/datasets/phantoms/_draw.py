@@ -14,29 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-__all__ = [
-    "Array",
-    "Drawing",
-    "Frame",
-    "Rng",
-    "blob",
-    "clouds",
-    "finish",
-    "frame",
-    "grain",
-    "lesion",
-    "lines",
-    "mix",
-    "new_rng",
-    "pick",
-    "plane",
-    "polygons",
-    "resize",
-    "ridges",
-    "soft",
-    "spots",
-]
-
 Array = NDArray[np.float32]
 Real = NDArray[np.floating[Any]]  # float32 by intent; numpy's types widen it on the way
 Rng = np.random.Generator

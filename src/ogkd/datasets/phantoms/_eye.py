@@ -20,8 +20,6 @@ from ogkd.datasets.phantoms._draw import (
     spots,
 )
 
-__all__ = ["fundus", "oct_retina"]
-
 
 def _count(number: int, few: int) -> str:
     return "none" if number == 0 else ("few" if number <= few else "many")

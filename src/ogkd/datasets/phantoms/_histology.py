@@ -18,8 +18,6 @@ from ogkd.datasets.phantoms._draw import (
     soft,
 )
 
-__all__ = ["histology"]
-
 Points = NDArray[np.float64]
 _KINDS = ("glands", "tumor", "lymphocytes", "stroma", "muscle", "adipose", "mucin", "debris")
 _PINK = np.array([0.92, 0.70, 0.82], np.float32)

@@ -21,8 +21,6 @@ from ogkd.datasets.phantoms._draw import (
     spots,
 )
 
-__all__ = ["ct_kidney", "mri_brain"]
-
 
 def ct_kidney(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     """0 normal kidney, 1 renal cyst, 2 kidney stone, 3 renal tumor."""

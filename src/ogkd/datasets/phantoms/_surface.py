@@ -22,8 +22,6 @@ from ogkd.datasets.phantoms._draw import (
     spots,
 )
 
-__all__ = ["derm", "endoscopy"]
-
 _TONE = {
     "light brown": (0.66, 0.45, 0.31),
     "dark brown": (0.38, 0.23, 0.16),

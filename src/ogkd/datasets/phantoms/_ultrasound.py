@@ -19,8 +19,6 @@ from ogkd.datasets.phantoms._draw import (
     spots,
 )
 
-__all__ = ["us_breast"]
-
 # Neighbouring classes share values on purpose: no single attribute decides.
 _SHAPE = (
     {"round": 0.42, "oval": 0.46, "lobulated": 0.12},

@@ -20,8 +20,6 @@ from ogkd.datasets.phantoms._draw import (
     soft,
 )
 
-__all__ = ["chest", "knee"]
-
 # Means per grade 0-4; the spreads make neighbouring grades overlap.
 _GAP = (0.135, 0.12, 0.098, 0.062, 0.022)
 _SPUR = (0.05, 0.22, 0.42, 0.62, 0.85)
