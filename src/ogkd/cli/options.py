@@ -58,11 +58,11 @@ MovedBackbone = Annotated[
 ]
 DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
 EngineOption = Annotated[
-    str, typer.Option(help="How images are encoded: torch (float32), int8 or int8-fast (CPU).")
+    str, typer.Option(help="How images are encoded: torch, or on a CPU onnx or onnx-int8.")
 ]
 EngineOverride = Annotated[
     str | None,
-    typer.Option(help="Encode images with another engine than the fit: torch, int8, ..."),
+    typer.Option(help="Encode images with another engine than the fit: torch, onnx-int8, ..."),
 ]
 BatchSizeOption = Annotated[int, typer.Option(min=1, help="Images encoded at once.")]
 
