@@ -47,6 +47,10 @@ class RunGroup:
         """The first run's hash: the same name for the same runs."""
         return self.specs[0].hash
 
+    def __str__(self) -> str:
+        first = self.specs[0]
+        return f"{first.dataset} {first.method} {first.shots or 'all'} shots x{len(self.specs)}"
+
 
 @dataclass(frozen=True)
 class RunResult:

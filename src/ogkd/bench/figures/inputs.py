@@ -148,7 +148,7 @@ def _pool(chosen: Sequence[tuple[FinishedRun, FinishedRun]], part: str) -> Paire
         b=q[whole].astype(np.float64),
         run=run[whole],
         W=first.predictions(part).W.astype(np.float64),
-        normal=first.normal(part),
+        normal=tuple(first.result["normal"][part]),
         dropped=int((~whole).sum()),
     )
 

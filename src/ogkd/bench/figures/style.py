@@ -9,13 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ogkd.files import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Floats = NDArray[np.float64]
 Drawn = Iterator[tuple[str, "Figure"]]
 """Figures with the names of their files."""
 
@@ -117,6 +122,19 @@ def header(figure: Figure, *lines: str) -> None:
     wide = int(17.5 * figure.get_figwidth())  # letters of this size in a line
     text = "\n".join(textwrap.fill(shown(line, 3 * wide), wide) for line in lines if line)
     figure.suptitle(text, x=0.01, ha="left", fontsize=7, color="#444444")
+
+
+def band(ax: Axes, x: Floats, mean: Floats, std: Floats, colour: str) -> None:
+    """Shade one standard deviation around a mean."""
+    ax.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+
+
+def legend_above(ax: Axes, title: str, **more: Any) -> None:
+    """Write a title and the legend above the axes, where no data are."""
+    ax.legend(
+        title=title, alignment="left", loc="lower left", bbox_to_anchor=(0, 1),
+        borderaxespad=0.2, borderpad=0, **more,
+    )  # fmt: skip
 
 
 def shown(name: str, longest: int = 32) -> str:
