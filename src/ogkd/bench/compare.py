@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 
 from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.paper import Published, benchmark_of, paper, plain_name, published
-from ogkd.bench.render import csv_text, markdown_row
+from ogkd.bench.render import markdown_row
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
-from ogkd.bench.tidy import Average, Condition, Summary
+from ogkd.bench.tidy import Average, Condition, Summary, csv_text
 from ogkd.datasets.catalog import benchmarks
 
 AVERAGE = "average"
@@ -202,7 +202,6 @@ def comparison_csv(rows: Sequence[Comparison]) -> str:
 
 
 def comparison_markdown(rows: Sequence[Comparison]) -> str:
-    """The comparison as a Markdown table."""
     if not rows:
         return "None of these runs has a counterpart in the paper's tables.\n"
     backbones = ", ".join(dict.fromkeys(row.backbone for row in rows))

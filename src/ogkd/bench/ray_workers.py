@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import tempfile
 import time
 import traceback
-import uuid
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -41,7 +41,6 @@ def run_ray(
     on_event: OnEvent,
     workers: RayWorkers = RayWorkers(),  # noqa: B008
 ) -> None:
-    """Run what is missing on a Ray cluster with these workers."""
     cpus, gpus, count = workers.cpus, workers.gpus, workers.count
     job = _with_whole_paths(job, threads=max(1, int(cpus)))
     with cluster(workers.address, cpus=None if count is None else count * cpus) as ray:
@@ -51,8 +50,11 @@ def run_ray(
                 "for less, or give the number of workers if the cluster grows on demand.",
                 argument="workers",
             )
-        with _cache_marker() as marker:
-            driver = _Driver(ray, Ledger(folder, job.groups(), on_event), job, marker, workers)
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        # A worker that sees this file shares the cache with us.
+        with tempfile.NamedTemporaryFile(prefix=".marker-", dir=cache_dir()) as marker:
+            ledger = Ledger(folder, job.groups(), on_event)
+            driver = _Driver(ray, ledger, job, marker.name, workers)
             try:
                 driver.run()
             finally:
@@ -67,18 +69,6 @@ def _with_whole_paths(job: Job, *, threads: int) -> Job:
     }
     changes = {"sources": sources, "backbone": absolute(job.backbone), "threads": threads}
     return job.model_copy(update=changes)
-
-
-@contextlib.contextmanager
-def _cache_marker() -> Iterator[Path]:
-    """A file in our cache: a worker that sees it shares the cache with us."""
-    path = cache_dir() / f".marker-{uuid.uuid4().hex}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -143,7 +133,6 @@ class RunActor:
             return
 
     def run(self, group: RunGroup) -> GroupAnswer:
-        """Train and test a group."""
         return answer(self._runner, group)
 
 
@@ -169,7 +158,7 @@ class _Worker:
 class _Driver:
     """Starts workers, gives them tasks and writes their results."""
 
-    def __init__(self, ray: Any, ledger: Ledger, job: Job, marker: Path, asked: RayWorkers) -> None:
+    def __init__(self, ray: Any, ledger: Ledger, job: Job, marker: str, asked: RayWorkers) -> None:
         self._ray = ray
         self._ledger = ledger
         self._backbone = job.backbone
@@ -178,7 +167,7 @@ class _Driver:
         self._deaths: Counter[str] = Counter()
         self._digest = ""  # of the backbone on the nodes
         self._failed_starts = 0
-        self._arguments = (job.model_dump_json(), folders(), str(marker), version("ogkd"))
+        self._arguments = (job.model_dump_json(), folders(), marker, version("ogkd"))
         finished = ledger.folder.readable_runs()
         # The longest first: if a long one starts last, all others wait for it.
         cost = {group.name: estimate(group.specs, finished) for group in ledger.left}
@@ -199,7 +188,6 @@ class _Driver:
                 self._receive(next(mine for mine in self._workers if mine.reference == reference))
 
     def stop(self) -> None:
-        """End the workers and release their locks."""
         for worker in list(self._workers):
             self._stop_worker(worker)
 

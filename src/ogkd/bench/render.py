@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ogkd.bench.tidy import Average
+from ogkd.bench.tidy import Average, csv_text
 from ogkd.evaluation.names import Metric
 
 _WIDE = 6  # more columns are scaled to the width of the page
@@ -38,8 +36,6 @@ class Block:
 
 @dataclass(frozen=True)
 class Table:
-    """Everything that a format needs to know."""
-
     name: str
     title: str
     metric: Metric
@@ -99,13 +95,6 @@ def to_csv(table: Table) -> str:
             cells = [_csv_cells(found.get(column), table.metric) for column in columns]
             rows.append([block.key, name, *itertools.chain(*cells)])
     return csv_text(rows)
-
-
-def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV with Unix line ends."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
 
 
 def _csv_cells(entry: Entry | None, metric: Metric) -> tuple[str, str, str]:
@@ -181,7 +170,6 @@ def _float(table: Table, caption: str, key: str, body: Sequence[str]) -> list[st
 
 
 def markdown_row(texts: Iterable[str]) -> str:
-    """One line of a Markdown table."""
     cells = (text.replace("|", "\\|").replace("\n", " ") for text in texts)
     return f"| {' | '.join(cells)} |"
 

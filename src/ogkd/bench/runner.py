@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from filelock import FileLock
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ogkd.backbones import Backbone
@@ -54,8 +52,6 @@ class RunGroup:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run, not yet written."""
-
     spec: RunSpec
     result: Mapping[str, Any]
     predictions: Mapping[str, Predictions]
@@ -85,7 +81,6 @@ def _shape(spec: RunSpec) -> str:
 
 
 def method_of(spec: RunSpec) -> Method:
-    """The method of a run with all its settings."""
     return make_method(spec.method, preset=spec.preset, settings=spec.settings)
 
 
@@ -131,22 +126,24 @@ class Runner:
         if methods[0].needs_training or not methods[0].needs_images:
             _ = trained.bank  # encode now, so that it is not counted as training
         clock.lap("text")
-        drawn = [
-            self._draw(method, spec, dataset)
-            for method, spec in zip(methods, group.specs, strict=True)
-        ]
+        supports: list[Support] = []
+        counts: list[list[int] | None] = []
         with self._encoding(first.dataset):
-            supports = [
-                self._support(method, spec, one)
-                for method, spec, one in zip(methods, group.specs, drawn, strict=True)
-                if method.needs_images
-            ]
+            for method, spec in zip(methods, group.specs, strict=True):
+                drawn = _draw(method, spec, dataset)
+                labels = [item.label for item in drawn.support]
+                if method.needs_images:
+                    supports.append(self._support(method, spec, drawn))
+                    counts.append([labels.count(k) for k in range(len(trained.class_names))])
+                else:
+                    counts.append(None)
         clock.lap("encode")
         seeds = [spec.seed for spec in group.specs]
         heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)
         clock.lap("train")
+        alpha = _graph_sharpness(first)
         predicted = [
-            self._predict(method, head, parts, _graph_sharpness(first))
+            _predict(method, head, parts, alpha)
             for method, head in zip(methods, heads, strict=True)
         ]
         clock.lap("test")
@@ -161,19 +158,15 @@ class Runner:
             "backbone_digest": backbone.digest,
             **dataset.digests,
         }
-        return [
-            RunResult(
-                spec,
-                {
-                    "metrics": _metrics(found, parts),
-                    "config": method.config.model_dump(mode="json"),
-                    "images_per_class": _counts(one, trained) if method.needs_images else None,
-                    **common,
-                },
-                found,
-            )
-            for spec, method, one, found in zip(group.specs, methods, drawn, predicted, strict=True)
-        ]
+        results = []
+        for spec, method, count, found in zip(group.specs, methods, counts, predicted, strict=True):
+            own = {
+                "metrics": _metrics(found, parts),
+                "config": method.config.model_dump(mode="json"),
+                "images_per_class": count,
+            }
+            results.append(RunResult(spec, own | common, found))
+        return results
 
     def _encoding(self, dataset: str) -> FileLock:
         """A lock: one process encodes a dataset, others wait and find it encoded."""
@@ -219,33 +212,36 @@ class Runner:
             )
         return self._texts[key]
 
-    def _draw(self, method: Method, spec: RunSpec, dataset: Dataset) -> Drawn:
-        names = dataset.manifest.class_names
-        return draw(
-            dataset.manifest,
-            method,
-            shots=spec.shots,
-            seed=spec.seed,
-            sampling=spec.sampling,
-            classes=base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None,
-        )
-
     def _support(self, method: Method, spec: RunSpec, drawn: Drawn) -> Support:
         """Features of the drawn images; labels are flipped after the draw, as in released code."""
         allowed = sorted({item.label for item in drawn.support})
         flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
         return make_support(method, self._store, flipped, drawn.validation, spec.seed)
 
-    def _predict(
-        self, method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
-    ) -> dict[str, Predictions]:
-        found = {}
-        for name, part in parts.items():
-            mine = method.head_for(head, part.text) if name == "novel" else head
-            p = mine.logits(part.features).softmax(dim=-1)
-            W = class_graph(prototypes(part.text.bank), alpha)
-            found[name] = Predictions(part.labels.numpy(), p.float().numpy(), W.numpy())
-        return found
+
+def _draw(method: Method, spec: RunSpec, dataset: Dataset) -> Drawn:
+    names = dataset.manifest.class_names
+    base = base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None
+    return draw(
+        dataset.manifest,
+        method,
+        shots=spec.shots,
+        seed=spec.seed,
+        sampling=spec.sampling,
+        classes=base,
+    )
+
+
+def _predict(
+    method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
+) -> dict[str, Predictions]:
+    found = {}
+    for name, part in parts.items():
+        mine = method.head_for(head, part.text) if name == "novel" else head
+        p = mine.logits(part.features).softmax(dim=-1)
+        W = class_graph(prototypes(part.text.bank), alpha)
+        found[name] = Predictions(part.labels.numpy(), p.float().numpy(), W.numpy())
+    return found
 
 
 def _graph_sharpness(spec: RunSpec) -> float:
@@ -258,12 +254,6 @@ def _graph_sharpness(spec: RunSpec) -> float:
     return float(getattr(method.config, paper().graph_setting))
 
 
-def _counts(drawn: Drawn, text: TextSide) -> list[int]:
-    """How many images of each class were drawn: K, or all if there are fewer."""
-    labels = [item.label for item in drawn.support]
-    return [labels.count(label) for label in range(len(text.class_names))]
-
-
 def _metrics(
     predicted: Mapping[str, Predictions], parts: Mapping[str, _Part]
 ) -> dict[str, dict[str, float | None]]:
@@ -274,14 +264,9 @@ def _metrics(
         found[name] = {key: plain(value) for key, value in metrics.items()}
         if normal := parts[name].text.normal:
             ill, flagged = screening_masks(mine.labels, mine.probabilities, normal)
-            found[name]["false_alarms"] = plain(_share(flagged[~ill]))
-            found[name]["sensitivity"] = plain(_share(flagged[ill]))
+            for key, which in (("false_alarms", flagged[~ill]), ("sensitivity", flagged[ill])):
+                found[name][key] = float(which.mean()) if len(which) else None
     return found
-
-
-def _share(which: NDArray[np.bool_]) -> float:
-    """The share that is true; NaN if there are none."""
-    return float(which.mean()) if len(which) else float("nan")
 
 
 class _Clock:

@@ -32,8 +32,6 @@ Record = TypeVar("Record", bound=BaseModel)
 
 
 class FrozenRecord(BaseModel):
-    """A record that is checked when it is made and cannot change."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -81,8 +79,6 @@ class RunSpec(FrozenRecord):
 
 
 class Cell(FrozenRecord):
-    """One run of a plan and the label of its row in tables."""
-
     label: str  # "OGKD", "B + GAD"
     spec: RunSpec
 
@@ -114,8 +110,6 @@ class Predictions:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, read from its folder."""
-
     spec: RunSpec
     result: Mapping[str, Any]
     folder: Path
@@ -131,7 +125,6 @@ class FinishedRun:
         return tuple(self.result["metrics"])
 
     def class_names(self, part: str) -> tuple[str, ...]:
-        """The class names in the order of the columns."""
         return tuple(self.result["class_names"][part])
 
     def predictions(self, part: str = "test") -> Predictions:
@@ -220,12 +213,10 @@ class RunsFolder:
         return self.root / "failed" / f"{spec.hash}.json"
 
     def write_failure(self, spec: RunSpec, error: str) -> None:
-        """Record why a run did not finish."""
         content = _Failure(error=error, spec=spec).model_dump(mode="json")
         write_json(self.failure_of(spec), content)
 
     def failures(self) -> list[tuple[RunSpec, str]]:
-        """Every run that failed, and why."""
         paths = sorted((self.root / "failed").glob("*.json"))
         found = [_read(path, _Failure, "Remove it.") for path in paths]
         return [(failure.spec, failure.error) for failure in found]

@@ -44,7 +44,6 @@ class Job(FrozenRecord):
     threads: int | None = None
 
     def groups(self) -> list[RunGroup]:
-        """The groups of the job, the same for every worker."""
         return group_runs(self.specs)
 
 
@@ -116,7 +115,6 @@ class Ledger:
         return all(has(spec) or failure_of(spec).is_file() for spec in group.specs)
 
     def check_backbone(self, name: str, digest: str) -> None:
-        """Refuse another backbone than that of the finished runs."""
         if (self._backbone or digest) != digest:
             raise ConfigError(
                 f"{self.folder.root} contains runs of '{Path(name).name}' with digest "
@@ -142,7 +140,6 @@ class Ledger:
         return None
 
     def start(self, group: RunGroup) -> None:
-        """Tell that a group is being run."""
         what = {"group": group.name, "runs": len(group.specs), "what": str(group)}
         self.on_event({"event": "start"} | what)
 

@@ -25,13 +25,8 @@ _RESTARTS = 3  # of workers that die before they start a group
 
 
 def make_job(plan: Plan, sources: dict[str, Source], backbone: str, *, device: str = "auto") -> Job:
-    """Everything that workers need, wherever they are."""
-    return Job(
-        specs=tuple(cell.spec for cell in plan.cells),
-        sources=sources,
-        backbone=str(backbone),
-        device=device,
-    )
+    specs = tuple(cell.spec for cell in plan.cells)
+    return Job(specs=specs, sources=sources, backbone=str(backbone), device=device)
 
 
 def prepare(
@@ -115,7 +110,6 @@ def _refuse_other_settings(run: FinishedRun) -> None:
 
 
 def run_here(folder: RunsFolder, job: Job, on_event: OnEvent) -> None:
-    """Run what is missing in this process."""
     run_groups(folder, job.groups(), make_runner(job), on_event)
 
 
@@ -145,13 +139,10 @@ class _Processes:
         self._alive: dict[subprocess.Popen[str], bool] = {}  # whether it has reached a group
 
     def start(self) -> None:
+        out = subprocess.PIPE
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                self._command,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=self._environment,
+                self._command, stdout=out, stderr=log, text=True, env=self._environment
             )
         self._alive[process] = False
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
@@ -164,7 +155,6 @@ class _Processes:
         self._lines.put((process, None))
 
     def wait(self, on_event: OnEvent) -> None:
-        """Pass events on until all workers have ended."""
         restarts = _RESTARTS
         while self._alive:
             process, line = self._lines.get()

@@ -51,8 +51,6 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One set of axes with several curves."""
-
     title: str
     curves: tuple[Curve, ...]
     datasets: tuple[str, ...]
@@ -70,7 +68,6 @@ def few_shot(given: FigureInput) -> Drawn:
 
 
 def few_shot_average(given: FigureInput) -> Drawn:
-    """Accuracy against shots, averaged over datasets."""
     panels = _drawable([panel_of("", "test", _few_shot_values(given))])
     yield "few-shot-average", draw_panels(panels, given, "Shots per class", shots=True)
 
@@ -291,7 +288,7 @@ def _panel(
 ) -> None:
     moving = {curve.label for curve in panel.curves if not curve.flat}
     # The pair comes last, so that its curves are on top.
-    for curve in sorted(panel.curves, key=lambda curve: look[curve.label].wide):
+    for curve in sorted(panel.curves, key=lambda curve: look[curve.label].width):
         mine = look[curve.label]
         if curve.flat:
             name = f"{curve.label} (preset)" if curve.label in moving else curve.label
@@ -304,7 +301,8 @@ def _panel(
         )  # fmt: skip
         handles.setdefault(shown(curve.label), line)
         if curve.label in bands and np.isfinite(curve.std).any():
-            style.band(ax, curve.x, curve.mean, curve.std, mine.colour)
+            low, high = curve.mean - curve.std, curve.mean + curve.std
+            style.band(ax, curve.x, low, high, mine.colour)
     ax.set_title(shown(panel.title, 36), loc="left")
 
 

@@ -27,12 +27,10 @@ class FigureInput:
 
     @cached_property
     def accuracy(self) -> Summary:
-        """Averages of the accuracy."""
         return Summary(self.plan, self.runs)
 
     @property
     def both(self) -> tuple[str, str]:
-        """The pair, for figures that need one."""
         if self.pair is None:
             raise ConfigError(
                 f"It compares two methods, but '{self.plan.name}' has finished runs of one only."
@@ -56,7 +54,6 @@ class PairedPredictions:
 
     @property
     def seeds(self) -> int:
-        """How many runs are pooled."""
         return len(np.unique(self.run))
 
 

@@ -78,7 +78,8 @@ def _panel(ax: Axes, mine: PairedPredictions, pair: tuple[str, str], look: dict[
         name += f" ± {_AURC.text(spread(areas))}" if len(areas) > 1 else ""
         ax.plot(100 * x, 100 * mean, color=look[label].colour, label=name)
         if len(areas) > 1:
-            style.band(ax, 100 * x, 100 * mean, 100 * std, look[label].colour)
+            low, high = 100 * (mean - std), 100 * (mean + std)
+            style.band(ax, 100 * x, low, high, look[label].colour)
     ax.set_xlim(0, 100)
     ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))  # do not magnify zero if nothing is wrong
     ax.set_xticks([0, 25, 50, 75, 100])

@@ -68,12 +68,7 @@ class Look:
     colour: str
     marker: str
     dash: str
-    wide: bool  # one of the two methods that are compared
-
-    @property
-    def width(self) -> float:
-        """Line width in points."""
-        return 1.6 if self.wide else 1.0
+    width: float  # in points; the two methods that are compared are wide
 
 
 def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
@@ -84,7 +79,7 @@ def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
             _COLOURS[number % len(_COLOURS)],
             _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)],
             _DASHES[number // len(_COLOURS) % len(_DASHES)],
-            label in main or not main,
+            1.6 if label in main or not main else 1.0,
         )
         for number, label in enumerate(order)
     }
@@ -124,9 +119,8 @@ def header(figure: Figure, *lines: str) -> None:
     figure.suptitle(text, x=0.01, ha="left", fontsize=7, color="#444444")
 
 
-def band(ax: Axes, x: Floats, mean: Floats, std: Floats, colour: str) -> None:
-    """Shade one standard deviation around a mean."""
-    ax.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+def band(ax: Axes, x: Floats, low: Floats, high: Floats, colour: str) -> None:
+    ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 
 
 def legend_above(ax: Axes, title: str, **more: Any) -> None:
@@ -144,7 +138,6 @@ def shown(name: str, longest: int = 32) -> str:
 
 
 def file_stem(name: str) -> str:
-    """A name that is safe as part of a file name."""
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "unnamed"
 
 
