@@ -84,20 +84,11 @@ def _other_classes(run: FinishedRun) -> str:
 
 def _candidates(plan: Plan, label: str, method: str, condition: Condition) -> list[Published]:
     """The published numbers of a row under a condition; an ablation's rows match by label."""
-
-    def matches(row: Published) -> bool:
-        if plan.table == "ablation":
-            return bool(row.setting) and plain_name(row.setting) == plain_name(label)
-        return not row.setting and row.method == method
-
-    return [
-        row
-        for row in published()
-        if row.metric == "accuracy"
-        and row.flips == condition.flips
-        and row.shots in (None, condition.shots)
-        and matches(row)
-    ]
+    rows = [row for row in published() if row.metric == "accuracy" and row.flips == condition.flips]
+    rows = [row for row in rows if row.shots in (None, condition.shots)]
+    if plan.table == "ablation":
+        return [row for row in rows if row.setting and plain_name(row.setting) == plain_name(label)]
+    return [row for row in rows if not row.setting and row.method == method]
 
 
 @dataclass(frozen=True)
@@ -113,9 +104,8 @@ class _PlanRow:
     theirs: Sequence[Published]
 
     def comparisons(self, part: str) -> Iterable[Comparison]:
-        printed = {
-            one.dataset: one for one in self.theirs if one.part == part.removeprefix("mean-")
-        }
+        wanted_part = part.removeprefix("mean-")
+        printed = {one.dataset: one for one in self.theirs if one.part == wanted_part}
         if not printed:
             return
         wanted = set(self.summary.wanted(self.condition, part))
@@ -141,9 +131,8 @@ class _PlanRow:
         average = self.summary.average(self.label, self.condition, part, datasets)
         if average is None:
             return
-        all_of_them = [
-            name for name, one in benchmarks().items() if one.base_to_novel or part == "test"
-        ]
+        known = benchmarks().items()
+        all_of_them = [name for name, one in known if one.base_to_novel or part == "test"]
         row = printed[AVERAGE]
         comparable = average.complete and bool(same)
         notes = [] if average.complete else ["runs are missing"]

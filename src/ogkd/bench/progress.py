@@ -54,17 +54,15 @@ class Progress:
         self._running: dict[str, tuple[str, float]] = {}
         self._began = time.perf_counter()
         console = self._console = Console(stderr=True)
-        live = Live(console=console, get_renderable=self._table, refresh_per_second=2)
-        self._live = live if console.is_terminal else None
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=2)
 
     def __enter__(self) -> Progress:
-        if self._live is not None:
+        if self._console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._live.stop()  # does nothing if it was not started
 
     def __call__(self, record: dict[str, Any]) -> None:
         event, group = record["event"], record.get("group", "")
@@ -83,7 +81,7 @@ class Progress:
             self._line(f"A worker died (code {record['code']}); another one takes over.", True)
 
     def _line(self, text: str, always: bool = False) -> None:
-        if self._live is None or always:
+        if always or not self._console.is_terminal:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:

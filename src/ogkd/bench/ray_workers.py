@@ -107,30 +107,21 @@ class RunActor:
         return NodeState(node, digest, self._marker.is_file(), problem)
 
     def _problem(self) -> str:
-        if version("ogkd") != self._version:
-            return (
-                f"it has ogkd {version('ogkd')}, but the command has {self._version}. Install the "
-                "same version on every node."
-            )
+        if (mine := version("ogkd")) != self._version:
+            return f"it has ogkd {mine}, not {self._version}. Install the same version everywhere."
         for name, source in self._job.sources.items():
             if source.folder is not None and not Path(source.folder).is_dir():
                 return (
-                    f"there is no folder {source.folder}. Data must be at the same path on every "
-                    "node: put it on shared storage."
+                    f"there is no folder {source.folder}. Every node needs it: use shared storage."
                 )
             if source.folder is None and not source.phantom and locate_benchmark(name) is None:
-                return (
-                    f"the benchmark {name} is not there. Put the benchmarks on shared storage and "
-                    "set OGKD_DATA to that folder."
-                )
+                return f"there is no {name}. Set OGKD_DATA to a folder on shared storage."
         return ""
 
     def encode(self, images: Sequence[str]) -> None:
         """Put features into the cache; the runs report files that cannot be read."""
-        try:
+        with contextlib.suppress(OgkdError, OSError):
             FeatureStore(self._runner.backbone).get(images)
-        except (OgkdError, OSError):
-            return
 
     def run(self, group: RunGroup) -> GroupAnswer:
         return answer(self._runner, group)

@@ -27,7 +27,7 @@ from ogkd.errors import DataError
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.store import FeatureStore
-from ogkd.fitting.prepare import Drawn, draw, make_support, normal_labels, text_side
+from ogkd.fitting.prepare import draw, make_support, normal_labels, text_side
 from ogkd.methods import Head, Method, Support, TextSide, make_method, presets
 from ogkd.model.card import versions
 
@@ -99,9 +99,9 @@ class Runner:
     def __init__(self, load: Callable[[], Backbone], sources: Mapping[str, Source]) -> None:
         self._load = load
         self._sources = sources
-        self._texts: dict[tuple[object, ...], TextSide] = {}
         self._open = cache(lambda name: open_dataset(self._sources[name]))
         self._features = cache(self._test_features)
+        self._text = cache(self._make_text)
 
     @property
     def backbone(self) -> Backbone:
@@ -126,17 +126,14 @@ class Runner:
         if methods[0].needs_training or not methods[0].needs_images:
             _ = trained.bank  # encode now, so that it is not counted as training
         clock.lap("text")
-        supports: list[Support] = []
-        counts: list[list[int] | None] = []
         with self._encoding(first.dataset):
-            for method, spec in zip(methods, group.specs, strict=True):
-                drawn = _draw(method, spec, dataset)
-                labels = [item.label for item in drawn.support]
-                if method.needs_images:
-                    supports.append(self._support(method, spec, drawn))
-                    counts.append([labels.count(k) for k in range(len(trained.class_names))])
-                else:
-                    counts.append(None)
+            drawn = [
+                self._support(method, spec, dataset)
+                for method, spec in zip(methods, group.specs, strict=True)
+                if method.needs_images
+            ]
+        supports = [support for support, _ in drawn]
+        counts = [count for _, count in drawn] or [None] * len(methods)
         clock.lap("encode")
         seeds = [spec.seed for spec in group.specs]
         heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)
@@ -176,12 +173,10 @@ class Runner:
 
     def _parts(self, spec: RunSpec, dataset: Dataset) -> dict[str, _Part]:
         """What is tested: "test", or "base" (the classes learned from) and "novel"."""
-        manifest = dataset.manifest
-        everything = tuple(range(len(manifest.class_names)))
-        chosen = {"test": everything}
+        names = dataset.manifest.class_names
+        chosen: dict[str, Sequence[int]] = {"test": range(len(names))}
         if spec.protocol == "base-to-novel":
-            base, novel = base_and_novel(manifest.class_names)
-            chosen = {"base": base, "novel": novel}
+            chosen = dict(zip(spec.parts, base_and_novel(names), strict=True))
         features, labels = self._features(spec.dataset)
         parts = {}
         for name, classes in chosen.items():
@@ -189,7 +184,9 @@ class Runner:
             if not bool(kept.any()):
                 raise DataError(f"{spec.dataset} has no test images of its {name} classes.")
             new = labels[kept] - classes[0]  # the classes of a part are consecutive
-            parts[name] = _Part(features[kept], new, self._text(spec, dataset, classes))
+            parts[name] = _Part(
+                features[kept], new, self._text(spec.dataset, spec.budget, tuple(classes))
+            )
         return parts
 
     def _test_features(self, name: str) -> tuple[Tensor, Tensor]:
@@ -198,38 +195,31 @@ class Runner:
         features = self._store.get([item.image for item in items]).globals[:, 0]
         return features, torch.tensor([item.label for item in items])
 
-    def _text(self, spec: RunSpec, dataset: Dataset, classes: Sequence[int]) -> TextSide:
-        key = (spec.dataset, spec.budget, tuple(classes))
-        if key not in self._texts:
-            names = dataset.manifest.class_names
-            marked = normal_labels(names, dataset.normal)
-            self._texts[key] = text_side(
-                self.backbone,
-                [names[label] for label in classes],
-                dataset.bank,
-                [number for number, label in enumerate(classes) if label in marked],
-                budget=spec.budget,
-            )
-        return self._texts[key]
+    def _make_text(self, name: str, budget: int | None, classes: Sequence[int]) -> TextSide:
+        dataset = self._open(name)
+        names = dataset.manifest.class_names
+        marked = normal_labels(names, dataset.normal)
+        normal = [number for number, label in enumerate(classes) if label in marked]
+        chosen = [names[label] for label in classes]
+        return text_side(self.backbone, chosen, dataset.bank, normal, budget=budget)
 
-    def _support(self, method: Method, spec: RunSpec, drawn: Drawn) -> Support:
-        """Features of the drawn images; labels are flipped after the draw, as in released code."""
-        allowed = sorted({item.label for item in drawn.support})
-        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
-        return make_support(method, self._store, flipped, drawn.validation, spec.seed)
+    def _support(
+        self, method: Method, spec: RunSpec, dataset: Dataset
+    ) -> tuple[Support, list[int]]:
+        """Features of drawn images, and how many of each class were drawn: K, or all if fewer.
 
-
-def _draw(method: Method, spec: RunSpec, dataset: Dataset) -> Drawn:
-    names = dataset.manifest.class_names
-    base = base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None
-    return draw(
-        dataset.manifest,
-        method,
-        shots=spec.shots,
-        seed=spec.seed,
-        sampling=spec.sampling,
-        classes=base,
-    )
+        Labels are flipped after the draw, as in released code.
+        """
+        names = dataset.manifest.class_names
+        base = base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None
+        drawn = draw(
+            dataset.manifest, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
+            classes=base,
+        )  # fmt: skip
+        labels = [item.label for item in drawn.support]
+        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=sorted(set(labels)))
+        support = make_support(method, self._store, flipped, drawn.validation, spec.seed)
+        return support, [labels.count(label) for label in range(len(base or names))]
 
 
 def _predict(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -137,6 +137,18 @@ class FinishedRun:
                 f"{path} is missing or damaged ({error}). Remove {self.folder} and run again."
             ) from error
         return Predictions(*found)
+
+
+def same_images(runs: Sequence[FinishedRun], part: str) -> list[Predictions]:
+    """The predictions of runs that were tested on the same images; DataError if they were not."""
+    found = [run.predictions(part) for run in runs]
+    for run, mine in zip(runs, found, strict=True):
+        if not np.array_equal(mine.labels, found[0].labels):
+            raise DataError(
+                f"{runs[0].folder} and {run.folder} were tested on different images of "
+                f"{run.spec.dataset}. Remove the older one and run again."
+            )
+    return found
 
 
 LabelledRuns = list[tuple[str, FinishedRun]]

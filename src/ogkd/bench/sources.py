@@ -78,10 +78,7 @@ class Dataset:
 
 
 def find_sources(
-    data: str | None,
-    names: Sequence[str],
-    banks: Mapping[str, str],
-    phantoms: Mapping[str, int],
+    data: str | None, names: Sequence[str], banks: Mapping[str, str], phantoms: Mapping[str, int]
 ) -> dict[str, Source]:
     """Find every dataset before anything runs; an unknown name is an error."""
     if data is None:
@@ -92,8 +89,8 @@ def find_sources(
         known = sorted(path.parent.name for path in Path(data).expanduser().glob("*/train/"))
         if not known:
             raise ConfigError(
-                f"There is no folder of datasets {data}: give one whose subfolders are datasets "
-                "with {train,val,test}/class.",
+                f"There is no folder {data} with subfolders that are datasets: "
+                "{train,val,test}/class.",
                 argument="data",
             )
     chosen = known if list(names) == ["*"] else list(dict.fromkeys(names))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.bench.analysis import harmonic_mean
-from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
+from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, same_images
 from ogkd.bench.tidy import Condition, condition_of
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
@@ -149,14 +149,12 @@ def differences_markdown(found: Differences, a: str, b: str) -> str:
             mean, low, high = (f"{100 * number:+.2f}" for number in (row.mean, row.low, row.high))
             p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
             lines.append(f"| {condition} | {name} | {mean} | {low} to {high} | {p} |")
+    without = {key: ", ".join(one.left_out) for key, one in found.columns.items() if one.left_out}
     notes = [
-        f"- {condition}: without {', '.join(one.left_out)}, on which they have no common runs."
-        for condition, one in found.columns.items()
-        if one.left_out
+        f"- {key}: without {names}, on which they have no common runs."
+        for key, names in without.items()
     ]
-    notes += [
-        f"- {condition}: not compared. {reason}" for condition, reason in found.missing.items()
-    ]
+    notes += [f"- {key}: not compared. {reason}" for key, reason in found.missing.items()]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
@@ -254,17 +252,10 @@ def _same_in_all(runs: Mapping[int, FinishedRun]) -> bool:
 
 
 def _right(pair: tuple[list[FinishedRun], list[FinishedRun]], part: str) -> Correct:
-    rows = []
-    labels = None
-    for run in (*pair[0], *pair[1]):
+    runs = [*pair[0], *pair[1]]
+    for run in runs:
         if part not in run.parts:
             raise ConfigError(f"{run.spec} has no part '{part}'. It has: {', '.join(run.parts)}.")
-        found = run.predictions(part)
-        labels = found.labels if labels is None else labels
-        if not np.array_equal(labels, found.labels):
-            raise DataError(
-                f"Runs on {run.spec.dataset} were tested on different images: "
-                f"{pair[0][0].folder} and {run.folder}. Run them again on the same data."
-            )
-        rows.append(found.probabilities.argmax(axis=1) == found.labels)
+    found = same_images(runs, part)
+    rows = [mine.probabilities.argmax(axis=1) == mine.labels for mine in found]
     return np.stack(rows).astype(np.float32).reshape(2, len(pair[0]), -1)

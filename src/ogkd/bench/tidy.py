@@ -24,7 +24,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,6 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
 from ogkd.files import write_json, write_text
 
-T = TypeVar("T")
 Seeds = Mapping[int, float]
 """The value of each finished seed."""
 
@@ -153,11 +152,11 @@ class Summary:
                 spec = row.run.spec
                 key = (row.label, spec.dataset, condition_of(spec, plan.sweep), row.part)
                 self._done.setdefault(key, {})[spec.seed] = float(row.value)
-        self.labels = _unique(cell.label for cell in plan.cells)
-        self.datasets = _unique(cell.spec.dataset for cell in plan.cells)
-        conditions = _unique(condition for _, _, condition, _ in self._planned)
+        self.labels = list(dict.fromkeys(cell.label for cell in plan.cells))
+        self.datasets = list(dict.fromkeys(cell.spec.dataset for cell in plan.cells))
+        rows = dict.fromkeys((condition, label) for label, _, condition, _ in self._planned)
+        conditions = dict.fromkeys(condition for condition, _ in rows)
         self.conditions = sorted(conditions, key=Condition.order)
-        rows = {(condition, label) for label, _, condition, _ in self._planned}
         self.rows_compete = len(rows) > len(conditions)  # whether any column has two rows
 
     def parts(self, condition: Condition) -> list[str]:
@@ -217,10 +216,6 @@ def _measured(part: str) -> tuple[str, ...]:
     return ("base", "novel") if part in ("hm", "mean-hm") else (part,)
 
 
-def _unique(values: Iterable[T]) -> list[T]:
-    return list(dict.fromkeys(values))
-
-
 def collect(folder: RunsFolder) -> list[dict[str, Any]]:
     """Write results.csv and results.json into the folder and return their records.
 
@@ -238,7 +233,7 @@ def collect(folder: RunsFolder) -> list[dict[str, Any]]:
     planned = {key for plan in plans.values() for key in plan.specs}
     left = [(run.spec.method, run) for key, run in runs.items() if key not in planned]
     records += _records("", left)
-    names = _unique(name for record in records for name in record)
+    names = list(dict.fromkeys(name for record in records for name in record))
     rows = [[_flat(record.get(name)) for name in names] for record in records]
     write_text(folder.root / "results.csv", csv_text([names, *rows]))
     write_json(folder.root / "results.json", records)

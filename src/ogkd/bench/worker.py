@@ -73,6 +73,11 @@ def answer(runner: Runner, group: RunGroup) -> GroupAnswer:
         return GroupAnswer(error=traceback.format_exc(limit=8))
 
 
+def unsuitable(folder: RunsFolder, problem: str) -> ConfigError:
+    """The error about a folder that these runs must not be in."""
+    return ConfigError(f"{folder.root} {problem}. Choose another folder.", argument="out")
+
+
 def lock_group(folder: RunsFolder, group: RunGroup) -> contextlib.ExitStack:
     """Lock each run of a group, all or none: groups of two grids may overlap.
 
@@ -116,10 +121,10 @@ class Ledger:
 
     def check_backbone(self, name: str, digest: str) -> None:
         if (self._backbone or digest) != digest:
-            raise ConfigError(
-                f"{self.folder.root} contains runs of '{Path(name).name}' with digest "
-                f"{self._backbone[:12]}, but this one has {digest[:12]}. Choose another folder.",
-                argument="out",
+            raise unsuitable(
+                self.folder,
+                f"contains runs of '{Path(name).name}' with digest {self._backbone[:12]}, but "
+                f"this one has {digest[:12]}",
             )
 
     def claim(self, without: Container[str] = ()) -> tuple[RunGroup, contextlib.ExitStack] | None:
@@ -140,8 +145,7 @@ class Ledger:
         return None
 
     def start(self, group: RunGroup) -> None:
-        what = {"group": group.name, "runs": len(group.specs), "what": str(group)}
-        self.on_event({"event": "start"} | what)
+        self._tell("start", group)
 
     def store(self, group: RunGroup, found: GroupAnswer) -> list[RunGroup]:
         """Write what came of a group; runs that were finished before are kept and not counted.
@@ -156,31 +160,28 @@ class Ledger:
         if found.results is None:
             self.fail(group, found.error)
             return []
-        self._check_images(found.results[0])
+        spec, sha = found.results[0].spec, str(found.results[0].result["data_sha256"])
+        if self._images.setdefault((spec.data, spec.dataset), sha) != sha:
+            raise unsuitable(
+                self.folder, f"contains runs on other images of '{spec.dataset}' (files changed)"
+            )
         new = [run for run in found.results if not self.folder.has(run.spec)]
         for run in new:
             self.folder.write(run.spec, run.result, run.predictions)
         seconds = sum(sum(run.result["seconds"].values()) for run in found.results)
-        done = {"group": group.name, "runs": len(new), "seconds": seconds}
-        self.on_event({"event": "done"} | done)
+        self._tell("done", group, runs=len(new), seconds=seconds)
         return []
-
-    def _check_images(self, run: RunResult) -> None:
-        spec, sha = run.spec, str(run.result["data_sha256"])
-        if self._images.setdefault((spec.data, spec.dataset), sha) != sha:
-            raise ConfigError(
-                f"{self.folder.root} contains runs on other images of '{spec.dataset}': files were "
-                "added or removed since. Choose another folder.",
-                argument="out",
-            )
 
     def fail(self, group: RunGroup, reason: str) -> None:
         """Record why the unfinished runs of a group failed."""
         for spec in group.specs:
             if not self.folder.has(spec):
                 self.folder.write_failure(spec, reason)
+        self._tell("failed", group, error=one_line(reason))
+
+    def _tell(self, event: str, group: RunGroup, **more: Any) -> None:
         what = {"group": group.name, "runs": len(group.specs), "what": str(group)}
-        self.on_event({"event": "failed"} | what | {"error": one_line(reason)})
+        self.on_event({"event": event} | what | more)
 
 
 def one_line(reason: str) -> str:

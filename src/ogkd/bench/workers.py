@@ -17,7 +17,7 @@ from typing import Any
 from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
 from ogkd.bench.sources import Source, open_dataset
-from ogkd.bench.worker import ATTEMPTS, Job, OnEvent, make_runner, run_groups
+from ogkd.bench.worker import ATTEMPTS, Job, OnEvent, make_runner, run_groups, unsuitable
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import storage_errors, write_text
 
@@ -44,7 +44,7 @@ def prepare(
     elif root.exists() and not root.is_dir():
         problem = "is a file, not a folder for runs"
     if problem:
-        raise ConfigError(f"{root} {problem}. Choose another folder.", argument="out")
+        raise unsuitable(folder, problem)
     notes = []
     made_with: dict[str, FinishedRun] = {}
     with storage_errors(root):
@@ -90,10 +90,8 @@ def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> 
         return  # no longer there: tables can still be made
     for key, word in {"data_sha256": "images", "bank_sha256": "prompts"}.items():
         if run.result.get(key) not in (None, now[key]):
-            raise ConfigError(
-                f"{folder.root} contains runs on other {word} of '{source.name}': they have "
-                "changed since. Choose another folder.",
-                argument="out",
+            raise unsuitable(
+                folder, f"contains runs on other {word} of '{source.name}' (they changed)"
             )
 
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ogkd.bench.figures import style
 from ogkd.bench.figures.inputs import FigureInput
-from ogkd.bench.figures.style import Drawn, Look, header, shown
+from ogkd.bench.figures.style import Drawn, Floats, Look, header, shown
 from ogkd.bench.runs import LabelledRuns, Plan
 from ogkd.bench.tidy import Condition, Seeds, Summary, average_and_spread
 from ogkd.errors import ConfigError
@@ -43,9 +42,9 @@ class Curve:
     """Averages and their spread (NaN for one seed) along an axis."""
 
     label: str
-    x: NDArray[np.float64]
-    mean: NDArray[np.float64]
-    std: NDArray[np.float64]
+    x: Floats
+    mean: Floats
+    std: Floats
     flat: bool = False  # does not vary along the axis: one value, drawn as a level
 
 
@@ -103,11 +102,8 @@ def panel_of(title: str, part: str, *tables: Values) -> Panel:
     `tables` is one, or those of base and novel classes for the part "hm". In an unfinished plan,
     a point with less than half as many datasets as the fullest point is left out first.
     """
-    cells = {
-        key: [table[key] for table in tables]
-        for key in tables[0]
-        if all(key in table for table in tables)
-    }
+    common = [key for key in tables[0] if all(key in table for table in tables)]
+    cells = {key: [table[key] for table in tables] for key in common}
     names = {key: set.intersection(*map(set, cell)) for key, cell in cells.items()}
     everything = set().union(*names.values())
     fullest = max(map(len, names.values()), default=0)
@@ -125,11 +121,8 @@ def panel_of(title: str, part: str, *tables: Values) -> Panel:
             if found:
                 curves.append(Curve(label, *np.array(found, dtype=np.float64).T, flat=flat))
     missing = sorted(everything.difference(kept))
-    missing += [
-        f"{label} at {place:g}"
-        for label, place in names
-        if place is not None and (label, place) not in shown
-    ]
+    hidden = [key for key in names if key not in shown]
+    missing += [f"{label} at {place:g}" for label, place in hidden if place is not None]
     return Panel(title, tuple(curves), tuple(kept), tuple(missing))
 
 
@@ -346,14 +339,11 @@ def _gain_strip(ax: Axes, panel: Panel, pair: tuple[str, str], limits: tuple[flo
         )  # fmt: skip
 
 
-def gain(
-    curves: Sequence[Curve], pair: tuple[str, str]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def gain(curves: Sequence[Curve], pair: tuple[str, str]) -> tuple[Floats, Floats]:
     """The places where both methods have a point, and Δ = A - B there."""
-    first, second = (
-        {float(x): float(y) for c in curves if c.label == name and not c.flat
-         for x, y in zip(c.x, c.mean, strict=True)}
-        for name in pair
-    )  # fmt: skip
-    places = sorted(set(first) & set(second))
-    return np.array(places), np.array([first[x] - second[x] for x in places])
+    moving = {curve.label: curve for curve in curves if not curve.flat}
+    if not set(pair) <= set(moving):
+        return np.empty(0), np.empty(0)
+    a, b = (moving[label] for label in pair)
+    places, of_a, of_b = np.intersect1d(a.x, b.x, return_indices=True)
+    return places, a.mean[of_a] - b.mean[of_b]
