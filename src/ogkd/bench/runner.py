@@ -133,7 +133,7 @@ class Runner:
                 if method.needs_images
             ]
         supports = [support for support, _ in drawn]
-        counts = [count for _, count in drawn] or [None] * len(methods)
+        counts: Sequence[list[int] | None] = [count for _, count in drawn] or [None] * len(methods)
         clock.lap("encode")
         seeds = [spec.seed for spec in group.specs]
         heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)

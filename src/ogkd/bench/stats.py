@@ -144,8 +144,10 @@ def differences_markdown(found: Differences, a: str, b: str) -> str:
     lines = [f"| {a} minus {b} | datasets | difference | interval | p |"]
     lines.append("|---|---|---:|---:|---:|")
     for condition, one in found.columns.items():
-        for row in (one, *one.per_dataset):
-            name = f"mean of {len(one.per_dataset)}" if isinstance(row, Difference) else row.dataset
+        rows: list[tuple[str, Difference | DatasetDifference]]
+        rows = [(f"mean of {len(one.per_dataset)}", one)]
+        rows += [(mine.dataset, mine) for mine in one.per_dataset]
+        for name, row in rows:
             mean, low, high = (f"{100 * number:+.2f}" for number in (row.mean, row.low, row.high))
             p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
             lines.append(f"| {condition} | {name} | {mean} | {low} to {high} | {p} |")

@@ -246,7 +246,7 @@ def _records(plan: str, runs: LabelledRuns) -> list[dict[str, Any]]:
     for label, run in runs:
         for part in run.parts:
             rows = [row for row in tidy_rows([(label, run)]) if row.part == part]
-            record = {"plan": plan, "label": label, "run": run.spec.hash}
+            record: dict[str, Any] = {"plan": plan, "label": label, "run": run.spec.hash}
             record |= run.spec.model_dump(mode="json")
             record |= {"part": part, "classes": len(run.class_names(part))}
             record |= {row.metric: row.value for row in rows}

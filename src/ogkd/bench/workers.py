@@ -131,7 +131,8 @@ class _Processes:
 
     def __init__(self, folder: RunsFolder, job_file: Path, threads: int) -> None:
         self._log = folder.root / "workers.log"
-        self._command = [sys.executable, "-m", "ogkd.bench.worker", folder.root, job_file]
+        self._command = [sys.executable, "-m", "ogkd.bench.worker"]
+        self._command += [str(folder.root), str(job_file)]
         self._environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         self._lines: queue.Queue[tuple[subprocess.Popen[str], str | None]] = queue.Queue()
         self._alive: dict[subprocess.Popen[str], bool] = {}  # whether it has reached a group

@@ -119,7 +119,8 @@ def panel_of(title: str, part: str, *tables: Values) -> Panel:
         level = [(0.0, mean, std) for place, mean, std in mine if place is None]
         for found, flat in ((along, False), (level, True)):
             if found:
-                curves.append(Curve(label, *np.array(found, dtype=np.float64).T, flat=flat))
+                x, mean, std = np.array(found, dtype=np.float64).T
+                curves.append(Curve(label, x, mean, std, flat=flat))
     missing = sorted(everything.difference(kept))
     hidden = [key for key in names if key not in shown]
     missing += [f"{label} at {place:g}" for label, place in hidden if place is not None]

@@ -119,7 +119,7 @@ def _pool(chosen: Sequence[tuple[FinishedRun, FinishedRun]], part: str) -> Paire
         a.append(mine.probabilities)
         b.append(other.probabilities)
         numbers.append(np.full(len(mine.labels), number))
-    labels, p, q, run = map(np.concatenate, (y, a, b, numbers))
+    labels, p, q, run = (np.concatenate(rows) for rows in (y, a, b, numbers))
     whole = np.isfinite(p).all(axis=1) & np.isfinite(q).all(axis=1)
     return PairedPredictions(
         title=_title(first.spec, part),
