@@ -7,9 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ogkd.bench.ray_actor import GroupAnswer, NodeState
+from ogkd.bench.ray_workers import NodeState
 from ogkd.bench.runner import RunResult
 from ogkd.bench.runs import Predictions
+from ogkd.bench.worker import GroupAnswer
 
 
 class Lost(Exception):

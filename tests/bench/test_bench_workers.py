@@ -18,7 +18,7 @@ from ogkd.bench import worker as worker_module
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runner import RunGroup, Runner
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import GroupLock
+from ogkd.bench.worker import lock_group
 from ogkd.bench.workers import make_job, prepare, run_here, run_processes
 from ogkd.errors import ConfigError, StorageError
 
@@ -265,18 +265,14 @@ def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_f
 def test_groups_that_overlap_are_not_worked_on_at_the_same_time(bench):
     folder, plan, _ = bench(shots=[1], only=["gda"], datasets=["first"], seeds=[1, 2, 3])
     one, two, three = (cell.spec for cell in plan.cells)
-    ours, theirs = (
-        GroupLock(folder, RunGroup((one, two))),
-        GroupLock(folder, RunGroup((three, two))),
-    )
-    with ours:
+    ours, theirs = RunGroup((one, two)), RunGroup((three, two))
+    with lock_group(folder, ours):
         with pytest.raises(Timeout):
-            theirs.acquire()
-        with GroupLock(folder, RunGroup((three,))):  # was given back
+            lock_group(folder, theirs)
+        with lock_group(folder, RunGroup((three,))):  # was given back
             pass
-    with theirs:
-        assert theirs.is_held
-        assert not ours.is_held
+    with lock_group(folder, theirs), pytest.raises(Timeout):
+        lock_group(folder, ours)
 
 
 def test_a_run_made_with_other_defaults_is_put_aside_and_run_again(bench):

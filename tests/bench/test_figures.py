@@ -15,9 +15,8 @@ from fake_runs import specs, write
 from PIL import Image
 
 from ogkd.bench.figures import FIGURES, make_figures
-from ogkd.bench.figures.curves import panel_of
+from ogkd.bench.figures.curves import gain, panel_of
 from ogkd.bench.figures.inputs import choose_pair, paired
-from ogkd.bench.figures.panels import gain
 from ogkd.bench.figures.per_dataset import mean_curve
 from ogkd.bench.runs import Plan, Predictions, RunsFolder, RunSpec
 from ogkd.errors import ConfigError, DataError

@@ -7,7 +7,7 @@ from importlib.metadata import version
 import pytest
 
 from ogkd.bench.grid import expand, read_grid
-from ogkd.bench.ray_actor import RunActor
+from ogkd.bench.ray_workers import RunActor
 from ogkd.bench.workers import make_job
 from ogkd.errors import ConfigError, StorageError
 from ogkd.features.ray_cluster import folders

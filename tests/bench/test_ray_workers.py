@@ -18,11 +18,10 @@ from ray_stand_in import Quick, StandIn, results
 
 from ogkd.bench import ray_workers
 from ogkd.bench.grid import expand, read_grid
-from ogkd.bench.ray_actor import GroupAnswer, NodeState, RunActor
-from ogkd.bench.ray_workers import run_ray
+from ogkd.bench.ray_workers import NodeState, RunActor, run_ray
 from ogkd.bench.runner import RunGroup
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.worker import GroupLock, write_results
+from ogkd.bench.worker import GroupAnswer, Ledger, lock_group
 from ogkd.bench.workers import make_job, prepare, run_here
 from ogkd.errors import ConfigError, StorageError
 from ogkd.features import ray_cluster as cluster_module
@@ -70,6 +69,10 @@ class _given:  # noqa: N801
 
     def __exit__(self, *_):
         return None
+
+
+def write(folder, group):
+    Ledger(folder, [group], lambda _: None).store(group, GroupAnswer(results(group)))
 
 
 def done(events):
@@ -192,7 +195,7 @@ def test_runs_that_are_there_are_not_tried_again_when_their_group_fails(bench, s
     folder, _, job = bench(seeds=[1, 2], datasets=["first"], only=["gda"])
     (group,) = job.groups()
     there = RunGroup(group.specs[:1])
-    write_results(folder, there, results(there), lambda _: None)
+    write(folder, there)
     ray = stand_in(Wrong)
     run_ray(folder, job, lambda _: None)
     assert [call[1] for call in ray.calls if call[0] == "run"] == [group, RunGroup(group.specs[1:])]
@@ -256,16 +259,16 @@ def test_what_another_process_works_on_is_left_to_it(bench, stand_in):
     folder, plan, job = bench()
     ray = stand_in()
     theirs = job.groups()[0]
-    lock = GroupLock(folder, theirs)
-    lock.acquire()
+    lock = lock_group(folder, theirs)
     ours = len(job.groups()) - 1
-    count = Counter()
+    count, finished = Counter(), []
 
     def on_event(event):
         count[event["event"]] += 1
-        if count["done"] == ours and lock.is_held:  # the other process finishes
-            write_results(folder, theirs, results(theirs), lambda _: None)
-            lock.release()
+        if count["done"] == ours and not finished:  # the other process finishes
+            write(folder, theirs)
+            lock.close()
+            finished.append(theirs)
 
     run_ray(folder, job, on_event)
     assert count["done"] == ours

@@ -102,7 +102,8 @@ def test_flips_are_those_of_the_splits_module(plan_of, monkeypatch):
 def test_a_budget_takes_the_first_prompts_and_not_more_than_there_are(plan_of):
     specs, runner = plan_of(only=["zero-shot"], budgets=[2], shots=[1], seeds=[1])
     runner.run(group_runs(specs)[0])
-    ((_, side),) = runner._texts.items()
+    side = runner._text(specs[0].dataset, 2, (0, 1, 2, 3))
+    assert runner._text.cache_info().currsize == 1  # it is what the run has used
     assert {len(row) for row in side.prompts} == {2}
     specs, runner = plan_of(only=["zero-shot"], budgets=[999], shots=[1], seeds=[1])
     with pytest.raises(ConfigError, match="Use budgets up to"):

@@ -5,17 +5,16 @@ Only means are compared: the paper's ± is probably another spread than ours (se
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 
 from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.paper import Published, benchmark_of, paper, plain_name, published
+from ogkd.bench.render import markdown_row
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
-from ogkd.bench.tidy import Average, Condition, Summary
+from ogkd.bench.tidy import Average, Condition, Summary, csv_text
 from ogkd.datasets.catalog import benchmarks
 
 AVERAGE = "average"
@@ -39,19 +38,6 @@ class Comparison:
     published_std: float | None
     note: str
     backbone: str  # of ours
-
-
-@dataclass(frozen=True)
-class _PlanRow:
-    """One row of a plan under one condition, with everything that the paper prints for it."""
-
-    summary: Summary
-    label: str
-    condition: Condition
-    backbone: str
-    names: Mapping[str, str]  # our datasets -> names in the catalogue
-    different: Mapping[str, str]  # our datasets with other classes than the benchmark's: how
-    theirs: Sequence[Published]
 
 
 def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
@@ -78,7 +64,7 @@ def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
         parts = summary.parts(condition)
         parts += ["hm", "mean-hm"] if "novel" in parts else []
         for part in parts:
-            found += _comparisons(row, part)
+            found += row.comparisons(part)
     return found
 
 
@@ -98,65 +84,92 @@ def _other_classes(run: FinishedRun) -> str:
 
 def _candidates(plan: Plan, label: str, method: str, condition: Condition) -> list[Published]:
     """The published numbers of a row under a condition; an ablation's rows match by label."""
-    rows = [
-        row
-        for row in published()
-        if row.metric == "accuracy"
-        and row.flips == condition.flips
-        and row.shots in (None, condition.shots)
-    ]
+    rows = [row for row in published() if row.metric == "accuracy" and row.flips == condition.flips]
+    rows = [row for row in rows if row.shots in (None, condition.shots)]
     if plan.table == "ablation":
         return [row for row in rows if row.setting and plain_name(row.setting) == plain_name(label)]
     return [row for row in rows if not row.setting and row.method == method]
 
 
-def _comparisons(row: _PlanRow, part: str) -> Iterable[Comparison]:
-    printed_part = "hm" if part == "mean-hm" else part
-    printed = {one.dataset: one for one in row.theirs if one.part == printed_part}
-    if not printed:
-        return
-    wanted = set(row.summary.wanted(row.condition, part))
-    shared = {name: ours for ours, name in row.names.items() if ours in wanted}
-    if part != "mean-hm":
-        for name, ours in shared.items():
-            average = row.summary.of(row.label, ours, row.condition, part)
+@dataclass(frozen=True)
+class _PlanRow:
+    """One row of a plan under one condition, with everything that the paper prints for it."""
+
+    summary: Summary
+    label: str
+    condition: Condition
+    backbone: str
+    names: Mapping[str, str]  # our datasets -> names in the catalogue
+    different: Mapping[str, str]  # our datasets with other classes than the benchmark's: how
+    theirs: Sequence[Published]
+
+    def comparisons(self, part: str) -> Iterable[Comparison]:
+        wanted_part = part.removeprefix("mean-")
+        printed = {one.dataset: one for one in self.theirs if one.part == wanted_part}
+        if not printed:
+            return
+        wanted = set(self.summary.wanted(self.condition, part))
+        shared = {name: ours for ours, name in self.names.items() if ours in wanted}
+        for name, ours in shared.items() if part != "mean-hm" else ():
+            average = self.summary.of(self.label, ours, self.condition, part)
             if average is not None and name in printed:
                 notes = [] if average.complete else [f"{average.done} of {average.planned} runs"]
-                notes += [row.different[ours]] if ours in row.different else []
-                value = printed[name].value
-                yield _comparison(row, part, printed[name], average, value, notes, not notes)
-    # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
-    if AVERAGE in printed and not (part == "mean-hm" and len(printed) == 1):
-        yield from _averages(row, part, printed, shared)
+                notes += [self.different[ours]] if ours in self.different else []
+                yield self._beside(printed[name], part, average, notes, comparable=not notes)
+        # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
+        if AVERAGE in printed and not (part == "mean-hm" and len(printed) == 1):
+            yield from self._averages(part, printed, shared)
 
+    def _averages(
+        self, part: str, printed: Mapping[str, Published], shared: Mapping[str, str]
+    ) -> Iterable[Comparison]:
+        """The average over the datasets with the benchmark's classes; over all if none has them."""
+        how = self.different
+        other = {name: how[ours] for name, ours in shared.items() if ours in how}
+        same = {name: ours for name, ours in shared.items() if name not in other}
+        datasets = list(same.values() or shared.values())
+        average = self.summary.average(self.label, self.condition, part, datasets)
+        if average is None:
+            return
+        known = benchmarks().items()
+        all_of_them = [name for name, one in known if one.base_to_novel or part == "test"]
+        row = printed[AVERAGE]
+        comparable = average.complete and bool(same)
+        notes = [] if average.complete else ["runs are missing"]
+        if same and len(printed) > 1:
+            value = _published_average(self.theirs, part, list(same))
+            if len(same) < len(all_of_them):
+                notes = notes or [f"both over {len(same)} datasets"]
+            elif abs(value - row.value) > _ROUNDING:
+                notes = notes or [f"printed: {row.value:.2f}"]
+            row = row.model_copy(update={"value": value})
+        elif same and set(same) != set(all_of_them):
+            notes = [f"ours: {len(same)} of {len(all_of_them)} datasets"]
+            comparable = False
+        for problem in dict.fromkeys(other.values()):
+            names = ", ".join(name for name, mine in other.items() if mine == problem)
+            notes.append(f"{problem}, {'left out' if same else 'all'}: {names}")
+        yield self._beside(row, part, average, notes, comparable=comparable)
 
-def _averages(
-    row: _PlanRow, part: str, printed: Mapping[str, Published], shared: Mapping[str, str]
-) -> Iterable[Comparison]:
-    """The average over the datasets with the benchmark's classes; over all if none has them."""
-    other = {name: row.different[ours] for name, ours in shared.items() if ours in row.different}
-    same = {name: ours for name, ours in shared.items() if name not in other}
-    datasets = list(same.values() or shared.values())
-    average = row.summary.average(row.label, row.condition, part, datasets)
-    if average is None:
-        return
-    everything = {name for name, one in benchmarks().items() if one.base_to_novel or part == "test"}
-    value = printed[AVERAGE].value
-    comparable = average.complete and bool(same)
-    notes = [] if average.complete else ["runs are missing"]
-    if same and len(printed) > 1:
-        value = _published_average(row.theirs, part, list(same))
-        if len(same) < len(everything):
-            notes = notes or [f"both over {len(same)} datasets"]
-        elif abs(value - printed[AVERAGE].value) > _ROUNDING:
-            notes = notes or [f"printed: {printed[AVERAGE].value:.2f}"]
-    elif same and set(same) != everything:
-        notes = [f"ours: {len(same)} of {len(everything)} datasets"]
-        comparable = False
-    for problem in dict.fromkeys(other.values()):
-        names = ", ".join(name for name, mine in other.items() if mine == problem)
-        notes.append(f"{problem}, {'left out' if same else 'all'}: {names}")
-    yield _comparison(row, part, printed[AVERAGE], average, value, notes, comparable)
+    def _beside(
+        self, theirs: Published, part: str, average: Average, notes: list[str], *, comparable: bool
+    ) -> Comparison:
+        ours = 100 * average.value
+        return Comparison(
+            table=theirs.table,
+            dataset=theirs.dataset,
+            label=self.label,
+            shots=self.condition.shots,
+            flips=self.condition.flips,
+            part=part,
+            ours=ours,
+            published=theirs.value,
+            difference=ours - theirs.value if comparable else None,
+            ours_std=None if math.isnan(average.std) else 100 * average.std,
+            published_std=theirs.std,
+            note="; ".join(notes),
+            backbone=self.backbone,
+        )
 
 
 def _published_average(theirs: Sequence[Published], part: str, datasets: Sequence[str]) -> float:
@@ -168,48 +181,16 @@ def _published_average(theirs: Sequence[Published], part: str, datasets: Sequenc
 
     if part == "hm":
         return harmonic_mean(mean("base"), mean("novel"))
-    return mean("hm" if part == "mean-hm" else part)
-
-
-def _comparison(
-    row: _PlanRow,
-    part: str,
-    printed: Published,
-    average: Average,
-    value: float,
-    notes: Sequence[str],
-    comparable: bool,
-) -> Comparison:
-    ours = 100 * average.value
-    return Comparison(
-        table=printed.table,
-        dataset=printed.dataset,
-        label=row.label,
-        shots=row.condition.shots,
-        flips=row.condition.flips,
-        part=part,
-        ours=ours,
-        published=value,
-        difference=ours - value if comparable else None,
-        ours_std=None if math.isnan(average.std) else 100 * average.std,
-        published_std=printed.std,
-        note="; ".join(notes),
-        backbone=row.backbone,
-    )
+    return mean(part.removeprefix("mean-"))
 
 
 def comparison_csv(rows: Sequence[Comparison]) -> str:
     """The comparison as CSV: every field, numbers with two decimals."""
-    out = io.StringIO()
     names = [field.name for field in fields(Comparison)]
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([_text(value) for value in asdict(row).values()] for row in rows)
-    return out.getvalue()
+    return csv_text([names, *([_text(value) for value in vars(row).values()] for row in rows)])
 
 
 def comparison_markdown(rows: Sequence[Comparison]) -> str:
-    """The comparison as a Markdown table."""
     if not rows:
         return "None of these runs has a counterpart in the paper's tables.\n"
     backbones = ", ".join(dict.fromkeys(row.backbone for row in rows))
@@ -221,9 +202,9 @@ def comparison_markdown(rows: Sequence[Comparison]) -> str:
     ]
     for row in rows:
         difference = "" if row.difference is None else f"{row.difference:+.2f}"
-        cells = [row.table, row.dataset, row.label, _text(row.shots), _text(row.flips), row.part]
-        cells += [f"{row.ours:.2f}", f"{row.published:.2f}", difference, row.note]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        cells = [row.table, row.dataset, row.label, row.shots, row.flips, row.part, row.ours]
+        cells += [row.published, difference, row.note]
+        lines.append(markdown_row(_text(cell) for cell in cells))
     return "\n".join(lines) + "\n"
 
 

@@ -42,13 +42,10 @@ class GridRow(_Record):
 
     @property
     def name(self) -> str:
-        """The row's name in tables: its label, or the method's name."""
         return self.label or self.method
 
 
 class PhantomCounts(_Record):
-    """How many phantom images of each class are drawn."""
-
     train: int = Field(default=16, ge=1)
     val: int = Field(default=4, ge=1)
     test: int = Field(default=20, ge=1)
@@ -99,9 +96,8 @@ def _shipped() -> dict[str, dict[str, Any]]:
         here = {key: own.pop(key, {}) for key in variants}[variant]
         common = dict(variants[variant])
         by_protocol = {key: common.pop(key, {}) for key in ("few-shot", "base-to-novel")}
-        found[f"{variant}/{name}"] = (
-            {"name": name} | common | by_protocol[own["protocol"]] | own | here
-        )
+        common |= by_protocol[own["protocol"]]
+        found[f"{variant}/{name}"] = {"name": name} | common | own | here
     return found
 
 
@@ -132,11 +128,8 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
         problem = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
         place = ".".join(str(part) for part in problem["loc"])
         fields = GridRow.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
-        hint = did_you_mean(str(problem["loc"][-1]), fields)
-        raise ConfigError(
-            f"{source}: '{place}' is wrong: {problem['msg']}.{hint} Known there: "
-            f"{', '.join(fields)}."
-        ) from None
+        hint = f"{did_you_mean(str(problem['loc'][-1]), fields)} Known there: {', '.join(fields)}."
+        raise ConfigError(f"{source}: '{place}' is wrong: {problem['msg']}.{hint}") from None
 
 
 def _content(source: str | Path) -> dict[str, Any]:
@@ -163,8 +156,9 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
             cells.setdefault((cell.label, cell.spec.hash), cell)
-    axes = {"flips": len(grid.flips) > 1, "budget": len(grid.budgets) > 1}
-    if axes["budget"] and (grid.sweep or axes["flips"]):
+    swept = [*grid.sweep, *["flips"] * (len(grid.flips) > 1)]
+    swept += ["budget"] * (len(grid.budgets) > 1)
+    if "budget" in swept and len(swept) > 1:
         raise ConfigError(
             f"A table has one axis beside shots, but '{grid.name}' has budgets and another one. "
             "Make a grid for each."
@@ -173,7 +167,6 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
         raise ConfigError(
             f"flips = {most} needs as many shots, but '{grid.name}' has shots = {min(grid.shots)}."
         )
-    swept = [*grid.sweep, *(name for name, several in axes.items() if several)]
     plan = Plan(
         name=grid.name,
         title=grid.title or grid.name,
@@ -187,8 +180,14 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
 def _rows(grid: Grid) -> list[GridRow]:
     """The rows that were asked for; rows that cannot be are refused."""
     rows = [*(GridRow(method=name) for name in grid.methods), *grid.rows]
-    if rows:
-        _refuse_unknown_settings(grid, rows)
+    settings = {name for row in rows for name in _method_class(row.method).Config.model_fields}
+    for name in (*grid.settings, *grid.sweep) if rows else ():
+        # A setting applies to the methods that have it; one that none has is a mistake.
+        if (first := name.split(".")[0]) not in settings:
+            raise ConfigError(
+                f"No method of grid '{grid.name}' has a setting '{name}'."
+                f"{did_you_mean(first, settings)} They have: {', '.join(sorted(settings))}."
+            )
     if grid.only is not None:
         labels = {row.name for row in rows}
         known = labels | {row.method for row in rows}
@@ -207,25 +206,14 @@ def _rows(grid: Grid) -> list[GridRow]:
         raise ConfigError(
             f"A grid sweeps one setting, but '{grid.name}' names {', '.join(grid.sweep)}."
         )
-    first: dict[str, GridRow] = {}
+    named: dict[str, GridRow] = {}
     for row in rows:
-        if first.setdefault(row.name, row) != row:
+        if named.setdefault(row.name, row) != row:
             raise ConfigError(
                 f"Two different rows of grid '{grid.name}' are called '{row.name}'. Give each its "
                 "own label."
             )
     return rows
-
-
-def _refuse_unknown_settings(grid: Grid, rows: Sequence[GridRow]) -> None:
-    """A setting applies to the methods that have it; one that none has is a mistake."""
-    known = {name for row in rows for name in _method_class(row.method).Config.model_fields}
-    for name in (*grid.settings, *grid.sweep):
-        if (first := name.split(".")[0]) not in known:
-            raise ConfigError(
-                f"No method of grid '{grid.name}' has a setting '{name}'."
-                f"{did_you_mean(first, known)} They have: {', '.join(sorted(known))}."
-            )
 
 
 def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -> dict[str, Source]:
@@ -250,14 +238,21 @@ def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -
 
 def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
     fields = _method_class(row.method).Config.model_fields
-    preset = _preset(row, grid.preset, source)
+    bank = str(source.bank)
+    names = [grid.preset.replace("{bank}", bank), "auto"]
+    preset = next((name for name in names if name in presets(row.method)), None)
+    preset = preset if row.preset is None else row.preset.replace("{bank}", bank)
     common = {key: value for key, value in grid.settings.items() if key.split(".")[0] in fields}
-    ((axis, values),) = (grid.sweep or {"": [None]}).items()
-    if axis and not row.sweep:
-        values = [None]
+    ((axis, values),) = ((row.sweep and grid.sweep) or {"": [None]}).items()
     for value in values:
         settings = common | row.settings | ({} if value is None else {axis: value})
-        _refuse_wrong_protocol(grid, make_method(row.method, preset=preset, settings=settings))
+        method = make_method(row.method, preset=preset, settings=settings)  # checks the settings
+        if grid.protocol == "base-to-novel" and not _knows_novel(type(method)):
+            able = ", ".join(sorted(name for name, kind in METHODS.items() if _knows_novel(kind)))
+            raise ConfigError(
+                f"{method.name} knows only the classes that it learned from, so it cannot be "
+                f"tested on novel classes. Methods for base-to-novel: {able}."
+            )
         numbers = itertools.product(grid.shots, grid.flips, grid.budgets, grid.seeds)
         for shots, flips, budget, seed in numbers:
             yield Cell(
@@ -281,14 +276,6 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
             )
 
 
-def _preset(row: GridRow, wanted: str, source: Source) -> str | None:
-    if row.preset is not None:
-        return row.preset.replace("{bank}", str(source.bank))
-    known = presets(row.method)
-    names = [wanted.replace("{bank}", str(source.bank)), "auto"]
-    return next((name for name in names if name in known), None)
-
-
 def _method_class(name: str) -> type[Method]:
     if name not in METHODS:
         known = ", ".join(sorted(METHODS))
@@ -296,10 +283,5 @@ def _method_class(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def _refuse_wrong_protocol(grid: Grid, method: Method) -> None:
-    if grid.protocol == "base-to-novel" and type(method).head_for is Method.head_for:
-        able = [name for name, kind in METHODS.items() if kind.head_for is not Method.head_for]
-        raise ConfigError(
-            f"{method.name} knows only the classes that it learned from, so it cannot be tested "
-            f"on novel classes. Methods for base-to-novel: {', '.join(sorted(able))}."
-        )
+def _knows_novel(method: type[Method]) -> bool:
+    return method.head_for is not Method.head_for

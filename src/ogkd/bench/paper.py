@@ -40,7 +40,6 @@ class Published(FrozenRecord):
 
 @functools.cache
 def paper() -> Paper:
-    """The contents of published/paper.toml."""
     text = (files("ogkd.bench") / "published" / "paper.toml").read_text(encoding="utf-8")
     return Paper.model_validate(tomllib.loads(text))
 

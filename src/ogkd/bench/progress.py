@@ -21,11 +21,6 @@ _ONLINE = 12.0  # times as long if every step encodes new crops (measured: docs,
 _SHOTS = 16
 
 
-def seconds_of(run: FinishedRun) -> float:
-    """What a run took, without loading the backbone."""
-    return float(sum(value for phase, value in run.result["seconds"].items() if phase != "load"))
-
-
 def estimate(specs: Sequence[RunSpec], finished: Sequence[FinishedRun]) -> float:
     """Seconds for these runs, one after the other.
 
@@ -34,17 +29,17 @@ def estimate(specs: Sequence[RunSpec], finished: Sequence[FinishedRun]) -> float
     """
     rates: dict[str, list[float]] = {}
     for run in finished:
-        rates.setdefault(run.spec.method, []).append(seconds_of(run) / (run.spec.shots or _SHOTS))
+        seconds = sum(took for phase, took in run.result["seconds"].items() if phase != "load")
+        rates.setdefault(run.spec.method, []).append(seconds / (run.spec.shots or _SHOTS))
     total = 0.0
     for spec in specs:
-        rate = median(rates[spec.method]) if spec.method in rates else _rough(spec)
+        if spec.method in rates:
+            rate = median(rates[spec.method])
+        else:
+            rate = _ROUGH.get(METHODS[spec.method].cost, 2.0) / _SHOTS
+            rate *= _ONLINE if method_of(spec).config.views == "online" else 1.0
         total += (spec.shots or _SHOTS) * rate
     return total
-
-
-def _rough(spec: RunSpec) -> float:
-    seconds = _ROUGH.get(METHODS[spec.method].cost, 2.0) / _SHOTS
-    return seconds * (_ONLINE if method_of(spec).config.views == "online" else 1.0)
 
 
 class Progress:
@@ -58,21 +53,16 @@ class Progress:
         self._estimate = seconds / max(1, workers)
         self._running: dict[str, tuple[str, float]] = {}
         self._began = time.perf_counter()
-        self._console = Console(stderr=True)
-        self._live = (
-            Live(console=self._console, get_renderable=self._table, refresh_per_second=2)
-            if self._console.is_terminal
-            else None
-        )
+        console = self._console = Console(stderr=True)
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=2)
 
     def __enter__(self) -> Progress:
-        if self._live is not None:
+        if self._console.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        self._live.stop()  # does nothing if it was not started
 
     def __call__(self, record: dict[str, Any]) -> None:
         event, group = record["event"], record.get("group", "")
@@ -91,25 +81,21 @@ class Progress:
             self._line(f"A worker died (code {record['code']}); another one takes over.", True)
 
     def _line(self, text: str, always: bool = False) -> None:
-        if self._live is None or always:
+        if always or not self._console.is_terminal:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    def eta(self) -> str:
-        """How long the rest takes: from the runs of this session, else from the estimate."""
-        left = self.total - self.done - self.failed
-        new = self.done - self._at_start
-        passed = time.perf_counter() - self._began
-        return duration(left * passed / new if new else self._estimate)
 
     def _table(self) -> Table:
         table = Table(box=None)
         for head in ("done", "running", "failed", "total", "elapsed", "remaining"):
             table.add_column(head, justify="right")
-        elapsed = duration(time.perf_counter() - self._began)
+        now = time.perf_counter()
+        passed, new = now - self._began, self.done - self._at_start
+        left = self.total - self.done - self.failed
+        remaining = left * passed / new if new else self._estimate
         counts = (self.done, len(self._running), self.failed, self.total)
-        table.add_row(*map(str, counts), elapsed, self.eta())
+        table.add_row(*map(str, counts), duration(passed), duration(remaining))
         for what, since in list(self._running.values()):
-            table.add_row("", "", "", "", duration(time.perf_counter() - since), what)
+            table.add_row("", "", "", "", duration(now - since), what)
         return table
 
 

@@ -7,36 +7,27 @@ and its group is tried again; only this process writes, so nothing is lost or wr
 from __future__ import annotations
 
 import contextlib
+import platform
+import tempfile
 import time
-import uuid
+import traceback
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import Timeout
-
 from ogkd.bench.progress import estimate
-from ogkd.bench.ray_actor import GroupAnswer, NodeState, RunActor
 from ogkd.bench.runner import RunGroup
 from ogkd.bench.runs import RunsFolder
 from ogkd.bench.sources import open_dataset
-from ogkd.bench.worker import (
-    MOST_ATTEMPTS,
-    GroupLock,
-    Job,
-    OnEvent,
-    Provenance,
-    is_settled,
-    start_event,
-    write_failure,
-    write_results,
-)
-from ogkd.errors import ConfigError, OgkdError, StorageError
-from ogkd.features.ray_cluster import absolute, cluster, fitting_workers, folders
+from ogkd.bench.worker import MOST_ATTEMPTS, GroupAnswer, Job, Ledger, OnEvent, answer, make_runner
+from ogkd.datasets.fetch import locate_benchmark
+from ogkd.errors import ConfigError, OgkdError
+from ogkd.features.ray_cluster import absolute, cluster, fitting_workers, folders, use_folders
 from ogkd.features.ray_encode import RayWorkers
+from ogkd.features.store import FeatureStore
 from ogkd.files import cache_dir
 from ogkd.images import ImageRef
 
@@ -50,7 +41,6 @@ def run_ray(
     on_event: OnEvent,
     workers: RayWorkers = RayWorkers(),  # noqa: B008
 ) -> None:
-    """Run what is missing on a Ray cluster with these workers."""
     cpus, gpus, count = workers.cpus, workers.gpus, workers.count
     job = _with_whole_paths(job, threads=max(1, int(cpus)))
     with cluster(workers.address, cpus=None if count is None else count * cpus) as ray:
@@ -60,8 +50,11 @@ def run_ray(
                 "for less, or give the number of workers if the cluster grows on demand.",
                 argument="workers",
             )
-        with _cache_marker() as marker:
-            driver = _Driver(ray, folder, job, on_event, marker, workers)
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        # A worker that sees this file shares the cache with us.
+        with tempfile.NamedTemporaryFile(prefix=".marker-", dir=cache_dir()) as marker:
+            ledger = Ledger(folder, job.groups(), on_event)
+            driver = _Driver(ray, ledger, job, marker.name, workers)
             try:
                 driver.run()
             finally:
@@ -78,16 +71,60 @@ def _with_whole_paths(job: Job, *, threads: int) -> Job:
     return job.model_copy(update=changes)
 
 
-@contextlib.contextmanager
-def _cache_marker() -> Iterator[Path]:
-    """A file in our cache: a worker that sees it shares the cache with us."""
-    path = cache_dir() / f".marker-{uuid.uuid4().hex}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+@dataclass(frozen=True)
+class NodeState:
+    """What a worker found on its node after loading the backbone."""
+
+    node: str
+    digest: str = ""  # of the backbone
+    shares_cache: bool = False
+    problem: str = ""  # why it cannot work there
+
+
+class RunActor:
+    """A worker: keeps the backbone and the datasets and texts that it has used in memory.
+
+    It answers errors as records: an exception means that it is lost.
+    """
+
+    def __init__(self, job: str, folders: Mapping[str, str], marker: str, ogkd: str) -> None:
+        use_folders(folders)
+        self._job = Job.model_validate_json(job)
+        self._marker = Path(marker)
+        self._version = ogkd  # of the process that asks
+        self._runner = make_runner(self._job)
+
+    def start(self) -> NodeState:
+        """Load the backbone and report what is missing on this node."""
+        node, digest = platform.node(), ""
+        try:
+            if not (problem := self._problem()):
+                digest = self._runner.backbone.digest
+        except OgkdError as error:
+            problem = str(error)
+        except Exception:
+            problem = traceback.format_exc(limit=8)
+        return NodeState(node, digest, self._marker.is_file(), problem)
+
+    def _problem(self) -> str:
+        if (mine := version("ogkd")) != self._version:
+            return f"it has ogkd {mine}, not {self._version}. Install the same version everywhere."
+        for name, source in self._job.sources.items():
+            if source.folder is not None and not Path(source.folder).is_dir():
+                return (
+                    f"there is no folder {source.folder}. Every node needs it: use shared storage."
+                )
+            if source.folder is None and not source.phantom and locate_benchmark(name) is None:
+                return f"there is no {name}. Set OGKD_DATA to a folder on shared storage."
+        return ""
+
+    def encode(self, images: Sequence[str]) -> None:
+        """Put features into the cache; the runs report files that cannot be read."""
+        with contextlib.suppress(OgkdError, OSError):
+            FeatureStore(self._runner.backbone).get(images)
+
+    def run(self, group: RunGroup) -> GroupAnswer:
+        return answer(self._runner, group)
 
 
 @dataclass(frozen=True)
@@ -106,43 +143,31 @@ class _Worker:
     actor: Any
     reference: Any = None  # of the answer that is awaited; None: it is idle
     task: RunGroup | _Images | None = None  # None while it is getting ready
-    lock: GroupLock | None = None
+    lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
 
 class _Driver:
     """Starts workers, gives them tasks and writes their results."""
 
-    def __init__(
-        self,
-        ray: Any,
-        folder: RunsFolder,
-        job: Job,
-        on_event: OnEvent,
-        marker: Path,
-        wanted: RayWorkers,
-    ) -> None:
+    def __init__(self, ray: Any, ledger: Ledger, job: Job, marker: str, asked: RayWorkers) -> None:
         self._ray = ray
-        self._folder = folder
-        self._job = job
-        self._on_event = on_event
-        self._wanted = wanted
+        self._ledger = ledger
+        self._backbone = job.backbone
+        self._asked = asked
         self._workers: list[_Worker] = []
         self._deaths: Counter[str] = Counter()
         self._digest = ""  # of the backbone on the nodes
         self._failed_starts = 0
-        self._arguments = (job.model_dump_json(), folders(), str(marker), version("ogkd"))
-        groups = job.groups()
-        self._made_with = Provenance(folder, groups)
-        missing = [group for group in groups if not is_settled(folder, group)]
-        finished = folder.readable_runs()
+        self._arguments = (job.model_dump_json(), folders(), marker, version("ogkd"))
+        finished = ledger.folder.readable_runs()
         # The longest first: if a long one starts last, all others wait for it.
-        cost = {group.name: estimate(group.specs, finished) for group in missing}
-        self._groups = sorted(missing, key=lambda group: -cost[group.name])
-        self._images = deque(_test_images(job, missing))
+        cost = {group.name: estimate(group.specs, finished) for group in ledger.left}
+        self._images = deque(_test_images(job, ledger.left))
+        ledger.left.sort(key=lambda group: -cost[group.name])
 
     def run(self) -> None:
         """Return when every group is settled, here or by another process."""
-        while self._groups or any(worker.task is not None for worker in self._workers):
+        while self._ledger.left or any(worker.task is not None for worker in self._workers):
             self._start_workers()
             self._assign()
             awaited = [mine.reference for mine in self._workers if mine.reference is not None]
@@ -154,16 +179,15 @@ class _Driver:
                 self._receive(next(mine for mine in self._workers if mine.reference == reference))
 
     def stop(self) -> None:
-        """End the workers and release their locks."""
         for worker in list(self._workers):
             self._stop_worker(worker)
 
     def _start_workers(self) -> None:
         """Start as many workers as were asked for or fit now, but not more than there are tasks."""
-        cpus, gpus = self._wanted.cpus, self._wanted.gpus
-        fit = self._wanted.count or max(1, fitting_workers(self._ray, cpus, gpus))
+        cpus, gpus = self._asked.cpus, self._asked.gpus
+        fit = self._asked.count or max(1, fitting_workers(self._ray, cpus, gpus))
         busy = sum(worker.task is not None for worker in self._workers)
-        tasks = len(self._groups) + len(self._images) + busy
+        tasks = len(self._ledger.left) + len(self._images) + busy
         remote = self._ray.remote(RunActor)
         while len(self._workers) < min(fit, tasks):
             # Ray must not restart anything: losses are counted here.
@@ -176,60 +200,40 @@ class _Driver:
             if worker.reference is not None:
                 continue
             if self._images:
-                images = self._images.popleft()
-                worker.task = images
+                worker.task = images = self._images.popleft()
                 worker.reference = worker.actor.encode.remote(images.paths)
-            elif (found := self._next_group()) is not None:
-                worker.task, worker.lock = found
-                self._on_event(start_event(found[0]))
-                worker.reference = worker.actor.run.remote(found[0])
-
-    def _next_group(self) -> tuple[RunGroup, GroupLock] | None:
-        """The next group that no process works on and whose images are encoded, locked."""
-        tasks = [worker.task for worker in self._workers]
-        unready = {task.dataset for task in tasks if isinstance(task, _Images)}
-        for group in list(self._groups):
-            if group.specs[0].dataset in unready:
                 continue
-            lock = GroupLock(self._folder, group)
-            try:
-                lock.acquire()
-            except Timeout:
-                if is_settled(self._folder, group):
-                    self._groups.remove(group)
-                continue
-            self._groups.remove(group)
-            if not is_settled(self._folder, group):
-                return group, lock
-            lock.release()
-        return None
+            tasks = [mine.task for mine in self._workers]
+            unready = {task.dataset for task in tasks if isinstance(task, _Images)}
+            if (claimed := self._ledger.claim(without=unready)) is not None:
+                group, worker.lock = claimed
+                self._ledger.start(group)
+                worker.task, worker.reference = group, worker.actor.run.remote(group)
 
     def _receive(self, worker: _Worker) -> None:
         """Take a worker's answer; afterwards it is idle or gone."""
         task = worker.task
         try:
-            answer = self._ray.get(worker.reference)
+            found = self._ray.get(worker.reference)
         except self._ray.exceptions.RayError as error:
             self._replace(worker, error)
             return
         worker.reference = worker.task = None
-        if isinstance(answer, NodeState):
-            self._check_node(answer)
+        if isinstance(found, NodeState):
+            self._check_node(found)
         elif isinstance(task, RunGroup):
-            self._store(task, answer)
-        if worker.lock is not None:
-            worker.lock.release()
-            worker.lock = None
+            self._ledger.left[:0] = self._ledger.store(task, found)
+        worker.lock.close()
 
     def _check_node(self, state: NodeState) -> None:
         if state.problem:
             raise ConfigError(f"A worker on node {state.node} cannot start: {state.problem}")
         if not self._digest:
-            self._made_with.check_backbone(self._job.backbone, state.digest)
+            self._ledger.check_backbone(self._backbone, state.digest)
             self._digest = state.digest
         if state.digest != self._digest:
             raise ConfigError(
-                f"'{self._job.backbone}' is another backbone on node {state.node} (digest "
+                f"'{self._backbone}' is another backbone on node {state.node} (digest "
                 f"{state.digest[:12]}, elsewhere {self._digest[:12]}). Put the same files on all "
                 "nodes."
             )
@@ -237,51 +241,36 @@ class _Driver:
         if not state.shares_cache:
             self._images.clear()  # that node would not find what others encode
 
-    def _store(self, group: RunGroup, answer: GroupAnswer) -> None:
-        if answer.no_space:
-            raise StorageError(answer.error)
-        if answer.results is not None:
-            self._made_with.check_images(answer.results)
-            write_results(self._folder, group, answer.results, self._on_event)
-        elif len(group.specs) == 1:
-            write_failure(self._folder, group, answer.error, self._on_event)
-        else:  # one by one, so that only the run with the error fails
-            left = [spec for spec in group.specs if not self._folder.has(spec)]
-            self._groups[:0] = [RunGroup((spec,)) for spec in left]
-
     def _replace(self, worker: _Worker, error: Exception) -> None:
         """Put back what a lost worker was doing, unless that has cost too many workers."""
-        task, lock = worker.task, worker.lock
-        worker.lock = None
-        self._stop_worker(worker)
-        reason = str(error).strip().splitlines()
+        task = worker.task
         if task is None:
+            self._stop_worker(worker)
             self._failed_starts += 1
             if self._failed_starts >= MOST_ATTEMPTS:
+                reason = str(error).strip().splitlines() or [repr(error)]
                 raise ConfigError(
-                    f"Workers cannot be started: {reason[-1] if reason else error!r}. Is the same "
-                    "version of ogkd installed on every node? Finished runs are kept."
+                    f"Workers cannot be started: {reason[-1]}. Is the same version of ogkd "
+                    "installed on every node? Finished runs are kept."
                 )
             return
-        self._on_event({"event": "died", "code": type(error).__name__})
+        self._ledger.on_event({"event": "died", "code": type(error).__name__})
         self._deaths[task.name] += 1
         often = self._deaths[task.name] >= MOST_ATTEMPTS
         if isinstance(task, RunGroup) and often:
             died = f"The worker died {MOST_ATTEMPTS} times while working on this (out of memory?)."
-            write_failure(self._folder, task, died, self._on_event)
+            self._ledger.fail(task, died)
         elif isinstance(task, RunGroup):
-            self._groups.insert(0, task)
+            self._ledger.left.insert(0, task)
         elif not often:  # otherwise the runs themselves encode what they need
             self._images.appendleft(task)
-        if lock is not None:
-            lock.release()
+        self._stop_worker(worker)
 
     def _stop_worker(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.kill(worker.actor)  # a worker that is only unreachable must not go on
-        if worker.lock is not None:
-            worker.lock.release()
+        worker.lock.close()
 
 
 def _test_images(job: Job, groups: Sequence[RunGroup]) -> list[_Images]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import itertools
 import math
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ogkd.bench.tidy import Average
+from ogkd.bench.tidy import Average, csv_text
 from ogkd.evaluation.names import Metric
 
 _WIDE = 6  # more columns are scaled to the width of the page
@@ -37,8 +36,6 @@ class Block:
 
 @dataclass(frozen=True)
 class Table:
-    """Everything that a format needs to know."""
-
     name: str
     title: str
     metric: Metric
@@ -54,10 +51,9 @@ def to_markdown(table: Table) -> str:
     for block in table.blocks:
         marks = {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}
         cells = _texts(table, block, 0, " ± ", marks)
-        header = [table.corner, *block.columns]
-        lines += [f"### {block.title}", "", _row(header, _pipe)]
+        lines += [f"### {block.title}", "", markdown_row([table.corner, *block.columns])]
         lines += ["|---|" + "---:|" * len(block.columns)]
-        lines += [_row([name, *texts], _pipe) for name, texts in cells]
+        lines += [markdown_row([name, *texts]) for name, texts in cells]
         lines.append("")
     lines += [f"- {note}" for note in table.notes]
     return "\n".join(lines).rstrip() + "\n"
@@ -73,11 +69,13 @@ def to_latex(table: Table) -> str:
         return "\n".join(lines) + "\n"
     if all(len(block.columns) <= _NARROW for block, _ in others) and not table.spread:
         body = []
-        for index, (block, tabular) in enumerate(others):
+        for number, (block, tabular) in enumerate(others, 1):
+            between = "\\hfill" if number % 3 else "\\\\[6pt]"
+            between = "" if number == len(others) else between
             body.append(
                 "\\begin{minipage}[t]{0.32\\linewidth}\\centering\n"
                 f"\\textbf{{{_tex(block.title)}}}\\\\[2pt]\n{tabular}\n"
-                "\\end{minipage}" + _between(index + 1, len(others))
+                "\\end{minipage}" + between
             )
         lines += _float(table, _tex(f"{table.title}: each dataset."), "each", body)
     else:
@@ -89,18 +87,14 @@ def to_latex(table: Table) -> str:
 def to_csv(table: Table) -> str:
     """One rectangle for all blocks: value, standard deviation and completeness of each column."""
     columns = list(dict.fromkeys(name for block in table.blocks for name in block.columns))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    suffixes = ("", " std", " complete")
-    writer.writerow(
-        ["block", table.corner.lower(), *(name + end for name in columns for end in suffixes)]
-    )
+    headings = [name + end for name in columns for end in ("", " std", " complete")]
+    rows = [["block", table.corner.lower(), *headings]]
     for block in table.blocks:
         for name, entries in block.rows:
             found = dict(zip(block.columns, entries, strict=True))
             cells = [_csv_cells(found.get(column), table.metric) for column in columns]
-            writer.writerow([block.key, name, *(text for cell in cells for text in cell)])
-    return out.getvalue()
+            rows.append([block.key, name, *itertools.chain(*cells)])
+    return csv_text(rows)
 
 
 def _csv_cells(entry: Entry | None, metric: Metric) -> tuple[str, str, str]:
@@ -162,45 +156,22 @@ def _tabular(table: Table, block: Block) -> str:
     marks = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}", "": "{}"}
     cells = _texts(table, block, 1, " $\\pm$ ", marks)
     rows = [" & ".join([_tex(name), *texts]) + " \\\\" for name, texts in cells]
-    text = "\n".join(
-        [
-            f"\\begin{{tabular}}{{l{'r' * len(block.columns)}}}",
-            "\\toprule",
-            _row([table.corner, *block.columns], _tex, " & ") + " \\\\",
-            "\\midrule",
-            *rows,
-            "\\bottomrule",
-            "\\end{tabular}",
-        ]
-    )
+    heading = " & ".join(_tex(name) for name in (table.corner, *block.columns)) + " \\\\"
+    lines = [f"\\begin{{tabular}}{{l{'r' * len(block.columns)}}}", "\\toprule", heading]
+    text = "\n".join([*lines, "\\midrule", *rows, "\\bottomrule", "\\end{tabular}"])
     wide = len(block.columns) > _WIDE
     return f"\\resizebox{{\\linewidth}}{{!}}{{%\n{text}}}" if wide else text
 
 
-def _between(done: int, total: int) -> str:
-    if done == total:
-        return ""
-    return "\\hfill" if done % 3 else "\\\\[6pt]"
-
-
 def _float(table: Table, caption: str, key: str, body: Sequence[str]) -> list[str]:
     label = re.sub(r"[^A-Za-z0-9-]+", "-", f"{table.name}-{key}" if key else table.name)
-    head = [
-        "\\begin{table}[t]",
-        "\\centering",
-        f"\\caption{{{caption}}}",
-        f"\\label{{tab:{label}}}",
-    ]
-    return [*head, *body, "\\end{table}"]
+    head = ["\\begin{table}[t]", "\\centering", f"\\caption{{{caption}}}"]
+    return [*head, f"\\label{{tab:{label}}}", *body, "\\end{table}"]
 
 
-def _row(texts: Sequence[str], escape: Callable[[str], str], between: str = " | ") -> str:
-    line = between.join(escape(text) for text in texts)
-    return f"| {line} |" if escape is _pipe else line
-
-
-def _pipe(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def markdown_row(texts: Iterable[str]) -> str:
+    cells = (text.replace("|", "\\|").replace("\n", " ") for text in texts)
+    return f"| {' | '.join(cells)} |"
 
 
 _SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from filelock import FileLock
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ogkd.backbones import Backbone
@@ -29,7 +27,7 @@ from ogkd.errors import DataError
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.store import FeatureStore
-from ogkd.fitting.prepare import Drawn, draw, make_support, normal_labels, text_side
+from ogkd.fitting.prepare import draw, make_support, normal_labels, text_side
 from ogkd.methods import Head, Method, Support, TextSide, make_method, presets
 from ogkd.model.card import versions
 
@@ -47,11 +45,13 @@ class RunGroup:
         """The first run's hash: the same name for the same runs."""
         return self.specs[0].hash
 
+    def __str__(self) -> str:
+        first = self.specs[0]
+        return f"{first.dataset} {first.method} {first.shots or 'all'} shots x{len(self.specs)}"
+
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run, not yet written."""
-
     spec: RunSpec
     result: Mapping[str, Any]
     predictions: Mapping[str, Predictions]
@@ -81,7 +81,6 @@ def _shape(spec: RunSpec) -> str:
 
 
 def method_of(spec: RunSpec) -> Method:
-    """The method of a run with all its settings."""
     return make_method(spec.method, preset=spec.preset, settings=spec.settings)
 
 
@@ -100,9 +99,9 @@ class Runner:
     def __init__(self, load: Callable[[], Backbone], sources: Mapping[str, Source]) -> None:
         self._load = load
         self._sources = sources
-        self._texts: dict[tuple[object, ...], TextSide] = {}
         self._open = cache(lambda name: open_dataset(self._sources[name]))
         self._features = cache(self._test_features)
+        self._text = cache(self._make_text)
 
     @property
     def backbone(self) -> Backbone:
@@ -127,22 +126,21 @@ class Runner:
         if methods[0].needs_training or not methods[0].needs_images:
             _ = trained.bank  # encode now, so that it is not counted as training
         clock.lap("text")
-        drawn = [
-            self._draw(method, spec, dataset)
-            for method, spec in zip(methods, group.specs, strict=True)
-        ]
         with self._encoding(first.dataset):
-            supports = [
-                self._support(method, spec, one)
-                for method, spec, one in zip(methods, group.specs, drawn, strict=True)
+            drawn = [
+                self._support(method, spec, dataset)
+                for method, spec in zip(methods, group.specs, strict=True)
                 if method.needs_images
             ]
+        supports = [support for support, _ in drawn]
+        counts: Sequence[list[int] | None] = [count for _, count in drawn] or [None] * len(methods)
         clock.lap("encode")
         seeds = [spec.seed for spec in group.specs]
         heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)
         clock.lap("train")
+        alpha = _graph_sharpness(first)
         predicted = [
-            self._predict(method, head, parts, _graph_sharpness(first))
+            _predict(method, head, parts, alpha)
             for method, head in zip(methods, heads, strict=True)
         ]
         clock.lap("test")
@@ -157,19 +155,15 @@ class Runner:
             "backbone_digest": backbone.digest,
             **dataset.digests,
         }
-        return [
-            RunResult(
-                spec,
-                {
-                    "metrics": _metrics(found, parts),
-                    "config": method.config.model_dump(mode="json"),
-                    "images_per_class": _counts(one, trained) if method.needs_images else None,
-                    **common,
-                },
-                found,
-            )
-            for spec, method, one, found in zip(group.specs, methods, drawn, predicted, strict=True)
-        ]
+        results = []
+        for spec, method, count, found in zip(group.specs, methods, counts, predicted, strict=True):
+            own = {
+                "metrics": _metrics(found, parts),
+                "config": method.config.model_dump(mode="json"),
+                "images_per_class": count,
+            }
+            results.append(RunResult(spec, own | common, found))
+        return results
 
     def _encoding(self, dataset: str) -> FileLock:
         """A lock: one process encodes a dataset, others wait and find it encoded."""
@@ -179,12 +173,10 @@ class Runner:
 
     def _parts(self, spec: RunSpec, dataset: Dataset) -> dict[str, _Part]:
         """What is tested: "test", or "base" (the classes learned from) and "novel"."""
-        manifest = dataset.manifest
-        everything = tuple(range(len(manifest.class_names)))
-        chosen = {"test": everything}
+        names = dataset.manifest.class_names
+        chosen: dict[str, Sequence[int]] = {"test": range(len(names))}
         if spec.protocol == "base-to-novel":
-            base, novel = base_and_novel(manifest.class_names)
-            chosen = {"base": base, "novel": novel}
+            chosen = dict(zip(spec.parts, base_and_novel(names), strict=True))
         features, labels = self._features(spec.dataset)
         parts = {}
         for name, classes in chosen.items():
@@ -192,7 +184,9 @@ class Runner:
             if not bool(kept.any()):
                 raise DataError(f"{spec.dataset} has no test images of its {name} classes.")
             new = labels[kept] - classes[0]  # the classes of a part are consecutive
-            parts[name] = _Part(features[kept], new, self._text(spec, dataset, classes))
+            parts[name] = _Part(
+                features[kept], new, self._text(spec.dataset, spec.budget, tuple(classes))
+            )
         return parts
 
     def _test_features(self, name: str) -> tuple[Tensor, Tensor]:
@@ -201,47 +195,43 @@ class Runner:
         features = self._store.get([item.image for item in items]).globals[:, 0]
         return features, torch.tensor([item.label for item in items])
 
-    def _text(self, spec: RunSpec, dataset: Dataset, classes: Sequence[int]) -> TextSide:
-        key = (spec.dataset, spec.budget, tuple(classes))
-        if key not in self._texts:
-            names = dataset.manifest.class_names
-            marked = normal_labels(names, dataset.normal)
-            self._texts[key] = text_side(
-                self.backbone,
-                [names[label] for label in classes],
-                dataset.bank,
-                [number for number, label in enumerate(classes) if label in marked],
-                budget=spec.budget,
-            )
-        return self._texts[key]
-
-    def _draw(self, method: Method, spec: RunSpec, dataset: Dataset) -> Drawn:
+    def _make_text(self, name: str, budget: int | None, classes: Sequence[int]) -> TextSide:
+        dataset = self._open(name)
         names = dataset.manifest.class_names
-        return draw(
-            dataset.manifest,
-            method,
-            shots=spec.shots,
-            seed=spec.seed,
-            sampling=spec.sampling,
-            classes=base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None,
-        )
+        marked = normal_labels(names, dataset.normal)
+        normal = [number for number, label in enumerate(classes) if label in marked]
+        chosen = [names[label] for label in classes]
+        return text_side(self.backbone, chosen, dataset.bank, normal, budget=budget)
 
-    def _support(self, method: Method, spec: RunSpec, drawn: Drawn) -> Support:
-        """Features of the drawn images; labels are flipped after the draw, as in released code."""
-        allowed = sorted({item.label for item in drawn.support})
-        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
-        return make_support(method, self._store, flipped, drawn.validation, spec.seed)
+    def _support(
+        self, method: Method, spec: RunSpec, dataset: Dataset
+    ) -> tuple[Support, list[int]]:
+        """Features of drawn images, and how many of each class were drawn: K, or all if fewer.
 
-    def _predict(
-        self, method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
-    ) -> dict[str, Predictions]:
-        found = {}
-        for name, part in parts.items():
-            mine = method.head_for(head, part.text) if name == "novel" else head
-            p = mine.logits(part.features).softmax(dim=-1)
-            W = class_graph(prototypes(part.text.bank), alpha)
-            found[name] = Predictions(part.labels.numpy(), p.float().numpy(), W.numpy())
-        return found
+        Labels are flipped after the draw, as in released code.
+        """
+        names = dataset.manifest.class_names
+        base = base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None
+        drawn = draw(
+            dataset.manifest, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
+            classes=base,
+        )  # fmt: skip
+        labels = [item.label for item in drawn.support]
+        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=sorted(set(labels)))
+        support = make_support(method, self._store, flipped, drawn.validation, spec.seed)
+        return support, [labels.count(label) for label in range(len(base or names))]
+
+
+def _predict(
+    method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
+) -> dict[str, Predictions]:
+    found = {}
+    for name, part in parts.items():
+        mine = method.head_for(head, part.text) if name == "novel" else head
+        p = mine.logits(part.features).softmax(dim=-1)
+        W = class_graph(prototypes(part.text.bank), alpha)
+        found[name] = Predictions(part.labels.numpy(), p.float().numpy(), W.numpy())
+    return found
 
 
 def _graph_sharpness(spec: RunSpec) -> float:
@@ -254,12 +244,6 @@ def _graph_sharpness(spec: RunSpec) -> float:
     return float(getattr(method.config, paper().graph_setting))
 
 
-def _counts(drawn: Drawn, text: TextSide) -> list[int]:
-    """How many images of each class were drawn: K, or all if there are fewer."""
-    labels = [item.label for item in drawn.support]
-    return [labels.count(label) for label in range(len(text.class_names))]
-
-
 def _metrics(
     predicted: Mapping[str, Predictions], parts: Mapping[str, _Part]
 ) -> dict[str, dict[str, float | None]]:
@@ -270,14 +254,9 @@ def _metrics(
         found[name] = {key: plain(value) for key, value in metrics.items()}
         if normal := parts[name].text.normal:
             ill, flagged = screening_masks(mine.labels, mine.probabilities, normal)
-            found[name]["false_alarms"] = plain(_share(flagged[~ill]))
-            found[name]["sensitivity"] = plain(_share(flagged[ill]))
+            for key, which in (("false_alarms", flagged[~ill]), ("sensitivity", flagged[ill])):
+                found[name][key] = float(which.mean()) if len(which) else None
     return found
-
-
-def _share(which: NDArray[np.bool_]) -> float:
-    """The share that is true; NaN if there are none."""
-    return float(which.mean()) if len(which) else float("nan")
 
 
 class _Clock:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,10 @@ from ogkd.files import folder_atomically, write_json
 
 SCHEMA = 1
 Protocol = Literal["few-shot", "base-to-novel"]
+Record = TypeVar("Record", bound=BaseModel)
 
 
 class FrozenRecord(BaseModel):
-    """A record that is checked when it is made and cannot change."""
-
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -80,8 +79,6 @@ class RunSpec(FrozenRecord):
 
 
 class Cell(FrozenRecord):
-    """One run of a plan and the label of its row in tables."""
-
     label: str  # "OGKD", "B + GAD"
     spec: RunSpec
 
@@ -113,8 +110,6 @@ class Predictions:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run, read from its folder."""
-
     spec: RunSpec
     result: Mapping[str, Any]
     folder: Path
@@ -129,16 +124,10 @@ class FinishedRun:
         """("test",), or ("base", "novel")."""
         return tuple(self.result["metrics"])
 
-    def class_names(self, part: str = "test") -> tuple[str, ...]:
-        """The class names in the order of the columns."""
+    def class_names(self, part: str) -> tuple[str, ...]:
         return tuple(self.result["class_names"][part])
 
-    def normal(self, part: str = "test") -> tuple[int, ...]:
-        """The labels of the normal classes ("no finding")."""
-        return tuple(self.result["normal"][part])
-
     def predictions(self, part: str = "test") -> Predictions:
-        """Labels, probabilities and class graph of a part."""
         path = self.folder / "predictions.safetensors"
         try:
             arrays = read_arrays(path.read_bytes())
@@ -150,8 +139,35 @@ class FinishedRun:
         return Predictions(*found)
 
 
+def same_images(runs: Sequence[FinishedRun], part: str) -> list[Predictions]:
+    """The predictions of runs that were tested on the same images; DataError if they were not."""
+    found = [run.predictions(part) for run in runs]
+    for run, mine in zip(runs, found, strict=True):
+        if not np.array_equal(mine.labels, found[0].labels):
+            raise DataError(
+                f"{runs[0].folder} and {run.folder} were tested on different images of "
+                f"{run.spec.dataset}. Remove the older one and run again."
+            )
+    return found
+
+
 LabelledRuns = list[tuple[str, FinishedRun]]
 """Finished runs with the labels of their rows, in a plan's order."""
+
+
+class _Failure(FrozenRecord):
+    error: str
+    spec: RunSpec
+
+
+class _Result(BaseModel):
+    """What every result has; there is more."""
+
+    model_config = ConfigDict(extra="allow")
+    metrics: dict[str, Any]
+    class_names: dict[str, Any]
+    normal: dict[str, Any]
+    seconds: dict[str, Any]
 
 
 class RunsFolder:
@@ -161,11 +177,9 @@ class RunsFolder:
         self.root = root
 
     def folder_of(self, spec: RunSpec) -> Path:
-        """Where a finished run of this specification is stored."""
         return self.root / "runs" / spec.hash
 
     def has(self, spec: RunSpec) -> bool:
-        """Whether the run is finished."""
         return (self.folder_of(spec) / "result.json").is_file()
 
     def read(self, spec: RunSpec) -> FinishedRun:
@@ -211,20 +225,13 @@ class RunsFolder:
         return self.root / "failed" / f"{spec.hash}.json"
 
     def write_failure(self, spec: RunSpec, error: str) -> None:
-        """Record why a run did not finish."""
-        write_json(self.failure_of(spec), {"error": error, "spec": spec.model_dump(mode="json")})
+        content = _Failure(error=error, spec=spec).model_dump(mode="json")
+        write_json(self.failure_of(spec), content)
 
     def failures(self) -> list[tuple[RunSpec, str]]:
-        """Every run that failed, and why."""
-        found = []
-        for path in sorted((self.root / "failed").glob("*.json")):
-            content = _read_json(path)
-            try:
-                spec = RunSpec.model_validate(content["spec"])
-                found.append((spec, str(content["error"])))
-            except (KeyError, ValidationError) as error:
-                raise DataError(f"{path} is damaged ({error}). Remove it.") from None
-        return found
+        paths = sorted((self.root / "failed").glob("*.json"))
+        found = [_read(path, _Failure, "Remove it.") for path in paths]
+        return [(failure.spec, failure.error) for failure in found]
 
     def write_plan(self, plan: Plan) -> None:
         """Store the plan, so that tables need nothing but this folder."""
@@ -232,15 +239,8 @@ class RunsFolder:
 
     def plans(self) -> dict[str, Plan]:
         """The plans of all grids that were run into this folder."""
-        found = {}
-        for path in sorted((self.root / "plans").glob("*.json")):
-            content = _read_json(path)
-            _refuse_newer(path, content)
-            try:
-                found[path.stem] = Plan.model_validate(content)
-            except ValidationError as error:
-                raise DataError(f"{path} is damaged ({error.errors()[0]['msg']}).") from None
-        return found
+        paths = sorted((self.root / "plans").glob("*.json"))
+        return {path.stem: _read(path, Plan, "Run its grid again.") for path in paths}
 
     def finished(self, plan: Plan) -> LabelledRuns:
         """The finished runs of a plan with their labels, in the plan's order."""
@@ -248,43 +248,25 @@ class RunsFolder:
 
 
 def _read_run(folder: Path) -> FinishedRun:
-    result = _read_json(folder / "result.json")
-    content = _read_json(folder / "spec.json")
-    _refuse_newer(folder, result)
-    try:
-        spec = RunSpec.model_validate(content)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        raise DataError(
-            f"{folder / 'spec.json'} is damaged ({problem['msg']}). Remove {folder} and run again."
-        ) from None
-    missing = {"metrics", "class_names", "normal", "seconds"} - set(result)
-    if spec.hash != folder.name or missing:
-        raise DataError(
-            f"{folder} is incomplete, or contains another run than its name says. Remove it and "
-            "run again."
-        )
+    advice = f"Remove {folder} and run again."
+    result = _read(folder / "result.json", _Result, advice).model_dump()
+    spec = _read(folder / "spec.json", RunSpec, advice)
+    if spec.hash != folder.name:
+        raise DataError(f"{folder} contains another run than its name says. {advice}")
     return FinishedRun(spec, result, folder)
 
 
-def _refuse_newer(path: Path, content: Mapping[str, Any]) -> None:
-    found = content.get("schema_version")
-    if isinstance(found, int) and found > SCHEMA:
-        raise ConfigError(
-            f"{path} was written by a newer ogkd (schema {found}; this version reads up to "
-            f"{SCHEMA}). Upgrade with: pip install --upgrade ogkd."
-        )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
+def _read(path: Path, record: type[Record], advice: str) -> Record:
+    """A record from a file; ConfigError if a newer version of ogkd wrote it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is missing or damaged ({error}). Remove {path.parent} and run again."
-        ) from error
-    if not isinstance(content, dict):
-        raise DataError(
-            f"{path} is damaged: it is not a JSON object. Remove {path.parent} and run again."
-        )
-    return content
+        newer = isinstance(content, dict) and content.get("schema_version", 0) > SCHEMA
+        if not newer:
+            return record.model_validate(content)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise DataError(f"{path} is missing or damaged ({why}). {advice}") from error
+    raise ConfigError(
+        f"{path} was written by a newer ogkd (schema {content['schema_version']}; this version "
+        f"reads up to {SCHEMA}). Upgrade with: pip install --upgrade ogkd."
+    )

@@ -52,13 +52,11 @@ class Source(FrozenRecord):
 
     @property
     def has_normal(self) -> bool:
-        """Whether one of the classes is normal ("no finding")."""
         if self.phantom:
             return phantom(self.name).normal is not None
         known = benchmarks().get(self.bank or "")
-        marked = () if known is None else known.normal
-        names = self.class_names
-        return bool(set(marked) & set(names) or normal_labels(names, None))
+        marked = set() if known is None else set(known.normal)
+        return bool(marked & set(self.class_names) or normal_labels(self.class_names, None))
 
 
 @dataclass(frozen=True)
@@ -80,10 +78,7 @@ class Dataset:
 
 
 def find_sources(
-    data: str | None,
-    names: Sequence[str],
-    banks: Mapping[str, str],
-    phantoms: Mapping[str, int],
+    data: str | None, names: Sequence[str], banks: Mapping[str, str], phantoms: Mapping[str, int]
 ) -> dict[str, Source]:
     """Find every dataset before anything runs; an unknown name is an error."""
     if data is None:
@@ -91,17 +86,12 @@ def find_sources(
     elif data == _PHANTOMS:
         known = list(PHANTOMS)
     else:
-        root = Path(data).expanduser()
-        if not root.is_dir():
-            raise ConfigError(
-                f"There is no folder {data} of datasets. Give a folder whose subfolders are "
-                "datasets with {train,val,test}/class.",
-                argument="data",
-            )
-        known = sorted(path.name for path in root.iterdir() if (path / "train").is_dir())
+        known = sorted(path.parent.name for path in Path(data).expanduser().glob("*/train/"))
         if not known:
             raise ConfigError(
-                f"{data} has no subfolder with {{train,val,test}}/class in it.", argument="data"
+                f"There is no folder {data} with subfolders that are datasets: "
+                "{train,val,test}/class.",
+                argument="data",
             )
     chosen = known if list(names) == ["*"] else list(dict.fromkeys(names))
     for name in chosen:
@@ -116,15 +106,15 @@ def find_sources(
                 f"[banks] names '{name}', which is not a dataset here. Known: {', '.join(known)}."
             )
         _bank(bank)  # fails now, not in its first run
-    found = {}
-    for name in chosen:
-        found[name] = Source(
+    return {
+        name: Source(
             name=name,
             folder=str(Path(data).expanduser() / name) if data not in (None, _PHANTOMS) else None,
             bank=banks.get(name) or _shipped_bank(name),
             phantom=tuple(phantoms.items()) if data == _PHANTOMS else (),
         )
-    return found
+        for name in chosen
+    }
 
 
 def open_dataset(source: Source) -> Dataset:
@@ -133,22 +123,14 @@ def open_dataset(source: Source) -> Dataset:
         record = phantom(source.name)
         bank = dict(zip(record.class_names, record.descriptions, strict=True))
         normal = [] if record.normal is None else [record.class_names[record.normal]]
-        return _dataset(read_manifest(_drawn(source)), bank, normal)
+        return Dataset(separate_groups(read_manifest(_drawn(source)))[0], bank, normal)
     known = benchmarks().get(source.bank or "")
     texts = None if source.bank is None else _bank(source.bank)
     marked = None if known is None else known.normal
-    if source.folder is None:
-        return _dataset(read_benchmark(source.name), texts, marked)
-    manifest = read_manifest(source.folder)
-    if marked is not None and not set(marked) <= set(manifest.class_names):
+    manifest = read_manifest(source.folder) if source.folder else read_benchmark(source.name)
+    if source.folder and marked is not None and not set(marked) <= set(manifest.class_names):
         marked = None  # other class names: "normal" or "healthy" in a name decides
-    return _dataset(manifest, texts, marked)
-
-
-def _dataset(
-    manifest: Manifest, bank: Mapping[str, Sequence[str]] | None, normal: Sequence[str] | None
-) -> Dataset:
-    return Dataset(separate_groups(manifest)[0], bank, normal)
+    return Dataset(separate_groups(manifest)[0], texts, marked)
 
 
 def _shipped_bank(name: str) -> str | None:

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.bench.analysis import harmonic_mean
-from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
+from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, same_images
 from ogkd.bench.tidy import Condition, condition_of
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
 
+_LEVEL = 0.95  # of intervals
 Correct = NDArray[np.float32]  # [2, S, N]: 1 if a method was right, by method, seed and image
 
 
@@ -66,7 +67,6 @@ def compare_methods(
     *,
     part: str | None = None,
     resamples: int = 2000,
-    level: float = 0.95,
     seed: int = 0,
 ) -> Difference:
     """Accuracy of `a` minus that of `b` on the datasets and seeds that both have.
@@ -75,8 +75,8 @@ def compare_methods(
     "test" if there is one, else "hm". A method that learns nothing is the same in every seed.
     Datasets that only one of them has, or without a common seed, are left out and listed.
     """
-    if resamples < 100 or not 0 < level < 1:
-        raise ConfigError("Use at least 100 resamples, and a level between 0 and 1.")
+    if resamples < 100:
+        raise ConfigError("Use at least 100 resamples.")
     a, b = _by_dataset(runs_a), _by_dataset(runs_b)
     if not set(a) & set(b):
         raise DataError("The two methods have no finished runs on the same dataset.")
@@ -93,25 +93,17 @@ def compare_methods(
         tables = [_right(pair, piece) for piece in names]
         means, drawn = resample(tables, resamples=resamples, rng=rng)
         difference = drawn[0] - drawn[1]
-        low, high, p = _interval(means[0] - means[1], difference, level)
+        low, high, p = _interval(means[0] - means[1], difference)
         seeds, images = len(pair[0]), sum(table.shape[2] for table in tables)
         found.append(DatasetDifference(name, *means, low, high, p, seeds, images))
         draws.append(difference)
     mean = float(np.mean([one.mean for one in found]))
-    low, high, p = _interval(mean, np.mean(draws, axis=0), level)
+    low, high, p = _interval(mean, np.mean(draws, axis=0))
     return Difference(mean, low, high, p, tuple(found), left_out)
 
 
 def compare_labels(
-    folder: RunsFolder,
-    plan: Plan,
-    a: str,
-    b: str,
-    *,
-    part: str | None = None,
-    resamples: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
+    folder: RunsFolder, plan: Plan, a: str, b: str, *, part: str | None = None
 ) -> Differences:
     """Row `a` minus row `b` of a plan's table, for each column that both were planned in.
 
@@ -131,21 +123,13 @@ def compare_labels(
             sides[label].setdefault(condition_of(run.spec, plan.sweep), []).append(run)
     columns: dict[Condition, Difference] = {}
     missing: dict[Condition, str] = {}
-    for condition in planned[a]:
-        if condition not in planned[b]:
-            continue
+    for condition in (mine for mine in planned[a] if mine in planned[b]):
         if lacking := [label for label in (a, b) if condition not in sides[label]]:
             missing[condition] = f"No finished runs of {' and '.join(lacking)}."
             continue
         try:
-            columns[condition] = compare_methods(
-                sides[a][condition],
-                sides[b][condition],
-                part=part,
-                resamples=resamples,
-                level=level,
-                seed=seed,
-            )
+            both = sides[a][condition], sides[b][condition]
+            columns[condition] = compare_methods(*both, part=part)
         except DataError as error:
             missing[condition] = str(error)
     if not columns:
@@ -157,28 +141,22 @@ def compare_labels(
 
 def differences_markdown(found: Differences, a: str, b: str) -> str:
     """The differences in percentage points: the mean of each column, then its datasets."""
-    lines = [
-        f"| {a} minus {b} | datasets | difference | interval | p |",
-        "|---|---|---:|---:|---:|",
-    ]
+    lines = [f"| {a} minus {b} | datasets | difference | interval | p |"]
+    lines.append("|---|---|---:|---:|---:|")
     for condition, one in found.columns.items():
-        rows: list[tuple[str, Difference | DatasetDifference]] = [
-            (f"mean of {len(one.per_dataset)}", one)
-        ]
-        rows += [(each.dataset, each) for each in one.per_dataset]
+        rows: list[tuple[str, Difference | DatasetDifference]]
+        rows = [(f"mean of {len(one.per_dataset)}", one)]
+        rows += [(mine.dataset, mine) for mine in one.per_dataset]
         for name, row in rows:
-            numbers = (100 * row.mean, 100 * row.low, 100 * row.high)
-            cells = [str(condition), name, "{:+.2f} | {:+.2f} to {:+.2f}".format(*numbers)]
+            mean, low, high = (f"{100 * number:+.2f}" for number in (row.mean, row.low, row.high))
             p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
-            lines.append(f"| {' | '.join(cells)} | {p} |")
+            lines.append(f"| {condition} | {name} | {mean} | {low} to {high} | {p} |")
+    without = {key: ", ".join(one.left_out) for key, one in found.columns.items() if one.left_out}
     notes = [
-        f"- {condition}: without {', '.join(one.left_out)}, on which they have no common runs."
-        for condition, one in found.columns.items()
-        if one.left_out
+        f"- {key}: without {names}, on which they have no common runs."
+        for key, names in without.items()
     ]
-    notes += [
-        f"- {condition}: not compared. {reason}" for condition, reason in found.missing.items()
-    ]
+    notes += [f"- {key}: not compared. {reason}" for key, reason in found.missing.items()]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
@@ -237,8 +215,9 @@ def _of_images(pair: Correct, resamples: int, rng: np.random.Generator) -> NDArr
     return np.asarray(shares @ (drawn - counts).T / images)
 
 
-def _interval(mean: float, draws: NDArray[np.float64], level: float) -> tuple[float, float, float]:
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+def _interval(mean: float, draws: NDArray[np.float64]) -> tuple[float, float, float]:
+    """The interval and the two-sided p of a difference."""
+    low, high = np.quantile(draws, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     # Without a difference, the draws would be around 0 as they are around the mean.
     beyond = np.sum(np.abs(draws - mean) >= abs(mean) - 1e-12)
     return float(low), float(high), float((beyond + 1) / (len(draws) + 1))
@@ -261,11 +240,12 @@ def _paired(
     a: Mapping[int, FinishedRun], b: Mapping[int, FinishedRun]
 ) -> tuple[list[FinishedRun], list[FinishedRun]]:
     """Runs of both, seed by seed; none if they have no common seed."""
-    if not (_same_in_all(a) or _same_in_all(b)):
-        seeds = sorted(set(a) & set(b))
-        return [a[seed] for seed in seeds], [b[seed] for seed in seeds]
-    seeds = sorted(b if _same_in_all(a) else a)
-    return _spread(a, seeds), _spread(b, seeds)
+    seeds = set(a) & set(b)
+    if _same_in_all(a) or _same_in_all(b):
+        seeds = set(b if _same_in_all(a) else a)
+    firsts = next(iter(a.values())), next(iter(b.values()))
+    order = sorted(seeds)
+    return [a.get(seed, firsts[0]) for seed in order], [b.get(seed, firsts[1]) for seed in order]
 
 
 def _same_in_all(runs: Mapping[int, FinishedRun]) -> bool:
@@ -273,23 +253,11 @@ def _same_in_all(runs: Mapping[int, FinishedRun]) -> bool:
     return method is not None and not method.needs_images
 
 
-def _spread(runs: Mapping[int, FinishedRun], seeds: Sequence[int]) -> list[FinishedRun]:
-    first = next(iter(runs.values()))
-    return [runs.get(seed, first) for seed in seeds]
-
-
 def _right(pair: tuple[list[FinishedRun], list[FinishedRun]], part: str) -> Correct:
-    rows = []
-    labels = None
-    for run in (*pair[0], *pair[1]):
+    runs = [*pair[0], *pair[1]]
+    for run in runs:
         if part not in run.parts:
             raise ConfigError(f"{run.spec} has no part '{part}'. It has: {', '.join(run.parts)}.")
-        found = run.predictions(part)
-        labels = found.labels if labels is None else labels
-        if not np.array_equal(labels, found.labels):
-            raise DataError(
-                f"Runs on {run.spec.dataset} were tested on different images: "
-                f"{pair[0][0].folder} and {run.folder}. Run them again on the same data."
-            )
-        rows.append(found.probabilities.argmax(axis=1) == found.labels)
+    found = same_images(runs, part)
+    rows = [mine.probabilities.argmax(axis=1) == mine.labels for mine in found]
     return np.stack(rows).astype(np.float32).reshape(2, len(pair[0]), -1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal
 
 from ogkd.bench.render import Block, Entry, Table, to_csv, to_latex, to_markdown
@@ -11,13 +12,11 @@ from ogkd.bench.tidy import Condition, Summary
 from ogkd.errors import ConfigError, DataError
 
 Format = Literal["markdown", "latex", "csv"]
-FORMATS: dict[str, Callable[[Table], str]] = {
-    "markdown": to_markdown,
-    "latex": to_latex,
-    "csv": to_csv,
-}
+Writer = Callable[[Table], str]
+FORMATS: dict[str, Writer] = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}
 AVERAGE = "average"
 _PARTS = {"test": "", "base": "Base", "novel": "Novel", "hm": "HM", "mean-hm": "Mean of HMs"}
+_MEAN_HM = _PARTS["mean-hm"]
 
 
 def make_table(
@@ -33,58 +32,59 @@ def make_table(
         raise ConfigError(
             f"Unknown format '{format}'. Known: {', '.join(FORMATS)}.", argument="format"
         )
-    return FORMATS[format](table_of(folder, plan, metric=metric, per_dataset=per_dataset))
-
-
-def table_of(
-    folder: RunsFolder, plan: Plan, *, metric: str = "accuracy", per_dataset: bool = True
-) -> Table:
-    """The table of a plan as a record, before it is formatted."""
     if not plan.cells:
         raise DataError(f"Plan '{plan.name}' has no runs. Add datasets and methods to its grid.")
     runs = folder.finished(plan)
     summary = Summary(plan, runs, metric)
     noise = plan.table == "noise"
-    blocks = list(_noise_blocks(summary) if noise else _blocks(summary, per_dataset=per_dataset))
-    return Table(
+    blocks = tuple(_noise_blocks(summary) if noise else _blocks(summary, per_dataset=per_dataset))
+    table = Table(
         name=plan.name,
         title=f"{plan.title}: {summary.metric.title}{summary.metric.unit}",
         metric=summary.metric,
         corner="Dataset" if noise else "Method",
-        blocks=tuple(blocks),
+        blocks=blocks,
         spread=plan.table == "few-shot",
         notes=tuple(_notes(summary, blocks, runs)),
     )
+    return FORMATS[format](table)
 
 
 def _blocks(summary: Summary, *, per_dataset: bool) -> Iterable[Block]:
     """Methods in rows, conditions in columns; a sweep has a block for each number of shots."""
-    several = len(summary.datasets) > 1
+    several, sweep = len(summary.datasets) > 1, summary.plan.table == "sweep"
+    # Rows of one column compete; if a single row is swept, its columns do.
+    alone = sweep and not summary.rows_compete
+    pages: dict[str, list[Condition]] = {}  # what a sweep does not vary goes into a block's title
+    for condition in summary.conditions:
+        page = _words(summary, condition, swept=False) if sweep else ""
+        pages.setdefault(page, []).append(condition)
     datasets = [None, *summary.datasets] if several and per_dataset else [None]
-    for dataset in datasets:
-        for page, conditions in _pages(summary).items():
-            columns = [
-                (condition, part)
-                for condition in conditions
-                if dataset is None or dataset in _planned_at(summary, condition)
-                for part in _columns(summary, condition, average=dataset is None)
-            ]
-            if not columns:
-                continue
-            name = dataset or (AVERAGE if several else summary.datasets[0])
-            title = dataset or _average_title(summary)
-            yield Block(
-                key=f"{name} {page}".strip(),
-                title=f"{title}, {page}" if page else title,
-                columns=tuple(
-                    _heading(summary, condition, part, average=name == AVERAGE)
-                    for condition, part in columns
-                ),
-                rows=tuple(
-                    (label, tuple(_entry(summary, label, dataset, *column) for column in columns))
-                    for label in summary.labels
-                ),
-            )
+    for dataset, (page, conditions) in itertools.product(datasets, pages.items()):
+        columns = [
+            (condition, part)
+            for condition in conditions
+            if dataset is None or dataset in _planned_at(summary, condition)
+            for part in _columns(summary, condition, average=dataset is None)
+        ]
+        if not columns:
+            continue
+        rows = []
+        for label in summary.labels:
+            entries = []
+            for condition, part in columns:
+                group = (condition.shots if alone else condition, part)
+                entries.append(_entry(summary, label, dataset, condition, part, group))
+            rows.append((label, tuple(entries)))
+        name = dataset or (AVERAGE if several else summary.datasets[0])
+        title = dataset or _average_title(summary)
+        headings = [_heading(summary, *column, average=name == AVERAGE) for column in columns]
+        yield Block(
+            key=f"{name} {page}".strip(),
+            title=f"{title}, {page}" if page else title,
+            columns=tuple(headings),
+            rows=tuple(rows),
+        )
 
 
 def _noise_blocks(summary: Summary) -> Iterable[Block]:
@@ -103,14 +103,13 @@ def _noise_blocks(summary: Summary) -> Iterable[Block]:
             for label in summary.labels
             for part in _columns(summary, condition, average=False)
         ]
-        headings = [
-            " ".join(
-                filter(None, ("" if page else _words(summary, condition), label, _PARTS[part]))
-            )
-            for condition, label, part in columns
-        ]
-        averages = [AVERAGE, _PARTS["mean-hm"]] if any(c[2] == "hm" for c in columns) else [AVERAGE]
-        names = [*summary.datasets, *(averages if len(summary.datasets) > 1 else ())]
+        headings = []
+        for condition, label, part in columns:
+            words = ("" if page else _words(summary, condition), label, _PARTS[part])
+            headings.append(" ".join(filter(None, words)))
+        names = list(summary.datasets)
+        if len(names) > 1:
+            names += [AVERAGE, *([_MEAN_HM] if any(c[2] == "hm" for c in columns) else [])]
         yield Block(
             key=page or "noise",
             title=page or _average_title(summary),
@@ -120,38 +119,30 @@ def _noise_blocks(summary: Summary) -> Iterable[Block]:
 
 
 def _noise_row(
-    summary: Summary, name: str, columns: list[tuple[Condition, str, str]]
+    summary: Summary, name: str, columns: Iterable[tuple[Condition, str, str]]
 ) -> Iterable[Entry]:
     for condition, label, part in columns:
         group = (name, condition, part)
-        if name == AVERAGE:
-            yield Entry(summary.average(label, condition, part), group, over_datasets=True)
-        elif name == _PARTS["mean-hm"]:
-            found = summary.average(label, condition, "mean-hm") if part == "hm" else None
-            yield Entry(found, group, over_datasets=True)
+        if name != _MEAN_HM:
+            dataset = None if name == AVERAGE else name
+            yield _entry(summary, label, dataset, condition, part, group)
+        elif part == "hm":
+            yield _entry(summary, label, None, condition, "mean-hm", group)
         else:
-            yield Entry(summary.of(label, name, condition, part), group)
+            yield Entry(None)
 
 
 def _entry(
-    summary: Summary, label: str, dataset: str | None, condition: Condition, part: str
+    summary: Summary,
+    label: str,
+    dataset: str | None,
+    condition: Condition,
+    part: str,
+    group: Hashable,
 ) -> Entry:
-    # Rows of one column compete; if a single row is swept, its columns do.
-    alone = summary.plan.table == "sweep" and not summary.rows_compete
-    group = (condition.shots, part) if alone else (condition, part)
     if dataset is None:
         return Entry(summary.average(label, condition, part), group, over_datasets=True)
     return Entry(summary.of(label, dataset, condition, part), group)
-
-
-def _pages(summary: Summary) -> dict[str, list[Condition]]:
-    """Conditions that are side by side; what a sweep does not vary goes into the block's title."""
-    pages: dict[str, list[Condition]] = {}
-    for condition in summary.conditions:
-        sweep = summary.plan.table == "sweep"
-        page = _words(summary, condition, swept=False) if sweep else ""
-        pages.setdefault(page, []).append(condition)
-    return pages
 
 
 def _columns(summary: Summary, condition: Condition, *, average: bool) -> list[str]:
@@ -203,7 +194,7 @@ def _average_title(summary: Summary) -> str:
     return f"Average over {count} datasets" if count > 1 else summary.datasets[0]
 
 
-def _notes(summary: Summary, blocks: list[Block], runs: LabelledRuns) -> Iterable[str]:
+def _notes(summary: Summary, blocks: Sequence[Block], runs: LabelledRuns) -> Iterable[str]:
     entries = [entry for block in blocks for _, row in block.rows for entry in row]
     if any(entry.average and not entry.average.complete for entry in entries):
         yield (
@@ -217,14 +208,11 @@ def _notes(summary: Summary, blocks: list[Block], runs: LabelledRuns) -> Iterabl
     if short := _fewer_images(runs):
         words = [f"{name} {count} (K={shots})" for (shots, name), count in short.items()]
         yield f"Classes with fewer than K images, all of which were used: {', '.join(words)}."
+    several = len(summary.datasets) > 1
     if summary.plan.table == "few-shot":
-        several = "; of an average: of the average over datasets at each seed"
-        yield (
-            "± is the population standard deviation over seeds"
-            f"{several if len(summary.datasets) > 1 else ''}."
-        )
-    b2n = any("base" in summary.parts(condition) for condition in summary.conditions)
-    if len(summary.datasets) > 1 and b2n:
+        also = "; of an average: of the average over datasets at each seed" if several else ""
+        yield f"± is the population standard deviation over seeds{also}."
+    if several and any("base" in summary.parts(condition) for condition in summary.conditions):
         yield (
             "HM of averages is the harmonic mean of the two averages; mean of HMs is the mean of "
             "the datasets' own harmonic means."

@@ -24,7 +24,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +35,11 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
 from ogkd.files import write_json, write_text
 
-T = TypeVar("T")
 Seeds = Mapping[int, float]
 """The value of each finished seed."""
 
 
 class TidyRow(NamedTuple):
-    """One metric of one part of the test images in one finished run."""
-
     label: str  # of the plan's row
     run: FinishedRun
     part: str
@@ -75,18 +72,12 @@ class Condition(NamedTuple):
 
     def order(self) -> tuple[Any, ...]:
         """The key to sort columns by; a row that is not swept comes first."""
-        number = self.value if isinstance(self.value, int | float) else math.inf
-        return (
-            self.shots or math.inf,
-            self.flips,
-            self.value is not None,
-            number,
-            str(self.value),
-        )
+        value = self.value
+        number = value if isinstance(value, int | float) else math.inf
+        return (self.shots or math.inf, self.flips, value is not None, number, str(value))
 
 
 def condition_of(spec: RunSpec, sweep: str | None) -> Condition:
-    """The condition of a run in a plan that sweeps `sweep`."""
     value = spec.budget if sweep == "budget" else spec.settings.get(sweep or "")
     if isinstance(value, list | dict):
         value = json.dumps(value)  # a condition is a key
@@ -134,7 +125,6 @@ class Average:
 
     @property
     def complete(self) -> bool:
-        """Whether it may be compared with others."""
         return self.done == self.planned
 
 
@@ -162,11 +152,11 @@ class Summary:
                 spec = row.run.spec
                 key = (row.label, spec.dataset, condition_of(spec, plan.sweep), row.part)
                 self._done.setdefault(key, {})[spec.seed] = float(row.value)
-        self.labels = _unique(cell.label for cell in plan.cells)
-        self.datasets = _unique(cell.spec.dataset for cell in plan.cells)
-        conditions = _unique(condition for _, _, condition, _ in self._planned)
+        self.labels = list(dict.fromkeys(cell.label for cell in plan.cells))
+        self.datasets = list(dict.fromkeys(cell.spec.dataset for cell in plan.cells))
+        rows = dict.fromkeys((condition, label) for label, _, condition, _ in self._planned)
+        conditions = dict.fromkeys(condition for condition, _ in rows)
         self.conditions = sorted(conditions, key=Condition.order)
-        rows = {(condition, label) for label, _, condition, _ in self._planned}
         self.rows_compete = len(rows) > len(conditions)  # whether any column has two rows
 
     def parts(self, condition: Condition) -> list[str]:
@@ -181,18 +171,17 @@ class Summary:
         return [dataset for dataset in self.datasets if dataset in there]
 
     def seeds(self, label: str, dataset: str, condition: Condition, part: str) -> Seeds:
-        """The values of a measured part ("test", "base" or "novel")."""
         return self._done.get((label, dataset, condition, part), {})
 
     def of(self, label: str, dataset: str, condition: Condition, part: str) -> Average | None:
         """The average over the seeds of one dataset; None if no run is finished."""
-        keys = [(label, dataset, condition, name) for name in _measured(part)]
-        seeds = [self._done.get(key, {}) for key in keys]
+        names = _measured(part)
+        seeds = [self.seeds(label, dataset, condition, name) for name in names]
         if not all(seeds):
             return None
-        value, std = average_and_spread(part, [[mine] for mine in seeds])
         done = len(set.intersection(*map(set, seeds)))
-        return Average(value, std, done, len(self._planned[keys[0]]))
+        planned = len(self._planned[label, dataset, condition, names[0]])
+        return Average(*average_and_spread(part, [[mine] for mine in seeds]), done, planned)
 
     def average(
         self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
@@ -200,14 +189,14 @@ class Summary:
         """The average over datasets; it is complete if every run of every dataset is finished."""
         datasets = self.wanted(condition, part) if datasets is None else datasets
         found = {name: self.of(label, name, condition, part) for name in datasets}
-        there = {name: mine for name, mine in found.items() if mine is not None}
+        there = [name for name, mine in found.items() if mine is not None]
         if not there:
             return None
         values = [
             [self.seeds(label, dataset, condition, name) for dataset in there]
             for name in _measured(part)
         ]
-        done = sum(mine.complete for mine in there.values())
+        done = sum(mine is not None and mine.complete for mine in found.values())
         return Average(*average_and_spread(part, values), done, len(datasets))
 
 
@@ -227,10 +216,6 @@ def _measured(part: str) -> tuple[str, ...]:
     return ("base", "novel") if part in ("hm", "mean-hm") else (part,)
 
 
-def _unique(values: Iterable[T]) -> list[T]:
-    return list(dict.fromkeys(values))
-
-
 def collect(folder: RunsFolder) -> list[dict[str, Any]]:
     """Write results.csv and results.json into the folder and return their records.
 
@@ -241,47 +226,44 @@ def collect(folder: RunsFolder) -> list[dict[str, Any]]:
     if not runs:
         raise DataError(f"{folder.root} has no finished runs. Run a grid into this folder first.")
     records: list[dict[str, Any]] = []
-    left = dict(runs)
-    for name, plan in folder.plans().items():
+    plans = folder.plans()
+    for name, plan in plans.items():
         hashes = [(cell.label, cell.spec.hash) for cell in plan.cells]
-        mine = [(label, runs[key]) for label, key in hashes if key in runs]
-        records += _records(name, mine)
-        for _, run in mine:
-            left.pop(run.spec.hash, None)
-    records += _records("", [(run.spec.method, run) for run in left.values()])
-    write_text(folder.root / "results.csv", _csv(records))
+        records += _records(name, [(label, runs[key]) for label, key in hashes if key in runs])
+    planned = {key for plan in plans.values() for key in plan.specs}
+    left = [(run.spec.method, run) for key, run in runs.items() if key not in planned]
+    records += _records("", left)
+    names = list(dict.fromkeys(name for record in records for name in record))
+    rows = [[_flat(record.get(name)) for name in names] for record in records]
+    write_text(folder.root / "results.csv", csv_text([names, *rows]))
     write_json(folder.root / "results.json", records)
     return records
 
 
 def _records(plan: str, runs: LabelledRuns) -> list[dict[str, Any]]:
     """The tidy table with the metrics of a run and part side by side."""
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
-    ends: dict[tuple[str, str, str], dict[str, Any]] = {}  # what follows the metrics
-    for label, run, part, metric, value in tidy_rows(runs):
-        key = (label, run.spec.hash, part)
-        if key not in found:
-            start = {"plan": plan, "label": label, "run": run.spec.hash}
-            start |= run.spec.model_dump(mode="json")
-            found[key] = start | {"part": part, "classes": len(run.class_names(part))}
-            seconds = run.result["seconds"].items()
-            ends[key] = {f"seconds_{phase}": taken for phase, taken in seconds}
-            ends[key] |= {name: run.result.get(name) for name in _FACTS}
-        found[key][metric] = value
-    return [record | ends[key] for key, record in found.items()]
+    found = []
+    for label, run in runs:
+        for part in run.parts:
+            rows = [row for row in tidy_rows([(label, run)]) if row.part == part]
+            record: dict[str, Any] = {"plan": plan, "label": label, "run": run.spec.hash}
+            record |= run.spec.model_dump(mode="json")
+            record |= {"part": part, "classes": len(run.class_names(part))}
+            record |= {row.metric: row.value for row in rows}
+            record |= {f"seconds_{phase}": took for phase, took in run.result["seconds"].items()}
+            found.append(record | {name: run.result.get(name) for name in _FACTS})
+    return found
 
 
 _FACTS = ("together", "peak_mib", "backbone_digest", "data_sha256", "versions")
 
 
-def _csv(records: Sequence[Mapping[str, Any]]) -> str:
-    names = _unique(name for record in records for name in record)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _flat(value) for name, value in row.items()} for row in records)
-    return out.getvalue()
-
-
 def _flat(value: Any) -> Any:
     return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV with Unix line ends."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()

@@ -6,16 +6,20 @@ machines with a common disk, can share one folder and nothing is run twice.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+import torch
 from filelock import FileLock, Timeout
 
+from ogkd.backbones import load_backbone
 from ogkd.bench.runner import RunGroup, Runner, RunResult, group_runs
 from ogkd.bench.runs import FrozenRecord, RunsFolder, RunSpec
 from ogkd.bench.sources import Source
@@ -40,185 +44,69 @@ class Job(FrozenRecord):
     threads: int | None = None
 
     def groups(self) -> list[RunGroup]:
-        """The groups of the job, the same for every worker."""
         return group_runs(self.specs)
 
 
 def make_runner(job: Job) -> Runner:
     """A runner for the job's backbone and datasets; the backbone is loaded when needed."""
-    import torch
-
-    from ogkd.backbones import load_backbone
-
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     return Runner(lambda: load_backbone(job.backbone, device=job.device), job.sources)
 
 
-def run_groups(
-    folder: RunsFolder, groups: Sequence[RunGroup], runner: Runner, on_event: OnEvent
-) -> None:
-    """Run every group that no other process has run or is running; return when all are settled."""
-    made_with: Provenance | None = None
-    waiting = list(groups)
-    while waiting:
-        busy = []
-        for group in waiting:
-            if is_settled(folder, group):
-                continue
-            try:
-                with GroupLock(folder, group):
-                    if is_settled(folder, group):
-                        continue
-                    if made_with is None:
-                        made_with = Provenance(folder, groups)
-                        name = group.specs[0].backbone
-                        made_with.check_backbone(name, runner.backbone.digest)
-                    _attempt(folder, group, runner, on_event, made_with)
-            except Timeout:
-                busy.append(group)
-        if len(busy) == len(waiting):
-            time.sleep(_PAUSE)
-        waiting = busy
+@dataclass(frozen=True)
+class GroupAnswer:
+    """The results of a group, or why there are none."""
+
+    results: list[RunResult] | None = None
+    error: str = ""
+    no_space: bool = False
 
 
-def is_settled(folder: RunsFolder, group: RunGroup) -> bool:
-    """Whether every run of the group is finished or has failed."""
-    return all(folder.has(spec) or folder.failure_of(spec).is_file() for spec in group.specs)
+def answer(runner: Runner, group: RunGroup) -> GroupAnswer:
+    """Train and test a group; an error is an answer too."""
+    try:
+        return GroupAnswer(runner.run(group))
+    except OgkdError as error:
+        return GroupAnswer(error=str(error), no_space=isinstance(error, StorageError))
+    except Exception:
+        return GroupAnswer(error=traceback.format_exc(limit=8))
 
 
-class GroupLock:
-    """A lock for each run of a group, taken together: groups of two grids may overlap."""
-
-    def __init__(self, folder: RunsFolder, group: RunGroup) -> None:
-        place = _locks(folder)
-        self._locks = [
-            FileLock(place / f"{spec.hash}.lock", blocking=False) for spec in group.specs
-        ]
-
-    @property
-    def is_held(self) -> bool:
-        """Whether this process has the lock."""
-        return all(lock.is_locked for lock in self._locks)
-
-    def acquire(self) -> None:
-        """Take all locks or none; Timeout if another process has one of them."""
-        try:
-            for lock in self._locks:
-                lock.acquire()
-        except Timeout:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Release the locks that are held."""
-        for lock in self._locks:
-            lock.release()
-
-    def __enter__(self) -> Self:
-        self.acquire()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+def unsuitable(folder: RunsFolder, problem: str) -> ConfigError:
+    """The error about a folder that these runs must not be in."""
+    return ConfigError(f"{folder.root} {problem}. Choose another folder.", argument="out")
 
 
-def _locks(folder: RunsFolder) -> Path:
+def lock_group(folder: RunsFolder, group: RunGroup) -> contextlib.ExitStack:
+    """Lock each run of a group, all or none: groups of two grids may overlap.
+
+    Timeout if another process has one of them; closing what is returned releases them.
+    """
+    place = _claims(folder)
+    with contextlib.ExitStack() as held:
+        for spec in group.specs:
+            held.enter_context(FileLock(place / f"{spec.hash}.lock", blocking=False))
+        return held.pop_all()
+
+
+def _claims(folder: RunsFolder) -> Path:
     place = folder.root / ".claims"
     place.mkdir(parents=True, exist_ok=True)
     return place
 
 
-def _attempt(
-    folder: RunsFolder, group: RunGroup, runner: Runner, on_event: OnEvent, made_with: Provenance
-) -> None:
-    """Run a locked group; an error is recorded, a full disk ends the work."""
-    attempts = _locks(folder) / f"{group.name}{ATTEMPTS}"
-    before = int(attempts.read_text() or 0) if attempts.is_file() else 0
-    if before >= MOST_ATTEMPTS:
-        # A killed process cannot report why; without this limit it would be tried forever.
-        reason = f"The process died {before} times while working on this (out of memory?)."
-        write_failure(folder, group, reason, on_event)
-        attempts.unlink(missing_ok=True)
-        return
-    with storage_errors(folder.root):
-        attempts.write_text(str(before + 1))
-    try:
-        for part, results in _run(group, runner, on_event, folder):
-            if isinstance(results, str):
-                write_failure(folder, part, results, on_event)
-            else:
-                made_with.check_images(results)
-                write_results(folder, part, results, on_event)
-    finally:
-        attempts.unlink(missing_ok=True)  # remains only if the process is killed
+class Ledger:
+    """Which groups are left in a folder; writes results and failures and tells of them.
 
-
-def _run(
-    group: RunGroup, runner: Runner, on_event: OnEvent, folder: RunsFolder
-) -> Iterator[tuple[RunGroup, list[RunResult] | str]]:
-    """The group's results, or why there are none; if the group fails, its runs one by one."""
-    on_event(start_event(group))
-    try:
-        yield group, runner.run(group)
-    except StorageError:
-        raise
-    except Exception as error:
-        if len(group.specs) == 1:
-            known = isinstance(error, OgkdError)
-            yield group, str(error) if known else traceback.format_exc(limit=8)
-            return
-        for spec in group.specs:
-            if not folder.has(spec):
-                yield from _run(RunGroup((spec,)), runner, on_event, folder)
-
-
-def start_event(group: RunGroup) -> dict[str, Any]:
-    """The record that says that a group is being run."""
-    what = {"group": group.name, "runs": len(group.specs), "what": group_title(group)}
-    return {"event": "start"} | what
-
-
-def write_results(
-    folder: RunsFolder, group: RunGroup, results: Sequence[RunResult], on_event: OnEvent
-) -> None:
-    """Write the results of a group; runs that were finished before are kept and not counted."""
-    new = [run for run in results if not folder.has(run.spec)]
-    for run in new:
-        folder.write(run.spec, run.result, run.predictions)
-    seconds = sum(sum(run.result["seconds"].values()) for run in results)
-    on_event({"event": "done", "group": group.name, "runs": len(new), "seconds": seconds})
-
-
-def write_failure(folder: RunsFolder, group: RunGroup, reason: str, on_event: OnEvent) -> None:
-    """Record why the unfinished runs of a group failed."""
-    for spec in group.specs:
-        if not folder.has(spec):
-            folder.write_failure(spec, reason)
-    event = {"event": "failed", "group": group.name, "runs": len(group.specs)}
-    on_event(event | {"what": group_title(group), "error": one_line(reason)})
-
-
-def one_line(reason: str) -> str:
-    """A failure in one line: the end of a traceback, or the beginning of a message."""
-    lines = [line.strip() for line in reason.strip().splitlines()] or [""]
-    return lines[-1] if lines[0].startswith("Traceback") else " ".join(lines[:2])
-
-
-def group_title(group: RunGroup) -> str:
-    """What a group is, for a reader: "busi coop 16 shots x3"."""
-    first = group.specs[0]
-    return f"{first.dataset} {first.method} {first.shots or 'all'} shots x{len(group.specs)}"
-
-
-class Provenance:
-    """The backbone and the images that a folder's finished runs were made with.
-
-    Results of another backbone or on other images must not be in the same table.
+    It knows the backbone and the images that finished runs were made with: results of others must
+    not be in the same table.
     """
 
-    def __init__(self, folder: RunsFolder, groups: Sequence[RunGroup]) -> None:
-        self._root = folder.root
+    def __init__(self, folder: RunsFolder, groups: Sequence[RunGroup], on_event: OnEvent) -> None:
+        self.folder = folder
+        self.on_event = on_event
+        self.left = [group for group in groups if not self._is_settled(group)]
         self._images: dict[tuple[str | None, str], str] = {}
         self._backbone = ""
         for spec in (spec for group in groups for spec in group.specs):
@@ -227,24 +115,117 @@ class Provenance:
                 self._images[spec.data, spec.dataset] = str(result.get("data_sha256"))
                 self._backbone = self._backbone or str(result.get("backbone_digest"))
 
+    def _is_settled(self, group: RunGroup) -> bool:
+        has, failure_of = self.folder.has, self.folder.failure_of
+        return all(has(spec) or failure_of(spec).is_file() for spec in group.specs)
+
     def check_backbone(self, name: str, digest: str) -> None:
-        """Refuse another backbone than that of the finished runs."""
         if (self._backbone or digest) != digest:
-            raise ConfigError(
-                f"{self._root} contains runs of '{Path(name).name}' with digest "
-                f"{self._backbone[:12]}, but this one has {digest[:12]}. Choose another folder.",
-                argument="out",
+            raise unsuitable(
+                self.folder,
+                f"contains runs of '{Path(name).name}' with digest {self._backbone[:12]}, but "
+                f"this one has {digest[:12]}",
             )
 
-    def check_images(self, results: Sequence[RunResult]) -> None:
-        """Refuse results on other images than those of the finished runs of the dataset."""
-        spec, sha = results[0].spec, str(results[0].result["data_sha256"])
+    def claim(self, without: Container[str] = ()) -> tuple[RunGroup, contextlib.ExitStack] | None:
+        """Take the next group that no process works on, locked; none of the datasets `without`."""
+        for group in list(self.left):
+            if group.specs[0].dataset in without:
+                continue
+            try:
+                lock = lock_group(self.folder, group)
+            except Timeout:
+                if self._is_settled(group):
+                    self.left.remove(group)
+                continue
+            self.left.remove(group)
+            if not self._is_settled(group):
+                return group, lock
+            lock.close()
+        return None
+
+    def start(self, group: RunGroup) -> None:
+        self._tell("start", group)
+
+    def store(self, group: RunGroup, found: GroupAnswer) -> list[RunGroup]:
+        """Write what came of a group; runs that were finished before are kept and not counted.
+
+        Returns what must be tried again: a failed group one by one, so that only the run with the
+        error fails.
+        """
+        if found.no_space:
+            raise StorageError(found.error, argument="out")
+        if found.results is None and len(group.specs) > 1:
+            return [RunGroup((spec,)) for spec in group.specs if not self.folder.has(spec)]
+        if found.results is None:
+            self.fail(group, found.error)
+            return []
+        spec, sha = found.results[0].spec, str(found.results[0].result["data_sha256"])
         if self._images.setdefault((spec.data, spec.dataset), sha) != sha:
-            raise ConfigError(
-                f"{self._root} contains runs on other images of '{spec.dataset}': files were added "
-                "or removed since. Choose another folder.",
-                argument="out",
+            raise unsuitable(
+                self.folder, f"contains runs on other images of '{spec.dataset}' (files changed)"
             )
+        new = [run for run in found.results if not self.folder.has(run.spec)]
+        for run in new:
+            self.folder.write(run.spec, run.result, run.predictions)
+        seconds = sum(sum(run.result["seconds"].values()) for run in found.results)
+        self._tell("done", group, runs=len(new), seconds=seconds)
+        return []
+
+    def fail(self, group: RunGroup, reason: str) -> None:
+        """Record why the unfinished runs of a group failed."""
+        for spec in group.specs:
+            if not self.folder.has(spec):
+                self.folder.write_failure(spec, reason)
+        self._tell("failed", group, error=one_line(reason))
+
+    def _tell(self, event: str, group: RunGroup, **more: Any) -> None:
+        what = {"group": group.name, "runs": len(group.specs), "what": str(group)}
+        self.on_event({"event": event} | what | more)
+
+
+def one_line(reason: str) -> str:
+    """A failure in one line: the end of a traceback, or the beginning of a message."""
+    lines = [line.strip() for line in reason.strip().splitlines()] or [""]
+    return lines[-1] if lines[0].startswith("Traceback") else " ".join(lines[:2])
+
+
+def run_groups(
+    folder: RunsFolder, groups: Sequence[RunGroup], runner: Runner, on_event: OnEvent
+) -> None:
+    """Run every group that no other process has run or is running; return when all are settled."""
+    ledger = Ledger(folder, groups, on_event)
+    if ledger.left:
+        ledger.check_backbone(groups[0].specs[0].backbone, runner.backbone.digest)
+    while ledger.left:
+        if (claimed := ledger.claim()) is None:
+            time.sleep(_PAUSE)
+            continue
+        group, lock = claimed
+        with lock:
+            _attempt(ledger, group, runner)
+
+
+def _attempt(ledger: Ledger, group: RunGroup, runner: Runner) -> None:
+    """Run a locked group, unless that has cost too many processes."""
+    attempts = _claims(ledger.folder) / f"{group.name}{ATTEMPTS}"
+    before = int(attempts.read_text() or 0) if attempts.is_file() else 0
+    if before >= MOST_ATTEMPTS:
+        # A killed process cannot report why; without this limit it would be tried forever.
+        died = f"The process died {before} times while working on this (out of memory?)."
+        ledger.fail(group, died)
+        attempts.unlink(missing_ok=True)
+        return
+    with storage_errors(ledger.folder.root):
+        attempts.write_text(str(before + 1))
+    todo = [group]
+    try:
+        while todo:
+            part = todo.pop(0)
+            ledger.start(part)
+            todo[:0] = ledger.store(part, answer(runner, part))
+    finally:
+        attempts.unlink(missing_ok=True)  # remains only if the process is killed
 
 
 def main() -> None:

@@ -6,20 +6,18 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
 from ogkd.bench.sources import Source, open_dataset
-from ogkd.bench.worker import ATTEMPTS, Job, OnEvent, make_runner, run_groups
+from ogkd.bench.worker import ATTEMPTS, Job, OnEvent, make_runner, run_groups, unsuitable
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import storage_errors, write_text
 
@@ -27,13 +25,8 @@ _RESTARTS = 3  # of workers that die before they start a group
 
 
 def make_job(plan: Plan, sources: dict[str, Source], backbone: str, *, device: str = "auto") -> Job:
-    """Everything that workers need, wherever they are."""
-    return Job(
-        specs=tuple(cell.spec for cell in plan.cells),
-        sources=sources,
-        backbone=str(backbone),
-        device=device,
-    )
+    specs = tuple(cell.spec for cell in plan.cells)
+    return Job(specs=specs, sources=sources, backbone=str(backbone), device=device)
 
 
 def prepare(
@@ -45,14 +38,13 @@ def prepare(
     user.
     """
     root = folder.root
-    if root.exists() and not root.is_dir():
-        raise ConfigError(
-            f"{root} is a file, not a folder for runs. Choose another folder.", argument="out"
-        )
+    problem = ""
     if root.is_dir() and any(root.iterdir()) and not (root / "plans").is_dir():
-        raise ConfigError(
-            f"{root} exists and is not a folder of runs. Choose another folder.", argument="out"
-        )
+        problem = "exists and is not a folder of runs"
+    elif root.exists() and not root.is_dir():
+        problem = "is a file, not a folder for runs"
+    if problem:
+        raise unsuitable(folder, problem)
     notes = []
     made_with: dict[str, FinishedRun] = {}
     with storage_errors(root):
@@ -63,6 +55,8 @@ def prepare(
                 "this selection. Run the whole grid to show all."
             )
         for spec in plan.specs.values():
+            folder.failure_of(spec).unlink(missing_ok=True)
+            (root / ".claims" / f"{spec.hash}{ATTEMPTS}").unlink(missing_ok=True)
             place = folder.folder_of(spec)
             if not place.is_dir():
                 continue
@@ -73,17 +67,14 @@ def prepare(
                 _refuse_other_settings(run)
                 made_with[spec.dataset] = run
             except DataError as error:
-                (root / "damaged").mkdir(parents=True, exist_ok=True)
+                (root / "damaged").mkdir(exist_ok=True)
                 moved = Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=root / "damaged"))
                 with contextlib.suppress(FileNotFoundError):  # another command was faster
                     place.rename(moved / place.name)
                 notes.append(f"{error} It was moved to {moved} and will be run again.")
-        for spec in plan.specs.values():
-            folder.failure_of(spec).unlink(missing_ok=True)
-            (root / ".claims" / f"{spec.hash}{ATTEMPTS}").unlink(missing_ok=True)
-    for name, run in made_with.items():
-        if sources is not None and name in sources:
-            _refuse_other_data(folder, run, sources[name])
+    for name, source in (sources or {}).items():
+        if name in made_with:
+            _refuse_other_data(folder, made_with[name], source)
     with storage_errors(root):
         folder.write_plan(plan)
     return notes
@@ -99,10 +90,8 @@ def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> 
         return  # no longer there: tables can still be made
     for key, word in {"data_sha256": "images", "bank_sha256": "prompts"}.items():
         if run.result.get(key) not in (None, now[key]):
-            raise ConfigError(
-                f"{folder.root} contains runs on other {word} of '{source.name}': they have "
-                "changed since. Choose another folder.",
-                argument="out",
+            raise unsuitable(
+                folder, f"contains runs on other {word} of '{source.name}' (they changed)"
             )
 
 
@@ -119,114 +108,88 @@ def _refuse_other_settings(run: FinishedRun) -> None:
 
 
 def run_here(folder: RunsFolder, job: Job, on_event: OnEvent) -> None:
-    """Run what is missing in this process."""
     run_groups(folder, job.groups(), make_runner(job), on_event)
 
 
 def run_processes(folder: RunsFolder, job: Job, on_event: OnEvent, *, workers: int) -> None:
     """Run what is missing in `workers` processes; a process that dies is replaced."""
     threads = max(1, (os.cpu_count() or 1) // workers)
-    job = job.model_copy(update={"threads": threads})
-    with _job_file(folder, job) as path:
+    with tempfile.TemporaryDirectory(prefix=".job-", dir=folder.root) as place:
+        path = Path(place, "job.json")
+        write_text(path, job.model_copy(update={"threads": threads}).model_dump_json())
         processes = _Processes(folder, path, threads)
         try:
             for _ in range(workers):
                 processes.start()
-            processes.wait(on_event, restarts=_RESTARTS)
+            processes.wait(on_event)
         finally:
             processes.stop()
-
-
-@contextlib.contextmanager
-def _job_file(folder: RunsFolder, job: Job) -> Iterator[Path]:
-    place = Path(tempfile.mkdtemp(prefix=".job-", dir=folder.root))
-    try:
-        write_text(place / "job.json", job.model_dump_json())
-        yield place / "job.json"
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-
-
-@dataclass
-class _Worker:
-    process: subprocess.Popen[str]
-    fatal: ConfigError | None = None  # an error that would stop every worker
-    started: bool = False  # whether it reached a group
 
 
 class _Processes:
     """Worker processes and the events that they print."""
 
     def __init__(self, folder: RunsFolder, job_file: Path, threads: int) -> None:
-        self._folder = folder
-        self._job_file = job_file
+        self._log = folder.root / "workers.log"
+        self._command = [sys.executable, "-m", "ogkd.bench.worker"]
+        self._command += [str(folder.root), str(job_file)]
         self._environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-        self._lines: queue.Queue[tuple[_Worker, str | None]] = queue.Queue()
-        self._alive: list[_Worker] = []
+        self._lines: queue.Queue[tuple[subprocess.Popen[str], str | None]] = queue.Queue()
+        self._alive: dict[subprocess.Popen[str], bool] = {}  # whether it has reached a group
 
     def start(self) -> None:
-        arguments = [sys.executable, "-m", "ogkd.bench.worker"]
-        with (self._folder.root / "workers.log").open("ab") as errors:
+        out = subprocess.PIPE
+        with self._log.open("ab") as log:
             process = subprocess.Popen(
-                [*arguments, str(self._folder.root), str(self._job_file)],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=self._environment,
+                self._command, stdout=out, stderr=log, text=True, env=self._environment
             )
-        worker = _Worker(process)
-        self._alive.append(worker)
-        threading.Thread(target=self._read, args=(worker,), daemon=True).start()
+        self._alive[process] = False
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
 
-    def _read(self, worker: _Worker) -> None:
-        assert worker.process.stdout is not None
-        with worker.process.stdout as lines:
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
             for line in lines:
-                self._lines.put((worker, line))
-        self._lines.put((worker, None))
+                self._lines.put((process, line))
+        self._lines.put((process, None))
 
-    def wait(self, on_event: OnEvent, *, restarts: int) -> None:
-        """Pass events on until all workers have ended."""
+    def wait(self, on_event: OnEvent) -> None:
+        restarts = _RESTARTS
         while self._alive:
-            worker, line = self._lines.get()
+            process, line = self._lines.get()
             if line is not None:
-                self._handle(worker, line, on_event)
+                self._pass_on(process, line, on_event)
                 continue
-            code = worker.process.wait()
-            self._alive.remove(worker)
+            started, code = self._alive.pop(process), process.wait()
             if code == 0:
                 continue
-            if worker.fatal is not None:
-                raise worker.fatal
-            if restarts == 0 and not worker.started:
-                raise ConfigError(
-                    f"Workers repeatedly ended with code {code}; see "
-                    f"{self._folder.root}/workers.log. Finished runs are kept: fix the cause and "
-                    "run again."
-                )
             # Deaths within a group are counted there; here, those of workers that cannot start.
-            restarts -= not worker.started
+            restarts -= not started
+            if restarts < 0:
+                raise ConfigError(
+                    f"Workers repeatedly ended with code {code}; see {self._log}. Finished runs "
+                    "are kept: fix the cause and run again."
+                )
             on_event({"event": "died", "code": code})
             self.start()
 
-    def _handle(self, worker: _Worker, line: str, on_event: OnEvent) -> None:
+    def _pass_on(self, process: subprocess.Popen[str], line: str, on_event: OnEvent) -> None:
         try:
             record: dict[str, Any] = json.loads(line)
         except ValueError:
             return  # printed by a library
-        worker.started = True
-        if record.get("event") == "fatal":
-            worker.fatal = ConfigError(record["error"], argument=record.get("argument"))
-            return
+        self._alive[process] = True
+        if record["event"] == "fatal":  # it would stop every worker
+            raise ConfigError(record["error"], argument=record["argument"])
         on_event(record)
 
     def stop(self) -> None:
         """End the workers that still run; their locks are released with the processes."""
-        for worker in self._alive:
-            worker.process.terminate()
-        for worker in self._alive:
+        for process in self._alive:
+            process.terminate()
+        for process in self._alive:
             try:
-                worker.process.wait(timeout=10)
+                process.wait(timeout=10)
             except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
+                process.kill()
+                process.wait()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ogkd.bench.figures import curves, densities, per_dataset
+from ogkd.bench.figures import curves, per_dataset
 from ogkd.bench.figures.inputs import FigureInput, choose_pair
 from ogkd.bench.figures.style import Drawn, styled, write
 from ogkd.bench.runs import Plan, RunsFolder
@@ -18,10 +18,10 @@ FIGURES: Mapping[str, Callable[[FigureInput], Drawn]] = {
     "few-shot": curves.few_shot,
     "few-shot-average": curves.few_shot_average,
     "risk-coverage": per_dataset.risk_curves,
-    "wins": partial(densities.wins_and_losses, losses=False),
-    "losses": partial(densities.wins_and_losses, losses=True),
-    "disease-mass": partial(densities.disease, without_truth=False),
-    "disease-mass-other": partial(densities.disease, without_truth=True),
+    "wins": partial(per_dataset.wins_and_losses, losses=False),
+    "losses": partial(per_dataset.wins_and_losses, losses=True),
+    "disease-mass": partial(per_dataset.disease, without_truth=False),
+    "disease-mass-other": partial(per_dataset.disease, without_truth=True),
     "budget": partial(curves.sweep, stem="budget", axis="budget"),
     "gamma": partial(curves.sweep, stem="gamma", axis="gamma"),
     "noise": partial(curves.sweep, stem="noise", axis="flips"),

@@ -6,15 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.bench.paper import paper
-from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunSpec
+from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunSpec, same_images
 from ogkd.bench.tidy import Summary, indistinguishable
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError
+
+# What two runs must have in common to be compared image by image.
+_COMMON = ("dataset", "protocol", "backbone", "shots", "flips", "budget", "seed")
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,10 @@ class FigureInput:
 
     @cached_property
     def accuracy(self) -> Summary:
-        """Averages of the accuracy."""
         return Summary(self.plan, self.runs)
 
     @property
     def both(self) -> tuple[str, str]:
-        """The pair, for figures that need one."""
         if self.pair is None:
             raise ConfigError(
                 f"It compares two methods, but '{self.plan.name}' has finished runs of one only."
@@ -56,25 +56,7 @@ class PairedPredictions:
 
     @property
     def seeds(self) -> int:
-        """How many runs are pooled."""
         return len(np.unique(self.run))
-
-
-class _Setting(NamedTuple):
-    """What two runs must have in common to be compared image by image."""
-
-    dataset: str
-    protocol: str
-    backbone: str
-    shots: int | None
-    flips: int
-    budget: int | None
-    seed: int
-
-    def rank(self) -> tuple[float, float, float]:
-        """The highest is compared: most shots, fewest flips, largest bank; None is all."""
-        shots, budget = (math.inf if n is None else float(n) for n in (self.shots, self.budget))
-        return shots, -float(self.flips), budget
 
 
 def choose_pair(methods: Mapping[str, str]) -> tuple[str, str] | None:
@@ -95,45 +77,44 @@ def choose_pair(methods: Mapping[str, str]) -> tuple[str, str] | None:
 def paired(runs: LabelledRuns, pair: tuple[str, str]) -> list[PairedPredictions]:
     """A and B on each dataset and part, at the most shots and fewest flips that both have."""
     first, second = (_by_setting(runs, label) for label in pair)
-    common: dict[str, list[_Setting]] = {}
-    for setting in sorted(set(first) & set(second), key=lambda key: (key.rank(), key.seed)):
-        common.setdefault(f"{setting.dataset} {setting.protocol}", []).append(setting)
-    if not common:
+    both = [(first[key], second[key]) for key in first if key in second]
+    if not both:
         raise ConfigError(
             f"No finished run of '{pair[0]}' has a counterpart of '{pair[1]}' on the same dataset "
             "with the same shots and seed. Finish the plan first."
         )
+    groups: dict[tuple[str, str], list[tuple[FinishedRun, FinishedRun]]] = {}
+    for two in sorted(both, key=lambda two: (_rank(two[0].spec), two[0].spec.seed)):
+        groups.setdefault((two[0].spec.dataset, two[0].spec.protocol), []).append(two)
     found = []
-    for settings in common.values():
-        best = settings[-1].rank()
-        chosen = [(first[key], second[key]) for key in settings if key.rank() == best]
+    for mine in groups.values():
+        best = _rank(mine[-1][0].spec)
+        chosen = [two for two in mine if _rank(two[0].spec) == best]
         found += [_pool(chosen, part) for part in chosen[0][0].parts]
     return sorted(found, key=lambda pair: pair.name)
 
 
-def _by_setting(runs: LabelledRuns, wanted: str) -> dict[_Setting, FinishedRun]:
-    found: dict[_Setting, FinishedRun] = {}
+def _rank(spec: RunSpec) -> tuple[float, float, float]:
+    """The highest is compared: most shots, fewest flips, largest bank; None is all."""
+    shots, budget = (math.inf if n is None else float(n) for n in (spec.shots, spec.budget))
+    return shots, -float(spec.flips), budget
+
+
+def _by_setting(runs: LabelledRuns, wanted: str) -> dict[tuple[object, ...], FinishedRun]:
+    found: dict[tuple[object, ...], FinishedRun] = {}
     for label, run in runs:
-        if label != wanted:
-            continue
-        spec = run.spec
-        setting = _Setting(**{name: getattr(spec, name) for name in _Setting._fields})
-        other = found.setdefault(setting, run)
-        if other.spec != spec:
-            raise ConfigError(indistinguishable(label, other.spec, spec))
+        if label == wanted:
+            other = found.setdefault(tuple(getattr(run.spec, name) for name in _COMMON), run)
+            if other.spec != run.spec:
+                raise ConfigError(indistinguishable(label, other.spec, run.spec))
     return found
 
 
 def _pool(chosen: Sequence[tuple[FinishedRun, FinishedRun]], part: str) -> PairedPredictions:
     first = chosen[0][0]
     y, a, b, numbers = [], [], [], []
-    for number, (ours, theirs) in enumerate(chosen):
-        mine, other = ours.predictions(part), theirs.predictions(part)
-        if not np.array_equal(mine.labels, other.labels):
-            raise DataError(
-                f"{ours.folder} and {theirs.folder} were tested on different images. Remove the "
-                "older one and run again."
-            )
+    for number, both in enumerate(chosen):
+        mine, other = same_images(both, part)
         y.append(mine.labels)
         a.append(mine.probabilities)
         b.append(other.probabilities)
@@ -148,7 +129,7 @@ def _pool(chosen: Sequence[tuple[FinishedRun, FinishedRun]], part: str) -> Paire
         b=q[whole].astype(np.float64),
         run=run[whole],
         W=first.predictions(part).W.astype(np.float64),
-        normal=first.normal(part),
+        normal=tuple(first.result["normal"][part]),
         dropped=int((~whole).sum()),
     )
 

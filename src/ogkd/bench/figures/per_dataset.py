@@ -1,16 +1,18 @@
-"""Figures of single datasets: risk-coverage curves of two methods, and the class graph W."""
+"""Figures of single datasets: the predictions of two methods, and the class graph W."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ogkd.bench import analysis
 from ogkd.bench.figures import style
 from ogkd.bench.figures.inputs import FigureInput, PairedPredictions, paired
-from ogkd.bench.figures.style import Drawn, Look, header, shown
+from ogkd.bench.figures.style import Drawn, Floats, Look, header, shown
 from ogkd.bench.tidy import spread
 from ogkd.errors import ConfigError
 from ogkd.evaluation.confidence import aurc, risk_coverage
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 _WRITTEN = 14  # classes up to which every weight is written into its square
 _POINTS = 400  # of a line; more would not be visible
-Floats = NDArray[np.float64]
+_NEIGHBOURS = 3  # the paper's k
+_RUG = 60  # up to this many values are also drawn one by one, below their density
 _AURC = METRICS["aurc"]
 
 
@@ -75,19 +78,15 @@ def _panel(ax: Axes, mine: PairedPredictions, pair: tuple[str, str], look: dict[
         name += f" ± {_AURC.text(spread(areas))}" if len(areas) > 1 else ""
         ax.plot(100 * x, 100 * mean, color=look[label].colour, label=name)
         if len(areas) > 1:
-            ax.fill_between(
-                100 * x, 100 * (mean - std), 100 * (mean + std),
-                color=look[label].colour, alpha=0.15, linewidth=0,
-            )  # fmt: skip
+            low, high = 100 * (mean - std), 100 * (mean + std)
+            style.band(ax, 100 * x, low, high, look[label].colour)
     ax.set_xlim(0, 100)
     ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))  # do not magnify zero if nothing is wrong
     ax.set_xticks([0, 25, 50, 75, 100])
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    ax.legend(
-        title=f"{shown(mine.title, 30)}\n{_AURC.heading}", alignment="left", loc="lower left",
-        bbox_to_anchor=(0, 1), borderaxespad=0.2, borderpad=0, reverse=True,
-        fontsize=7, title_fontsize=7, handlelength=1.0, labelspacing=0.3,
-    )  # fmt: skip
+    title = f"{shown(mine.title, 30)}\n{_AURC.heading}"
+    small = {"fontsize": 7, "title_fontsize": 7, "handlelength": 1.0, "labelspacing": 0.3}
+    style.legend_above(ax, title, reverse=True, **small)
 
 
 def mean_curve(curves: list[tuple[Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
@@ -121,7 +120,7 @@ def class_graphs(given: FigureInput) -> Drawn:
         raise ConfigError(f"No finished run of '{label}' has a class graph.")
 
 
-def _heatmap(W: np.ndarray, classes: tuple[str, ...], title: str) -> Figure:
+def _heatmap(W: Floats, classes: tuple[str, ...], title: str) -> Figure:
     n = len(classes)
     side = max(2.6, min(7.0, 1.5 + (0.36 if n <= _WRITTEN else 0.16) * n))
     figure = style.new_figure(side + 1.2, side + 0.7)
@@ -147,3 +146,132 @@ def _heatmap(W: np.ndarray, classes: tuple[str, ...], title: str) -> Figure:
     bar.set_label("Weight in W, rows sum to one")
     header(figure, f"Class graph W of {title}")
     return figure
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """One panel: the same quantity of the same images, as predicted by A and by B."""
+
+    title: str
+    x_name: str
+    values: tuple[Floats, ...]  # by A, by B
+    bounds: tuple[float, float] | None = None
+
+
+def wins_and_losses(given: FigureInput, *, losses: bool) -> Drawn:
+    """Margins and neighbour mass where A is right and B wrong (Fig. wins-kde); losses: reversed.
+
+    On wins A's margin is positive and B's is not, because the images were chosen so: the figure
+    shows by how much, and is fair only beside the losses.
+    """
+    better, worse = reversed(given.both) if losses else given.both
+
+    def samples(mine: PairedPredictions) -> tuple[list[_Sample], str]:
+        chosen = analysis.wins(*((mine.b, mine.a) if losses else (mine.a, mine.b)), mine.y)
+        y, both = mine.y[chosen], (mine.a[chosen], mine.b[chosen])
+        k = min(_NEIGHBOURS, len(mine.W) - 1)
+        which = f"p of the {k} nearest classes in W"
+        if k == len(mine.W) - 1:
+            which = f"p of all {k} other classes, 1 − p(y)"
+        apart = tuple(analysis.margins(p, y) for p in both)
+        near = tuple(analysis.neighbour_mass(p, y, mine.W, k=k) for p in both)
+        found = [
+            _Sample("Margin", "z(y) − max z(j), j ≠ y", apart),
+            _Sample("Neighbour mass", which, near, bounds=(0.0, 1.0)),
+        ]
+        words = f"{shown(better)} right, {shown(worse)} wrong; n = {len(y)}"
+        return (found if len(y) else []), words
+
+    problem = f"There is no image on which '{better}' is right and '{worse}' wrong."
+    return _densities(given, "losses" if losses else "wins", samples, problem)
+
+
+def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
+    """Probability of disease on diseased images that both get wrong, and on normal images.
+
+    `without_truth` leaves the true class out of the sum (see analysis.disease_mass).
+    """
+    what = "p of all diseases" + (" but the true one" if without_truth else "")
+
+    def samples(mine: PairedPredictions) -> tuple[list[_Sample], str]:
+        if not mine.normal or len(mine.normal) == mine.a.shape[1] or not len(mine.y):
+            return [], ""
+        healthy = analysis.is_normal(mine.y, mine.normal)
+        missed = analysis.both_wrong(mine.a, mine.b, mine.y) & ~healthy
+        found = []
+        for name, rows in (("Both wrong on a disease", missed), ("Normal images", healthy)):
+            out = mine.y[rows] if without_truth else None
+            both = mine.a[rows], mine.b[rows]
+            mass = tuple(analysis.disease_mass(p, mine.normal, without=out) for p in both)
+            found.append(_Sample(f"{name} (n = {rows.sum()})", what, mass, bounds=(0.0, 1.0)))
+        return found, ""
+
+    problem = "No dataset has both normal classes and classes of disease."
+    stem = f"disease-mass{'-other' * without_truth}"
+    return _densities(given, stem, samples, problem)
+
+
+def _densities(
+    given: FigureInput,
+    stem: str,
+    samples_of: Callable[[PairedPredictions], tuple[list[_Sample], str]],
+    problem: str,
+) -> Drawn:
+    """A figure for each dataset that has samples; `problem` if none has."""
+    empty = True
+    for mine in paired(given.runs, given.both):
+        samples, what = samples_of(mine)
+        if not samples:
+            continue
+        empty = False
+        figure = style.new_figure(6.0, 2.7)
+        rugs = min(len(sample.values[0]) for sample in samples) <= _RUG
+        for number, sample in enumerate(samples):
+            ax = figure.add_subplot(1, len(samples), number + 1)
+            _density_panel(ax, sample, given.both, rugs=rugs)
+            if number == 0:
+                ax.set_ylabel("Density")
+        pooled = f"{mine.seeds} seeds pooled" if mine.seeds > 1 else "one seed"
+        words = [shown(mine.title, 60), what, pooled]
+        words += [f"{mine.dropped} predictions that are not numbers left out"] * bool(mine.dropped)
+        header(figure, "; ".join(filter(None, words)))
+        yield f"{stem}-{style.file_stem(mine.name)}", figure
+    if empty:
+        raise ConfigError(problem)
+
+
+def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str], *, rugs: bool) -> None:
+    if sample.bounds is not None:
+        grid = np.linspace(*sample.bounds, 401)
+    else:
+        both = np.concatenate(sample.values)
+        low, high = float(both.min()), float(both.max())
+        room = 0.15 * (high - low) or 1.0
+        grid = np.linspace(low - room, high + room, 401)
+    look = style.looks(pair, pair)
+    for row, (label, values) in enumerate(zip(pair, sample.values, strict=True)):
+        colour = look[label].colour
+        total = f"Σ = {values.sum():.1f}" + (f", mean {values.mean():.2f}" if len(values) else "")
+        name = f"{shown(label, 20)}: {total.replace('-', '−')}"
+        heights = analysis.density(values, grid, bounds=sample.bounds)
+        if heights is not None:
+            ax.plot(grid, heights, color=colour, label=name)
+            ax.fill_between(grid, heights, color=colour, alpha=0.12, linewidth=0)
+        else:
+            ax.plot([], [], color=colour, label=name)
+            if not ax.texts:
+                why = "one value: no density" if len(values) else "no such image"
+                ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", color="#666666")
+        if 0 < len(values) <= _RUG:  # every value as a stroke below the axis
+            ax.plot(
+                values, np.full(len(values), -0.03 - 0.04 * row), "|", markersize=5, color=colour,
+                transform=ax.get_xaxis_transform(), clip_on=False,
+            )  # fmt: skip
+    ax.locator_params(axis="x", nbins=6)
+    ax.set_xlim(grid[0], grid[-1])
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel(sample.x_name)
+    ax.set_yticks([])
+    ax.tick_params(axis="x", pad=9 if rugs else 3)  # equal in all panels: they stay aligned
+    ax.spines["left"].set_visible(False)
+    style.legend_above(ax, sample.title)

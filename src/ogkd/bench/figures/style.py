@@ -9,13 +9,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ogkd.files import write_atomically
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Floats = NDArray[np.float64]
 Drawn = Iterator[tuple[str, "Figure"]]
 """Figures with the names of their files."""
 
@@ -63,12 +68,7 @@ class Look:
     colour: str
     marker: str
     dash: str
-    wide: bool  # one of the two methods that are compared
-
-    @property
-    def width(self) -> float:
-        """Line width in points."""
-        return 1.6 if self.wide else 1.0
+    width: float  # in points; the two methods that are compared are wide
 
 
 def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
@@ -79,7 +79,7 @@ def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
             _COLOURS[number % len(_COLOURS)],
             _MARKERS[(number + number // len(_COLOURS)) % len(_MARKERS)],
             _DASHES[number // len(_COLOURS) % len(_DASHES)],
-            label in main or not main,
+            1.6 if label in main or not main else 1.0,
         )
         for number, label in enumerate(order)
     }
@@ -119,6 +119,18 @@ def header(figure: Figure, *lines: str) -> None:
     figure.suptitle(text, x=0.01, ha="left", fontsize=7, color="#444444")
 
 
+def band(ax: Axes, x: Floats, low: Floats, high: Floats, colour: str) -> None:
+    ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def legend_above(ax: Axes, title: str, **more: Any) -> None:
+    """Write a title and the legend above the axes, where no data are."""
+    ax.legend(
+        title=title, alignment="left", loc="lower left", bbox_to_anchor=(0, 1),
+        borderaxespad=0.2, borderpad=0, **more,
+    )  # fmt: skip
+
+
 def shown(name: str, longest: int = 32) -> str:
     """A name as it is drawn: without control characters, cut if it is long."""
     plain = "".join(letter if letter.isprintable() else "?" for letter in name)
@@ -126,7 +138,6 @@ def shown(name: str, longest: int = 32) -> str:
 
 
 def file_stem(name: str) -> str:
-    """A name that is safe as part of a file name."""
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "unnamed"
 
 
