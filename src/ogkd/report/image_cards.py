@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,19 +16,9 @@ if TYPE_CHECKING:
     from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
-_SIDE = 256  # pixels
+SIDE = 256  # pixels
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
 _OUTLINED = 8  # patches; more would hide the image
-
-
-@dataclass(frozen=True)
-class CardImage:
-    """One image as a data URI, with a description for readers who cannot see it."""
-
-    source: str
-    text: str
-    caption: str
-    size: int = _SIDE
 
 
 @dataclass(frozen=True)
@@ -38,7 +27,7 @@ class Card:
 
     title: str
     words: str
-    pictures: tuple[CardImage, ...]
+    pictures: tuple[tuple[str, str, str], ...]  # data URI, description, caption
     file: str = ""
 
 
@@ -78,8 +67,7 @@ def cards(
     numbers = [int(number) for number in chosen]
     if not numbers:
         return []
-    names = predictions.class_names
-    predicted = probabilities.argmax(axis=1)
+    names, predicted = predictions.class_names, probabilities.argmax(axis=1)
     rows, columns = classifier.backbone.patch_grid
     made = []
     with progress_bar("Drawing evidence", len(numbers)) as bar:
@@ -90,35 +78,22 @@ def cards(
             top=min(_OUTLINED, rows * columns),
         )
         for number, found in zip(numbers, drawn, strict=True):
-            name = names[int(predicted[number])]
-            label = int(predictions.labels[number])
-            truth = names[label]
-            made.append(
-                Card(
-                    title=truth if name == truth else f"{truth}, mistaken for {name}",
-                    words=_confidence(probabilities[number], label, names),
-                    pictures=(
-                        _image(found.image, f"An image of the class {truth}", "what it saw"),
-                        _image(
-                            draw(found),
-                            f"The same image; the patches with most evidence for {name} are "
-                            "outlined",
-                            f"evidence for {name}",
-                        ),
-                    ),
-                    file=predictions.images[number].name if show_names else "",
-                )
+            row, label = probabilities[number], int(predictions.labels[number])
+            name, truth = names[predicted[number]], names[label]
+            title, words = truth, f"{100 * row.max():.0f} % for {name}"
+            if name != truth:
+                title = f"{truth}, mistaken for {name}"
+                words += f", {100 * row[label]:.0f} % for {truth}"
+            outlined = f"The same image; the patches with most evidence for {name} are outlined"
+            pictures = (
+                (_small(found.image), f"An image of the class {truth}", "what it saw"),
+                (_small(draw(found)), outlined, f"evidence for {name}"),
             )
+            file = predictions.images[number].name if show_names else ""
+            made.append(Card(title, words, pictures, file))
             bar.advance()
     return made
 
 
-def _confidence(row: NDArray[np.floating], truth: int, names: Sequence[str]) -> str:
-    best = int(row.argmax())
-    text = f"{100 * row[best]:.0f} % for {names[best]}"
-    return text if best == truth else f"{text}, {100 * row[truth]:.0f} % for {names[truth]}"
-
-
-def _image(image: Image.Image, text: str, caption: str) -> CardImage:
-    small = image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BICUBIC)
-    return CardImage(data_uri(small), text, caption)
+def _small(image: Image.Image) -> str:
+    return data_uri(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))

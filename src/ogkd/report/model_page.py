@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 
 from ogkd.evaluation import evaluate_predictions
 from ogkd.files import write_text
-from ogkd.model.calibration import softmax
 from ogkd.model.card import CAUTION
 from ogkd.model.decide import engine_note
 from ogkd.report import facts, image_cards, sections
 from ogkd.report.charts import confusion_table, graph_table
-from ogkd.report.html import render
-from ogkd.report.summary import Outcome, frequent_confusions, percent, sentences, warnings
+from ogkd.report.html import percent, render
+from ogkd.report.summary import Outcome, frequent_confusions, sentences, warnings
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
@@ -60,40 +59,12 @@ def write_report(
 
     File names are left out unless `show_names`; `images=False` leaves the images out. `result`
     is the value of `evaluate_predictions`, if that was computed already. `command` is the command
-    line to show.
+    line to show. But for the time, the same input gives the same page.
     """
-    now = datetime.now().astimezone()
-    page = report_page(
-        classifier,
-        manifest,
-        predictions,
-        command=command,
-        show_names=show_names,
-        audit=audit,
-        images=images,
-        result=result,
-        made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
-    )
-    write_text(Path(path), page)
-
-
-def report_page(
-    classifier: Classifier,
-    manifest: Manifest,
-    predictions: LabelledPredictions,
-    *,
-    command: str = "",
-    show_names: bool = False,
-    audit: Audit | None = None,
-    images: bool = True,
-    result: Mapping[str, Any] | None = None,
-    made: str = "",
-) -> str:
-    """The page's text; the same input gives the same text."""
     card, calibration = classifier.card, classifier.calibration
     if result is None:
         result = evaluate_predictions(predictions, calibration, learned=card.support_images)
-    p = softmax(predictions.logits, 1.0 if calibration is None else calibration.temperature)
+    p = predictions.probabilities(calibration)
     outcome = _outcome(result, predictions, p, calibrated=calibration is not None)
     wrong = image_cards.confident_errors(predictions.labels, p)
     right = image_cards.correct_examples(predictions.labels, p)
@@ -103,14 +74,16 @@ def report_page(
         else []
         for chosen in (wrong, right)
     )
-    screening, sets = sections.screening(result, outcome), sections.prediction_sets(result)
-    present = {"screening": screening, "conformal": sets, "examples": examples}
-    return render(
+    screening = sections.screening(result, outcome)
+    present = {"screening": screening, "conformal": result["sets"], "examples": examples}
+    count_columns, count_rows = facts.part_counts(manifest, card)
+    now = datetime.now().astimezone()
+    page = render(
         "report.html",
         title="Model report",
         subtitle=f"{card.method} on {card.backbone.short_name}: {', '.join(card.class_names)}",
         caution=CAUTION,
-        made=made,
+        made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
         has_pictures=bool(errors or examples),
         contents=[(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
         tiles=sections.tiles(outcome, result),
@@ -118,20 +91,21 @@ def report_page(
         warnings=_warnings(classifier, outcome, audit),
         interval_words=sections.interval_words(result),
         metrics=sections.metrics(result),
-        classes=sections.per_class(result),
         confusion=confusion_table(outcome.counts, outcome.names),
         confusions=frequent_confusions(outcome),
         screening=screening,
         risk=sections.selective(result),
         calibration=sections.calibration(result),
-        sets=sets,
+        result=result,
         errors=errors,
+        side=image_cards.SIDE,
         error_rows=_error_rows(predictions, p, wrong, show_names=show_names),
         all_errors=outcome.images - outcome.correct,
         show_names=show_names,
         examples=examples,
         graph=_graph(classifier),
-        counts=facts.part_counts(manifest, card),
+        count_columns=count_columns,
+        count_rows=count_rows,
         facts=facts.data_facts(predictions, audit),
         audit=audit,
         model=facts.model_facts(classifier, show_names=show_names),
@@ -140,6 +114,7 @@ def report_page(
         hashes=facts.fingerprints(classifier, predictions),
         command=facts.plain_command(command, show_names=show_names),
     )
+    write_text(Path(path), page)
 
 
 def _outcome(
@@ -192,14 +167,11 @@ def _error_rows(
 def _graph(classifier: Classifier) -> dict[str, Any]:
     W, alpha, learned = facts.graph(classifier)
     texts = "class texts that the model learned" if learned else "class names"
+    caption = f"W in percent: each row sums to 100. Sharpness alpha = {alpha:g}."
     return {
         "words": f"The class graph W compares the {texts}: the more similar two of them are, the "
         "larger the number. Classes with similar texts may also be hard to tell apart in images. "
         f"With {len(W)} classes, {percent(1 / len(W))} everywhere would mean that no two classes "
         "are more similar than any others.",
-        "table": graph_table(
-            W,
-            classifier.class_names,
-            caption=f"W in percent: each row sums to 100. Sharpness alpha = {alpha:g}.",
-        ),
+        "table": graph_table(W, classifier.class_names, caption=caption),
     }
