@@ -22,15 +22,6 @@ PREVIEW = 640  # pixels of the longer side
 
 
 @dataclass(frozen=True)
-class Similar:
-    """A support image that is similar to the upload."""
-
-    name: str  # of its class
-    similarity: float  # cosine
-    picture: str = ""  # data URI, if the support images are known
-
-
-@dataclass(frozen=True)
 class Answer:
     """What one model says; `reasons` are why a specialist should look, if there are any."""
 
@@ -41,7 +32,7 @@ class Answer:
     coverage: float
     plausible: tuple[str, ...] | None  # the prediction set, if the model is calibrated
     reasons: tuple[str, ...]
-    similar: tuple[Similar, ...]
+    similar: tuple[tuple[str, float, str], ...]  # support images: class, cosine, data URI or ""
     evidence: str = ""  # data URI
     note: str = ""  # a warning if the calibration was made with another engine
 
@@ -59,11 +50,11 @@ def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -
     found = []
     for model in models:
         backbone = model.classifier.backbone
-        if backbone.digest not in encoded:
-            encoded[backbone.digest] = next(
-                encode_files(backbone, [upload.image], patches=pictures)
-            )
-        decision = next(model.decider.decide_batches([encoded[backbone.digest]]))
+        batch = encoded.get(backbone.digest)
+        if batch is None:
+            batch = next(encode_files(backbone, [upload.image], patches=pictures))
+            encoded[backbone.digest] = batch
+        decision = next(model.decider.decide_batches([batch]))
         if decision.error is not None:  # names our copy of the file, so it is not shown
             raise DataError("The image could not be resized for the model. Crop it first.")
         found.append(_answer(model, decision, pictures=pictures))
@@ -75,46 +66,41 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
     names, shares = classifier.class_names, decision.probabilities or ()
     order = np.argsort(-np.asarray(shares), kind="stable")
     ranked = tuple((names[label], shares[label]) for label in order)
-    plausible = None
-    if decision.set is not None:
-        plausible = tuple(name for name, _ in ranked if name in decision.set)
+    inside = decision.set
+    evidence = ""
+    if pictures:
+        evidence = data_uri(draw(evidence_of(classifier, decision)), most=PREVIEW)
     return Answer(
         model=model.name,
         method=classifier.card.method,
         ranked=ranked,
         calibrated=classifier.calibration is not None,
         coverage=model.decider.coverage,
-        plausible=plausible,
+        plausible=None if inside is None else tuple(n for n, _ in ranked if n in inside),
         reasons=decision.reasons,
         similar=_similar(model, decision),
-        evidence=data_uri(draw(evidence_of(classifier, decision)), most=PREVIEW)
-        if pictures
-        else "",
+        evidence=evidence,
         note=model.note,
     )
 
 
-def _similar(model: Model, decision: Decision) -> tuple[Similar, ...]:
+def _similar(model: Model, decision: Decision) -> tuple[tuple[str, float, str], ...]:
     support = model.classifier.support
     if support is None or decision.features is None:
         return ()
     rows, cosines = nearest(support, decision.features[None], _SIMILAR)
     names = model.classifier.class_names
     return tuple(
-        Similar(names[support.labels[row]], float(cosine), model.thumbnails.get(int(row), ""))
+        (names[support.labels[row]], float(cosine), model.thumbnails.get(int(row), ""))
         for row, cosine in zip(rows[0], cosines[0], strict=True)
     )
 
 
 def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[str, Any]:
     """The API's answer."""
+    height, width = upload.pixels.shape[:2]
     return {
-        "image": {
-            "name": upload.name,
-            "width": upload.pixels.shape[1],
-            "height": upload.pixels.shape[0],
-            "note": upload.note,
-        },
+        "image": {"name": upload.name, "width": width, "height": height, "note": upload.note},
         "models": [
             {
                 "model": answer.model,
@@ -128,8 +114,8 @@ def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[
                 "reasons": list(answer.reasons),
                 "note": answer.note,
                 "similar": [
-                    {"class": near.name, "similarity": round(near.similarity, 4)}
-                    for near in answer.similar
+                    {"class": name, "similarity": round(cosine, 4)}
+                    for name, cosine, _ in answer.similar
                 ],
                 **({"evidence": answer.evidence} if pictures else {}),
             }

@@ -35,7 +35,6 @@ class Model:
 
     @property
     def classifier(self) -> Classifier:
-        """The model itself."""
         return self.decider.classifier
 
     @property
@@ -127,6 +126,5 @@ def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
             rows = np.flatnonzero(classifier.support.features @ decision.features > _SAME)
             if rows.size:
                 image = Image.fromarray(read_image(decision.image))
-                thumb = data_uri(image, most=_THUMB)
-                found |= {int(row): thumb for row in rows}
+                found |= dict.fromkeys(rows.tolist(), data_uri(image, most=_THUMB))
     return found

@@ -108,8 +108,7 @@ def _refuse(classifier: Classifier) -> None:
         )
     if (reason := head.export_error) is not None:
         raise ConfigError(f"A model of {classifier.card.method} cannot be exported. {reason}")
-    bad = [name for name, tensor in head.tensors().items() if not tensor.isfinite().all()]
-    if bad:
+    if bad := [name for name, tensor in head.tensors().items() if not tensor.isfinite().all()]:
         raise ConfigError(
             f"The model has weights that are not finite ({', '.join(bad)}). Fit it again."
         )

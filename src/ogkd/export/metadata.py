@@ -74,30 +74,20 @@ def _calibration(classifier: Classifier, max_risk: float | None, *, int8: bool) 
         return {"temperature": found.temperature, "calibration": values | {"note": note}}
     if (least := decider.least_probability) is not None:
         # A class belongs to the set if its probability is at least this.
-        values["sets"] = {
-            "kind": "lac",
-            "coverage": decider.coverage,
-            "least_probability": least,
-        }
-    if decider.threshold is not None:
+        values["sets"] = {"kind": "lac", "coverage": decider.coverage, "least_probability": least}
+    if (below := decider.threshold) is not None:
         confidence = decider.policy.confidence
-        values["abstain"] = {
-            "max_risk": max_risk,
-            "confidence": confidence,
-            "below": decider.threshold,
-        }
+        values["abstain"] = {"max_risk": max_risk, "confidence": confidence, "below": below}
     return {"temperature": found.temperature, "calibration": values}
 
 
 def _steps(prep: Preprocessing, *, include_preprocessing: bool) -> str:
     size = prep.size
-    scale = f"Scale both sides to {size}"
-    crop = ""
+    scale, crop = f"Scale both sides to {size}", ""
     if prep.resize == "shortest":
         scale = f"Scale the short side to {size} and the long one to int({size} * long / short)"
-        crop = (
-            f" Crop the central {size} x {size}: left = round((width - {size}) / 2), top likewise."
-        )
+        left = f"left = round((width - {size}) / 2), top likewise"
+        crop = f" Crop the central {size} x {size}: {left}."
     end = " Pass the bytes unchanged."
     if not include_preprocessing:
         end = " Divide by 255, subtract mean and divide by std per channel, channels first."

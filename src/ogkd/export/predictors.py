@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, repeat
 from pathlib import Path
 from statistics import median
 
@@ -76,14 +77,10 @@ def model_crops(
 
 def in_batches(crops: Iterable[RGB], sizes: Sequence[int] = BATCHES) -> Iterator[list[RGB]]:
     """Batches of these sizes, with the last size repeated."""
-    batch: list[RGB] = []
-    place = 0
-    for crop in crops:
-        batch.append(crop)
-        if len(batch) == sizes[min(place, len(sizes) - 1)]:
-            yield batch
-            batch, place = [], place + 1
-    if batch:
+    rest = iter(crops)
+    for size in chain(sizes, repeat(sizes[-1])):
+        if not (batch := list(islice(rest, size))):
+            return
         yield batch
 
 
