@@ -7,9 +7,8 @@ import pytest
 from app_models import by_hand
 
 import ogkd
-import ogkd.app.answers as asking
-from ogkd.app.answers import answers, as_json
-from ogkd.app.models import Model, load_models, with_support_images
+import ogkd.app.models as asking
+from ogkd.app.models import Model, answers, as_json, load_models, with_support_images
 from ogkd.app.page import render_answers, render_error, render_header
 from ogkd.app.uploads import Upload
 from ogkd.errors import BackboneError, ConfigError

@@ -9,7 +9,7 @@ from report_world import make_world
 from ogkd.datasets.manifest import Manifest
 from ogkd.model.classifier import Classifier
 from ogkd.report import facts
-from ogkd.report.image_cards import confident_errors, correct_examples
+from ogkd.report.model_page import confident_errors, correct_examples
 from tiny_data import item_of
 
 

@@ -12,6 +12,7 @@ import binascii
 import hmac
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 Scope = Message = MutableMapping[str, Any]
@@ -45,6 +46,7 @@ _HEADERS = {
 }
 
 
+@dataclass
 class Guard:
     """ASGI middleware around the whole app.
 
@@ -53,17 +55,11 @@ class Guard:
     many images are waiting.
     """
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        max_bytes: int,
-        hosts: frozenset[str] | None,
-        password: str | None,
-        busy: Callable[[], bool],
-    ) -> None:
-        self.app, self.busy, self.max_bytes = app, busy, max_bytes
-        self.hosts, self.password = hosts, password
+    app: App
+    max_bytes: int
+    hosts: frozenset[str] | None
+    password: str | None
+    busy: Callable[[], bool]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

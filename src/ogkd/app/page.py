@@ -16,8 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from ogkd.app.answers import PREVIEW, Answer, answers, as_json
-from ogkd.app.models import Model
+from ogkd.app.models import PREVIEW, Answer, Model, answers, as_json
 from ogkd.app.uploads import Upload, Uploads
 from ogkd.errors import DataError, OgkdError
 from ogkd.model.card import CAUTION

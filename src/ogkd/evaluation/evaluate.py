@@ -25,8 +25,13 @@ from ogkd.evaluation.confidence import (
     risk_at_coverage,
     risk_coverage,
 )
-from ogkd.evaluation.intervals import LEVEL, BootstrappedMetrics, exact_interval
-from ogkd.evaluation.metrics import confusion_matrix, screening_masks
+from ogkd.evaluation.metrics import (
+    LEVEL,
+    BootstrappedMetrics,
+    confusion_matrix,
+    exact_interval,
+    screening_masks,
+)
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 from ogkd.model.calibration import Calibration, SetKind
 from ogkd.model.classifier import Classifier

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import ConfigError
-from ogkd.export.graph import build, quantise, strip
-from ogkd.export.metadata import KEY, file_metadata, guarantee_note
+from ogkd.export.graph import KEY, build, file_metadata, guarantee_note, quantise, strip
 from ogkd.export.predictors import (
     BATCHES,
     Predictor,

@@ -8,23 +8,20 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ogkd.audit import Audit
 from ogkd.core.geometry import class_graph, prototypes
+from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError
+from ogkd.evaluation import LabelledPredictions
 from ogkd.images import ImageRef, read_image
-from ogkd.model.card import versions
+from ogkd.model.card import ModelCard, versions
+from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold, template_bank
-
-if TYPE_CHECKING:
-    from ogkd.audit import Audit
-    from ogkd.datasets.manifest import Manifest
-    from ogkd.evaluation import LabelledPredictions
-    from ogkd.model.card import ModelCard
-    from ogkd.model.classifier import Classifier
 
 _SAMPLED = 200  # images whose size is read if no data check has read all of them
 _SIZES = 4  # sizes that are listed

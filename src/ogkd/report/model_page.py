@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from ogkd.evaluation import evaluate_predictions
+from ogkd.audit import Audit
+from ogkd.datasets.manifest import Manifest
+from ogkd.evaluation import LabelledPredictions, evaluate_predictions
 from ogkd.files import write_text
 from ogkd.model.card import CAUTION
+from ogkd.model.classifier import Classifier
 from ogkd.model.decide import engine_note
-from ogkd.report import facts, image_cards, sections
+from ogkd.model.explain import data_uri, draw, evidence
+from ogkd.progress import progress_bar
+from ogkd.report import facts, sections
 from ogkd.report.charts import confusion_table, graph_table
 from ogkd.report.html import percent, render
 from ogkd.report.summary import Outcome, frequent_confusions, sentences, warnings
 
-if TYPE_CHECKING:
-    from ogkd.audit import Audit
-    from ogkd.datasets.manifest import Manifest
-    from ogkd.evaluation import LabelledPredictions
-    from ogkd.model.classifier import Classifier
-
+_SIDE = 256  # pixels of an image on a card
+_MOST = 12  # cards in a gallery: keeps the page below 3 MB
+_OUTLINED = 8  # patches; more would hide the image
 _KEPT = 0.8  # share of the images that the summary keeps when it refers the others
 _CONTENTS = {
     "summary": "Summary",
@@ -66,12 +70,10 @@ def write_report(
         result = evaluate_predictions(predictions, calibration, learned=card.support_images)
     p = predictions.probabilities(calibration)
     outcome = _outcome(result, predictions, p, calibrated=calibration is not None)
-    wrong = image_cards.confident_errors(predictions.labels, p)
-    right = image_cards.correct_examples(predictions.labels, p)
+    wrong = confident_errors(predictions.labels, p)
+    right = correct_examples(predictions.labels, p)
     errors, examples = (
-        image_cards.cards(classifier, predictions, p, chosen, show_names=show_names)
-        if images
-        else []
+        cards(classifier, predictions, p, chosen, show_names=show_names) if images else []
         for chosen in (wrong, right)
     )
     screening = sections.screening(result, outcome)
@@ -98,7 +100,7 @@ def write_report(
         calibration=sections.calibration(result),
         result=result,
         errors=errors,
-        side=image_cards.SIDE,
+        side=_SIDE,
         error_rows=_error_rows(predictions, p, wrong, show_names=show_names),
         all_errors=outcome.images - outcome.correct,
         show_names=show_names,
@@ -175,3 +177,81 @@ def _graph(classifier: Classifier) -> dict[str, Any]:
         "are more similar than any others.",
         "table": graph_table(W, classifier.class_names, caption=caption),
     }
+
+
+@dataclass(frozen=True)
+class Card:
+    """One image of the data: as the model saw it, and with the evidence drawn in."""
+
+    title: str
+    words: str
+    pictures: tuple[tuple[str, str, str], ...]  # data URI, description, caption
+    file: str = ""
+
+
+def confident_errors(
+    labels: NDArray[np.integer], probabilities: NDArray[np.floating]
+) -> NDArray[np.intp]:
+    """Numbers of the misclassified images to show, the most confident first."""
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
+    confidence = probabilities[wrong].max(axis=1)
+    return wrong[np.argsort(-confidence, kind="stable")][:_MOST]
+
+
+def correct_examples(
+    labels: NDArray[np.integer], probabilities: NDArray[np.floating]
+) -> NDArray[np.intp]:
+    """For each class the most confident correct image, if there is one."""
+    correct = probabilities.argmax(axis=1) == labels
+    confidence = np.where(correct, probabilities.max(axis=1), -1.0)
+    found = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        best = members[np.argmax(confidence[members])]
+        if confidence[best] >= 0:
+            found.append(best)
+    return np.asarray(found[:_MOST], np.intp)
+
+
+def cards(
+    classifier: Classifier,
+    predictions: LabelledPredictions,
+    probabilities: NDArray[np.floating],
+    chosen: NDArray[np.intp],
+    *,
+    show_names: bool,
+) -> list[Card]:
+    """A card for each chosen image, with the evidence for the predicted class."""
+    numbers = [int(number) for number in chosen]
+    if not numbers:
+        return []
+    names, predicted = predictions.class_names, probabilities.argmax(axis=1)
+    rows, columns = classifier.backbone.patch_grid
+    made = []
+    with progress_bar("Drawing evidence", len(numbers)) as bar:
+        drawn = evidence(
+            classifier,
+            [predictions.images[number] for number in numbers],
+            labels=[int(predicted[number]) for number in numbers],
+            top=min(_OUTLINED, rows * columns),
+        )
+        for number, found in zip(numbers, drawn, strict=True):
+            row, label = probabilities[number], int(predictions.labels[number])
+            name, truth = names[predicted[number]], names[label]
+            title, words = truth, f"{100 * row.max():.0f} % for {name}"
+            if name != truth:
+                title = f"{truth}, mistaken for {name}"
+                words += f", {100 * row[label]:.0f} % for {truth}"
+            outlined = f"The same image; the patches with most evidence for {name} are outlined"
+            pictures = (
+                (_small(found.image), f"An image of the class {truth}", "what it saw"),
+                (_small(draw(found)), outlined, f"evidence for {name}"),
+            )
+            file = predictions.images[number].name if show_names else ""
+            made.append(Card(title, words, pictures, file))
+            bar.advance()
+    return made
+
+
+def _small(image: Image.Image) -> str:
+    return data_uri(image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BICUBIC))
