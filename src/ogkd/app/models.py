@@ -33,8 +33,6 @@ _THUMB = 160  # pixels
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model with its policy, and its name on the page."""
-
     name: str
     decider: Decider
     thumbnails: Mapping[int, str] = field(default_factory=dict)  # support row -> data URI
@@ -212,7 +210,6 @@ def _similar(model: Model, decision: Decision) -> tuple[tuple[str, float, str], 
 
 
 def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[str, Any]:
-    """The API's answer."""
     height, width = upload.pixels.shape[:2]
     return {
         "image": {"name": upload.name, "width": width, "height": height, "note": upload.note},

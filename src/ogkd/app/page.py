@@ -35,7 +35,6 @@ log = logging.getLogger("ogkd.app")
 
 
 def make_page(models: Sequence[Model], uploads: Uploads, *, max_bytes: int, waiting: int) -> Any:
-    """The page (`gradio.Blocks`) for these models."""
     import gradio as gr
 
     def ask(image: Path | None) -> tuple[None, str]:
@@ -125,12 +124,10 @@ def _answering(uploads: Uploads, image: Path) -> Iterator[Upload]:
 
 
 def render_header(models: Sequence[Model], limits: str) -> str:
-    """Title, caution, the models, and what may be uploaded."""
     return _render("header.html", models=models, caution=CAUTION, limits=limits)
 
 
 def render_answers(upload: Upload, found: Sequence[Answer]) -> str:
-    """The upload, and a card for each model."""
     predicted = {answer.ranked[0][0] for answer in found}
     height, width = upload.pixels.shape[:2]
     return _render(

@@ -43,8 +43,6 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the page is served, and its limits."""
-
     host: str = "127.0.0.1"
     port: int | None = None  # None: 7860, or the next free one
     password: str | None = None
@@ -65,7 +63,6 @@ def require_gradio() -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
     if host.lower() == "localhost":
         return True
     try:

@@ -28,8 +28,6 @@ _START = 30  # of these, how many from the start
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload, decoded."""
-
     name: str  # the user's name for it
     image: ImageRef
     pixels: NDArray[np.uint8]  # [H, W, 3]
@@ -74,7 +72,6 @@ class Uploads:
             shutil.rmtree(upload.parent, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove uploads that were never used."""
         for own in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - own.stat().st_mtime > _ABANDONED:

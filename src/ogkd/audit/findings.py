@@ -61,7 +61,6 @@ def all_findings(
     duplicates: Duplicates,
     labels: LabelReport | None,
 ) -> tuple[Finding, ...]:
-    """All findings, errors first."""
     bad = [Case((records[number].file,), reason) for number, reason in unreadable.items()]
     unread = f"Files that cannot be read: {len(bad)} of {len(records)}."
     found = [
@@ -75,7 +74,6 @@ def all_findings(
 
 
 def gather_facts(records: Sequence[Record], class_names: Sequence[str], images: Images) -> Facts:
-    """Count images, sizes and groups."""
     splits = list(dict.fromkeys(record.split for record in records))
     counts = {split: dict.fromkeys(class_names, 0) for split in splits}
     for record in records:
@@ -98,7 +96,6 @@ def gather_facts(records: Sequence[Record], class_names: Sequence[str], images: 
 
 
 def data_findings(facts: Facts, records: Sequence[Record], images: Images) -> Iterator[Finding]:
-    """Findings about counts, groups and sizes."""
     train = _training_split(facts.counts)
     for split, counts in facts.counts.items():
         absent = ", ".join(name for name, count in counts.items() if not count)

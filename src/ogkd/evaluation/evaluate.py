@@ -40,6 +40,7 @@ from ogkd.prompts.bank import fold
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 SET_COVERAGES = (0.9, 0.95)
+_OF_CLASS = ("precision", "recall", "specificity", "f1", "auroc")
 _POINTS = 200  # of the risk-coverage curve that are stored
 
 
@@ -86,13 +87,16 @@ def evaluate_predictions(
     metrics = BootstrappedMetrics(found, p, graded=grades, resamples=resamples, seed=seed)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
     whole += ["kappa"] if grades else []
+    groups = len({group for group in found.groups if group is not None}) or None
     return {
         "images": len(labels),
-        "groups": len({group for group in found.groups if group is not None}) or None,
-        **{key: metrics.value(key) for key in whole},
+        "groups": groups,
+        **metrics.rows(whole),
         "ece": ece(labels, p),
-        "intervals": {key: metrics.interval(key) for key in whole},
-        "per_class": _per_class(found, metrics),
+        "per_class": {
+            name: metrics.rows(_OF_CLASS, "class/", c) | {"images": int((labels == c).sum())}
+            for c, name in enumerate(names)
+        },
         "class_names": list(names),
         "graded": bool(grades),
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
@@ -104,7 +108,7 @@ def evaluate_predictions(
         "abstain": calibration and _abstain(labels, p, calibration),
         "bootstrap": {
             "resamples": resamples,
-            "by": "group" if any(group is not None for group in found.groups) else "image",
+            "by": "group" if groups else "image",
             "level": LEVEL,
         },
         "learned_from": found.count_in(set(learned)),
@@ -125,33 +129,19 @@ def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
     return ()
 
 
-def _per_class(found: LabelledPredictions, metrics: BootstrappedMetrics) -> dict[str, Any]:
-    keys = ("precision", "recall", "specificity", "f1", "auroc")
-    return {
-        name: {
-            **{key: metrics.value(f"class/{key}", c) for key in keys},
-            "images": int((found.labels == c).sum()),
-            "intervals": {key: metrics.interval(f"class/{key}", c) for key in keys},
-        }
-        for c, name in enumerate(found.class_names)
-    }
-
-
 def _screening(
     found: LabelledPredictions, p: NDArray[np.float32], metrics: BootstrappedMetrics
 ) -> dict[str, Any] | None:
     if not found.normal:
         return None
     diseased, flagged = screening_masks(found.labels, p, found.normal)
-    keys = ("sensitivity", "specificity", "auroc")
     return {
         "normal": [found.class_names[c] for c in found.normal],
         "diseased_images": int(diseased.sum()),
         "normal_images": int((~diseased).sum()),
         "missed": int((diseased & ~flagged).sum()),
         "false_positives": int((~diseased & flagged).sum()),
-        **{key: metrics.value(f"screening/{key}") for key in keys},
-        "intervals": {key: metrics.interval(f"screening/{key}") for key in keys},
+        **metrics.rows(("sensitivity", "specificity", "auroc"), "screening/"),
     }
 
 

@@ -7,6 +7,7 @@ truth), so the same code serves one matrix and a thousand resampled ones. Undefi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -188,6 +189,14 @@ class BootstrappedMetrics:
             whole = len(np.unique(self._units[_of_class(self._counted[name], label)]))
             return exact_interval(whole if value else 0, whole)
         return interval(_of_class(self._resampled[name], label))
+
+    def rows(self, keys: Sequence[str], part: str = "", label: int | None = None) -> dict[str, Any]:
+        """The metrics `part` + key by their keys, and under "intervals" their intervals."""
+        names = {key: part + key for key in keys}
+        return {
+            **{key: self.value(name, label) for key, name in names.items()},
+            "intervals": {key: self.interval(name, label) for key, name in names.items()},
+        }
 
 
 def resampling_units(count: int, groups: Sequence[str | None] | None = None) -> NDArray[np.int64]:

@@ -83,7 +83,6 @@ AREAS = (
 
 
 def metric_named(name: str) -> Metric:
-    """A metric of METRICS by its name."""
     if name not in METRICS:
         hint = did_you_mean(name, METRICS, cutoff=0.6)
         raise ConfigError(

@@ -153,15 +153,15 @@ def _error_rows(
     wrong: NDArray[np.intp],
     *,
     show_names: bool,
-) -> list[dict[str, str]]:
-    names = predictions.class_names
+) -> list[tuple[str, str, str, str]]:
+    names, images = predictions.class_names, predictions.images
     return [
-        {
-            "true": names[predictions.labels[row]],
-            "predicted": names[p[row].argmax()],
-            "confidence": percent(float(p[row].max())),
-            "file": predictions.images[row].name if show_names else "",
-        }
+        (
+            names[predictions.labels[row]],
+            names[p[row].argmax()],
+            percent(float(p[row].max())),
+            images[row].name if show_names else "",
+        )
         for row in wrong
     ]
 
@@ -221,7 +221,6 @@ def cards(
     *,
     show_names: bool,
 ) -> list[Card]:
-    """A card for each chosen image, with the evidence for the predicted class."""
     numbers = [int(number) for number in chosen]
     if not numbers:
         return []

@@ -36,7 +36,6 @@ def tiles(outcome: Outcome, result: Values) -> list[tuple[str, str, str]]:
 
 
 def interval_words(result: Values) -> str:
-    """How the intervals were computed."""
     how = result["bootstrap"]
     if not how["resamples"]:
         return "No intervals were computed."
