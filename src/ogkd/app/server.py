@@ -186,12 +186,8 @@ def _add_upload(outer: Any, uploads: Uploads, settings: Settings) -> None:
 
 def _raise_on_sigterm() -> None:
     """Let SIGTERM unwind as Ctrl-C does, so that the upload folder is removed."""
-
-    def leave(*_: object) -> None:
-        raise KeyboardInterrupt
-
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, leave)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -13,18 +13,7 @@ from numpy.typing import NDArray
 from ogkd.datasets.catalog import benchmarks
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError
-from ogkd.evaluation.confidence import (
-    augrc,
-    aurc,
-    bins,
-    brier,
-    coverage_at_risk,
-    e_aurc,
-    ece,
-    nll,
-    risk_at_coverage,
-    risk_coverage,
-)
+from ogkd.evaluation import confidence
 from ogkd.evaluation.metrics import (
     LEVEL,
     BootstrappedMetrics,
@@ -92,7 +81,7 @@ def evaluate_predictions(
         "images": len(labels),
         "groups": groups,
         **metrics.rows(whole),
-        "ece": ece(labels, p),
+        "ece": confidence.ece(labels, p),
         "per_class": {
             name: metrics.rows(_OF_CLASS, "class/", c) | {"images": int((labels == c).sum())}
             for c, name in enumerate(names)
@@ -102,7 +91,7 @@ def evaluate_predictions(
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
         "screening": _screening(found, p, metrics),
         "selective": _selective(labels, p),
-        "reliability": [asdict(row) for row in bins(labels, p)],
+        "reliability": [asdict(row) for row in confidence.bins(labels, p)],
         "calibration": calibration and _calibration(found, p, calibration),
         "sets": calibration and _sets(labels, p, calibration),
         "abstain": calibration and _abstain(labels, p, calibration),
@@ -146,14 +135,16 @@ def _screening(
 
 
 def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, Any]:
-    coverage, risk = risk_coverage(labels, p)
+    coverage, risk = confidence.risk_coverage(labels, p)
     shown = np.unique(np.linspace(0, len(labels) - 1, _POINTS).round().astype(int))
     return {
-        "aurc": aurc(labels, p),
-        "e_aurc": e_aurc(labels, p),
-        "augrc": augrc(labels, p),
-        "risk_at_coverage": {f"{c:g}": risk_at_coverage(labels, p, c) for c in COVERAGES},
-        "coverage_at_risk": {f"{r:g}": coverage_at_risk(labels, p, r) for r in RISKS},
+        "aurc": confidence.aurc(labels, p),
+        "e_aurc": confidence.e_aurc(labels, p),
+        "augrc": confidence.augrc(labels, p),
+        "risk_at_coverage": {
+            f"{c:g}": confidence.risk_at_coverage(labels, p, c) for c in COVERAGES
+        },
+        "coverage_at_risk": {f"{r:g}": confidence.coverage_at_risk(labels, p, r) for r in RISKS},
         "curve": {"coverage": coverage[shown].tolist(), "risk": risk[shown].tolist()},
     }
 
@@ -163,10 +154,10 @@ def _calibration(
 ) -> dict[str, Any]:
     scores = {
         state: {
-            "ece": ece(found.labels, values),
-            "brier": brier(found.labels, values),
-            "nll": nll(found.labels, values),
-            "reliability": [asdict(row) for row in bins(found.labels, values)],
+            "ece": confidence.ece(found.labels, values),
+            "brier": confidence.brier(found.labels, values),
+            "nll": confidence.nll(found.labels, values),
+            "reliability": [asdict(row) for row in confidence.bins(found.labels, values)],
         }
         for state, values in {"before": found.probabilities(), "after": p}.items()
     }

@@ -205,7 +205,7 @@ def resampling_units(count: int, groups: Sequence[str | None] | None = None) -> 
     >>> resampling_units(4, ["p", None, "p", None]).tolist()
     [0, 1, 0, 2]
     """
-    names = [None] * count if groups is None else list(groups)
+    names = groups or [None] * count
     keys = [(0, str(row)) if name is None else (1, name) for row, name in enumerate(names)]
     order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([order[key] for key in keys], dtype=np.int64)

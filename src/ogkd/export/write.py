@@ -234,7 +234,6 @@ def _finish(model: Any, card: dict[str, Any], file: Path) -> None:
 
 
 def torch_predictor(classifier: Classifier) -> Predictor:
-
     def predict(crops: Sequence[RGB]) -> NDArray[np.float32]:
         pixels = normalise(crops, classifier.backbone.preprocessing)
         features = classifier.backbone.encode_images(pixels, patches=False).globals

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -72,10 +71,16 @@ def write_report(
     outcome = _outcome(result, predictions, p, calibrated=calibration is not None)
     wrong = confident_errors(predictions.labels, p)
     right = correct_examples(predictions.labels, p)
+    files = [image.name if show_names else "" for image in predictions.images]
     errors, examples = (
-        cards(classifier, predictions, p, chosen, show_names=show_names) if images else []
+        cards(classifier, predictions, p, chosen, files) if images else []
         for chosen in (wrong, right)
     )
+    names = predictions.class_names
+    error_rows = [
+        (names[predictions.labels[n]], names[p[n].argmax()], float(p[n].max()), files[n])
+        for n in wrong
+    ]
     screening = sections.screening(result, outcome)
     present = {"screening": screening, "conformal": result["sets"], "examples": examples}
     count_columns, count_rows = facts.part_counts(manifest, card)
@@ -101,7 +106,7 @@ def write_report(
         result=result,
         errors=errors,
         side=_SIDE,
-        error_rows=_error_rows(predictions, p, wrong, show_names=show_names),
+        error_rows=error_rows,
         all_errors=outcome.images - outcome.correct,
         show_names=show_names,
         examples=examples,
@@ -147,25 +152,6 @@ def _warnings(classifier: Classifier, outcome: Outcome, audit: Audit | None) -> 
     return found
 
 
-def _error_rows(
-    predictions: LabelledPredictions,
-    p: NDArray[np.float32],
-    wrong: NDArray[np.intp],
-    *,
-    show_names: bool,
-) -> list[tuple[str, str, str, str]]:
-    names, images = predictions.class_names, predictions.images
-    return [
-        (
-            names[predictions.labels[row]],
-            names[p[row].argmax()],
-            percent(float(p[row].max())),
-            images[row].name if show_names else "",
-        )
-        for row in wrong
-    ]
-
-
 def _graph(classifier: Classifier) -> dict[str, Any]:
     W, alpha, learned = facts.graph(classifier)
     texts = "class texts that the model learned" if learned else "class names"
@@ -177,16 +163,6 @@ def _graph(classifier: Classifier) -> dict[str, Any]:
         "are more similar than any others.",
         "table": graph_table(W, classifier.class_names, caption=caption),
     }
-
-
-@dataclass(frozen=True)
-class Card:
-    """One image of the data: as the model saw it, and with the evidence drawn in."""
-
-    title: str
-    words: str
-    pictures: tuple[tuple[str, str, str], ...]  # data URI, description, caption
-    file: str = ""
 
 
 def confident_errors(
@@ -218,9 +194,9 @@ def cards(
     predictions: LabelledPredictions,
     probabilities: NDArray[np.floating],
     chosen: NDArray[np.intp],
-    *,
-    show_names: bool,
-) -> list[Card]:
+    files: Sequence[str],
+) -> list[dict[str, Any]]:
+    """The chosen images as the model saw them, and with the evidence drawn in."""
     numbers = [int(number) for number in chosen]
     if not numbers:
         return []
@@ -246,8 +222,8 @@ def cards(
                 (_small(found.image), f"An image of the class {truth}", "what it saw"),
                 (_small(draw(found)), outlined, f"evidence for {name}"),
             )
-            file = predictions.images[number].name if show_names else ""
-            made.append(Card(title, words, pictures, file))
+            card = {"title": title, "words": words, "pictures": pictures, "file": files[number]}
+            made.append(card)
             bar.advance()
     return made
 
