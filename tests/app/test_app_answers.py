@@ -7,9 +7,8 @@ import pytest
 from app_models import by_hand
 
 import ogkd
-import ogkd.app.answers as asking
-from ogkd.app.answers import answers, as_json
-from ogkd.app.models import Model, load_models, with_support_images
+import ogkd.app.models as asking
+from ogkd.app.models import Model, answers, as_json, load_models, with_support_images
 from ogkd.app.page import render_answers, render_error, render_header
 from ogkd.app.uploads import Upload
 from ogkd.errors import BackboneError, ConfigError
@@ -118,15 +117,15 @@ def test_without_a_calibration_nothing_is_claimed(gda, image):
 def test_the_nearest_support_images_are_named_and_shown_where_they_are_known(gda, phantoms):
     learned = picture(phantoms / "train" / "simple_cyst" / "0003.png")
     near = ask(gda, learned).similar
-    assert near[0].name == "simple cyst"
-    assert near[0].similarity == pytest.approx(1, abs=1e-3)
-    assert [one.similarity for one in near] == sorted([one.similarity for one in near])[::-1]
-    assert not any(one.picture for one in near)
+    assert near[0][0] == "simple cyst"
+    assert near[0][1] == pytest.approx(1, abs=1e-3)
+    assert [one[1] for one in near] == sorted([one[1] for one in near])[::-1]
+    assert not any(picture for _, _, picture in near)
     (model,) = with_support_images([model_of(gda)], phantoms)
     assert sorted(model.thumbnails) == list(range(24))
     shown = ask(gda, learned, model=model).similar
-    assert all(one.picture.startswith("data:image/jpeg;base64,") for one in shown)
-    assert len({one.picture for one in shown}) == len(shown)
+    assert all(picture.startswith("data:image/jpeg;base64,") for _, _, picture in shown)
+    assert len({picture for _, _, picture in shown}) == len(shown)
 
 
 def test_support_images_that_are_not_the_model_s_are_refused(gda, stranger):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import socket
 import sys
 
 import pytest
@@ -133,11 +134,11 @@ def test_a_port_that_is_taken_is_refused_if_asked_for_and_passed_over_if_not(mon
 def test_only_a_taken_port_makes_it_try_the_next(monkeypatch):
     tried = []
 
-    def bound(family, host, port):
-        tried.append(port)
+    def bound(address, **_):
+        tried.append(address[1])
         raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
 
-    monkeypatch.setattr(serving, "_bound", bound)
+    monkeypatch.setattr(socket, "create_server", bound)
     with pytest.raises(ConfigError, match=r"at 192\.0\.2\.1, .*an address of this machine"):
         serving._listen(Settings(host="192.0.2.1", password="long enough"))
     assert len(tried) == 1

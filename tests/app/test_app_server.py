@@ -18,7 +18,7 @@ from PIL import Image
 from ogkd.model.classifier import load
 from tiny_images import dicom
 
-PAGE = Path(__file__).parents[2] / "docs" / "app.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "app.md"
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,14 @@ import pytest
 from scipy.stats import binomtest
 
 from ogkd.evaluation import LabelledPredictions
-from ogkd.evaluation.intervals import (
+from ogkd.evaluation.metrics import (
     BootstrappedMetrics,
     exact_interval,
     interval,
     resample_weights,
     resampling_units,
+    summary_metrics,
 )
-from ogkd.evaluation.metrics import summary_metrics
 from ogkd.images import ImageRef
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from export_world import TEMPERATURE, calibration, card_of, run, session_of
 
-from ogkd.export.metadata import file_metadata
-from ogkd.export.predictors import in_batches
+from ogkd.export.graph import file_metadata
+from ogkd.export.write import in_batches
 from ogkd.images import read_image, to_pixels
 from ogkd.images.transforms import center_crop
 from ogkd.model.classifier import Classifier

@@ -9,7 +9,7 @@ from ogkd.report.charts import reliability_chart, risk_chart
 
 
 def points(line):
-    return [tuple(map(float, pair.split(","))) for pair in line.points.split()]
+    return [tuple(map(float, pair.split(","))) for pair in line[0].split()]
 
 
 def curve(risks, overall):
@@ -28,14 +28,14 @@ def test_nothing_is_drawn_outside_the_frame(risks, overall):
 
 def test_a_rate_stands_at_its_own_tick():
     chart = curve([0.0, 0.1, 0.3], 0.3)
-    ticks = {tick.text: tick.at for tick in chart.y_ticks}
+    ticks = {text: at for at, text in chart.y_ticks}
     assert [y for _, y in points(chart.lines[-1])] == [ticks["0 %"], ticks["10 %"], ticks["30 %"]]
 
 
 @pytest.mark.parametrize("overall", [0.0, 0.04, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0])
 def test_ticks_are_round_and_reach_above_the_curve(overall):
     chart = curve([overall], overall)
-    shares = [float(tick.text.removesuffix(" %")) for tick in chart.y_ticks]
+    shares = [float(text.removesuffix(" %")) for _, text in chart.y_ticks]
     assert shares[-1] >= 100 * overall
     gaps = np.diff(shares)
     assert np.allclose(gaps, gaps[0])  # also fails where rounding hides a fraction
@@ -54,7 +54,7 @@ def test_dots_stand_where_certainty_and_truth_meet():
     first, second = chart.dots
     assert first.y == first.even  # as sure as right
     assert second.x == chart.right
-    assert second.y == {tick.text: tick.at for tick in chart.y_ticks}["25 %"]
+    assert second.y == {text: at for at, text in chart.y_ticks}["25 %"]
     assert second.even == chart.top
     assert second.radius > first.radius
     assert second.text == "4 images: 100 % confident, 25 % correct"

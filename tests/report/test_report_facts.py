@@ -9,7 +9,7 @@ from report_world import make_world
 from ogkd.datasets.manifest import Manifest
 from ogkd.model.classifier import Classifier
 from ogkd.report import facts
-from ogkd.report.image_cards import confident_errors, correct_examples
+from ogkd.report.model_page import confident_errors, correct_examples
 from tiny_data import item_of
 
 
@@ -49,11 +49,11 @@ def test_parts_are_counted_by_class_name_whatever_the_order(world):
     card = world.classifier.card
     names = (*reversed(card.class_names), "unknown_thing")
     items = (item_of("a", 0, "test"), item_of("b", 0, "test"), item_of("c", 3, "train"))
-    counts = facts.part_counts(Manifest(items, names), card)
-    assert counts.columns == ("test", "train", "learned from")
-    rows = dict(counts.rows)
-    assert rows[card.class_names[-1]][:2] == (2, 0)
-    assert rows["unknown_thing"] == (0, 1, 0)
+    columns, counted = facts.part_counts(Manifest(items, names), card)
+    assert columns == ["test", "train", "learned from"]
+    rows = dict(counted)
+    assert rows[card.class_names[-1]][:2] == [2, 0]
+    assert rows["unknown_thing"] == [0, 1, 0]
     assert rows[card.class_names[0]][2] == card.support_counts[0]
 
 

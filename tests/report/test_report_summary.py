@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from ogkd.report.html import join_words, percent
 from ogkd.report.summary import (
     Outcome,
     frequent_confusions,
-    join_words,
-    percent,
     screening_counts,
     sentences,
     warnings,

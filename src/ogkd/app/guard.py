@@ -10,9 +10,9 @@ import asyncio
 import base64
 import binascii
 import hmac
-import json
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 Scope = MutableMapping[str, Any]
@@ -47,6 +47,7 @@ _HEADERS = {
 }
 
 
+@dataclass
 class Guard:
     """ASGI middleware around the whole app.
 
@@ -55,20 +56,11 @@ class Guard:
     many images are waiting.
     """
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        max_bytes: int,
-        hosts: frozenset[str] | None,
-        password: str | None,
-        busy: Callable[[], bool],
-    ) -> None:
-        self.app = app
-        self.max_bytes = max_bytes
-        self.hosts = hosts
-        self.password = password
-        self.busy = busy
+    app: App
+    max_bytes: int
+    hosts: frozenset[str] | None
+    password: str | None
+    busy: Callable[[], bool]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -84,15 +76,20 @@ class Guard:
         if refusal is None:
             await self.app(scope, receive, _with_headers(send))
             return
-        if refusal[0] == 401:
+        from starlette.responses import JSONResponse
+
+        status, reason = refusal
+        realm = {"www-authenticate": 'Basic realm="ogkd", charset="UTF-8"'} if status == 401 else {}
+        if realm:
             await asyncio.sleep(0.5)  # slows down guessing
         await _drain(headers, receive)
-        await _answer(*refusal, _with_headers(send))
+        answer = JSONResponse({"detail": reason}, status, realm)
+        await answer(scope, receive, _with_headers(send))
 
     def _refusal(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         """Status and reason, or None if the request may pass."""
         host = headers.get("host", "")
-        if self.hosts is not None and _name(host) not in self.hosts:
+        if self.hosts is not None and re.sub(r":\d+$", "", host).lower() not in self.hosts:
             return 403, "This page is only served at the address that was printed when it started."
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:
@@ -119,11 +116,6 @@ class Guard:
         return None
 
 
-def _name(host: str) -> str:
-    """The host without its port."""
-    return re.sub(r":\d+$", "", host).lower()
-
-
 def _password_matches(password: str, headers: dict[str, str]) -> bool:
     kind, _, token = headers.get("authorization", "").partition(" ")
     if kind.lower() != "basic":
@@ -139,11 +131,8 @@ def _with_headers(send: Send) -> Send:
     async def sender(message: Message) -> None:
         if message["type"] == "http.response.start":
             # Gradio allows other sites on this machine to read; they may not.
-            kept = [
-                pair
-                for pair in message.get("headers", [])
-                if not pair[0].lower().startswith(b"access-control-")
-            ]
+            old = message.get("headers", [])
+            kept = [pair for pair in old if not pair[0].lower().startswith(b"access-control-")]
             kept += [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
             message = {**message, "headers": kept}
         await send(message)
@@ -154,19 +143,7 @@ def _with_headers(send: Send) -> Send:
 async def _drain(headers: dict[str, str], receive: Receive) -> None:
     """Read the rest of the request, so that the sender gets to read the answer."""
     length = headers.get("content-length", "0")
-    endless = "transfer-encoding" in headers
-    if endless or not length.isdecimal() or int(length) > _DRAINED:
-        return
-    more = True
+    more = length.isdecimal() and int(length) <= _DRAINED and "transfer-encoding" not in headers
     while more:
         message = await receive()
         more = message["type"] == "http.request" and bool(message.get("more_body"))
-
-
-async def _answer(status: int, reason: str, send: Send) -> None:
-    body = json.dumps({"detail": reason}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    if status == 401:
-        headers.append((b"www-authenticate", b'Basic realm="ogkd", charset="UTF-8"'))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

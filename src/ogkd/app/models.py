@@ -1,41 +1,44 @@
-"""The models that the page asks: loaded once, with shared backbones, and checked at the start."""
+"""The models that the page asks, loaded once and checked at the start, and their answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from ogkd.app.uploads import Upload
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
 from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import Item
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, DataError
+from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import read_image
-from ogkd.model.card import ModelCard
+from ogkd.model.card import CAUTION, ModelCard
 from ogkd.model.classifier import CARD, Classifier, load
-from ogkd.model.decide import Decider, Policy, engine_note
-from ogkd.model.explain import data_uri
+from ogkd.model.decide import Decider, Decision, Policy, engine_note
+from ogkd.model.explain import data_uri, draw, evidence_of
+from ogkd.model.familiarity import nearest
 from ogkd.progress import progress_bar
 
+PREVIEW = 640  # pixels of the longer side
+_SIMILAR = 4  # support images shown
 _SAME = 0.999  # cosine above which features are of one image; they are kept in half precision
 _THUMB = 160  # pixels
 
 
 @dataclass(frozen=True)
 class Model:
-    """A loaded model with its policy, and its name on the page."""
-
     name: str
     decider: Decider
     thumbnails: Mapping[int, str] = field(default_factory=dict)  # support row -> data URI
 
     @property
     def classifier(self) -> Classifier:
-        """The model itself."""
         return self.decider.classifier
 
     @property
@@ -127,6 +130,108 @@ def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
             rows = np.flatnonzero(classifier.support.features @ decision.features > _SAME)
             if rows.size:
                 image = Image.fromarray(read_image(decision.image))
-                thumb = data_uri(image, most=_THUMB)
-                found |= {int(row): thumb for row in rows}
+                found |= dict.fromkeys(rows.tolist(), data_uri(image, most=_THUMB))
     return found
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one model says; `reasons` are why a specialist should look, if there are any."""
+
+    model: str
+    method: str
+    ranked: tuple[tuple[str, float], ...]  # class name, probability; most probable first
+    calibrated: bool
+    coverage: float
+    plausible: tuple[str, ...] | None  # the prediction set, if the model is calibrated
+    reasons: tuple[str, ...]
+    similar: tuple[tuple[str, float, str], ...]  # support images: class, cosine, data URI or ""
+    evidence: str = ""  # data URI
+    note: str = ""  # a warning if the calibration was made with another engine
+
+    @property
+    def uncertain(self) -> bool:
+        return bool(self.reasons)
+
+
+def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -> list[Answer]:
+    """Ask every model; models with the same backbone share one encoding of the image.
+
+    Predictions and evidence maps (`pictures`) come from the same encoding.
+    """
+    encoded: dict[str, EncodedBatch] = {}
+    found = []
+    for model in models:
+        backbone = model.classifier.backbone
+        batch = encoded.get(backbone.digest)
+        if batch is None:
+            batch = next(encode_files(backbone, [upload.image], patches=pictures))
+            encoded[backbone.digest] = batch
+        decision = next(model.decider.decide_batches([batch]))
+        if decision.error is not None:  # names our copy of the file, so it is not shown
+            raise DataError("The image could not be resized for the model. Crop it first.")
+        found.append(_answer(model, decision, pictures=pictures))
+    return found
+
+
+def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
+    classifier = model.classifier
+    names, shares = classifier.class_names, decision.probabilities or ()
+    order = np.argsort(-np.asarray(shares), kind="stable")
+    ranked = tuple((names[label], shares[label]) for label in order)
+    inside = decision.set
+    evidence = ""
+    if pictures:
+        evidence = data_uri(draw(evidence_of(classifier, decision)), most=PREVIEW)
+    return Answer(
+        model=model.name,
+        method=classifier.card.method,
+        ranked=ranked,
+        calibrated=classifier.calibration is not None,
+        coverage=model.decider.coverage,
+        plausible=None if inside is None else tuple(n for n, _ in ranked if n in inside),
+        reasons=decision.reasons,
+        similar=_similar(model, decision),
+        evidence=evidence,
+        note=model.note,
+    )
+
+
+def _similar(model: Model, decision: Decision) -> tuple[tuple[str, float, str], ...]:
+    support = model.classifier.support
+    if support is None or decision.features is None:
+        return ()
+    rows, cosines = nearest(support, decision.features[None], _SIMILAR)
+    names = model.classifier.class_names
+    return tuple(
+        (names[support.labels[row]], float(cosine), model.thumbnails.get(int(row), ""))
+        for row, cosine in zip(rows[0], cosines[0], strict=True)
+    )
+
+
+def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[str, Any]:
+    height, width = upload.pixels.shape[:2]
+    return {
+        "image": {"name": upload.name, "width": width, "height": height, "note": upload.note},
+        "models": [
+            {
+                "model": answer.model,
+                "method": answer.method,
+                "prediction": answer.ranked[0][0],
+                "probabilities": {name: round(value, 6) for name, value in answer.ranked},
+                "calibrated": answer.calibrated,
+                "conformal_set": None if answer.plausible is None else list(answer.plausible),
+                "coverage": answer.coverage,
+                "uncertain": answer.uncertain,
+                "reasons": list(answer.reasons),
+                "note": answer.note,
+                "similar": [
+                    {"class": name, "similarity": round(cosine, 4)}
+                    for name, cosine, _ in answer.similar
+                ],
+                **({"evidence": answer.evidence} if pictures else {}),
+            }
+            for answer in found
+        ],
+        "caution": CAUTION,
+    }

@@ -5,18 +5,18 @@ Answers are HTML in which every text is escaped and all images are inside.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from ogkd.app.answers import PREVIEW, Answer, answers, as_json
-from ogkd.app.models import Model
+from ogkd.app.models import PREVIEW, Answer, Model, answers, as_json
 from ogkd.app.uploads import Upload, Uploads
 from ogkd.errors import DataError, OgkdError
 from ogkd.model.card import CAUTION
@@ -27,53 +27,42 @@ _WELCOME = '<div class="ogkd ogkd-welcome" role="status">The answer appears here
 _ERROR = Markup(
     '<div class="ogkd ogkd-error" role="alert"><strong>No answer.</strong> {message}</div>'
 )
-_TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
+_FILE = {"_type": "gradio.FileData"}  # what marks a file record in a request
 _AT_ONCE = 1  # images processed at a time; one model already keeps every core busy
-
-_T = TypeVar("_T")
 
 log = logging.getLogger("ogkd.app")
 
 
 def make_page(models: Sequence[Model], uploads: Uploads, *, max_bytes: int, waiting: int) -> Any:
-    """The page (`gradio.Blocks`) for these models."""
     import gradio as gr
 
     def ask(image: Path | None) -> tuple[None, str]:
         """The page's answer; the field is emptied for the next image."""
-
-        def answer(upload: Upload) -> str:
-            return render_answers(upload, answers(models, upload))
-
         if image is None:
             return None, _WELCOME
-        return None, _process(uploads, image, answer, render_error)
+        try:
+            with _answering(uploads, image) as upload:
+                return None, render_answers(upload, answers(models, upload))
+        except OgkdError as error:
+            return None, render_error(str(error))
 
     def classify(image: Path | None, pictures: bool = False) -> dict[str, Any]:
         """Classify one uploaded image with every model; `pictures` adds evidence maps."""
         wanted = bool(pictures)
+        try:
+            if image is None:
+                raise DataError("No image was given. Upload one first.")
+            with _answering(uploads, image) as upload:
+                return as_json(upload, answers(models, upload, pictures=wanted), pictures=wanted)
+        except OgkdError as error:
+            raise gr.Error(str(error), print_exception=False) from None
 
-        def answer(upload: Upload) -> dict[str, Any]:
-            return as_json(upload, answers(models, upload, pictures=wanted), pictures=wanted)
-
-        def refuse(message: str) -> dict[str, Any]:
-            raise gr.Error(message, print_exception=False)
-
-        if image is None:
-            return refuse("No image was given. Upload one first.")
-        return _process(uploads, image, answer, refuse)
-
-    limits = (
-        f"PNG, JPEG or DICOM, up to {max_bytes / 1e6:g} MB and "
-        f"{uploads.max_pixels / 1e6:g} megapixels."
-    )
+    megapixels = f"{uploads.max_pixels / 1e6:g} megapixels"
+    limits = f"PNG, JPEG or DICOM, up to {max_bytes / 1e6:g} MB and {megapixels}."
     with gr.Blocks(title="ogkd", analytics_enabled=False) as page:
         gr.HTML(render_header(models, limits), apply_default_css=False, js_on_load=None)
-        field = gr.File(
-            label="Image (PNG, JPEG, DICOM)",
-            height=150,
-            elem_id="ogkd-upload",
-        )
+        field = gr.File(label="Image (PNG, JPEG, DICOM)", height=150, elem_id="ogkd-upload")
         shown = gr.HTML(_WELCOME, elem_id="ogkd-answer", apply_default_css=False, js_on_load=None)
         clear = gr.Button("Clear", size="sm", elem_id="ogkd-clear")
         same: dict[str, Any] = {"concurrency_id": "models", "concurrency_limit": _AT_ONCE}
@@ -104,7 +93,8 @@ def _accept_only_uploads(page: Any, field: Any, uploads: Uploads) -> None:
                 raise DataError("The data must be a list of an uploaded file and true or false.")
             for block, value in zip(block_fn.inputs, inputs, strict=True):
                 if block is field and value is not None:
-                    uploads.find(_requested_path(value))
+                    record = isinstance(value, dict) and value.get("meta") == _FILE
+                    uploads.find(str(value.get("path")) if record else "")
         except OgkdError as error:
             raise gr.Error(str(error), print_exception=False) from None
         return await inner(block_fn, inputs, *rest, **more)
@@ -120,41 +110,24 @@ def _accept_only_uploads(page: Any, field: Any, uploads: Uploads) -> None:
     field.preprocess = preprocess
 
 
-def _requested_path(value: Any) -> str:
-    """The path in a request's file record; '' if it is not such a record."""
-    valid = isinstance(value, dict) and value.get("meta") == {"_type": "gradio.FileData"}
-    return str(value.get("path")) if valid else ""
-
-
-def _process(
-    uploads: Uploads,
-    image: Path,
-    answer: Callable[[Upload], _T],
-    refuse: Callable[[str], _T],
-) -> _T:
-    """Answer for an upload; errors become a message, never a traceback."""
+@contextlib.contextmanager
+def _answering(uploads: Uploads, image: Path) -> Iterator[Upload]:
+    """The upload; every error becomes a message for the user, never a traceback."""
     try:
         with uploads.take(image) as upload:
-            return answer(upload)
-    except OgkdError as error:
-        return refuse(str(error))
+            yield upload
+    except OgkdError:
+        raise
     except Exception:
         log.exception("An image could not be answered.")
-        return refuse(_INTERNAL_ERROR)
-
-
-def style() -> str:
-    """The page's style sheet."""
-    return (_TEMPLATES / "page.css").read_text(encoding="utf-8")
+        raise DataError(_INTERNAL_ERROR) from None
 
 
 def render_header(models: Sequence[Model], limits: str) -> str:
-    """Title, caution, the models, and what may be uploaded."""
     return _render("header.html", models=models, caution=CAUTION, limits=limits)
 
 
 def render_answers(upload: Upload, found: Sequence[Answer]) -> str:
-    """The upload, and a card for each model."""
     predicted = {answer.ranked[0][0] for answer in found}
     height, width = upload.pixels.shape[:2]
     return _render(
@@ -168,14 +141,13 @@ def render_answers(upload: Upload, found: Sequence[Answer]) -> str:
 
 
 def render_error(message: str) -> str:
-    """A message in place of an answer."""
     return str(_ERROR.format(message=message))
 
 
 @cache
 def _environment() -> Environment:
     return Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

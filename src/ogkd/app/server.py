@@ -19,7 +19,7 @@ from typing import Any
 
 from ogkd.app.guard import UPLOAD, Guard
 from ogkd.app.models import Model
-from ogkd.app.page import make_page, style
+from ogkd.app.page import TEMPLATES, make_page
 from ogkd.app.uploads import Uploads
 from ogkd.errors import ConfigError
 
@@ -43,8 +43,6 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Where the page is served, and its limits."""
-
     host: str = "127.0.0.1"
     port: int | None = None  # None: 7860, or the next free one
     password: str | None = None
@@ -65,7 +63,6 @@ def require_gradio() -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -111,7 +108,6 @@ def serve(models: Sequence[Model], settings: Settings, *, say: Callable[[str], N
 
 
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
-    """The whole ASGI app."""
     import gradio as gr
     from fastapi import FastAPI
 
@@ -135,8 +131,12 @@ def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard
         pwa=False,
         mcp_server=False,
         footer_links=[],
-        theme=_theme(),
-        css=style(),
+        theme=gr.themes.Default(
+            primary_hue=gr.themes.colors.sky,
+            font=["system-ui", "sans-serif"],  # Gradio would load its own from other servers
+            font_mono=["ui-monospace", "monospace"],
+        ),
+        css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
     )
     page.has_launched = True  # otherwise Gradio skips its check of paths
     return guarded(outer, settings, lambda: len(page._queue) >= settings.waiting)
@@ -161,12 +161,11 @@ def _add_upload(outer: Any, uploads: Uploads, settings: Settings) -> None:
     from starlette.responses import JSONResponse, Response
 
     async def upload(request: Any) -> Response:
-        form_wanted = "Send one file, as the field 'files' of a form."
         try:
             async with request.form(max_files=1, max_fields=4) as form:
                 file = form.get("files")
                 if not isinstance(file, UploadFile):
-                    return JSONResponse({"detail": form_wanted}, 400)
+                    raise HTTPException(400)
                 if (file.size or 0) > settings.max_bytes:
                     most = f"The image is larger than the limit of {settings.max_bytes / 1e6:g} MB."
                     return JSONResponse({"detail": most}, 413)
@@ -174,7 +173,7 @@ def _add_upload(outer: Any, uploads: Uploads, settings: Settings) -> None:
                 with place.open("wb") as target:
                     shutil.copyfileobj(file.file, target)
         except HTTPException:
-            return JSONResponse({"detail": form_wanted}, 400)
+            return JSONResponse({"detail": "Send one file, as the field 'files' of a form."}, 400)
         return JSONResponse([str(place)])
 
     async def progress(_: Any) -> Response:
@@ -185,25 +184,10 @@ def _add_upload(outer: Any, uploads: Uploads, settings: Settings) -> None:
     outer.add_route("/gradio_api/upload_progress", progress, methods=["GET"])
 
 
-def _theme() -> Any:
-    """System fonts: Gradio would load some of its own from other servers."""
-    import gradio as gr
-
-    return gr.themes.Default(
-        primary_hue=gr.themes.colors.sky,
-        font=["system-ui", "sans-serif"],
-        font_mono=["ui-monospace", "monospace"],
-    )
-
-
 def _raise_on_sigterm() -> None:
     """Let SIGTERM unwind as Ctrl-C does, so that the upload folder is removed."""
-
-    def leave(*_: object) -> None:
-        raise KeyboardInterrupt
-
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, leave)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextlib.contextmanager
@@ -226,12 +210,15 @@ def _listen(settings: Settings) -> socket.socket:
     """A bound socket at the requested port, or at the first free one."""
     host = settings.host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # "::" also serves IPv4
     ports = [settings.port] if settings.port is not None else range(_PORT, _PORT + _TRIED)
     for port in ports:
         try:
-            return _bound(family, host, port)
+            return socket.create_server(
+                (host, port), family=family, backlog=1024, dualstack_ipv6=both
+            )
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = (error.strerror or str(error)).partition(" (while")[0]
             taken = error.errno == errno.EADDRINUSE
             if not taken or settings.port is not None:
                 raise ConfigError(
@@ -241,18 +228,6 @@ def _listen(settings: Settings) -> socket.socket:
                 ) from error
     last = _PORT + _TRIED - 1
     raise ConfigError(f"No port from {_PORT} to {last} is free. Choose one.", argument="port")
-
-
-def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def _address(listener: socket.socket) -> str:

@@ -21,6 +21,8 @@ from ogkd.images.dicom import frame_count, read_dicom
 from ogkd.images.plain import read_plain
 
 _MARKS = ((b"\x89PNG\r\n\x1a\n", 0, ".png"), (b"\xff\xd8\xff", 0, ".jpg"), (b"DICM", 128, ".dcm"))
+_NOT_AN_IMAGE = "The file is not a PNG, JPEG or DICOM image. Choose another."
+_DAMAGED = "The file is damaged or incomplete. Save it again, or choose another."
 _ABANDONED = 3600.0  # seconds after which an upload that was never used is removed
 _NAME = 60  # characters of a file name that are kept; at 4 bytes each they still fit
 _START = 30  # of these, how many from the start
@@ -28,8 +30,6 @@ _START = 30  # of these, how many from the start
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload, decoded."""
-
     name: str  # the user's name for it
     image: ImageRef
     pixels: NDArray[np.uint8]  # [H, W, 3]
@@ -74,7 +74,6 @@ class Uploads:
             shutil.rmtree(upload.parent, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove uploads that were never used."""
         for own in self.folder.iterdir():
             with contextlib.suppress(OSError):
                 if time.time() - own.stat().st_mtime > _ABANDONED:
@@ -96,16 +95,12 @@ class Uploads:
         except OgkdError as error:
             raise type(error)(str(error).replace(str(file), "The file")) from None
         except UnidentifiedImageError:
-            raise _not_an_image() from None
+            raise DataError(_NOT_AN_IMAGE) from None
         except Image.DecompressionBombError:
-            raise DataError(
-                f"The file declares far more pixels than the limit of {self.max_pixels:,}. Scale "
-                "it down first."
-            ) from None
+            limit = f"the limit of {self.max_pixels:,}. Scale it down first."
+            raise DataError(f"The file declares far more pixels than {limit}") from None
         except Exception as error:  # decoders raise all kinds of errors on malformed files
-            raise DataError(
-                "The file is damaged or incomplete. Save it again, or choose another."
-            ) from error
+            raise DataError(_DAMAGED) from error
         return Upload(upload.name, ImageRef(file, fragment), pixels, note)
 
 
@@ -115,8 +110,4 @@ def _ending(upload: Path) -> str:
     for mark, place, ending in _MARKS:
         if start[place : place + len(mark)] == mark:
             return ending
-    raise _not_an_image()
-
-
-def _not_an_image() -> DataError:
-    return DataError("The file is not a PNG, JPEG or DICOM image. Choose another.")
+    raise DataError(_NOT_AN_IMAGE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,13 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ogkd.audit.duplicates import (
-    MAX_DISTANCE,
-    Duplicates,
-    components,
-    find_duplicates,
-    small_gray,
-)
+from ogkd.audit.duplicates import MAX_DISTANCE, Duplicates, components, find_duplicates, small_gray
 from ogkd.audit.findings import all_findings, gather_facts
 from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, LabelReport, Record, ScannedImage
@@ -54,7 +49,8 @@ def audit_data(
     names = [_printable(name) for name in manifest.class_names]
     records = tuple(
         Record(
-            _printable(_relative(item.image, root)),
+            # Not Path.relative_to: a table may list files outside its own folder.
+            _printable(Path(os.path.relpath(str(item.image), root)).as_posix()),
             names[item.label],
             _printable(item.split),
             None if item.group is None else _printable(item.group),
@@ -64,9 +60,7 @@ def audit_data(
     refs = [item.image for item in manifest.items]
     images, unreadable = scan_images(refs)
     duplicates = find_duplicates(images, near=near)
-    labels = None
-    if backbone is not None:
-        labels = _check_labels(backbone, refs, records, images, duplicates)
+    labels = backbone and _check_labels(backbone, refs, records, images, duplicates)
     facts = gather_facts(records, names, images)
     reasons = {
         # Without the folders above the data, which do not belong in a shared page.
@@ -136,10 +130,10 @@ def _check_labels(
     if not numbers:
         return LabelReport((), 0, None)
     features = FeatureStore(backbone).get([refs[number] for number in numbers]).globals[:, 0]
-    patients: dict[str, list[int]] = {}
+    patients: dict[str, list[int]] = defaultdict(list)
     for number, record in enumerate(records):
         if record.group is not None:
-            patients.setdefault(record.group, []).append(number)
+            patients[record.group].append(number)
     copies = [(pair.first, pair.second) for pair in duplicates.near]
     groups = components(len(records), [*patients.values(), *duplicates.exact, *copies])
     return find_suspicious_labels(
@@ -148,11 +142,6 @@ def _check_labels(
         [groups[number] for number in numbers],
         numbers,
     )
-
-
-def _relative(ref: ImageRef, root: Path) -> str:
-    # Not Path.relative_to: a table may list files outside its own folder.
-    return Path(os.path.relpath(str(ref), root)).as_posix()
 
 
 def _printable(name: str) -> str:

@@ -82,21 +82,15 @@ def _equal(images: Iterable[tuple[int, ScannedImage]]) -> tuple[tuple[int, ...],
     return tuple(tuple(members) for members in by_digest.values() if len(members) > 1)
 
 
-def components(count: int, links: Iterable[Iterable[int]]) -> list[int]:
+def components(count: int, links: Iterable[Sequence[int]]) -> list[int]:
     """A number for each of `count` nodes, the same for nodes that a chain of links connects."""
-    parent = list(range(count))
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
 
-    def root(one: int) -> int:
-        while parent[one] != one:
-            parent[one] = parent[parent[one]]
-            one = parent[one]
-        return one
-
-    for link in links:
-        members = list(link)
-        for other in members[1:]:
-            parent[root(other)] = root(members[0])
-    return [root(one) for one in range(count)]
+    pairs = [(members[0], other) for members in links for other in members[1:]]
+    first, second = np.array(pairs, np.intp).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(pairs)), (first, second)), shape=(count, count))
+    return list(connected_components(graph, directed=False)[1].tolist())
 
 
 def small_gray(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -104,14 +98,6 @@ def small_gray(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     gray = Image.fromarray(image).convert("L")
     # Pillow's bilinear filter widens with the scale: no aliasing, so copies of other sizes agree.
     return np.asarray(gray.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-
-
-def _frequencies() -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Row and column of the 64 lowest frequencies except the mean, by distance from it."""
-    side = 12
-    every = [(u * u + v * v, u, v) for u in range(side) for v in range(side) if u or v]
-    chosen = sorted(every)[:64]
-    return np.array([u for _, u, _ in chosen]), np.array([v for _, _, v in chosen])
 
 
 def _cosines(count: int) -> NDArray[np.float32]:
@@ -122,7 +108,9 @@ def _cosines(count: int) -> NDArray[np.float32]:
     return np.asarray(waves, np.float32)
 
 
-_ROWS, _COLUMNS = _frequencies()
+# Row and column of the 64 lowest frequencies except the mean, by distance from it.
+_LOWEST = sorted((u * u + v * v, u, v) for u in range(12) for v in range(12))[1:65]
+_, _ROWS, _COLUMNS = np.array(_LOWEST).T
 _WAVES = _cosines(int(max(_ROWS.max(), _COLUMNS.max())) + 1)
 _BITS = np.array([bin(value).count("1") for value in range(1 << 16)], np.uint8)
 

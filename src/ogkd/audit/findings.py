@@ -6,16 +6,51 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from ogkd.audit.duplicates import Duplicates
-from ogkd.audit.result import Case, Facts, Finding, LabelReport, Record, ScannedImage
+from ogkd.audit.result import Case, Facts, Finding, LabelReport, Record, ScannedImage, Severity
 
 FEW = 16  # shots of the usual benchmark
 _UNEVEN = 10.0  # times as many images in the largest class as in the smallest
 _TELLING = 0.5  # share of the images beyond the largest class that a shortcut gets right
 _COMMON = 10  # images with one size, before the size can say anything about the class
 _SMALL = 32  # pixels
-_ORDER = ("error", "warning", "note")
+_ADVICE = {
+    "unreadable": "Replace or remove them; fitting stops at them.",
+    "exact-leak": "Keep each in one split only; until then the test measures what was learned.",
+    "exact-labels": "Find out which label is right and remove the other copies.",
+    "exact": "Keep one copy: repeated images count twice.",
+    "near-leak": "Look at them: the same lesion in train and test is a leak.",
+    "near-labels": "Look at them: at most one of the labels is likely to be right.",
+    "near": "Usually harmless; a few shots drawn from copies teach the model less.",
+    "near-cut": "Allow fewer differing bits (near), or thin out sequences such as video frames.",
+    "flat": "Look at them and remove the empty ones. They are not compared with other images.",
+    "class-missing": "Add images, or remove the class.",
+    "class-untested": "Add some: a class without images cannot be evaluated.",
+    "class-small": "Expect unstable results for these classes; a few more images help most here.",
+    "imbalance": "Learn from the same number of images per class (shots), and read macro-F1 rather "
+    "than accuracy.",
+    "groups-unknown": "If you know it, provide the data as a CSV file with a column patient: "
+    "images of one patient on both sides of a split make results look better than they are.",
+    "groups-partial": "Fill in the column patient; an image without one counts as a separate "
+    "patient.",
+    "group-leak": "Move all images of a patient to one split; until then results are too "
+    "optimistic.",
+    "shortcut": "A model may learn this instead of the disease: check the source of each class.",
+    "tiny": "Use the original images if you have them: most models see 224 pixels or more.",
+    "labels-few": "A class needs at least 5 images (patients, if known); add some.",
+    "labels-skipped": "Add images and run the check again.",
+    "labels": "Have an expert look at them, starting with the first.",
+}
 
 Images = Sequence[ScannedImage | None]
+
+
+def _finding(kind: str, severity: Severity, what: str, where: Sequence[Case] = ()) -> Finding:
+    return Finding(kind, severity, what, _ADVICE[kind], tuple(where))
+
+
+def _counted(kind: str, severity: Severity, what: str, where: Sequence[Case]) -> list[Finding]:
+    """A finding that ends in the number of its cases; nothing if there are none."""
+    return [_finding(kind, severity, f"{what}: {len(where)}.", where)] if where else []
 
 
 def all_findings(
@@ -26,20 +61,19 @@ def all_findings(
     duplicates: Duplicates,
     labels: LabelReport | None,
 ) -> tuple[Finding, ...]:
-    """All findings, errors first."""
+    bad = [Case((records[number].file,), reason) for number, reason in unreadable.items()]
+    unread = f"Files that cannot be read: {len(bad)} of {len(records)}."
     found = [
-        *_unreadable(records, unreadable),
-        *_exact_duplicates(records, duplicates),
-        *_near_duplicates(records, duplicates),
-        *_flat_images(records, duplicates),
+        *([_finding("unreadable", "error", unread, bad)] if bad else []),
+        *_duplicates(records, duplicates),
         *data_findings(facts, records, images),
         *(_labels(records, labels) if labels else ()),
     ]
-    return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
+    order = ("error", "warning", "note")
+    return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
 
 
 def gather_facts(records: Sequence[Record], class_names: Sequence[str], images: Images) -> Facts:
-    """Count images, sizes and groups."""
     splits = list(dict.fromkeys(record.split for record in records))
     counts = {split: dict.fromkeys(class_names, 0) for split in splits}
     for record in records:
@@ -62,40 +96,29 @@ def gather_facts(records: Sequence[Record], class_names: Sequence[str], images: 
 
 
 def data_findings(facts: Facts, records: Sequence[Record], images: Images) -> Iterator[Finding]:
-    """Findings about counts, groups and sizes."""
-    yield from _missing_classes(facts)
-    counts = facts.counts[_training_split(facts.counts)]
-    few = [f"{name} ({count})" for name, count in counts.items() if 0 < count < FEW]
-    if few:
-        yield Finding(
-            "class-small",
-            "warning",
-            f"Fewer than {FEW} images to learn from: {', '.join(few)}.",
-            "Expect unstable results for these classes; a few more images help most here.",
-        )
+    train = _training_split(facts.counts)
+    for split, counts in facts.counts.items():
+        absent = ", ".join(name for name, count in counts.items() if not count)
+        if absent and split == train:
+            yield _finding("class-missing", "error", f"No images to learn from for: {absent}.")
+        elif absent:
+            what = f"The split '{split}' has no images of: {absent}."
+            yield Finding("class-missing", "warning", what, _ADVICE["class-untested"])
+    learned = facts.counts[train].items()
+    if few := ", ".join(f"{name} ({count})" for name, count in learned if 0 < count < FEW):
+        yield _finding("class-small", "warning", f"Fewer than {FEW} images to learn from: {few}.")
     if facts.imbalance is not None and facts.imbalance >= _UNEVEN:
-        yield Finding(
-            "imbalance",
-            "warning",
-            f"The largest class has {facts.imbalance:.0f} times as many images as the smallest.",
-            "Learn from the same number of images per class (shots), and read macro-F1 rather "
-            "than accuracy.",
-        )
+        times = f"{facts.imbalance:.0f} times as many images"
+        what = f"The largest class has {times} as the smallest."
+        yield _finding("imbalance", "warning", what)
     yield from _groups(facts, records)
     yield from _shortcuts(records, images)
-    tiny = tuple(
+    tiny = [
         Case((record.file,), f"{image.width} x {image.height}")
         for record, image in zip(records, images, strict=True)
         if image is not None and min(image.width, image.height) < _SMALL
-    )
-    if tiny:
-        yield Finding(
-            "tiny",
-            "note",
-            f"Images smaller than {_SMALL} pixels on a side: {len(tiny)}.",
-            "Use the original images if you have them: most models see 224 pixels or more.",
-            tiny,
-        )
+    ]
+    yield from _counted("tiny", "note", f"Images smaller than {_SMALL} pixels on a side", tiny)
 
 
 def _training_split(counts: Mapping[str, object]) -> str:
@@ -103,53 +126,25 @@ def _training_split(counts: Mapping[str, object]) -> str:
     return "train" if "train" in counts else next(iter(counts))
 
 
-def _missing_classes(facts: Facts) -> Iterator[Finding]:
-    for split, counts in facts.counts.items():
-        absent = ", ".join(name for name, count in counts.items() if not count)
-        if absent and split == _training_split(facts.counts):
-            what = f"No images to learn from for: {absent}."
-            yield Finding("class-missing", "error", what, "Add images, or remove the class.")
-        elif absent:
-            what = f"The split '{split}' has no images of: {absent}."
-            advice = "Add some: a class without images cannot be evaluated."
-            yield Finding("class-missing", "warning", what, advice)
-
-
 def _groups(facts: Facts, records: Sequence[Record]) -> Iterator[Finding]:
     if facts.groups is None:
-        yield Finding(
-            "groups-unknown",
-            "warning",
-            "The data does not say which images come from the same patient.",
-            "If you know it, provide the data as a CSV file with a column patient: images of one "
-            "patient on both sides of a split make results look better than they are.",
-        )
+        what = "The data does not say which images come from the same patient."
+        yield _finding("groups-unknown", "warning", what)
         return
-    if facts.without_group:
-        yield Finding(
-            "groups-partial",
-            "note",
-            f"Images without a patient, although others have one: {facts.without_group}.",
-            "Fill in the column patient; an image without one counts as a separate patient.",
-            tuple(Case((record.file,)) for record in records if record.group is None),
-        )
+    alone = [Case((record.file,)) for record in records if record.group is None]
+    what = "Images without a patient, although others have one"
+    yield from _counted("groups-partial", "note", what, alone)
     by_group: dict[str, dict[str, str]] = defaultdict(dict)
     for record in records:
         if record.group is not None:
             by_group[record.group].setdefault(record.split, record.file)
-    shared = tuple(
+    shared = [
         Case(tuple(files.values()), f"{group}: {', '.join(files)}")
         for group, files in by_group.items()
         if len(files) > 1
-    )
-    if shared:
-        yield Finding(
-            "group-leak",
-            "error",
-            f"Patients (groups) with images in more than one split: {len(shared)}.",
-            "Move all images of a patient to one split; until then results are too optimistic.",
-            shared,
-        )
+    ]
+    what = "Patients (groups) with images in more than one split"
+    yield from _counted("group-leak", "error", what, shared)
 
 
 def _shortcuts(records: Sequence[Record], images: Images) -> Iterator[Finding]:
@@ -163,13 +158,9 @@ def _shortcuts(records: Sequence[Record], images: Images) -> Iterator[Finding]:
     for name, values in properties.items():
         accuracy, baseline = _accuracy_from(values, labels)
         if baseline < 1 and (accuracy - baseline) / (1 - baseline) >= _TELLING:
-            yield Finding(
-                "shortcut",
-                "warning",
-                f"The {name} alone predicts the class of {100 * accuracy:.0f} % of the images "
-                f"(always guessing the largest class: {100 * baseline:.0f} %).",
-                "A model may learn this instead of the disease: check the source of each class.",
-            )
+            what = f"The {name} alone predicts the class of {100 * accuracy:.0f} % of the images"
+            usual = f"(always guessing the largest class: {100 * baseline:.0f} %)"
+            yield _finding("shortcut", "warning", f"{what} {usual}.")
 
 
 def _accuracy_from(values: Sequence[Hashable], labels: Sequence[str]) -> tuple[float, float]:
@@ -187,115 +178,66 @@ def _accuracy_from(values: Sequence[Hashable], labels: Sequence[str]) -> tuple[f
     return right / len(labels), most / len(labels)
 
 
-def _unreadable(records: Sequence[Record], reasons: Mapping[int, str]) -> Iterator[Finding]:
-    if reasons:
-        yield Finding(
-            "unreadable",
-            "error",
-            f"Files that cannot be read: {len(reasons)} of {len(records)}.",
-            "Replace or remove them; fitting stops at them.",
-            tuple(Case((records[number].file,), reason) for number, reason in reasons.items()),
-        )
-
-
-def _exact_duplicates(records: Sequence[Record], found: Duplicates) -> Iterator[Finding]:
+def _duplicates(records: Sequence[Record], found: Duplicates) -> Iterator[Finding]:
     leaks, mixed, plain = _by_harm(records, [(members, "") for members in found.exact])
-    if leaks:
-        what = f"Images that occur in more than one split, pixel for pixel: {len(leaks)}."
-        advice = "Keep each in one split only; until then the test measures what was learned."
-        yield Finding("exact-leak", "error", what, advice, leaks)
-    if mixed:
-        what = f"Images with more than one label, pixel for pixel: {len(mixed)}."
-        advice = "Find out which label is right and remove the other copies."
-        yield Finding("exact-labels", "error", what, advice, mixed)
-    if plain:
-        what = f"Images that occur more than once, with one label in one split: {len(plain)}."
-        yield Finding(
-            "exact", "warning", what, "Keep one copy: repeated images count twice.", plain
-        )
-
-
-def _near_duplicates(records: Sequence[Record], found: Duplicates) -> Iterator[Finding]:
+    what = "Images that occur in more than one split, pixel for pixel"
+    yield from _counted("exact-leak", "error", what, leaks)
+    what = "Images with more than one label, pixel for pixel"
+    yield from _counted("exact-labels", "error", what, mixed)
+    what = "Images that occur more than once, with one label in one split"
+    yield from _counted("exact", "warning", what, plain)
     pairs = [
         ((pair.first, pair.second), f"{pair.bits} bits, likeness {pair.likeness:.3f}; ")
         for pair in found.near
     ]
     leaks, mixed, plain = _by_harm(records, pairs)
-    if leaks:
-        what = f"Pairs of nearly identical images in different splits: {len(leaks)}."
-        advice = "Look at them: the same lesion in train and test is a leak."
-        yield Finding("near-leak", "warning", what, advice, leaks)
-    if mixed:
-        what = f"Pairs of nearly identical images with different labels: {len(mixed)}."
-        advice = "Look at them: at most one of the labels is likely to be right."
-        yield Finding("near-labels", "warning", what, advice, mixed)
-    if plain:
-        what = f"Pairs of nearly identical images with one label in one split: {len(plain)}."
-        advice = "Usually harmless; a few shots drawn from copies teach the model less."
-        yield Finding("near", "note", what, advice, plain)
+    what = "Pairs of nearly identical images"
+    yield from _counted("near-leak", "warning", f"{what} in different splits", leaks)
+    yield from _counted("near-labels", "warning", f"{what} with different labels", mixed)
+    yield from _counted("near", "note", f"{what} with one label in one split", plain)
     if not found.complete:
-        yield Finding(
-            "near-cut",
-            "warning",
-            "There are so many similar images that the list of near duplicates was cut.",
-            "Allow fewer differing bits (near), or thin out sequences such as video frames.",
-        )
-
-
-def _flat_images(records: Sequence[Record], found: Duplicates) -> Iterator[Finding]:
-    if found.flat:
-        yield Finding(
-            "flat",
-            "warning",
-            f"Images that show (almost) nothing but one shade of grey: {len(found.flat)}.",
-            "Look at them and remove the empty ones. They are not compared with other images.",
-            tuple(Case((records[number].file,)) for number in found.flat),
-        )
+        what = "There are so many similar images that the list of near duplicates was cut."
+        yield _finding("near-cut", "warning", what)
+    flat = [Case((records[number].file,)) for number in found.flat]
+    what = "Images that show (almost) nothing but one shade of grey"
+    yield from _counted("flat", "warning", what, flat)
 
 
 def _by_harm(
     records: Sequence[Record], copies: Sequence[tuple[Sequence[int], str]]
-) -> tuple[tuple[Case, ...], tuple[Case, ...], tuple[Case, ...]]:
+) -> tuple[list[Case], list[Case], list[Case]]:
     """Copies across splits, copies across labels (a set may be both), and all others."""
-    leaks, mixed, plain = [], [], []
+    cases = []
     for members, words in copies:
         images = [records[member] for member in members]
         places = dict.fromkeys(f"{one.split}/{one.label}".removeprefix("/") for one in images)
         case = Case(tuple(one.file for one in images), words + " = ".join(places))
-        across_splits = len({one.split for one in images}) > 1
-        across_labels = len({one.label for one in images}) > 1
-        if across_splits:
-            leaks.append(case)
-        if across_labels:
-            mixed.append(case)
-        if not across_splits and not across_labels:
-            plain.append(case)
-    return tuple(leaks), tuple(mixed), tuple(plain)
+        across = len({one.split for one in images}) > 1, len({one.label for one in images}) > 1
+        cases.append((case, *across))
+    return (
+        [case for case, splits, _ in cases if splits],
+        [case for case, _, labels in cases if labels],
+        [case for case, splits, labels in cases if not splits and not labels],
+    )
 
 
 def _labels(records: Sequence[Record], report: LabelReport) -> Iterator[Finding]:
     if report.left_out:
-        yield Finding(
-            "labels-few",
-            "note",
-            f"Too few images to check the labels of: {', '.join(report.left_out)}.",
-            "A class needs at least 5 images (patients, if known); add some.",
-        )
+        what = f"Too few images to check the labels of: {', '.join(report.left_out)}."
+        yield _finding("labels-few", "note", what)
     if not report.checked:
         what = "The labels were not checked: fewer than two classes have enough images."
-        yield Finding("labels-skipped", "warning", what, "Add images and run the check again.")
+        yield _finding("labels-skipped", "warning", what)
     if report.suspects:
-        yield Finding(
-            "labels",
-            "warning",
-            f"Labels that look wrong: {len(report.suspects)} of {report.checked}, according to a "
-            f"classifier that agrees with {100 * (report.accuracy or 0):.0f} % of the labels.",
-            "Have an expert look at them, starting with the first.",
-            tuple(
-                Case(
-                    (records[one.image].file,),
-                    f"labelled {one.given} ({one.score:.3f}), looks like {one.suggested}",
-                )
-                for one in report.suspects
-            ),
+        cases = [
+            Case(
+                (records[one.image].file,),
+                f"labelled {one.given} ({one.score:.3f}), looks like {one.suggested}",
+            )
+            for one in report.suspects
+        ]
+        what = (
+            f"Labels that look wrong: {len(cases)} of {report.checked}, according to a classifier"
         )
+        agrees = f"that agrees with {100 * (report.accuracy or 0):.0f} % of the labels"
+        yield _finding("labels", "warning", f"{what} {agrees}.", cases)

@@ -51,9 +51,8 @@ def find_suspicious_labels(
         return LabelReport((), 0, None, left_out)
     kept = [row for row, label in enumerate(labels) if label in set(names)]
     given = np.array([names.index(labels[row]) for row in kept])
-    probabilities = _out_of_sample(
-        np.asarray(features[kept], np.float64), given, np.array([groups[row] for row in kept]), seed
-    )
+    together = np.array([groups[row] for row in kept])
+    probabilities = _out_of_sample(features[kept].astype(np.float64), given, together, seed)
     accuracy = float((probabilities.argmax(axis=1) == given).mean())
     suspects = tuple(
         Suspect(
@@ -82,10 +81,8 @@ def _out_of_sample(
     for learned, held_out in folds.split(features, given, groups):
         if len(set(given[learned])) < classes or not len(held_out):
             continue  # all groups of a class are in this fold: stay at chance, not at a wrong guess
-        model = make_pipeline(
-            StandardScaler(),
-            LogisticRegression(C=_C, class_weight="balanced", max_iter=1000),
-        )
+        head = LogisticRegression(C=_C, class_weight="balanced", max_iter=1000)
+        model = make_pipeline(StandardScaler(), head)
         model.fit(features[learned], given[learned])
         result[held_out] = model.predict_proba(features[held_out])
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -33,8 +32,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class Record:
-    """One image of the data as the check lists it."""
-
     file: str  # relative to the data
     label: str
     split: str = ""
@@ -108,30 +105,28 @@ class Audit:
     labels: LabelReport | None = None
 
     def count(self, severity: Severity) -> int:
-        """The number of findings of this severity."""
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
-        """1 if there are errors, else 0."""
         return 1 if self.count("error") else 0
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for a JSON file; images are given by file, label, split and group."""
-        labels = self.labels
+        records, labels = [asdict(record) for record in self.records], self.labels
         return {
             "schema": 1,
             "data": self.data,
-            "images": len(self.records),
+            "images": len(records),
             "errors": self.count("error"),
             "warnings": self.count("warning"),
             "notes": self.count("note"),
             "facts": asdict(self.facts),
             "findings": [asdict(finding) for finding in self.findings],
-            "exact_duplicates": [self._images(members) for members in self.exact],
+            "exact_duplicates": [[records[n] for n in members] for members in self.exact],
             "near_duplicates": [
                 {
-                    "images": self._images((pair.first, pair.second)),
+                    "images": [records[pair.first], records[pair.second]],
                     "bits": pair.bits,
                     "likeness": round(pair.likeness, 4),
                 }
@@ -144,7 +139,7 @@ class Audit:
                 "left_out": list(labels.left_out),
                 "suspects": [
                     {
-                        "image": asdict(self.records[suspect.image]),
+                        "image": records[suspect.image],
                         "suggested": suspect.suggested,
                         "score": round(suspect.score, 4),
                     }
@@ -152,6 +147,3 @@ class Audit:
                 ],
             },
         }
-
-    def _images(self, members: Sequence[int]) -> list[dict[str, Any]]:
-        return [asdict(self.records[member]) for member in members]

@@ -75,7 +75,7 @@ def _one_dataset(
 ) -> list[dict[str, Any]]:
     from ogkd.datasets.phantoms import phantom, write_folder
     from ogkd.datasets.read import read_manifest
-    from ogkd.evaluation import classification_metrics, predict_labelled
+    from ogkd.evaluation import predict_labelled, summary_metrics
     from ogkd.fitting.pipeline import fit
 
     record = phantom(name)
@@ -101,7 +101,7 @@ def _one_dataset(
         )
         seconds = time.perf_counter() - began
         judged = predict_labelled(model, manifest)
-        result = classification_metrics(judged.labels, judged.logits, judged.class_names)
+        result = summary_metrics(judged.labels, judged.probabilities())
         rows.append(
             {
                 "dataset": name,
@@ -110,7 +110,7 @@ def _one_dataset(
                 "shots": _SHOTS if method == "ogkd" else 0,
                 "accuracy": round(100 * result["accuracy"], 2),
                 "macro_f1": round(100 * result["macro_f1"], 2),
-                "test_images": result["images"],
+                "test_images": len(judged.labels),
                 "fit_seconds": round(seconds, 1),
             }
         )

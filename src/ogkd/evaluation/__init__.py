@@ -1,12 +1,11 @@
 """How good a model is, measured on labelled images it has not learned from."""
 
 from ogkd.evaluation.evaluate import evaluate, evaluate_predictions
-from ogkd.evaluation.metrics import classification_metrics, summary_metrics
+from ogkd.evaluation.metrics import summary_metrics
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 
 __all__ = [
     "LabelledPredictions",
-    "classification_metrics",
     "evaluate",
     "evaluate_predictions",
     "predict_labelled",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ogkd.datasets.manifest import Manifest
@@ -18,6 +18,12 @@ from ogkd.model.calibration import (
 from ogkd.model.classifier import Classifier
 
 FEWEST = images_needed_for_coverage(0.9)
+_PURPOSES = {
+    "prediction sets with 90 % coverage": held_out_for_coverage(0.9),
+    "prediction sets with 95 % coverage": held_out_for_coverage(0.95),
+    "guaranteeing at most 10 % errors (max_risk 0.1)": held_out_for_risk(0.1),
+    "guaranteeing at most 5 % errors (max_risk 0.05)": held_out_for_risk(0.05),
+}
 
 
 def calibrate(
@@ -34,28 +40,19 @@ def calibrate(
     result to `classifier.calibration`, or write it into the model folder. `say` receives short
     notes for the user.
     """
-    say = say or (lambda note: None)
-    found = _unused(
-        classifier,
-        predict_labelled(classifier, data, split=split),
-        leave_out_used=leave_out_used,
-    )
-    if len(found.labels) < FEWEST:
-        more = FEWEST - len(found.labels)
+    card = classifier.card
+    found = predict_labelled(classifier, data, split=split)
+    found = _unused(found, set(card.support_images), leave_out_used=leave_out_used)
+    if (images := len(found.labels)) < FEWEST:
         raise DataError(
-            f"{len(found.labels)} images are too few to calibrate on: prediction sets that contain "
-            f"the true class with 90 % probability need at least {FEWEST}, so {more} more. Label "
+            f"{images} images are too few to calibrate on: prediction sets that contain the true "
+            f"class with 90 % probability need at least {FEWEST}, so {FEWEST - images} more. Label "
             "more images that the model has not learned from."
         )
     if len({group or key for group, key in zip(found.groups, found.keys, strict=True)}) < 2:
         raise DataError(
             "All images come from one patient or group, but calibration needs at least two. Check "
             "the column with patients or groups."
-        )
-    if not classifier.card.support_images and any(classifier.card.support_counts):
-        say(
-            "Note: this model does not record which images it learned from. Make sure that none "
-            "of them are included: they would make it look more confident than it should be."
         )
     calibration = Calibration.fit(
         found.logits,
@@ -65,68 +62,61 @@ def calibrate(
         weights_sha256=classifier.weights_sha256,
         engine=classifier.backbone.engine,
     )
-    for note in _notes(found, calibration):
-        say(f"Note: {note}")
+    if say is not None:
+        if not card.support_images and any(card.support_counts):
+            say(
+                "Note: this model does not record which images it learned from. Make sure that "
+                "none of them are included: they would make it look more confident than it should "
+                "be."
+            )
+        for note in _notes(found, calibration):
+            say(f"Note: {note}")
     return calibration
 
 
 def _unused(
-    classifier: Classifier, found: LabelledPredictions, *, leave_out_used: bool
+    found: LabelledPredictions, learned: set[str], *, leave_out_used: bool
 ) -> LabelledPredictions:
-    learned = set(classifier.card.support_images)
     used, images = found.count_in(learned), len(found.labels)
-    if not used:
-        return found
-    if used == images:
+    if used and used == images:
         raise DataError(
             f"All {images} images were used for fitting this model. Calibrate on images that it "
             "has not seen: another split, or other data.",
             argument="split",
         )
-    if not leave_out_used:
+    if used and not leave_out_used:
         raise DataError(
             f"{used} of the {images} images were used for fitting this model and would make it "
             f"look more confident than it should be. Leave them out (leave_out_used) and calibrate "
             f"on the other {images - used}, or choose another split.",
             argument="leave_out_used",
         )
-    return found.without(learned)
+    return found.without(learned) if used else found
 
 
-def _notes(found: LabelledPredictions, calibration: Calibration) -> list[str]:
+def _notes(found: LabelledPredictions, calibration: Calibration) -> Iterator[str]:
     """What a user should know about this calibration before relying on it."""
-    notes = []
     low, high = BOUNDS
     if calibration.temperature == 1.0:
-        notes.append(
+        yield (
             "all images available for fitting the temperature are classified correctly, so it "
             "stays at 1. More or harder images would determine it."
         )
     elif not low * 1.01 < calibration.temperature < high / 1.01:
-        notes.append(
+        yield (
             f"the temperature {calibration.temperature:.3g} is at the limit of the allowed range: "
             "the probabilities say little about how often the model is correct."
         )
     groups = [group for group in found.groups if group is not None]
     if len(set(groups)) < len(groups):
-        notes.append(
+        yield (
             f"{len(groups)} images come from {len(set(groups))} patients or groups. Sets and "
             "thresholds treat images as independent, so their guarantees are weaker than stated."
         )
-    absent = [name for name, n in zip(found.class_names, calibration.counts, strict=True) if not n]
-    if absent:
-        notes.append(
-            f"there are no images of: {', '.join(absent)}. The guarantees do not cover them."
-        )
-    wanted = [
-        ("prediction sets with 90 % coverage", held_out_for_coverage(0.9)),
-        ("prediction sets with 95 % coverage", held_out_for_coverage(0.95)),
-        ("guaranteeing at most 10 % errors (max_risk 0.1)", held_out_for_risk(0.1)),
-        ("guaranteeing at most 5 % errors (max_risk 0.05)", held_out_for_risk(0.05)),
-    ]
-    notes += [
-        f"{calibration.images} images are too few for {what}: at least {more} more are needed."
-        for what, held_out in wanted
-        if (more := calibration.missing(held_out))
-    ]
-    return notes
+    counted = zip(found.class_names, calibration.counts, strict=True)
+    if absent := ", ".join(name for name, count in counted if not count):
+        yield f"there are no images of: {absent}. The guarantees do not cover them."
+    for what, held_out in _PURPOSES.items():
+        if more := calibration.missing(held_out):
+            few = f"{calibration.images} images are too few for {what}"
+            yield f"{few}: at least {more} more are needed."

@@ -77,7 +77,6 @@ def nll_rows(labels: ArrayLike, probabilities: ArrayLike) -> NDArray[np.float64]
 
 
 def nll(labels: ArrayLike, probabilities: ArrayLike) -> float:
-    """The mean negative log-likelihood of the true class."""
     return float(nll_rows(labels, probabilities).mean())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,28 +13,23 @@ from numpy.typing import NDArray
 from ogkd.datasets.catalog import benchmarks
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError
-from ogkd.evaluation.confidence import (
-    augrc,
-    aurc,
-    bins,
-    brier,
-    coverage_at_risk,
-    e_aurc,
-    ece,
-    nll,
-    risk_at_coverage,
-    risk_coverage,
+from ogkd.evaluation import confidence
+from ogkd.evaluation.metrics import (
+    LEVEL,
+    BootstrappedMetrics,
+    confusion_matrix,
+    exact_interval,
+    screening_masks,
 )
-from ogkd.evaluation.intervals import LEVEL, BootstrappedMetrics, exact_interval
-from ogkd.evaluation.metrics import confusion_matrix, screening_masks
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
-from ogkd.model.calibration import Calibration, softmax
+from ogkd.model.calibration import Calibration, SetKind
 from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold
 
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
 SET_COVERAGES = (0.9, 0.95)
+_OF_CLASS = ("precision", "recall", "specificity", "f1", "auroc")
 _POINTS = 200  # of the risk-coverage curve that are stored
 
 
@@ -77,35 +72,36 @@ def evaluate_predictions(
     given. `learned` are the content keys of the images that the model learned from.
     """
     grades: bool | Sequence[int] = grade_order(found.class_names) if graded is None else graded
-    labels, names = found.labels, found.class_names
-    p = softmax(found.logits, 1.0 if calibration is None else calibration.temperature)
+    labels, names, p = found.labels, found.class_names, found.probabilities(calibration)
     metrics = BootstrappedMetrics(found, p, graded=grades, resamples=resamples, seed=seed)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
     whole += ["kappa"] if grades else []
-    calibrated = set() if calibration is None else set(calibration.image_keys)
+    groups = len({group for group in found.groups if group is not None}) or None
     return {
         "images": len(labels),
-        "groups": len({group for group in found.groups if group is not None}) or None,
-        **{key: metrics.value(key) for key in whole},
-        "ece": ece(labels, p),
-        "intervals": {key: metrics.interval(key) for key in whole},
-        "per_class": _per_class(found, metrics),
+        "groups": groups,
+        **metrics.rows(whole),
+        "ece": confidence.ece(labels, p),
+        "per_class": {
+            name: metrics.rows(_OF_CLASS, "class/", c) | {"images": int((labels == c).sum())}
+            for c, name in enumerate(names)
+        },
         "class_names": list(names),
         "graded": bool(grades),
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
         "screening": _screening(found, p, metrics),
         "selective": _selective(labels, p),
-        "reliability": [asdict(row) for row in bins(labels, p)],
-        "calibration": None if calibration is None else _calibration(found, p, calibration),
-        "sets": None if calibration is None else _sets(labels, p, calibration),
-        "abstain": None if calibration is None else _abstain(labels, p, calibration),
+        "reliability": [asdict(row) for row in confidence.bins(labels, p)],
+        "calibration": calibration and _calibration(found, p, calibration),
+        "sets": calibration and _sets(labels, p, calibration),
+        "abstain": calibration and _abstain(labels, p, calibration),
         "bootstrap": {
             "resamples": resamples,
-            "by": "group" if any(group is not None for group in found.groups) else "image",
+            "by": "group" if groups else "image",
             "level": LEVEL,
         },
         "learned_from": found.count_in(set(learned)),
-        "calibrated_on": found.count_in(calibrated),
+        "calibrated_on": found.count_in(set(calibration.image_keys) if calibration else ()),
     }
 
 
@@ -122,45 +118,33 @@ def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
     return ()
 
 
-def _per_class(found: LabelledPredictions, metrics: BootstrappedMetrics) -> dict[str, Any]:
-    keys = ("precision", "recall", "specificity", "f1", "auroc")
-    return {
-        name: {
-            **{key: metrics.value(f"class/{key}", c) for key in keys},
-            "images": int((found.labels == c).sum()),
-            "intervals": {key: metrics.interval(f"class/{key}", c) for key in keys},
-        }
-        for c, name in enumerate(found.class_names)
-    }
-
-
 def _screening(
     found: LabelledPredictions, p: NDArray[np.float32], metrics: BootstrappedMetrics
 ) -> dict[str, Any] | None:
     if not found.normal:
         return None
     diseased, flagged = screening_masks(found.labels, p, found.normal)
-    keys = ("sensitivity", "specificity", "auroc")
     return {
         "normal": [found.class_names[c] for c in found.normal],
         "diseased_images": int(diseased.sum()),
         "normal_images": int((~diseased).sum()),
         "missed": int((diseased & ~flagged).sum()),
         "false_positives": int((~diseased & flagged).sum()),
-        **{key: metrics.value(f"screening/{key}") for key in keys},
-        "intervals": {key: metrics.interval(f"screening/{key}") for key in keys},
+        **metrics.rows(("sensitivity", "specificity", "auroc"), "screening/"),
     }
 
 
 def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, Any]:
-    coverage, risk = risk_coverage(labels, p)
+    coverage, risk = confidence.risk_coverage(labels, p)
     shown = np.unique(np.linspace(0, len(labels) - 1, _POINTS).round().astype(int))
     return {
-        "aurc": aurc(labels, p),
-        "e_aurc": e_aurc(labels, p),
-        "augrc": augrc(labels, p),
-        "risk_at_coverage": {f"{c:g}": risk_at_coverage(labels, p, c) for c in COVERAGES},
-        "coverage_at_risk": {f"{r:g}": coverage_at_risk(labels, p, r) for r in RISKS},
+        "aurc": confidence.aurc(labels, p),
+        "e_aurc": confidence.e_aurc(labels, p),
+        "augrc": confidence.augrc(labels, p),
+        "risk_at_coverage": {
+            f"{c:g}": confidence.risk_at_coverage(labels, p, c) for c in COVERAGES
+        },
+        "coverage_at_risk": {f"{r:g}": confidence.coverage_at_risk(labels, p, r) for r in RISKS},
         "curve": {"coverage": coverage[shown].tolist(), "risk": risk[shown].tolist()},
     }
 
@@ -168,67 +152,59 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
 def _calibration(
     found: LabelledPredictions, p: NDArray[np.float32], calibration: Calibration
 ) -> dict[str, Any]:
-    def scores(p: NDArray[np.float32]) -> dict[str, Any]:
-        labels = found.labels
-        return {
-            "ece": ece(labels, p),
-            "brier": brier(labels, p),
-            "nll": nll(labels, p),
-            "reliability": [asdict(row) for row in bins(labels, p)],
+    scores = {
+        state: {
+            "ece": confidence.ece(found.labels, values),
+            "brier": confidence.brier(found.labels, values),
+            "nll": confidence.nll(found.labels, values),
+            "reliability": [asdict(row) for row in confidence.bins(found.labels, values)],
         }
-
-    return {
-        "temperature": calibration.temperature,
-        "images": calibration.images,
-        "before": scores(softmax(found.logits)),
-        "after": scores(p),
+        for state, values in {"before": found.probabilities(), "after": p}.items()
     }
+    return {"temperature": calibration.temperature, "images": calibration.images, **scores}
 
 
 def _sets(
     labels: NDArray[np.int64], p: NDArray[np.float32], calibration: Calibration
 ) -> list[dict[str, Any]]:
     """Coverage and size of prediction sets on these images, or why there are none."""
-    found: list[dict[str, Any]] = []
-    for wanted in SET_COVERAGES:
-        for kind in ("lac", "aps"):
-            row: dict[str, Any] = {"kind": kind, "wanted": wanted}
-            try:
-                members = calibration.sets(p, coverage=wanted, kind=kind)
-            except ConfigError as error:
-                found.append(row | {"note": str(error)})
-                continue
-            held = int(members[np.arange(len(labels)), labels].sum())
-            sizes = members.sum(axis=1)
-            found.append(
-                row
-                | {
-                    "coverage": held / len(labels),
-                    "interval": exact_interval(held, len(labels)),
-                    "mean_size": float(sizes.mean()),
-                    "single": float((sizes == 1).mean()),
-                    "empty": float((sizes == 0).mean()),
-                }
-            )
-    return found
+
+    def measure(wanted: float, kind: SetKind) -> dict[str, Any]:
+        members = calibration.sets(p, coverage=wanted, kind=kind)
+        held = int(members[np.arange(len(labels)), labels].sum())
+        sizes = members.sum(axis=1)
+        return {
+            "coverage": held / len(labels),
+            "interval": exact_interval(held, len(labels)),
+            "mean_size": float(sizes.mean()),
+            "single": float((sizes == 1).mean()),
+            "empty": float((sizes == 0).mean()),
+        }
+
+    kinds: tuple[SetKind, ...] = ("lac", "aps")
+    return [
+        {"kind": kind, "wanted": wanted, **_or_note(measure, wanted, kind)}
+        for wanted in SET_COVERAGES
+        for kind in kinds
+    ]
 
 
 def _abstain(
     labels: NDArray[np.int64], p: NDArray[np.float32], calibration: Calibration
 ) -> list[dict[str, Any]]:
     """Coverage and risk of the guaranteed thresholds on these images, or why there are none."""
-    found: list[dict[str, Any]] = []
-    wrong = p.argmax(axis=1) != labels
-    for risk in RISKS:
-        row: dict[str, Any] = {"max_risk": risk, "confidence": 0.9}
-        try:
-            threshold = calibration.threshold(risk)
-        except ConfigError as error:
-            found.append(row | {"note": str(error)})
-            continue
+
+    def measure(max_risk: float) -> dict[str, Any]:
+        threshold = calibration.threshold(max_risk)
         kept = p.max(axis=1) >= threshold
-        risk_now = float(wrong[kept].mean()) if kept.any() else None
-        found.append(
-            row | {"threshold": threshold, "coverage": float(kept.mean()), "risk": risk_now}
-        )
-    return found
+        risk = float((p.argmax(axis=1) != labels)[kept].mean()) if kept.any() else None
+        return {"threshold": threshold, "coverage": float(kept.mean()), "risk": risk}
+
+    return [{"max_risk": risk, "confidence": 0.9, **_or_note(measure, risk)} for risk in RISKS]
+
+
+def _or_note(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict[str, Any]:
+    try:
+        return measure(*arguments)
+    except ConfigError as error:
+        return {"note": str(error)}

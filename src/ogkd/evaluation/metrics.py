@@ -1,4 +1,4 @@
-"""How good predictions are: functions of labels and probabilities.
+"""How good predictions are, and how sure that is: metrics of labels and probabilities, intervals.
 
 Metrics that depend on counts alone are computed from confusion matrices [..., C, C] (rows: the
 truth), so the same code serves one matrix and a thousand resampled ones. Undefined values are NaN.
@@ -6,14 +6,17 @@ truth), so the same code serves one matrix and a thousand resampled ones. Undefi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ogkd.evaluation.confidence import aurc, brier, ece, nll
+from ogkd.evaluation.confidence import aurc, brier, brier_rows, ece, nll, nll_rows
+from ogkd.evaluation.predictions import LabelledPredictions
 
+LEVEL = 0.95
+_CELLS = 100_000  # of one block of weights: what fits into a processor's cache
 Array = NDArray[np.float64]
 
 
@@ -91,32 +94,6 @@ def auroc(positive: ArrayLike, scores: ArrayLike, weights: Array | None = None) 
     return found[0] if weights is None else found
 
 
-def classification_metrics(
-    labels: ArrayLike, probabilities: ArrayLike, class_names: Sequence[str]
-) -> dict[str, Any]:
-    """Accuracy, macro-F1 and, per class, precision, recall, F1 and number of images.
-
-    Macro-F1 is the mean F1 of the classes that occur among the labels or the predictions.
-    Undefined values (a class without images or predictions) are 0 here.
-    """
-    predicted = np.asarray(probabilities).argmax(axis=1)
-    table = confusion_matrix(labels, predicted, len(class_names))
-    summary, columns = summary_columns(table), class_columns(table)
-    per_class = {
-        name: {
-            **{key: float(np.nan_to_num(columns[key][c])) for key in ("precision", "recall", "f1")},
-            "images": int(table[c].sum()),
-        }
-        for c, name in enumerate(class_names)
-    }
-    return {
-        "images": int(table.sum()),
-        "accuracy": float(summary["accuracy"]),
-        "macro_f1": float(summary["macro_f1"]),
-        "per_class": per_class,
-    }
-
-
 def summary_metrics(
     labels: ArrayLike, probabilities: ArrayLike, *, graded: bool | Sequence[int] = False
 ) -> dict[str, float]:
@@ -172,3 +149,154 @@ def screening_columns(
         "specificity": share(weights @ (~diseased & ~flagged), weights @ ~diseased),
         "auroc": auroc(diseased, score, weights),
     }
+
+
+class BootstrappedMetrics:
+    """Every metric that gets an interval: once for the images, once for each resample of them.
+
+    Metrics of single classes are named "class/...", those of screening "screening/...".
+    """
+
+    def __init__(
+        self,
+        found: LabelledPredictions,
+        p: NDArray[np.float32],
+        *,
+        graded: bool | Sequence[int],
+        resamples: int,
+        seed: int,
+    ) -> None:
+        count, classes = len(found.labels), len(found.class_names)
+        self._units = resampling_units(count, found.groups)
+        self._counted = _counted(found, p)
+        self._values = _metrics(found, p, np.ones((1, count)), graded=graded)
+        blocks = resample_weights(self._units, resamples=resamples, seed=seed, width=classes**2)
+        tables = [_metrics(found, p, weights, graded=graded) for weights in blocks]
+        self._resampled = {
+            key: np.concatenate([table[key] for table in tables]) for key in self._values if tables
+        }
+
+    def value(self, name: str, label: int | None = None) -> float | None:
+        """The metric itself; None if it is undefined."""
+        return plain(float(_of_class(self._values[name], label)[0]))
+
+    def interval(self, name: str, label: int | None = None) -> list[float] | None:
+        """[low, high] by the bootstrap; the exact interval for a share of all or none."""
+        value = self.value(name, label)
+        if value is None or not self._resampled:
+            return None
+        if name in self._counted and value in (0.0, 1.0):
+            whole = len(np.unique(self._units[_of_class(self._counted[name], label)]))
+            return exact_interval(whole if value else 0, whole)
+        return interval(_of_class(self._resampled[name], label))
+
+    def rows(self, keys: Sequence[str], part: str = "", label: int | None = None) -> dict[str, Any]:
+        """The metrics `part` + key by their keys, and under "intervals" their intervals."""
+        names = {key: part + key for key in keys}
+        return {
+            **{key: self.value(name, label) for key, name in names.items()},
+            "intervals": {key: self.interval(name, label) for key, name in names.items()},
+        }
+
+
+def resampling_units(count: int, groups: Sequence[str | None] | None = None) -> NDArray[np.int64]:
+    """For each image the number of the unit it is drawn with: its group, or itself if it has none.
+
+    >>> resampling_units(4, ["p", None, "p", None]).tolist()
+    [0, 1, 0, 2]
+    """
+    names = groups or [None] * count
+    keys = [(0, str(row)) if name is None else (1, name) for row, name in enumerate(names)]
+    order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([order[key] for key in keys], dtype=np.int64)
+
+
+def resample_weights(
+    units: NDArray[np.int64], *, resamples: int, seed: int, width: int = 1
+) -> Iterator[Array]:
+    """How often each image occurs in each resample: blocks [r, N], `resamples` rows in total.
+
+    As many units are drawn, with replacement, as there are. `width` is the number of values that
+    the caller computes for each row, if that is larger than N.
+    """
+    rng = np.random.default_rng(seed)
+    count = int(units.max()) + 1
+    rows = max(16, _CELLS // max(len(units), width))  # fewer, larger blocks: each sorts all images
+    for start in range(0, resamples, rows):
+        size = min(rows, resamples - start)
+        drawn = rng.integers(0, count, (size, count)) + count * np.arange(size)[:, None]
+        table = np.bincount(drawn.ravel(), minlength=size * count).reshape(size, count)
+        yield table[:, units].astype(np.float64)
+
+
+def interval(values: ArrayLike, level: float = LEVEL) -> list[float] | None:
+    """The central `level` of resampled values; None if most resamples leave them undefined."""
+    found = np.asarray(values, dtype=np.float64)
+    found = found[~np.isnan(found)]
+    if len(found) < 0.5 * np.size(values) or len(found) < 2:
+        return None
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    return [float(low), float(high)]
+
+
+def exact_interval(part: int, whole: int, level: float = LEVEL) -> list[float] | None:
+    """Clopper-Pearson interval of a share, needed if all or none are correct.
+
+    Every resample is then the same, and the bootstrap would claim certainty.
+    """
+    from scipy.stats import beta
+
+    if whole == 0:
+        return None
+    tail = (1 - level) / 2
+    low = 0.0 if part == 0 else float(beta.ppf(tail, part, whole - part + 1))
+    high = 1.0 if part == whole else float(beta.ppf(1 - tail, part + 1, whole - part))
+    return [low, high]
+
+
+def _of_class(table: NDArray[np.generic], label: int | None) -> NDArray[np.generic]:
+    return table if label is None else table[:, label]
+
+
+def _metrics(
+    found: LabelledPredictions,
+    p: NDArray[np.float32],
+    w: Array,
+    *,
+    graded: bool | Sequence[int],
+) -> dict[str, Array]:
+    """Metrics for weights of images [R, N]: [R] values each, [R, C] for single classes."""
+    labels, classes = found.labels, len(found.class_names)
+    pairs = labels * classes + p.argmax(axis=1)
+    rows = [np.bincount(pairs, weights=row, minlength=classes**2) for row in w]
+    table = np.stack(rows).reshape(-1, classes, classes)
+    areas = np.stack([auroc(labels == c, p[:, c], w) for c in range(classes)], axis=1)
+    total = w.sum(axis=1)
+    metrics = {
+        **summary_columns(table, graded=graded),
+        "auroc": mean_of_known(areas),
+        "brier": w @ brier_rows(labels, p) / total,
+        "nll": w @ nll_rows(labels, p) / total,
+        **{f"class/{key}": value for key, value in class_columns(table).items()},
+        "class/auroc": areas,
+    }
+    if found.normal:
+        screening = screening_columns(labels, p, found.normal, w)
+        metrics |= {f"screening/{key}": value for key, value in screening.items()}
+    return metrics
+
+
+def _counted(found: LabelledPredictions, p: NDArray[np.float32]) -> dict[str, NDArray[np.bool_]]:
+    """For each metric that is a plain share, the images it is a share of: [N] or [N, C]."""
+    classes = np.arange(len(found.class_names))
+    truth = found.labels[:, None] == classes
+    counted = {
+        "accuracy": np.ones(len(found.labels), dtype=bool),
+        "class/recall": truth,
+        "class/precision": p.argmax(axis=1)[:, None] == classes,
+        "class/specificity": ~truth,
+    }
+    if found.normal:
+        diseased, _ = screening_masks(found.labels, p, found.normal)
+        counted |= {"screening/sensitivity": diseased, "screening/specificity": ~diseased}
+    return counted

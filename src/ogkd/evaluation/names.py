@@ -1,12 +1,7 @@
-"""The metrics by name: their words, their direction and how many decimals they are printed with.
-
-Tables, figures, reports and the command line all take these records, so that a number has one
-name wherever it is printed. How a metric is computed is in `metrics.py` and its neighbours.
-"""
+"""The metrics by name: one name, direction and number of decimals wherever a number is printed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ogkd.errors import ConfigError, did_you_mean
@@ -22,11 +17,9 @@ class Metric:
     short: str = ""  # column heading; "" if the words are short enough
     percent: bool = True
     lower_is_better: bool = False
-    decimals: int = 1
 
     @property
     def title(self) -> str:
-        """The words as a heading: "Macro-F1"."""
         return self.words[0].upper() + self.words[1:]
 
     @property
@@ -36,7 +29,6 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """What follows a title: " (%)" or nothing."""
         return " (%)" if self.percent else ""
 
     @property
@@ -50,96 +42,47 @@ class Metric:
         >>> METRICS["accuracy"].text(0.8125), METRICS["brier"].text(0.25, more=1)
         ('81.2', '0.2500')
         """
-        return f"{value * self.scale:.{self.decimals + more}f}"
+        decimals = 1 if self.percent else 3
+        return f"{value * self.scale:.{decimals + more}f}"
 
 
-def _by_name(*metrics: Metric) -> Mapping[str, Metric]:
-    return {metric.name: metric for metric in metrics}
+def _lower(name: str, words: str, meaning: str, short: str = "", *, percent: bool = True) -> Metric:
+    return Metric(name, words, meaning, short, percent, lower_is_better=True)
 
 
-METRICS = _by_name(
+_KAPPA = "agreement beyond chance; an error of two grades counts more than one of one"
+_ECE = "average gap between the stated probability and the share of correct answers"
+_BRIER = "squared distance between the probabilities and the truth, from 0 to 2"
+_NLL = "penalises confident errors most"
+_FALSE = "share of normal images that are classified as a disease"
+_SENSITIVE = "share of diseased images that are classified as any disease"
+_EXCESS = "how much of the AURC a perfect ranking by confidence would save"
+
+_ALL = [
     Metric("accuracy", "accuracy", "share of images that are classified correctly"),
     Metric("balanced_accuracy", "balanced accuracy", "mean recall: every class counts the same"),
     Metric("macro_f1", "macro-F1", "mean F1 of the classes: recall and precision together"),
-    Metric(
-        "auroc",
-        "AUROC",
-        "how often an image of a class is ranked above one of another class",
-    ),
-    Metric(
-        "kappa",
-        "quadratic kappa",
-        "agreement beyond chance; an error of two grades counts more than one of one",
-        percent=False,
-        decimals=3,
-    ),
-    Metric(
-        "ece",
-        "expected calibration error",
-        "average gap between the stated probability and the share of correct answers",
-        short="ECE",
-        lower_is_better=True,
-    ),
-    Metric(
-        "brier",
-        "Brier score",
-        "squared distance between the probabilities and the truth, from 0 to 2",
-        short="Brier",
-        percent=False,
-        lower_is_better=True,
-        decimals=3,
-    ),
-    Metric(
-        "nll",
-        "negative log-likelihood",
-        "penalises confident errors most",
-        short="NLL",
-        percent=False,
-        lower_is_better=True,
-        decimals=3,
-    ),
-    Metric(
-        "aurc",
-        "AURC",
-        "mean error rate along the risk-coverage curve",
-        lower_is_better=True,
-    ),
-    Metric(
-        "false_alarms",
-        "false alarms on normal images",
-        "share of normal images that are classified as a disease",
-        short="False alarms",
-        lower_is_better=True,
-    ),
-    Metric(
-        "sensitivity",
-        "sensitivity for any disease",
-        "share of diseased images that are classified as any disease",
-        short="Sensitivity",
-    ),
-)
+    Metric("auroc", "AUROC", "how often an image of a class is ranked above one of another class"),
+    Metric("kappa", "quadratic kappa", _KAPPA, percent=False),
+    _lower("ece", "expected calibration error", _ECE, "ECE"),
+    _lower("brier", "Brier score", _BRIER, "Brier", percent=False),
+    _lower("nll", "negative log-likelihood", _NLL, "NLL", percent=False),
+    _lower("aurc", "AURC", "mean error rate along the risk-coverage curve"),
+    _lower("false_alarms", "false alarms on normal images", _FALSE, "False alarms"),
+    Metric("sensitivity", "sensitivity for any disease", _SENSITIVE, "Sensitivity"),
+]
+METRICS = {metric.name: metric for metric in _ALL}
 """The metrics of a whole result, which every benchmark run stores."""
 
-AREAS = _by_name(
-    Metric(
-        "e_aurc",
-        "excess AURC",
-        "how much of the AURC a perfect ranking by confidence would save",
-        short="E-AURC",
-        lower_is_better=True,
-    ),
-    Metric(
-        "augrc",
-        "AUGRC",
-        "mean share of all images that are kept and wrong",
-        lower_is_better=True,
-    ),
+AREAS = (
+    METRICS["aurc"],
+    _lower("e_aurc", "excess AURC", _EXCESS, "E-AURC"),
+    _lower("augrc", "AUGRC", "mean share of all images that are kept and wrong"),
 )
-"""Further areas under the risk-coverage curve, which `evaluate` adds to AURC."""
+"""The areas under the risk-coverage curve, of which `evaluate` adds two to AURC."""
 
 
 def metric_named(name: str) -> Metric:
-    """A metric of METRICS by its name."""
     if name not in METRICS:
         hint = did_you_mean(name, METRICS, cutoff=0.6)
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.images import ImageRef, SliceRule
+from ogkd.model.calibration import Calibration, softmax
 from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold
 
@@ -45,8 +46,11 @@ class LabelledPredictions:
             keys=[self.keys[row] for row in rows],
         )
 
+    def probabilities(self, calibration: Calibration | None = None) -> NDArray[np.float32]:
+        """[N, C], calibrated if a calibration is given."""
+        return softmax(self.logits, calibration.temperature if calibration else 1.0)
+
     def count_in(self, keys: Collection[str]) -> int:
-        """The number of images that have one of these content keys."""
         return sum(key in keys for key in self.keys)
 
 
@@ -65,11 +69,11 @@ def predict_labelled(
     manifest = resolve_data(data)
     chosen = replace(manifest, items=tuple(manifest.part(split)))
     items = chosen.sliced(slice or classifier.card.slice_rule).items
-    label_of = _match_classes(classifier, manifest, {item.label for item in items})
+    names = classifier.class_names
+    label_of = _match_classes(names, manifest, {item.label for item in items})
     require_files(items)
     images = [item.image for item in items]
     features = FeatureStore(classifier.backbone).get(images).globals[:, 0].numpy()
-    names = classifier.class_names
     return LabelledPredictions(
         labels=np.array([label_of[item.label] for item in items], dtype=np.int64),
         logits=classifier.logits(features),
@@ -83,15 +87,14 @@ def predict_labelled(
 
 
 def _match_classes(
-    classifier: Classifier, manifest: Manifest, labels: Collection[int]
+    class_names: Sequence[str], manifest: Manifest, labels: Collection[int]
 ) -> dict[int, int]:
     """The model's label for each of the dataset's labels, matched by class name."""
-    known = {fold(name): label for label, name in enumerate(classifier.class_names)}
+    known = {fold(name): label for label, name in enumerate(class_names)}
     names = {label: manifest.class_names[label] for label in sorted(labels)}
-    unknown = [name for name in names.values() if fold(name) not in known]
-    if unknown:
+    if unknown := [name for name in names.values() if fold(name) not in known]:
         raise DataError(
             f"The data has classes that the model does not know: {', '.join(unknown)}. "
-            f"The model knows: {', '.join(classifier.class_names)}."
+            f"The model knows: {', '.join(class_names)}."
         )
     return {label: known[fold(name)] for label, name in names.items()}

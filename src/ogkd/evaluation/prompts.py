@@ -5,7 +5,7 @@ The statistics are the teacher's (`ogkd.core.teacher`); nothing is learned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from ogkd.backbones.base import Backbone
 from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import select_prompts, teacher_prototypes
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
@@ -56,8 +56,7 @@ def score_prompts(
         E = normalize(E, dim=-1)  # [N, d]
         rest = normalize(E.sum(dim=0) - E, dim=-1) if len(E) > 1 else T[c : c + 1]
         s = (E * rest).sum(dim=-1)  # [N]
-        spread = s.std() if len(s) > 1 else torch.tensor(0.0)
-        z = (s - s.mean()) / spread.clamp(min=1e-6)
+        z = (s - s.mean()) / (s.std() if len(s) > 1 else s * 0).clamp(min=1e-6)
         similarity = E @ T.mT  # [N, C]
         similarity[:, c] = s
         nearest = similarity.argmax(dim=-1).tolist()
@@ -70,21 +69,19 @@ def score_prompts(
     return scores, findings
 
 
-def _remarks(name: str, scores: Sequence[PromptScore], room: int) -> list[Finding]:
+def _remarks(name: str, scores: Sequence[PromptScore], room: int) -> Iterator[Finding]:
     long = tuple(score.text for score in scores if score.tokens > room)
     far = tuple(score.text for score in scores if score.z < FAR)
     lost = tuple(score.text for score in scores if score.nearest != name)
-    remarks = []
     if long:
         message = f"{len(long)} texts have more than {room} tokens: this backbone truncates them."
-        remarks.append(Finding("warning", "tokens", name, message, long[:3]))
+        yield Finding("warning", "tokens", name, message, long[:3])
     if far:
         message = f"{len(far)} texts are far from the others of the class ({-FAR} std or more)."
-        remarks.append(Finding("warning", "outlier", name, message, far))
+        yield Finding("warning", "outlier", name, message, far)
     if len(lost) > 0.2 * len(scores):
         message = f"{len(lost)} texts are closer to another class than to their own."
-        remarks.append(Finding("warning", "nearest class", name, message, lost[:3]))
-    return remarks
+        yield Finding("warning", "nearest class", name, message, lost[:3])
 
 
 def zero_shot_accuracy(
@@ -103,11 +100,9 @@ def zero_shot_accuracy(
     """
     names = data.class_names
     features = _encode(backbone, bank_for(names, bank))
-    store = FeatureStore(backbone)
-    chosen = _items(data, splits)
-    V = _images(store, chosen)
-    y = torch.tensor([item.label for item in chosen])
-    seen = V if select_on is None else _images(store, _items(data, select_on))
+    V, labels = _images(backbone, data, splits)
+    y = torch.tensor(labels)
+    seen = V if select_on is None else _images(backbone, data, select_on)[0]
     mask = select_prompts(seen, features, tau=tau, selector="batch")
     heads = {
         "single": backbone.encode_texts([SINGLE.replace("{}", name) for name in names]),
@@ -118,10 +113,11 @@ def zero_shot_accuracy(
         how: float(((V @ T.mT).argmax(dim=-1) == y).double().mean()) for how, T in heads.items()
     }
     kept = int(mask.sum()) / sum(len(rows) for rows in features)
-    return {"images": len(chosen), "accuracy": accuracy, "kept": kept, "tau": tau}
+    return {"images": len(labels), "accuracy": accuracy, "kept": kept, "tau": tau}
 
 
-def _items(data: Manifest, splits: Sequence[str]) -> list[Item]:
+def _images(backbone: Backbone, data: Manifest, splits: Sequence[str]) -> tuple[Tensor, list[int]]:
+    """Features [N, d] and labels."""
     items = [item for item in data.items if not item.split or item.split in splits]
     if not items:
         known = sorted({item.split for item in data.items})
@@ -131,11 +127,8 @@ def _items(data: Manifest, splits: Sequence[str]) -> list[Item]:
             argument="split",
         )
     require_files(items)
-    return items
-
-
-def _images(store: FeatureStore, items: Sequence[Item]) -> Tensor:
-    return store.get([item.image for item in items]).globals[:, 0]
+    features = FeatureStore(backbone).get([item.image for item in items]).globals[:, 0]
+    return features, [item.label for item in items]
 
 
 def _encode(backbone: Backbone, texts: Sequence[Sequence[str]]) -> list[Tensor]:

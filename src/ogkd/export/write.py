@@ -5,32 +5,31 @@ from __future__ import annotations
 import importlib
 import json
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, islice, repeat
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.errors import ConfigError
-from ogkd.export.graph import build, quantise, strip
-from ogkd.export.metadata import KEY, file_metadata, guarantee_note
-from ogkd.export.predictors import (
-    BATCHES,
-    Predictor,
-    in_batches,
-    model_crops,
-    onnx_predictor,
-    predict_all,
-    speeds,
-    torch_predictor,
-)
+from ogkd.export.graph import INPUT, KEY, build, file_metadata, guarantee_note, quantise, strip
 from ogkd.files import write_atomically
-from ogkd.images import ImageRef
+from ogkd.images import ImageRef, read_image
+from ogkd.images.transforms import RGB, Preprocessing, center_crop, normalise
 from ogkd.model.classifier import Classifier
+from ogkd.progress import progress_bar
 
 TOLERANCE = 1e-4  # of a probability
+BATCHES = (1, 2, 7)  # images per batch; the last size is repeated
+Predictor = Callable[[Sequence[RGB]], NDArray[np.float32]]  # crops to probabilities [N, C]
+_ROUNDS = 11
 _EXTRA = ("onnx", "onnxruntime", "onnxscript")
 
 
@@ -49,8 +48,6 @@ class Int8:
 
 @dataclass(frozen=True)
 class Exported:
-    """The file and how it was checked."""
-
     path: Path
     bytes: int
     images: int  # compared with torch, phantoms included
@@ -117,44 +114,44 @@ def export_onnx(
         raise ConfigError(
             f"There are {len(labels)} labels for {len(images)} images.", argument="labels"
         )
-    refs = classifier.refs(images)
+    refs, prep = classifier.refs(images), classifier.backbone.preprocessing
     card = file_metadata(
-        classifier,
-        include_preprocessing=include_preprocessing,
-        max_risk=max_risk,
-        int8=int8,
+        classifier, include_preprocessing=include_preprocessing, max_risk=max_risk, int8=int8
     )
     with write_atomically(place) as aside, tempfile.TemporaryDirectory() as folder:
         model = build(classifier, include_preprocessing=include_preprocessing)
         full = Path(folder) / "float32.onnx"
         full.write_bytes(model.SerializeToString())
-        found = _Comparison(classifier, full, refs, tolerance)
+        predictors = {"torch": torch_predictor(classifier), "onnx": onnx_predictor(full, prep)}
+        reference, difference = _compare(list(predictors.values()), refs, prep, tolerance)
         card["check"] = {
-            "images": len(found.torch),
-            "largest_difference": found.largest_difference,
+            "images": len(reference),
+            "largest_difference": difference,
             "tolerance": tolerance,
         }
-        predictors = dict(zip(("torch", "onnx"), found.predictors, strict=True))
-        small = None
         if int8:
             small = Path(folder) / "int8.onnx"
             quantise(full, small)
-            predictors["int8"] = onnx_predictor(small, classifier.backbone.preprocessing)
-        per_second = speeds(predictors, next(model_crops(refs, classifier.backbone.preprocessing)))
+            predictors["int8"] = onnx_predictor(small, prep)
+        per_second = speeds(predictors, next(model_crops(refs, prep)))
         cost = None
-        if small is not None:
-            cost = _cost(found, predictors["int8"], labels, full, per_second)
+        if int8:
+            cost = Int8(
+                **_cost(predictors["int8"], refs, prep, reference, labels),
+                float32_bytes=full.stat().st_size,
+                speed_gain=per_second["int8"] / per_second["onnx"],
+            )
             card["int8"] = asdict(cost)
-            model = _read(small)
+            model = importlib.import_module("onnx").load(small)
         _finish(model, card, aside)
-        onnx_predictor(aside, classifier.backbone.preprocessing)  # it opens with its metadata
+        onnx_predictor(aside, prep)  # it opens with its metadata
         size = aside.stat().st_size
     return Exported(
         path=place,
         bytes=size,
-        images=len(found.torch),
-        phantoms=len(found.torch) - len(refs),
-        largest_difference=found.largest_difference,
+        images=len(reference),
+        phantoms=len(reference) - len(refs),
+        largest_difference=difference,
         images_per_second=per_second,
         int8=cost,
         note=guarantee_note(classifier, int8=int8),
@@ -174,67 +171,57 @@ def _check_guarantee(classifier: Classifier, *, int8: bool) -> None:
         raise ConfigError(f"{note} Do that first, or leave out max_risk.", argument="max_risk")
 
 
-class _Comparison:
-    """Probabilities of torch and of the graph for the same images; refused if they differ."""
-
-    def __init__(
-        self, classifier: Classifier, file: Path, refs: Sequence[ImageRef], tolerance: float
-    ) -> None:
-        self.prep, self.refs = classifier.backbone.preprocessing, refs
-        self.predictors = (torch_predictor(classifier), onnx_predictor(file, self.prep))
-        total = max(len(refs), sum(BATCHES))
-        batches = in_batches(model_crops(refs, self.prep, least=total))
-        self.torch, graph = predict_all(self.predictors, batches, total=total)
-        self.largest_difference = float(np.abs(graph - self.torch).max())
-        if not self.largest_difference <= tolerance:  # also true for NaN
-            # A head with large weights turns float32's last digits into visible differences.
-            raise ConfigError(
-                f"The exported graph differs from torch by {self.largest_difference:.1e} in a "
-                f"probability, more than the allowed {tolerance:.0e}, on {total} images. Nothing "
-                "was written. If the difference is acceptable, allow a larger tolerance; "
-                "otherwise try another version of torch or onnxruntime.",
-                argument="tolerance",
-            )
+def _compare(
+    predictors: Sequence[Predictor],
+    refs: Sequence[ImageRef],
+    prep: Preprocessing,
+    tolerance: float,
+) -> tuple[NDArray[np.float32], float]:
+    """Torch's probabilities and the graph's largest difference from them, refused if too large."""
+    total = max(len(refs), sum(BATCHES))
+    batches = in_batches(model_crops(refs, prep, least=total))
+    reference, graph = predict_all(predictors, batches, total=total)
+    largest = float(np.abs(graph - reference).max())
+    if not largest <= tolerance:  # also true for NaN
+        # A head with large weights turns float32's last digits into visible differences.
+        raise ConfigError(
+            f"The exported graph differs from torch by {largest:.1e} in a probability, more than "
+            f"the allowed {tolerance:.0e}, on {total} images. Nothing was written. If the "
+            "difference is acceptable, allow a larger tolerance; otherwise try another version of "
+            "torch or onnxruntime.",
+            argument="tolerance",
+        )
+    return reference, largest
 
 
 def _cost(
-    found: _Comparison,
     predict: Predictor,
+    refs: Sequence[ImageRef],
+    prep: Preprocessing,
+    reference: NDArray[np.float32],
     labels: Sequence[int] | NDArray[np.int64] | None,
-    full: Path,
-    per_second: dict[str, float],
-) -> Int8:
-    total = len(found.torch)
-    alone = in_batches(model_crops(found.refs, found.prep, least=total), (1,))
+) -> dict[str, Any]:
+    """What 8 bits change in the predictions: all of `Int8` but size and speed."""
+    total = len(reference)
+    alone = in_batches(model_crops(refs, prep, least=total), (1,))
     (rows,) = predict_all([predict], alone, total=total)
     # Other batch sizes must work too, though their numbers differ slightly.
-    others = [predict(list(model_crops((), found.prep, least=size))) for size in BATCHES]
+    others = [predict(list(model_crops((), prep, least=size))) for size in BATCHES]
     if not all(np.isfinite(p).all() for p in (rows, *others)):
         raise ConfigError(
             "The int8 graph gives numbers that are not finite. Export without int8.",
             argument="int8",
         )
-    given = len(found.refs) or total
-    small, reference = rows[:given], found.torch[:given]
-
-    def accuracy(p: NDArray[np.float32]) -> float | None:
-        return None if labels is None else float((p.argmax(axis=1) == np.asarray(labels)).mean())
-
-    return Int8(
-        images=given,
-        largest_difference=float(np.abs(small - reference).max()),
-        agreement=float((small.argmax(axis=1) == reference.argmax(axis=1)).mean()),
-        accuracy=accuracy(small),
-        float32_accuracy=accuracy(reference),
-        float32_bytes=full.stat().st_size,
-        speed_gain=per_second["int8"] / per_second["onnx"],
-    )
-
-
-def _read(file: Path) -> Any:
-    import onnx
-
-    return onnx.load(file)
+    given = len(refs) or total
+    difference = float(np.abs(rows[:given] - reference[:given]).max())
+    small, full = rows[:given].argmax(axis=1), reference[:given].argmax(axis=1)
+    return {
+        "images": given,
+        "largest_difference": difference,
+        "agreement": float((small == full).mean()),
+        "accuracy": None if labels is None else float((small == np.asarray(labels)).mean()),
+        "float32_accuracy": None if labels is None else float((full == np.asarray(labels)).mean()),
+    }
 
 
 def _finish(model: Any, card: dict[str, Any], file: Path) -> None:
@@ -244,3 +231,84 @@ def _finish(model: Any, card: dict[str, Any], file: Path) -> None:
     entry = model.metadata_props.add()
     entry.key, entry.value = KEY, json.dumps(card, ensure_ascii=False)
     file.write_bytes(model.SerializeToString())
+
+
+def torch_predictor(classifier: Classifier) -> Predictor:
+    def predict(crops: Sequence[RGB]) -> NDArray[np.float32]:
+        pixels = normalise(crops, classifier.backbone.preprocessing)
+        features = classifier.backbone.encode_images(pixels, patches=False).globals
+        return classifier.probabilities(features)
+
+    return predict
+
+
+def onnx_predictor(file: Path, prep: Preprocessing) -> Predictor:
+    """Predicts with an ONNX file, on as many threads as torch uses here."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors
+    try:
+        session = onnxruntime.InferenceSession(
+            file.read_bytes(), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # its bindings raise classes of their own
+        raise ConfigError(
+            f"onnxruntime {onnxruntime.__version__} cannot run the exported graph "
+            f"({str(error).splitlines()[0]}). Nothing was written. Try another version of it."
+        ) from error
+    raw = session.get_inputs()[0].type == "tensor(uint8)"
+
+    def predict(crops: Sequence[RGB]) -> NDArray[np.float32]:
+        pixels = np.stack(crops) if raw else normalise(crops, prep).numpy()
+        found: NDArray[np.float32] = session.run(["probabilities"], {INPUT: pixels})[0]
+        return found
+
+    return predict
+
+
+def model_crops(
+    images: Sequence[ImageRef], prep: Preprocessing, *, least: int = 1
+) -> Iterator[RGB]:
+    """The images at the model's size, followed by phantoms if there are fewer than `least`."""
+    for image in images:
+        yield center_crop(read_image(image), prep)
+    names = tuple(PHANTOMS)
+    for index in range(least - len(images)):
+        name = names[index % len(names)]
+        label = index % len(PHANTOMS[name].class_names)
+        yield center_crop(render(name, label, seed=0, index=index).image, prep)
+
+
+def in_batches(crops: Iterable[RGB], sizes: Sequence[int] = BATCHES) -> Iterator[list[RGB]]:
+    """Batches of these sizes, with the last size repeated."""
+    rest = iter(crops)
+    for size in chain(sizes, repeat(sizes[-1])):
+        if not (batch := list(islice(rest, size))):
+            return
+        yield batch
+
+
+def predict_all(
+    predictors: Sequence[Predictor], batches: Iterable[list[RGB]], *, total: int
+) -> list[NDArray[np.float32]]:
+    """Probabilities [N, C] of every predictor for the same images."""
+    found: list[list[NDArray[np.float32]]] = [[] for _ in predictors]
+    with progress_bar("Checking", total) as bar:
+        for batch in batches:
+            for predict, rows in zip(predictors, found, strict=True):
+                rows.append(predict(batch))
+            bar.advance(len(batch))
+    return [np.concatenate(rows) for rows in found]
+
+
+def speeds(predictors: Mapping[str, Predictor], crop: RGB) -> dict[str, float]:
+    """Images per second, one image at a time: medians of rounds in which all take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in predictors}
+    for _ in range(_ROUNDS + 1):
+        for name, predict in predictors.items():
+            start = time.perf_counter()
+            predict([crop])
+            seconds[name].append(time.perf_counter() - start)
+    return {name: 1 / median(rounds[1:]) for name, rounds in seconds.items()}  # the first warms up

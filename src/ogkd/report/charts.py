@@ -20,21 +20,8 @@ _DARKEST = 0.55  # opacity of a cell's colour; the text on it stays readable in 
 _FEW = 6  # classes whose names fit above the columns
 
 
-@dataclass(frozen=True)
-class Tick:
-    """A mark on an axis: its position in SVG units and its text."""
-
-    at: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line: `points` in SVG notation, and its class in the style sheet."""
-
-    points: str
-    kind: str
-    name: str = ""
+Tick = tuple[float, str]  # a mark on an axis: position in SVG units, text
+Line = tuple[str, str, str]  # points in SVG notation, class in the style sheet, name
 
 
 @dataclass(frozen=True)
@@ -81,9 +68,9 @@ def risk_chart(
         x_ticks=_ticks([0, 0.2, 0.4, 0.6, 0.8, 1.0], 1.0, across=True),
         y_ticks=_ticks([top * step / steps for step in range(steps + 1)], top, across=False),
         lines=(
-            Line(_points([0, 1], [overall, overall], top), "even", "uninformative confidence"),
-            Line(_points(kept, best, top), "ideal", "ideal (all errors last)"),
-            Line(_points(kept, wrong, top), "model", "this model"),
+            (_points([0, 1], [overall, overall], top), "even", "uninformative confidence"),
+            (_points(kept, best, top), "ideal", "ideal (all errors last)"),
+            (_points(kept, wrong, top), "model", "this model"),
         ),
     )
 
@@ -110,14 +97,14 @@ def reliability_chart(
         y_title="accuracy",
         x_ticks=_ticks(quarters, 1.0, across=True),
         y_ticks=_ticks(quarters, 1.0, across=False),
-        lines=(Line(_points([0, 1], [0, 1], 1.0), "even", "perfect calibration"),),
+        lines=((_points([0, 1], [0, 1], 1.0), "even", "perfect calibration"),),
         dots=dots,
     )
 
 
 def _ticks(values: Sequence[float], top: float, *, across: bool) -> tuple[Tick, ...]:
     return tuple(
-        Tick(_x(value) if across else _y(value, top), f"{100 * value:.0f} %") for value in values
+        (_x(value) if across else _y(value, top), f"{100 * value:.0f} %") for value in values
     )
 
 
@@ -148,21 +135,13 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class ShadedRow:
-    """One row of a shaded table."""
-
-    name: str
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True)
 class ShadedTable:
     """A table of classes against classes whose cells are shaded by their value."""
 
     caption: str
     corner: str
     columns: tuple[str, ...]
-    rows: tuple[ShadedRow, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]  # name, cells
 
 
 def confusion_table(counts: NDArray[np.int64], names: Sequence[str]) -> ShadedTable:
@@ -176,13 +155,9 @@ def confusion_table(counts: NDArray[np.int64], names: Sequence[str]) -> ShadedTa
             Cell(str(count), _shade(share), f"{100 * share:.0f} %" if total else "", other != label)
             for other, (count, share) in enumerate(zip(row, shares, strict=True))
         )
-        rows.append(ShadedRow(name, cells))
-    return ShadedTable(
-        caption="Rows: true class. Columns: predicted class. Percentages are of the row.",
-        corner="true \\ predicted",
-        columns=columns,
-        rows=tuple(rows),
-    )
+        rows.append((name, cells))
+    caption = "Rows: true class. Columns: predicted class. Percentages are of the row."
+    return ShadedTable(caption, "true \\ predicted", columns, tuple(rows))
 
 
 def graph_table(W: NDArray[np.floating], names: Sequence[str], *, caption: str) -> ShadedTable:
@@ -190,7 +165,7 @@ def graph_table(W: NDArray[np.floating], names: Sequence[str], *, caption: str) 
     low, high = float(W.min()), float(W.max())
     columns, row_names = _headings(names)
     rows = tuple(
-        ShadedRow(
+        (
             name,
             tuple(
                 Cell(f"{100 * value:.1f}", _shade((value - low) / max(high - low, 1e-9)))

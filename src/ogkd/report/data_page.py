@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ def write_data_check(audit: Audit, *, images: Sequence[ImageRef], out: Path) -> 
     thumbs: dict[int, str] = {}
     with progress_bar("Drawing thumbnails", len(numbers)) as bar:
         for number in numbers:
-            thumbs[number] = _thumb(images[number])
+            with contextlib.suppress(DataError):  # it was readable during the check
+                image = Image.fromarray(read_image(images[number]))
+                thumbs[number] = data_uri(image, most=_THUMB)
             bar.advance()
-    write_text(out, data_check_page(audit, thumbs.__getitem__))
+    write_text(out, data_check_page(audit, lambda number: thumbs.get(number, "")))
 
 
 def data_check_page(audit: Audit, thumb: Callable[[int], str]) -> str:
@@ -57,11 +60,7 @@ def data_check_page(audit: Audit, thumb: Callable[[int], str]) -> str:
         counts=facts.counts,
         class_names=list(next(iter(facts.counts.values()))),
         galleries=[
-            {
-                "title": title,
-                "count": count,
-                "cards": [_card(audit, members, words, thumb) for members, words in cards],
-            }
+            (title, count, [_card(audit, members, words, thumb) for members, words in cards])
             for title, count, cards in _galleries(audit)
         ],
     )
@@ -73,10 +72,7 @@ def _galleries(audit: Audit) -> list[tuple[str, int, list[Card]]]:
         (members, f"{len(members)} times the same pixels") for members in audit.exact
     ]
     near: list[Card] = [
-        (
-            (pair.first, pair.second),
-            f"{pair.bits} of 64 bits differ, likeness {pair.likeness:.3f}",
-        )
+        ((pair.first, pair.second), f"{pair.bits} of 64 bits differ, likeness {pair.likeness:.3f}")
         for pair in audit.near
     ]
     suspects: list[Card] = [
@@ -116,19 +112,7 @@ def _card(
         "apart": len({(one.split, one.label) for one in images}) > 1,
         "words": words,
         "images": [
-            {
-                "place": f"{one.split}, {one.label}" if one.split else one.label,
-                "file": one.file,
-                "source": thumb(number),
-            }
+            (f"{one.split}, {one.label}" if one.split else one.label, one.file, thumb(number))
             for number, one in zip(members, images, strict=True)
         ],
     }
-
-
-def _thumb(ref: ImageRef) -> str:
-    try:
-        image = Image.fromarray(read_image(ref))
-    except DataError:
-        return ""  # it was readable during the check; the page can do without
-    return data_uri(image, most=_THUMB)

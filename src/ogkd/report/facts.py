@@ -8,24 +8,20 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ogkd.audit import Audit
 from ogkd.core.geometry import class_graph, prototypes
+from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError
+from ogkd.evaluation import LabelledPredictions
 from ogkd.images import ImageRef, read_image
-from ogkd.model.card import versions
+from ogkd.model.card import ModelCard, versions
+from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold, template_bank
-
-if TYPE_CHECKING:
-    from ogkd.audit import Audit
-    from ogkd.datasets.manifest import Manifest
-    from ogkd.evaluation import LabelledPredictions
-    from ogkd.model.card import ModelCard
-    from ogkd.model.classifier import Classifier
 
 _SAMPLED = 200  # images whose size is read if no data check has read all of them
 _SIZES = 4  # sizes that are listed
@@ -34,29 +30,25 @@ _ALPHA = 4.0  # of the class graph, for methods without an alpha
 Pairs = list[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Images of each class in each split, and how many of them were learned from."""
+def part_counts(
+    manifest: Manifest, card: ModelCard
+) -> tuple[list[str], list[tuple[str, list[int]]]]:
+    """Columns, and for each class its images in each split and how many were learned from.
 
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[int, ...]], ...]
-
-
-def part_counts(manifest: Manifest, card: ModelCard) -> Counts:
-    """Images per class and split; classes are matched by name, as in the evaluation."""
+    Classes are matched by name, as in the evaluation.
+    """
     splits = list(dict.fromkeys(item.split for item in manifest.items))
     names = {fold(name): name for name in (*card.class_names, *manifest.class_names)}
     counted = Counter((fold(manifest.class_names[i.label]), i.split) for i in manifest.items)
     learned = dict(zip(map(fold, card.class_names), card.support_counts, strict=False))
-    rows = tuple(
-        (name, (*(counted[key, split] for split in splits), learned.get(key, 0)))
+    rows = [
+        (name, [*(counted[key, split] for split in splits), learned.get(key, 0)])
         for key, name in names.items()
-    )
-    return Counts((*(split or "images" for split in splits), "learned from"), rows)
+    ]
+    return [*(split or "images" for split in splits), "learned from"], rows
 
 
 def data_facts(predictions: LabelledPredictions, audit: Audit | None) -> Pairs:
-    """Sizes of the images and number of patients."""
     if audit is not None:
         sizes, sample = Counter(audit.facts.sizes), "all images of the data"
     else:
@@ -85,8 +77,7 @@ def _size(ref: ImageRef) -> str:
 
 def graph(classifier: Classifier) -> tuple[NDArray[np.floating], float, bool]:
     """The class graph W, its alpha, and whether it is based on learned class texts."""
-    head = classifier.head
-    T = head.class_texts
+    T = classifier.head.class_texts
     learned = T is not None
     if T is None:  # a head without texts: use texts made from the class names
         bank = template_bank(classifier.class_names)
@@ -98,7 +89,6 @@ def graph(classifier: Classifier) -> tuple[NDArray[np.floating], float, bool]:
 
 
 def model_facts(classifier: Classifier, *, show_names: bool) -> Pairs:
-    """What was fitted, and on what."""
     card = classifier.card
     backbone = card.backbone.name if show_names else card.backbone.short_name
     used, fitted = classifier.backbone.engine, card.backbone.engine
@@ -114,13 +104,9 @@ def model_facts(classifier: Classifier, *, show_names: bool) -> Pairs:
     ]
     if card.slice:
         rows.append(("Slice of volumes", card.slice))
-    if calibration := classifier.calibration:
-        rows.append(
-            (
-                "Calibration",
-                f"temperature {calibration.temperature:.3f}, from {calibration.images} images",
-            )
-        )
+    if found := classifier.calibration:
+        text = f"temperature {found.temperature:.3f}, from {found.images} images"
+        rows.append(("Calibration", text))
     return rows
 
 

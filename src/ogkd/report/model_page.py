@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from ogkd.evaluation import evaluate_predictions
+from ogkd.audit import Audit
+from ogkd.datasets.manifest import Manifest
+from ogkd.evaluation import LabelledPredictions, evaluate_predictions
 from ogkd.files import write_text
-from ogkd.model.calibration import softmax
 from ogkd.model.card import CAUTION
+from ogkd.model.classifier import Classifier
 from ogkd.model.decide import engine_note
-from ogkd.report import facts, image_cards, sections
+from ogkd.model.explain import data_uri, draw, evidence
+from ogkd.progress import progress_bar
+from ogkd.report import facts, sections
 from ogkd.report.charts import confusion_table, graph_table
-from ogkd.report.html import render
-from ogkd.report.summary import Outcome, frequent_confusions, percent, sentences, warnings
+from ogkd.report.html import percent, render
+from ogkd.report.summary import Outcome, frequent_confusions, sentences, warnings
 
-if TYPE_CHECKING:
-    from ogkd.audit import Audit
-    from ogkd.datasets.manifest import Manifest
-    from ogkd.evaluation import LabelledPredictions
-    from ogkd.model.classifier import Classifier
-
+_SIDE = 256  # pixels of an image on a card
+_MOST = 12  # cards in a gallery: keeps the page below 3 MB
+_OUTLINED = 8  # patches; more would hide the image
 _KEPT = 0.8  # share of the images that the summary keeps when it refers the others
 _CONTENTS = {
     "summary": "Summary",
@@ -60,57 +62,35 @@ def write_report(
 
     File names are left out unless `show_names`; `images=False` leaves the images out. `result`
     is the value of `evaluate_predictions`, if that was computed already. `command` is the command
-    line to show.
+    line to show. But for the time, the same input gives the same page.
     """
-    now = datetime.now().astimezone()
-    page = report_page(
-        classifier,
-        manifest,
-        predictions,
-        command=command,
-        show_names=show_names,
-        audit=audit,
-        images=images,
-        result=result,
-        made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
-    )
-    write_text(Path(path), page)
-
-
-def report_page(
-    classifier: Classifier,
-    manifest: Manifest,
-    predictions: LabelledPredictions,
-    *,
-    command: str = "",
-    show_names: bool = False,
-    audit: Audit | None = None,
-    images: bool = True,
-    result: Mapping[str, Any] | None = None,
-    made: str = "",
-) -> str:
-    """The page's text; the same input gives the same text."""
     card, calibration = classifier.card, classifier.calibration
     if result is None:
         result = evaluate_predictions(predictions, calibration, learned=card.support_images)
-    p = softmax(predictions.logits, 1.0 if calibration is None else calibration.temperature)
+    p = predictions.probabilities(calibration)
     outcome = _outcome(result, predictions, p, calibrated=calibration is not None)
-    wrong = image_cards.confident_errors(predictions.labels, p)
-    right = image_cards.correct_examples(predictions.labels, p)
+    wrong = confident_errors(predictions.labels, p)
+    right = correct_examples(predictions.labels, p)
+    files = [image.name if show_names else "" for image in predictions.images]
     errors, examples = (
-        image_cards.cards(classifier, predictions, p, chosen, show_names=show_names)
-        if images
-        else []
+        cards(classifier, predictions, p, chosen, files) if images else []
         for chosen in (wrong, right)
     )
-    screening, sets = sections.screening(result, outcome), sections.prediction_sets(result)
-    present = {"screening": screening, "conformal": sets, "examples": examples}
-    return render(
+    names = predictions.class_names
+    error_rows = [
+        (names[predictions.labels[n]], names[p[n].argmax()], float(p[n].max()), files[n])
+        for n in wrong
+    ]
+    screening = sections.screening(result, outcome)
+    present = {"screening": screening, "conformal": result["sets"], "examples": examples}
+    count_columns, count_rows = facts.part_counts(manifest, card)
+    now = datetime.now().astimezone()
+    page = render(
         "report.html",
         title="Model report",
         subtitle=f"{card.method} on {card.backbone.short_name}: {', '.join(card.class_names)}",
         caution=CAUTION,
-        made=made,
+        made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
         has_pictures=bool(errors or examples),
         contents=[(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
         tiles=sections.tiles(outcome, result),
@@ -118,20 +98,21 @@ def report_page(
         warnings=_warnings(classifier, outcome, audit),
         interval_words=sections.interval_words(result),
         metrics=sections.metrics(result),
-        classes=sections.per_class(result),
         confusion=confusion_table(outcome.counts, outcome.names),
         confusions=frequent_confusions(outcome),
         screening=screening,
         risk=sections.selective(result),
         calibration=sections.calibration(result),
-        sets=sets,
+        result=result,
         errors=errors,
-        error_rows=_error_rows(predictions, p, wrong, show_names=show_names),
+        side=_SIDE,
+        error_rows=error_rows,
         all_errors=outcome.images - outcome.correct,
         show_names=show_names,
         examples=examples,
         graph=_graph(classifier),
-        counts=facts.part_counts(manifest, card),
+        count_columns=count_columns,
+        count_rows=count_rows,
         facts=facts.data_facts(predictions, audit),
         audit=audit,
         model=facts.model_facts(classifier, show_names=show_names),
@@ -140,6 +121,7 @@ def report_page(
         hashes=facts.fingerprints(classifier, predictions),
         command=facts.plain_command(command, show_names=show_names),
     )
+    write_text(Path(path), page)
 
 
 def _outcome(
@@ -170,36 +152,81 @@ def _warnings(classifier: Classifier, outcome: Outcome, audit: Audit | None) -> 
     return found
 
 
-def _error_rows(
-    predictions: LabelledPredictions,
-    p: NDArray[np.float32],
-    wrong: NDArray[np.intp],
-    *,
-    show_names: bool,
-) -> list[dict[str, str]]:
-    names = predictions.class_names
-    return [
-        {
-            "true": names[predictions.labels[row]],
-            "predicted": names[p[row].argmax()],
-            "confidence": percent(float(p[row].max())),
-            "file": predictions.images[row].name if show_names else "",
-        }
-        for row in wrong
-    ]
-
-
 def _graph(classifier: Classifier) -> dict[str, Any]:
     W, alpha, learned = facts.graph(classifier)
     texts = "class texts that the model learned" if learned else "class names"
+    caption = f"W in percent: each row sums to 100. Sharpness alpha = {alpha:g}."
     return {
         "words": f"The class graph W compares the {texts}: the more similar two of them are, the "
         "larger the number. Classes with similar texts may also be hard to tell apart in images. "
         f"With {len(W)} classes, {percent(1 / len(W))} everywhere would mean that no two classes "
         "are more similar than any others.",
-        "table": graph_table(
-            W,
-            classifier.class_names,
-            caption=f"W in percent: each row sums to 100. Sharpness alpha = {alpha:g}.",
-        ),
+        "table": graph_table(W, classifier.class_names, caption=caption),
     }
+
+
+def confident_errors(
+    labels: NDArray[np.integer], probabilities: NDArray[np.floating]
+) -> NDArray[np.intp]:
+    """Numbers of the misclassified images to show, the most confident first."""
+    wrong = np.flatnonzero(probabilities.argmax(axis=1) != labels)
+    confidence = probabilities[wrong].max(axis=1)
+    return wrong[np.argsort(-confidence, kind="stable")][:_MOST]
+
+
+def correct_examples(
+    labels: NDArray[np.integer], probabilities: NDArray[np.floating]
+) -> NDArray[np.intp]:
+    """For each class the most confident correct image, if there is one."""
+    correct = probabilities.argmax(axis=1) == labels
+    confidence = np.where(correct, probabilities.max(axis=1), -1.0)
+    found = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        best = members[np.argmax(confidence[members])]
+        if confidence[best] >= 0:
+            found.append(best)
+    return np.asarray(found[:_MOST], np.intp)
+
+
+def cards(
+    classifier: Classifier,
+    predictions: LabelledPredictions,
+    probabilities: NDArray[np.floating],
+    chosen: NDArray[np.intp],
+    files: Sequence[str],
+) -> list[dict[str, Any]]:
+    """The chosen images as the model saw them, and with the evidence drawn in."""
+    numbers = [int(number) for number in chosen]
+    if not numbers:
+        return []
+    names, predicted = predictions.class_names, probabilities.argmax(axis=1)
+    rows, columns = classifier.backbone.patch_grid
+    made = []
+    with progress_bar("Drawing evidence", len(numbers)) as bar:
+        drawn = evidence(
+            classifier,
+            [predictions.images[number] for number in numbers],
+            labels=[int(predicted[number]) for number in numbers],
+            top=min(_OUTLINED, rows * columns),
+        )
+        for number, found in zip(numbers, drawn, strict=True):
+            row, label = probabilities[number], int(predictions.labels[number])
+            name, truth = names[predicted[number]], names[label]
+            title, words = truth, f"{100 * row.max():.0f} % for {name}"
+            if name != truth:
+                title = f"{truth}, mistaken for {name}"
+                words += f", {100 * row[label]:.0f} % for {truth}"
+            outlined = f"The same image; the patches with most evidence for {name} are outlined"
+            pictures = (
+                (_small(found.image), f"An image of the class {truth}", "what it saw"),
+                (_small(draw(found)), outlined, f"evidence for {name}"),
+            )
+            card = {"title": title, "words": words, "pictures": pictures, "file": files[number]}
+            made.append(card)
+            bar.advance()
+    return made
+
+
+def _small(image: Image.Image) -> str:
+    return data_uri(image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BICUBIC))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ogkd.report.html import join_words, percent
+
 _PAIRS = 3  # confusions that are named
 _FEW = 20  # images of a class below which its numbers are little more than a hint
 _HONEST = 0.05  # how far mean confidence may be off and still count as about right
@@ -42,10 +44,11 @@ class Outcome:
 
 def sentences(found: Outcome) -> list[str]:
     """One sentence for each thing that matters, the most important first."""
+    confused = frequent_confusions(found)
     return [
         _accuracy(found),
         *_weakest(found),
-        *_confusions(found),
+        *([f"Its most frequent errors: {confused}."] if confused else []),
         *_screening(found),
         _referral(found),
         _certainty(found),
@@ -85,22 +88,18 @@ def frequent_confusions(found: Outcome) -> str:
     )
 
 
-def join_words(words: Sequence[str]) -> str:
-    """The words in a row, with commas and a final "and"."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
-
-
 def _accuracy(found: Outcome) -> str:
-    text = (
-        f"The model classified {found.correct} of {found.images} images correctly "
-        f"({percent(found.accuracy)}"
-    )
+    interval = ""
     if found.interval is not None:
-        low, high = found.interval
-        text += f"; 95\u00a0% interval {percent(low)} to {percent(high)}"
-    most = int(found.counts.sum(axis=1).argmax())
-    share = found.counts.sum(axis=1)[most] / found.images
-    return f"{text}). Always predicting {found.names[most]} would be correct for {percent(share)}."
+        low, high = map(percent, found.interval)
+        interval = f"; 95\u00a0% interval {low} to {high}"
+    totals = found.counts.sum(axis=1)
+    most = int(totals.argmax())
+    return (
+        f"The model classified {found.correct} of {found.images} images correctly "
+        f"({percent(found.accuracy)}{interval}). Always predicting {found.names[most]} would be "
+        f"correct for {percent(totals[most] / found.images)}."
+    )
 
 
 def _weakest(found: Outcome) -> list[str]:
@@ -115,11 +114,6 @@ def _weakest(found: Outcome) -> list[str]:
         f"{totals[worst]} images) and {found.names[best]} most often "
         f"({found.counts[best, best]} of {totals[best]})."
     ]
-
-
-def _confusions(found: Outcome) -> list[str]:
-    pairs = frequent_confusions(found)
-    return [f"Its most frequent errors: {pairs}."] if pairs else []
 
 
 def _screening(found: Outcome) -> list[str]:
@@ -141,11 +135,11 @@ def screening_counts(
     healthy = np.isin(np.arange(len(counts)), list(normal))
     if not healthy.any():
         return (0, 0), (0, 0)
-    block = [
+    ill, well = (
         (int(counts[np.ix_(rows, ~healthy)].sum()), int(counts[np.ix_(rows, healthy)].sum()))
         for rows in (~healthy, healthy)
-    ]
-    return block[0], block[1]
+    )
+    return ill, well
 
 
 def _referral(found: Outcome) -> str:
@@ -171,8 +165,3 @@ def _certainty(found: Outcome) -> str:
         f"Its mean confidence is {percent(found.mean_confidence)} and its accuracy "
         f"{percent(found.accuracy)}: {verdict}{advice}."
     )
-
-
-def percent(share: float) -> str:
-    """A percentage, with one decimal if it needs one."""
-    return f"{100 * share:.1f}".removesuffix(".0") + "\u00a0%"
