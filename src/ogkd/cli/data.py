@@ -10,16 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ogkd.cli.options import (
-    CommandGroup,
-    DataArgument,
-    DeviceOption,
-    JsonOption,
-    SliceOption,
-    refuse_folders,
-    say,
-)
-from ogkd.cli.tables import print_table
+from ogkd.cli import options as opt
+from ogkd.cli.output import print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError
 from ogkd.files import write_json
 
@@ -29,7 +21,7 @@ if TYPE_CHECKING:
     from ogkd.audit import Audit, Case, Finding
     from ogkd.datasets.catalog import Benchmark
 
-app = CommandGroup("Benchmark datasets and your own data: list, info, download, check.")
+app = opt.CommandGroup("Benchmark datasets and your own data: list, info, download, check.")
 
 _SHOWN = 5  # files listed under a finding; the JSON has all
 _COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
@@ -37,7 +29,7 @@ _MANY = 600  # phantoms from which several processes pay off
 
 
 @app.command("list")
-def list_benchmarks(as_json: JsonOption = False) -> None:
+def list_benchmarks(as_json: opt.JsonOption = False) -> None:
     """Show the benchmark datasets and whether they are on this machine."""
     from ogkd.datasets.catalog import known_benchmarks
 
@@ -64,7 +56,7 @@ def list_benchmarks(as_json: JsonOption = False) -> None:
 @app.command("info")
 def info(
     name: Annotated[str, typer.Argument(help="A benchmark, such as btmri.")],
-    as_json: JsonOption = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Show what is known about a benchmark: classes, counts, licence, location, hashes."""
     from ogkd.datasets.catalog import benchmark
@@ -164,7 +156,7 @@ def _facts(record: Benchmark) -> dict[str, Any]:
 
 @app.command("check")
 def check(
-    data: DataArgument,
+    data: opt.DataArgument,
     *,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write all findings to this file.")
@@ -183,14 +175,14 @@ def check(
         str | None,
         typer.Option("--backbone", "-b", help="Model that checks the labels; implies --labels."),
     ] = None,
-    slice: SliceOption = None,
-    device: DeviceOption = "auto",
+    slice: opt.SliceOption = None,
+    device: opt.DeviceOption = "auto",
 ) -> None:
     """Count classes, read every file, and look for duplicates, shared patients and wrong labels.
 
     Exit code 0: at most warnings; 1: errors in the data; 2: the check could not run.
     """
-    refuse_folders(json=as_json, html=html)
+    opt.refuse_folders(json=as_json, html=html)
     from ogkd.audit import audit_data
     from ogkd.audit.labels import require_cleanlab
     from ogkd.datasets.fetch import resolve_data

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ogkd.cli.options import split_list
-from ogkd.cli.tables import write_csv
+from ogkd.cli import options as opt
+from ogkd.cli.output import write_csv
 from ogkd.errors import ConfigError
 from ogkd.files import write_json, write_text
 
@@ -45,7 +45,7 @@ def demo(
     from ogkd.backbones import load_backbone
     from ogkd.datasets.phantoms import phantom
 
-    names = [phantom(name).name for name in dict.fromkeys(split_list(datasets))]
+    names = [phantom(name).name for name in dict.fromkeys(opt.split_list(datasets))]
     if not names:
         raise ConfigError("Give at least one phantom dataset with --datasets, such as us-breast.")
     began = time.perf_counter()

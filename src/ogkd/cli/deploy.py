@@ -9,14 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ogkd.cli.options import (
-    DeviceOption,
-    EngineOverride,
-    ModelArgument,
-    MovedBackbone,
-    require_calibration,
-    say,
-)
+from ogkd.cli import options as opt
+from ogkd.cli.output import say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +21,7 @@ _SHORTEST = 8  # characters of a password
 
 
 def export(
-    model: ModelArgument,
+    model: opt.ModelArgument,
     *,
     onnx: Annotated[Path, typer.Option("--onnx", help="The file to write, ending in .onnx.")],
     include_preprocessing: Annotated[
@@ -56,8 +50,8 @@ def export(
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest allowed difference from torch's probabilities.")
     ] = 1e-4,
-    backbone: MovedBackbone = None,
-    engine: EngineOverride = None,
+    backbone: opt.MovedBackbone = None,
+    engine: opt.EngineOverride = None,
 ) -> None:
     """Write image encoder and head as one ONNX file for onnxruntime.
 
@@ -80,7 +74,7 @@ def export(
 
     classifier = load(model, backbone=backbone, device="cpu", engine=engine)
     if not int8:  # with int8, the library refuses max_risk whether calibrated or not
-        require_calibration(classifier, max_risk=max_risk)
+        opt.require_calibration(classifier, max_risk=max_risk)
     labels = None
     if data is not None:
         judged = predict_labelled(classifier, data, split=split)
@@ -147,7 +141,7 @@ def app(
     coverage: Annotated[
         float, typer.Option(help="How often the set of classes contains the true one.")
     ] = 0.9,
-    backbone: MovedBackbone = None,
+    backbone: opt.MovedBackbone = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on. Other than loopback needs a password.")
     ] = "127.0.0.1",
@@ -162,7 +156,7 @@ def app(
     open_browser: Annotated[
         bool, typer.Option("--open", help="Open the page in the browser.")
     ] = False,
-    device: DeviceOption = "auto",
+    device: opt.DeviceOption = "auto",
 ) -> None:
     """Serve a web page that classifies one image at a time. Ctrl-C stops it.
 

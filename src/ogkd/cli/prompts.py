@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ogkd.cli.options import CommandGroup, DeviceOption, JsonOption, refuse_folders, say
-from ogkd.cli.tables import print_table
+from ogkd.cli import options as opt
+from ogkd.cli.output import print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted
 
 if TYPE_CHECKING:
     from ogkd.prompts.check import Finding
 
-app = CommandGroup("Banks of texts for classes: list, show, check, new, generate, import.")
+app = opt.CommandGroup("Banks of texts for classes: list, show, check, new, generate, import.")
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 _SHIPPED = 50  # prompts per class of the banks that come with the package
@@ -36,7 +36,7 @@ _OrganOption = Annotated[str | None, typer.Option("--organ", help="For example b
 
 
 @app.command("list")
-def list_banks(as_json: JsonOption = False) -> None:
+def list_banks(as_json: opt.JsonOption = False) -> None:
     """Show the banks that come with the package."""
     from ogkd.prompts.bank import read_bank, shipped_banks
 
@@ -59,7 +59,7 @@ def list_banks(as_json: JsonOption = False) -> None:
 def show(
     bank: Annotated[Path, typer.Argument(help="The name of a shipped bank, or a JSON file.")],
     class_name: Annotated[str | None, typer.Argument(help="Show only this class.")] = None,
-    as_json: JsonOption = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Print the texts of a bank or of one class."""
     from ogkd.prompts.bank import read_bank
@@ -103,8 +103,8 @@ def check(
         list[str] | None,
         typer.Option(help="Split to measure on (default: train and val, never test)."),
     ] = None,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: opt.DeviceOption = "auto",
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Look for duplicates, wrong lengths, patterns, missing class names. Exit code 1 on errors."""
     from ogkd.prompts.bank import shipped_banks
@@ -317,7 +317,7 @@ def _refuse_existing(out: Path) -> None:
 def _bank_so_far(out: Path) -> dict[str, list[str]]:
     from ogkd.prompts.bank import read_bank
 
-    refuse_folders(out=out)
+    opt.refuse_folders(out=out)
     return read_bank(out) if out.exists() else {}
 
 

@@ -1,17 +1,30 @@
-"""Tables that commands print or write: plain, CSV, and the one of `ogkd evaluate`."""
+"""What commands print or write: notes, JSON, tables, CSV, and the lines of `ogkd evaluate`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+
+import typer
 
 from ogkd.files import write_atomically
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that start with these
 _MOST_CLASSES = 12  # a larger confusion matrix is only written to --out
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
+
+
+def say(note: str) -> None:
+    """Print a line on standard error, so that it is kept out of results."""
+    typer.echo(note, err=True)
+
+
+def print_json(value: Any, *, ascii: bool = False) -> None:
+    """Print JSON; in ASCII if it may have file names, which need not be valid text."""
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=ascii))
 
 
 def print_table(
@@ -28,6 +41,13 @@ def print_table(
     for row in rows:
         table.add_row(*map(str, row))
     Console().print(table)
+
+
+def print_facts(facts: Mapping[str, Any]) -> None:
+    """Print what is known of something, a line for each fact that is."""
+    for name, value in facts.items():
+        if value:
+            typer.echo(f"{name:10} {value}")
 
 
 @contextlib.contextmanager
