@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -10,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import ogkd
 from ogkd.cli import options as opt
-from ogkd.cli.output import print_table, say
+from ogkd.cli.output import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError
 from ogkd.files import write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ogkd.audit import Audit, Case, Finding
+    from ogkd.audit import Audit
     from ogkd.datasets.catalog import Benchmark
 
 app = opt.CommandGroup("Benchmark datasets and your own data: list, info, download, check.")
@@ -35,19 +33,13 @@ def list_benchmarks(as_json: opt.JsonOption = False) -> None:
 
     rows = [_facts(record) for record in known_benchmarks().values()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
-    cells = [
-        [
-            row["name"],
-            "yes" if row["present"] else "no",
-            row["modality"],
-            row["organ"],
-            len(row["class_names"]),
-            *[f"{count:,}" for count in row["counts"].values()],
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        counts = [f"{count:,}" for count in (len(row["class_names"]), *row["counts"].values())]
+        here = "yes" if row["present"] else "no"
+        cells.append([row["name"], here, row["modality"], row["organ"], *counts])
     numbers = ("classes", "train", "val", "test")
     print_table(("name", "here", "modality", "organ", *numbers), cells, numbers=numbers)
     typer.echo("More: `ogkd data info NAME`. Download: `ogkd data download NAME`.")
@@ -64,10 +56,10 @@ def info(
     record = benchmark(name)
     facts = _facts(record)
     if as_json:
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
         return
     parts = ", ".join(f"{split} {count:,}" for split, count in facts["counts"].items())
-    lines = {
+    words = {
         "name": f"{record.name} ({record.title} in the paper)",
         "images": f"{record.modality}, {record.organ}; {parts}",
         "base": ", ".join(record.base_classes),
@@ -82,9 +74,7 @@ def info(
         "split": f"{record.split_file}, sha256 {record.split_sha256 or 'not known'}",
         "here": facts["path"] or f"no: run `ogkd data download {record.name}`",
     }
-    for key, words in lines.items():
-        if words:
-            typer.echo(f"{key:10} {words}")
+    print_facts(words)
 
 
 @app.command("download")
@@ -195,11 +185,7 @@ def check(
     manifest = resolve_data(data)
     if slice is not None:
         manifest = manifest.sliced(SliceRule.parse(slice))
-    model = None
-    if wanted:
-        from ogkd.backbones import load_backbone
-
-        model = load_backbone(backbone or "builtin", device=device)
+    model = ogkd.load_backbone(backbone or "builtin", device=device) if wanted else None
     audit = audit_data(
         manifest, root=data_folder(data), name=data.resolve().name, near=near, backbone=model
     )
@@ -208,11 +194,9 @@ def check(
     if html is not None:
         write_data_check(audit, images=[item.image for item in manifest.items], out=html)
     _print_audit(audit)
-    for file in (as_json, html):
-        if file is not None:
-            say(f"-> {file}")
-    if audit.exit_code:
-        raise typer.Exit(audit.exit_code)
+    for file in filter(None, (as_json, html)):
+        say(f"-> {file}")
+    raise typer.Exit(audit.exit_code)
 
 
 def data_folder(data: Path) -> Path:
@@ -225,43 +209,30 @@ def data_folder(data: Path) -> Path:
 
 
 def _print_audit(audit: Audit) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(soft_wrap=True, highlight=False, markup=False)
     facts = audit.facts
-    table = Table("class", box=None, pad_edge=False)
-    for split in facts.counts:
-        table.add_column(split or "images", justify="right")
-    for name in next(iter(facts.counts.values())):
-        table.add_row(_plain(name), *(str(counts[name]) for counts in facts.counts.values()))
-    totals = [str(sum(counts.values())) for counts in facts.counts.values()]
-    table.add_row("all", *totals, style="bold")
-    console.print(table)
+    splits = {split or "images": counts for split, counts in facts.counts.items()}
+    rows = [
+        [_plain(name), *(counts[name] for counts in splits.values())]
+        for name in next(iter(splits.values()))
+    ]
+    rows.append(["all", *(sum(counts.values()) for counts in splits.values())])
+    print_table(("class", *splits), rows, numbers=tuple(splits))
     sizes = ", ".join(list(facts.sizes)[:3]) + (", ..." if len(facts.sizes) > 3 else "")
-    console.print(f"{facts.gray} grey and {facts.colour} colour images; sizes: {sizes or 'none'}")
+    typer.echo(f"{facts.gray} grey and {facts.colour} colour images; sizes: {sizes or 'none'}")
     for finding in audit.findings:
-        _print_finding(console, finding)
-    counts = [f"{audit.count('error')} errors", f"{audit.count('warning')} warnings"]
-    console.print(
-        f"\n{len(audit.records)} images: {', '.join(counts)}, {audit.count('note')} notes"
-    )
-
-
-def _print_finding(console: Console, finding: Finding) -> None:
-    console.print()
-    console.print(finding.severity.upper(), style=f"bold {_COLOURS[finding.severity]}", end=" ")
-    console.print(_plain(finding.what))
-    for case in finding.where[:_SHOWN]:
-        console.print(f"  {_line(case)}")
-    if len(finding.where) > _SHOWN:
-        console.print(f"  ... and {len(finding.where) - _SHOWN} more (--json lists all)")
-    console.print(f"  -> {_plain(finding.next)}")
-
-
-def _line(case: Case) -> str:
-    files = " = ".join(case.files[:_SHOWN]) + (" = ..." if len(case.files) > _SHOWN else "")
-    return _plain(f"{files}  ({case.note})" if case.note else files)
+        colour = _COLOURS[finding.severity]
+        typer.secho(f"\n{finding.severity.upper()}", fg=colour, bold=True, nl=False)
+        typer.echo(f" {_plain(finding.what)}")
+        for case in finding.where[:_SHOWN]:
+            files = " = ".join(case.files[:_SHOWN])
+            more = " = ..." if len(case.files) > _SHOWN else ""
+            note = f"  ({case.note})" if case.note else ""
+            typer.echo(f"  {_plain(files + more + note)}")
+        if len(finding.where) > _SHOWN:
+            typer.echo(f"  ... and {len(finding.where) - _SHOWN} more (--json lists all)")
+        typer.echo(f"  -> {_plain(finding.next)}")
+    numbers = [f"{audit.count(kind)} {kind}s" for kind in _COLOURS]
+    typer.echo(f"\n{len(audit.records)} images: {', '.join(numbers)}")
 
 
 def _plain(words: str) -> str:
