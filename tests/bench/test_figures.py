@@ -294,6 +294,6 @@ def test_runs_that_a_figure_cannot_tell_apart_are_refused(tmp_path: Path) -> Non
 
 
 def test_every_figure_is_documented() -> None:
-    page = Path(__file__).parents[2] / "docs" / "bench-figures.md"
+    page = Path(__file__).parents[2] / "docs" / "reference" / "benchmark-figures.md"
     for name in FIGURES:
         assert f"`{name}`" in page.read_text(encoding="utf-8")

@@ -61,7 +61,7 @@ def test_another_engine_than_the_calibration_s_is_told(ogkd, model, others, tmp_
 
 def test_the_encoder_engine_is_an_option(refused, model, others):
     words = ("calibrate", model, others, "--engine", "tensorrt")
-    assert "no encoder engine 'tensorrt'" in refused(*words)
+    assert "no engine 'tensorrt'" in refused(*words)
 
 
 def test_images_used_for_fitting_are_refused_and_may_be_left_out(

@@ -93,7 +93,7 @@ def test_what_cannot_work_is_refused_before_anything_is_loaded(refused, fitted, 
     message = refused(*words)
     assert "needs a calibrated model" in message
     assert "--max-risk" in message
-    assert "Export without --int8" in refused(*words, "--int8")
+    assert "Export without int8" in refused(*words, "--int8")
 
 
 def test_a_place_that_cannot_be_written_is_named_with_its_option(refused, fitted, tmp_path):

@@ -53,7 +53,7 @@ def test_show_prints_a_class_of_a_bank_by_any_spelling(ogkd, refused):
     assert len(outcome.out.splitlines()) == 51
     assert len(json.loads(ogkd("prompts", "show", "busi", "--json").out)) == 3
     assert "only for: benign tumor" in refused("prompts", "show", "busi", "cyst")
-    assert "a bank's name" in refused("prompts", "show", "nothing")
+    assert "a shipped bank's name" in refused("prompts", "show", "nothing")
 
 
 def test_check_passes_on_all_shipped_banks_even_strictly(ogkd):

@@ -2,7 +2,7 @@
 
 An engine replaces only `encode_images` and gives the backbone another digest, so cached features
 and fitted models of two engines are never mixed. The engines besides torch run the image tower
-in ONNX Runtime (`pip install "ogkd[onnx]"`). Converting it takes half a minute, once: the graph
+in ONNX Runtime (`pip install "ogkd[onnx]"`). Converting it takes about a minute, once: the graph
 is kept in the cache.
 """
 
