@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.doctor import end_with
 from ogkd.cli.output import print_facts, print_json, print_table, say
@@ -190,16 +191,14 @@ def embed(
             f"--out {out} exists and is not a .safetensors file, so it is left unchanged. Choose "
             "another name."
         )
-    from ogkd.backbones import load_backbone
-
     if texts:
         lines = _read_lines(texts)
-        _embed_texts(load_backbone(backbone, device=encoding.device), lines, out)
+        _embed_texts(ogkd.load_backbone(backbone, device=encoding.device), lines, out)
         return
     refs = sorted(encoding.find(images or []), key=lambda image: image.as_posix())
     # On a cluster only its name and digest are used: the workers encode, on their own devices.
     device = "cpu" if on_cluster else encoding.device
-    model = load_backbone(backbone, device=device, engine=engine)
+    model = ogkd.load_backbone(backbone, device=device, engine=engine)
     batches = encoding.encode(model, refs, place=backbone, engine=engine, patches=patches)
     _embed_images(model, refs, batches, out, skip_bad=skip_bad)
 

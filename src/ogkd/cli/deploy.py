@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import say
 from ogkd.errors import ConfigError
@@ -60,6 +61,7 @@ def export(
     --tolerance, no file is written. The metadata describes how to prepare an
     image, and contains the class names and the calibration.
     """
+    from ogkd.evaluation import predict_labelled
     from ogkd.export import export_onnx, place_for_onnx, require_extra
     from ogkd.images import find_images
 
@@ -68,11 +70,7 @@ def export(
     if check and data is not None:
         raise ConfigError("Give --check or --data, not both: each names the images to compare on.")
     images = find_images(check) if check else []
-
-    from ogkd.evaluation import predict_labelled
-    from ogkd.model.classifier import load
-
-    classifier = load(model, backbone=backbone, device="cpu", engine=engine)
+    classifier = ogkd.load(model, backbone=backbone, device="cpu", engine=engine)
     if not int8:  # with int8, the library refuses max_risk whether calibrated or not
         opt.require_calibration(classifier, max_risk=max_risk)
     labels = None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import print_json
 from ogkd.errors import BackboneError
@@ -208,11 +209,10 @@ def _hub() -> Iterator[Finding]:
 
 
 def _backbones() -> Iterator[Finding]:
-    from ogkd.backbones import load_backbone
     from ogkd.backbones.hub import present_backbones
 
     try:
-        load_backbone("builtin")
+        ogkd.load_backbone("builtin")
     except BackboneError as error:
         yield Finding("FAIL", "Backbones", str(error), "reinstall ogkd: its files are damaged")
         return

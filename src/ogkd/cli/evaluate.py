@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.data import data_folder
 from ogkd.cli.output import evaluation_lines, harmless, harmless_path, print_json, say, write_csv
@@ -47,11 +48,12 @@ class InputOptions:
         from ogkd.datasets.fetch import resolve_data
         from ogkd.features.unreadable import readable_items
         from ogkd.images import SliceRule
-        from ogkd.model.classifier import load
 
         rule = None if self.slice is None else SliceRule.parse(self.slice)
-        manifest = resolve_data(self.data, root=self.root, class_names=opt.read_classes(self.classes))
-        classifier = load(
+        manifest = resolve_data(
+            self.data, root=self.root, class_names=opt.read_classes(self.classes)
+        )
+        classifier = ogkd.load(
             self.model,
             backbone=self.backbone,
             device=self.device,
@@ -248,12 +250,11 @@ def calibrate(
     their probabilities change. It is valid for the engine that encoded the
     images: that of the fit, or --engine. Fitting the model again removes it.
     """
-    from ogkd.evaluation.calibrate import calibrate as calibrate_model
     from ogkd.model.calibration import CALIBRATION
 
     # The old calibration is not read: even a damaged one can be replaced.
     read = inputs.read(split, calibrated=False)
-    found = calibrate_model(
+    found = ogkd.calibrate(
         read.classifier, read.part, split=split, leave_out_used=leave_out_used, say=say
     )
     place = inputs.model / CALIBRATION

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
+import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import harmless, harmless_path, say, write_csv
 from ogkd.errors import ConfigError
@@ -68,7 +69,6 @@ def predict(
     one that the model was fitted on. For very large folders, --ray spreads
     the work over a cluster.
     """
-    from ogkd.model.classifier import load
     from ogkd.model.decide import Decider, Policy
     from ogkd.progress import progress_bar
 
@@ -76,7 +76,7 @@ def predict(
     opt.refuse_folders(out=out)
     policy = Policy(max_risk, confidence, coverage, sets)
     found = encoding.find(images)
-    classifier = load(model, backbone=backbone, device=encoding.device, engine=engine)
+    classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
     refs = classifier.refs(found)
     opt.require_calibration(classifier, max_risk=max_risk, coverage=coverage)
     decider = Decider(classifier, policy)
@@ -135,12 +135,12 @@ def _prepare(folder: Path) -> None:
 
 def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> None:
     """Write the evidence for the predicted class; the row number makes file names unique."""
-    from ogkd.model.explain import draw, evidence_of
+    from ogkd.model.explain import evidence_of
 
     found = evidence_of(classifier, row)
     stem = re.sub(r"[^\w.-]+", "_", Path(str(row.image)).stem, flags=re.ASCII)[:60]
     with write_atomically(folder / f"{number:06}-{stem}.png") as aside:
-        draw(found).save(aside, format="PNG")
+        ogkd.draw(found).save(aside, format="PNG")
 
 
 def _csv(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]:
