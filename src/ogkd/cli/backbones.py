@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import ogkd
 from ogkd.cli import options as opt
@@ -27,7 +28,7 @@ app = opt.CommandGroup("Frozen vision-language models: list, info, fetch, verify
 
 _MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 _ADVICE = "Fix or remove them, or run again with --skip-bad to leave them out."
-_Name = Annotated[str, typer.Argument(help="A known name, a hub id or a folder.")]
+_Name = Annotated[str, Argument(help="A known name, a hub id or a folder.")]
 
 
 @app.command("list")
@@ -71,12 +72,12 @@ def info(name: _Name, as_json: opt.JsonOption = False) -> None:
 @app.command("fetch")
 def fetch(
     name: _Name,
-    force: Annotated[bool, typer.Option("--force", help="Fetch it even if it is present.")] = False,
+    force: Annotated[bool, Option("--force", help="Fetch it even if it is present.")] = False,
     revision: Annotated[
-        str | None, typer.Option(help="A branch, tag or commit of the hub repository.")
+        str | None, Option(help="A branch, tag or commit of the hub repository.")
     ] = None,
     examples: Annotated[
-        bool, typer.Option("--examples", help="Also fetch the images that `verify` uses.")
+        bool, Option("--examples", help="Also fetch the images that `verify` uses.")
     ] = False,
 ) -> None:
     """Download a backbone, check it and keep it as safetensors in the cache."""
@@ -101,7 +102,7 @@ def fetch(
 def verify(
     name: _Name,
     images: Annotated[
-        Path | None, typer.Option(help="Folder of the images whose outputs are published.")
+        Path | None, Option(help="Folder of the images whose outputs are published.")
     ] = None,
     device: opt.DeviceOption = "auto",
 ) -> None:
@@ -154,18 +155,17 @@ def _folder_facts(folder: Path) -> dict[str, Any]:
 
 def embed(
     images: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Image files, or folders, which are searched recursively."),
+        list[Path] | None, Argument(help="Image files, or folders, which are searched recursively.")
     ] = None,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The .safetensors file to write.")],
+    out: Annotated[Path, Option("--out", "-o", help="The .safetensors file to write.")],
     backbone: opt.BackboneOption = "builtin",
     texts: Annotated[
-        Path | None, typer.Option(help="Encode the lines of this text file instead of images.")
+        Path | None, Option(help="Encode the lines of this text file instead of images.")
     ] = None,
-    patches: Annotated[bool, typer.Option("--patches", help="Also write patch features.")] = False,
+    patches: Annotated[bool, Option("--patches", help="Also write patch features.")] = False,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out unreadable files instead of stopping.")
+        bool, Option("--skip-bad", help="Leave out unreadable files instead of stopping.")
     ] = False,
     engine: opt.EngineOption = "torch",
     encoding: opt.EncodingOptions,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from typer import Argument, Option
 
 from ogkd.cli import options as opt
 from ogkd.cli.output import say
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
 
 app = opt.CommandGroup("Reproduce the paper, or compare methods on your own data.")
 
-RunsArgument = Annotated[Path, typer.Argument(help="A folder written by `bench run --out`.")]
+RunsArgument = Annotated[Path, Argument(help="A folder written by `bench run --out`.")]
 PlanOption = Annotated[
-    str | None, typer.Option("--plan", help="Which grid of the folder, if it has several.")
+    str | None, Option("--plan", help="Which grid of the folder, if it has several.")
 ]
-NamesOption = Annotated[str | None, typer.Option(help="Only these, separated by commas.")]
-NumbersOption = Annotated[str | None, typer.Option(help="Instead of the grid's: 1,4,16 or 1-8.")]
+NamesOption = Annotated[str | None, Option(help="Only these, separated by commas.")]
+NumbersOption = Annotated[str | None, Option(help="Instead of the grid's: 1,4,16 or 1-8.")]
 
 
 @dataclass(frozen=True)
@@ -37,20 +38,19 @@ class GridOptions:
 
     grid: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="A grid: a TOML file, a name from `ogkd bench list`, or a set such as phantoms."
         ),
     ]
     data: Annotated[
-        str | None, typer.Option(help="A folder of datasets ({train,val,test}/class), or phantoms.")
+        str | None, Option(help="A folder of datasets ({train,val,test}/class), or phantoms.")
     ] = None
     datasets: NamesOption = None
     methods: NamesOption = None
     shots: NumbersOption = None
     seeds: NumbersOption = None
     backbone: Annotated[
-        str | None,
-        typer.Option("--backbone", "-b", help="Use this backbone instead of the grid's."),
+        str | None, Option("--backbone", "-b", help="Use this backbone instead of the grid's.")
     ] = None
 
     def expand(self) -> list[tuple[Plan, dict[str, Source], str]]:
@@ -77,9 +77,7 @@ class WorkerOptions(opt.RayOptions):
 
     workers: Annotated[
         int | None,
-        typer.Option(
-            min=0, help="Processes (default: 1; with --ray: as many as fit); 0: this process."
-        ),
+        Option(min=0, help="Processes (default: 1; with --ray: as many as fit); 0: this process."),
     ] = None
 
     def run(self, folder: RunsFolder, job: Job, progress: Progress) -> None:
@@ -128,10 +126,8 @@ def _specs(plans: Iterable[Plan]) -> dict[str, RunSpec]:
 def plan(
     grid: GridOptions,
     *,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="A folder with finished runs.")
-    ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Print one line per run.")] = False,
+    out: Annotated[Path | None, Option("--out", "-o", help="A folder with finished runs.")] = None,
+    show: Annotated[bool, Option("--show", help="Print one line per run.")] = False,
 ) -> None:
     """Show how many runs a grid has, how many are done, and an estimate of the time left."""
     from ogkd.bench.progress import duration, estimate
@@ -171,7 +167,7 @@ def plan(
 def run(
     grid: GridOptions,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the runs.")],
+    out: Annotated[Path, Option("--out", "-o", help="The folder for the runs.")],
     workers: WorkerOptions,
     device: opt.DeviceOption = "auto",
 ) -> None:
@@ -260,13 +256,12 @@ def table(
     runs: RunsArgument,
     *,
     plan: PlanOption = None,
-    metric: Annotated[str, typer.Option(help="accuracy, macro_f1, aurc, ece, ...")] = "accuracy",
+    metric: Annotated[str, Option(help="accuracy, macro_f1, aurc, ece, ...")] = "accuracy",
     format: Annotated[
-        Literal["markdown", "latex", "csv"], typer.Option(help="Output format.")
+        Literal["markdown", "latex", "csv"], Option(help="Output format.")
     ] = "markdown",
     every_dataset: Annotated[
-        bool,
-        typer.Option("--datasets/--average", help="Also a table per dataset, or only the average."),
+        bool, Option("--datasets/--average", help="Also a table per dataset, or only the average.")
     ] = True,
 ) -> None:
     """Print the paper's table from finished runs; best bold, second underlined."""
@@ -282,16 +277,14 @@ def table(
 def figure(
     runs: RunsArgument,
     names: Annotated[
-        list[str] | None, typer.Argument(help="Which figures (default: all possible).")
+        list[str] | None, Argument(help="Which figures (default: all possible).")
     ] = None,
     *,
     plan: PlanOption = None,
     pair: Annotated[
-        tuple[str, str] | None, typer.Option(help="Labels of the two methods to compare.")
+        tuple[str, str] | None, Option(help="Labels of the two methods to compare.")
     ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for SVG and PNG.")] = Path(
-        "figures"
-    ),
+    out: Annotated[Path, Option("--out", "-o", help="Folder for SVG and PNG.")] = Path("figures"),
 ) -> None:
     """Draw the paper's figures from finished runs, as SVG and PNG."""
     from ogkd.bench.figures import make_figures
@@ -305,16 +298,12 @@ def compare(
     runs: RunsArgument,
     methods: Annotated[
         list[str] | None,
-        typer.Argument(help="Two row labels to compare (default: compare with published numbers)."),
+        Argument(help="Two row labels to compare (default: compare with published numbers)."),
     ] = None,
     *,
     plan: PlanOption = None,
-    part: Annotated[
-        str | None, typer.Option(help="For two methods: test, base, novel or hm.")
-    ] = None,
-    as_csv: Annotated[
-        bool, typer.Option("--csv", help="Print CSV (for published numbers).")
-    ] = False,
+    part: Annotated[str | None, Option(help="For two methods: test, base, novel or hm.")] = None,
+    as_csv: Annotated[bool, Option("--csv", help="Print CSV (for published numbers).")] = False,
 ) -> None:
     """Compare with published numbers, or two methods by a paired bootstrap."""
     from ogkd.bench.compare import compare_with_published, comparison_csv, comparison_markdown

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import ogkd
 from ogkd.cli import options as opt
@@ -17,12 +18,13 @@ from ogkd.files import write_json
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
+    from ogkd.audit.result import Severity
     from ogkd.datasets.catalog import Benchmark
 
 app = opt.CommandGroup("Benchmark datasets and your own data: list, info, download, check.")
 
 _SHOWN = 5  # files listed under a finding; the JSON has all
-_COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
+_COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "note": "blue"}
 _MANY = 600  # phantoms from which several processes pay off
 
 
@@ -47,7 +49,7 @@ def list_benchmarks(as_json: opt.JsonOption = False) -> None:
 
 @app.command("info")
 def info(
-    name: Annotated[str, typer.Argument(help="A benchmark, such as btmri.")],
+    name: Annotated[str, Argument(help="A benchmark, such as btmri.")],
     as_json: opt.JsonOption = False,
 ) -> None:
     """Show what is known about a benchmark: classes, counts, licence, location, hashes."""
@@ -79,28 +81,34 @@ def info(
 
 @app.command("download")
 def download(
-    names: Annotated[list[str], typer.Argument(help="Benchmarks such as btmri, or all.")],
+    names: Annotated[list[str], Argument(help="Benchmarks such as btmri, or all.")],
     *,
     folder: Annotated[
         Path | None,
-        typer.Option(help="Where to put them, one folder each (default: OGKD_DATA or the cache)."),
+        Option(help="Where to put them, one folder each (default: OGKD_DATA or the cache)."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Start over and replace existing files.")
+        bool, Option("--force", help="Start over and replace existing files.")
     ] = False,
 ) -> None:
     """Download benchmarks and check them. Run the same command again to resume."""
     from ogkd.datasets.catalog import benchmark, benchmarks
+    from ogkd.datasets.fetch import download_benchmark, locate_benchmark
 
     if names == ["all"]:
         names = list(benchmarks())
     elif "all" in names:
         raise ConfigError("'all' means every benchmark already: give it alone.")
     records = {benchmark(name).name: benchmark(name) for name in names}  # all known, none twice
-    failures: list[OgkdError] = []
-    for record in records.values():
+    failed = 0
+    for name, record in records.items():
         try:
-            _download(record, folder=folder, force=force)
+            found = locate_benchmark(record, folder=folder)
+            if found and not force:
+                typer.echo(f"{name} is already present: {found}")
+                continue
+            say(f"{name}: licence: {record.licence}")
+            path = download_benchmark(record, folder=folder, force=force)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 "Stopped. What has been downloaded is kept: run the same command again to resume."
@@ -108,27 +116,16 @@ def download(
         except OgkdError as error:
             if len(records) == 1:
                 raise
-            failures.append(error)
-            say(f"{record.name} failed: {error}")
-    if failures:
+            failed += 1
+            say(f"{name} failed: {error}")
+            continue
+        typer.echo(f"{name} -> {path}")
+        typer.echo(f"Next:  ogkd fit {name if folder is None else path} --shots 16 --out my-model")
+    if failed:
         raise DataError(
-            f"{len(failures)} of {len(records)} benchmarks could not be downloaded, for the "
-            "reasons above. Run the same command again to retry only those."
+            f"{failed} of {len(records)} benchmarks could not be downloaded, for the reasons "
+            "above. Run the same command again to retry only those."
         )
-
-
-def _download(record: Benchmark, *, folder: Path | None, force: bool) -> None:
-    from ogkd.datasets.fetch import download_benchmark, locate_benchmark
-
-    found = locate_benchmark(record, folder=folder)
-    if found and not force:
-        typer.echo(f"{record.name} is already present: {found}")
-        return
-    say(f"{record.name}: licence: {record.licence}")
-    path = download_benchmark(record, folder=folder, force=force)
-    typer.echo(f"{record.name} -> {path}")
-    data = record.name if folder is None else path
-    typer.echo(f"Next:  ogkd fit {data} --shots 16 --out my-model")
 
 
 def _facts(record: Benchmark) -> dict[str, Any]:
@@ -149,21 +146,20 @@ def check(
     data: opt.DataArgument,
     *,
     as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write all findings to this file.")
+        Path | None, Option("--json", help="Write all findings to this file.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with thumbnails to this file.")
+        Path | None, Option("--html", help="Write a page with thumbnails to this file.")
     ] = None,
     near: Annotated[
-        int,
-        typer.Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most."),
+        int, Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most.")
     ] = 6,
     labels: Annotated[
-        bool, typer.Option("--labels", help="Also look for suspicious labels (needs cleanlab).")
+        bool, Option("--labels", help="Also look for suspicious labels (needs cleanlab).")
     ] = False,
     backbone: Annotated[
         str | None,
-        typer.Option("--backbone", "-b", help="Model that checks the labels; implies --labels."),
+        Option("--backbone", "-b", help="Model that checks the labels; implies --labels."),
     ] = None,
     slice: opt.SliceOption = None,
     device: opt.DeviceOption = "auto",
@@ -241,15 +237,15 @@ def _plain(words: str) -> str:
 
 
 def phantoms(
-    name: Annotated[str | None, typer.Argument(help="A phantom dataset (see --list).")] = None,
+    name: Annotated[str | None, Argument(help="A phantom dataset (see --list).")] = None,
     *,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write.")] = None,
-    train: Annotated[int, typer.Option(min=0, help="Training images per class.")] = 32,
-    val: Annotated[int, typer.Option(min=0, help="Validation images per class.")] = 8,
-    test: Annotated[int, typer.Option(min=0, help="Test images per class.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the images.")] = 1,
-    size: Annotated[int, typer.Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
-    list_: Annotated[bool, typer.Option("--list", help="List the datasets.")] = False,
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder to write.")] = None,
+    train: Annotated[int, Option(min=0, help="Training images per class.")] = 32,
+    val: Annotated[int, Option(min=0, help="Validation images per class.")] = 8,
+    test: Annotated[int, Option(min=0, help="Test images per class.")] = 50,
+    seed: Annotated[int, Option(min=0, help="Random seed of the images.")] = 1,
+    size: Annotated[int, Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
+    list_: Annotated[bool, Option("--list", help="List the datasets.")] = False,
 ) -> None:
     """Write a phantom dataset as {train,val,test}/class folders of PNG files.
 

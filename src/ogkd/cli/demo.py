@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
+_OUT, _DATASETS = Path("demo-output"), "fundus,us-breast"
 _METHODS = ("zero-shot", "zero-shot-ensemble", "ogkd")
 _SHOTS = 16
 _VAL = 30  # images per class to calibrate on
@@ -31,13 +33,9 @@ _MARK = ".ogkd-demo"
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the results.")] = Path(
-        "demo-output"
-    ),
-    datasets: Annotated[
-        str, typer.Option(help="Phantom datasets, separated by commas.")
-    ] = "fundus,us-breast",
-    seed: Annotated[int, typer.Option(min=0, help="Seed for images and training.")] = 1,
+    out: Annotated[Path, Option("--out", "-o", help="The folder for the results.")] = _OUT,
+    datasets: Annotated[str, Option(help="Phantom datasets, separated by commas.")] = _DATASETS,
+    seed: Annotated[int, Option(min=0, help="Seed for images and training.")] = 1,
 ) -> None:
     """Make phantom images, adapt the built-in backbone, calibrate the model and write a report.
 

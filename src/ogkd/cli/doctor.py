@@ -58,7 +58,7 @@ def doctor(as_json: opt.JsonOption = False) -> None:
 
     The exit code is 2 if a check fails; warnings do not change it.
     """
-    findings = examine()
+    findings: Iterable[Finding] = examine()
     if as_json:
         findings = list(findings)
         print_json([asdict(finding) for finding in findings], ascii=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
@@ -32,12 +33,12 @@ class InputOptions:
 
     model: opt.ModelArgument
     data: opt.DataArgument
-    root: Annotated[Path | None, typer.Option(help=opt.HELP["root"])] = None
+    root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None
     classes: opt.ClassesOption = None
     slice: opt.SliceOption = None
     on_error: Annotated[
         Literal["stop", "skip"],
-        typer.Option(help="Unreadable files: stop and list them, or skip them (see skipped.csv)."),
+        Option(help="Unreadable files: stop and list them, or skip them (see skipped.csv)."),
     ] = "stop"
     backbone: opt.MovedBackbone = None
     device: opt.DeviceOption = "auto"
@@ -86,16 +87,16 @@ class EvaluationOptions:
 
     split: opt.SplitOption = "test"
     graded: Annotated[
-        bool | None, typer.Option(help="The classes are ordered grades: adds quadratic kappa.")
+        bool | None, Option(help="The classes are ordered grades: adds quadratic kappa.")
     ] = None
     resamples: Annotated[
-        int, typer.Option(min=0, max=100_000, help="Bootstrap resamples; 0 for no intervals.")
+        int, Option(min=0, max=100_000, help="Bootstrap resamples; 0 for no intervals.")
     ] = 1000
     names: Annotated[
-        bool, typer.Option("--names", help="Show file names and full paths in the report.")
+        bool, Option("--names", help="Show file names and full paths in the report.")
     ] = False
     images: Annotated[
-        bool, typer.Option(help="Show small copies of images in the report: mistakes and examples.")
+        bool, Option(help="Show small copies of images in the report: mistakes and examples.")
     ] = True
 
     def evaluate(self, options: InputOptions) -> _Evaluation:
@@ -171,16 +172,16 @@ def evaluate(
     *,
     as_json: opt.JsonOption = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write the JSON to this file.")
+        Path | None, Option("--out", "-o", help="Also write the JSON to this file.")
     ] = None,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write one row per image to this file.")
+        Path | None, Option("--csv", help="Write one row per image to this file.")
     ] = None,
     paths: Annotated[
-        bool, typer.Option("--paths", help="Put file paths into --csv (default: only hashes).")
+        bool, Option("--paths", help="Put file paths into --csv (default: only hashes).")
     ] = False,
     report: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with plots and images to this file.")
+        Path | None, Option(help="Write an HTML page with plots and images to this file.")
     ] = None,
 ) -> None:
     """Measure how good a model is: metrics with intervals, classes, confusions, calibration.
@@ -210,11 +211,11 @@ def report(
     inputs: InputOptions,
     how: EvaluationOptions,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
+    out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path(
         "report.html"
     ),
     check: Annotated[
-        bool, typer.Option(help="Check the data as well, which reads all of its images.")
+        bool, Option(help="Check the data as well, which reads all of its images.")
     ] = True,
 ) -> None:
     """Write one self-contained HTML page: summary, metrics, plots, mistakes, data, settings.
@@ -240,7 +241,7 @@ def calibrate(
     *,
     split: opt.SplitOption = "val",
     leave_out_used: Annotated[
-        bool, typer.Option(help="Leave out images that the model was fitted on.")
+        bool, Option(help="Leave out images that the model was fitted on.")
     ] = False,
 ) -> None:
     """Calibrate a model on labelled images that it was not fitted on.

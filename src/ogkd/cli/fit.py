@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer import Argument, Option
 
+import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import print_json, say
 from ogkd.errors import ConfigError
@@ -20,10 +22,10 @@ from ogkd.fitting.request import FitRequest
 _OPTIONS: dict[str, Any] = {
     "data": opt.DataArgument,
     "backbone": opt.BackboneOption,
-    "method": Annotated[str, typer.Option("--method", "-m", help=opt.HELP["method"])],
+    "method": Annotated[str, Option("--method", "-m", help=opt.HELP["method"])],
     "settings": Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help=f"{opt.HELP['settings']} Repeatable."),
+        Option("--set", metavar="KEY=VALUE", help=f"{opt.HELP['settings']} Repeatable."),
     ],
     "class_names": opt.ClassesOption,
     "out": opt.ModelOut,
@@ -63,20 +65,20 @@ def _option(name: str, kind: Any) -> Any:
         kind = Path | None
     elif Sequence[str] in kinds:
         kind, text = list[str] | None, f"{text} Repeatable."
-    return Annotated[kind, typer.Option(f"--{name.replace('_', '-')}", help=text)]
+    return Annotated[kind, Option(f"--{name.replace('_', '-')}", help=text)]
 
 
 fit.__signature__ = opt.signature_of(_fit_options())  # type: ignore[attr-defined]
 
 
 def import_checkpoint(
-    file: Annotated[Path, typer.Argument(help="A file such as model.pth.tar-100.")],
+    file: Annotated[Path, Argument(help="A file such as model.pth.tar-100.")],
     *,
     classes: Annotated[
-        str | None, typer.Option(help="Class names in label order, separated by commas.")
+        str | None, Option(help="Class names in label order, separated by commas.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Instead of --classes: a benchmark that has them (btmri).")
+        str | None, Option(help="Instead of --classes: a benchmark that has them (btmri).")
     ] = None,
     out: opt.ModelOut,
     backbone: opt.BackboneOption = "biomedclip",
@@ -105,7 +107,7 @@ def _print_next(out: Path) -> None:
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="Show the settings and presets of this method.")
+        str | None, Argument(help="Show the settings and presets of this method.")
     ] = None,
     *,
     as_json: opt.JsonOption = False,
@@ -113,25 +115,19 @@ def methods(
     """List the methods with their cost and needs, or show one with its settings and presets."""
     from ogkd.methods import METHODS, make_method, presets
 
+    found: Any = [_method_facts(known) for known in sorted(METHODS)]
     if name is not None:
         make_method(name)  # refuses an unknown name with a hint
-        found = METHODS[name].Config().model_dump(mode="json")
-        one = _method_facts(name) | {"settings": found, "presets": sorted(presets(name))}
-        shown, lines = one, _method_lines(one)
-    else:
-        shown = known = [_method_facts(known) for known in sorted(METHODS)]
-        lines = _method_list(known)
+        settings = METHODS[name].Config().model_dump(mode="json")
+        found = _method_facts(name) | {"settings": settings, "presets": sorted(presets(name))}
     if as_json:
-        print_json(shown)
+        print_json(found)
     else:
-        typer.echo("\n".join(lines))
+        typer.echo("\n".join(_method_list(found) if name is None else _method_lines(found)))
 
 
 def _method_facts(name: str) -> dict[str, Any]:
-    from ogkd import plugins
-    from ogkd.methods import METHODS
-
-    method = METHODS[name]
+    method = ogkd.methods.METHODS[name]
     needs = {
         "labelled images": method.needs_images,
         "patches": method.needs_patches,
@@ -144,7 +140,7 @@ def _method_facts(name: str) -> dict[str, Any]:
         "cost": method.cost,
         "needs": [what for what, needed in needs.items() if needed],
         "citation": method.citation,
-        "plugin": plugins.name_of(method),
+        "plugin": ogkd.plugins.name_of(method),
     }
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from ogkd.errors import ConfigError, OgkdError, StorageError
@@ -33,33 +34,32 @@ HELP = {
 }
 
 # Data
-DataArgument = Annotated[Path, typer.Argument(help=HELP["data"])]
+DataArgument = Annotated[Path, Argument(help=HELP["data"])]
 ImagesArgument = Annotated[
-    list[Path], typer.Argument(help="Image files, or folders, which are searched recursively.")
+    list[Path], Argument(help="Image files, or folders, which are searched recursively.")
 ]
-SplitOption = Annotated[str, typer.Option(help="Which split to use, if the data has splits.")]
+SplitOption = Annotated[str, Option(help="Which split to use, if the data has splits.")]
 ClassesOption = Annotated[
-    str | None,
-    typer.Option("--classes", help=f"{HELP['class_names']} Separated by commas."),
+    str | None, Option("--classes", help=f"{HELP['class_names']} Separated by commas.")
 ]
-SliceOption = Annotated[str | None, typer.Option(help=HELP["slice"])]
+SliceOption = Annotated[str | None, Option(help=HELP["slice"])]
 
 # Models
-ModelArgument = Annotated[Path, typer.Argument(help="A folder written by `ogkd fit --out`.")]
-ModelOut = Annotated[Path, typer.Option("--out", "-o", help="The model folder to write.")]
-BackboneOption = Annotated[str, typer.Option("--backbone", "-b", help=HELP["backbone"])]
+ModelArgument = Annotated[Path, Argument(help="A folder written by `ogkd fit --out`.")]
+ModelOut = Annotated[Path, Option("--out", "-o", help="The model folder to write.")]
+BackboneOption = Annotated[str, Option("--backbone", "-b", help=HELP["backbone"])]
 MovedBackbone = Annotated[
-    str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it has moved.")
+    str | None, Option("--backbone", "-b", help="Where the backbone is, if it has moved.")
 ]
-DeviceOption = Annotated[str, typer.Option(help=HELP["device"])]
-EngineOption = Annotated[str, typer.Option(help=HELP["engine"])]
+DeviceOption = Annotated[str, Option(help=HELP["device"])]
+EngineOption = Annotated[str, Option(help=HELP["engine"])]
 EngineOverride = Annotated[
     str | None,
-    typer.Option(help="Encode images with another engine than the fit: torch, onnx, onnx-int8."),
+    Option(help="Encode images with another engine than the fit: torch, onnx, onnx-int8."),
 ]
 
 # Output
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,16 @@ class RayOptions:
 
     without_ray: ClassVar[tuple[str, ...]] = ()  # options that have an effect without --ray too
 
-    ray: Annotated[bool, typer.Option("--ray", help="Spread the work over a Ray cluster.")] = False
+    ray: Annotated[bool, Option("--ray", help="Spread the work over a Ray cluster.")] = False
     address: Annotated[
-        str | None, typer.Option(help="Ray cluster: auto or HOST:PORT (default: start one here).")
+        str | None, Option(help="Ray cluster: auto or HOST:PORT (default: start one here).")
     ] = None
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Ray workers (default: as many as fit).")
-    ] = None
-    cpus_per_worker: Annotated[
-        float, typer.Option(min=0.1, help="CPU cores for each Ray worker.")
-    ] = 1.0
+    workers: Annotated[int | None, Option(min=1, help="Ray workers (default: as many as fit).")] = (
+        None
+    )
+    cpus_per_worker: Annotated[float, Option(min=0.1, help="CPU cores for each Ray worker.")] = 1.0
     gpus_per_worker: Annotated[
-        float, typer.Option(min=0.0, help="GPUs for each Ray worker: 1, or 0.25.")
+        float, Option(min=0.0, help="GPUs for each Ray worker: 1, or 0.25.")
     ] = 0.0
 
     def cluster(self) -> RayWorkers | None:
@@ -104,7 +102,7 @@ class EncodingOptions(RayOptions):
     """Options of commands that encode many images, here or on a Ray cluster."""
 
     slice: SliceOption = None
-    batch_size: Annotated[int, typer.Option(min=1, help="Images encoded at once.")] = 32
+    batch_size: Annotated[int, Option(min=1, help="Images encoded at once.")] = 32
     device: DeviceOption = "auto"
 
     def find(self, images: Sequence[Path]) -> list[ImageRef]:

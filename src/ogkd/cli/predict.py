@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
-import typer
+from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
@@ -31,27 +31,24 @@ def predict(
     images: opt.ImagesArgument,
     *,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The file to write (default: standard output)."),
+        Path | None, Option("--out", "-o", help="The file to write (default: standard output).")
     ] = None,
     format: Annotated[
-        Literal["csv", "jsonl"], typer.Option(help="A CSV table, or one JSON object per line.")
+        Literal["csv", "jsonl"], Option(help="A CSV table, or one JSON object per line.")
     ] = "csv",
     explain: Annotated[
-        Path | None, typer.Option(help="Write evidence maps to this folder, one PNG per image.")
+        Path | None, Option(help="Write evidence maps to this folder, one PNG per image.")
     ] = None,
     max_risk: Annotated[
         float | None,
-        typer.Option(help="Abstain so that at most this share of the other predictions is wrong."),
+        Option(help="Abstain so that at most this share of the other predictions is wrong."),
     ] = None,
-    confidence: Annotated[
-        float, typer.Option(help="Confidence with which --max-risk holds.")
-    ] = 0.9,
+    confidence: Annotated[float, Option(help="Confidence with which --max-risk holds.")] = 0.9,
     coverage: Annotated[
-        float | None, typer.Option(help="How often `set` contains the true class (default: 0.9).")
+        float | None, Option(help="How often `set` contains the true class (default: 0.9).")
     ] = None,
     sets: Annotated[
-        Literal["lac", "aps"], typer.Option(help="Kind of sets: lac (smallest) or aps.")
+        Literal["lac", "aps"], Option(help="Kind of sets: lac (smallest) or aps.")
     ] = "lac",
     backbone: opt.MovedBackbone = None,
     engine: opt.EngineOverride = None,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 import ogkd
 from ogkd.cli import options as opt
@@ -29,7 +30,7 @@ app = opt.CommandGroup("Banks of texts for classes: list, show, check, new, gene
 _COLOURS = {"error": "red", "warning": "yellow"}
 _SHIPPED = 50  # prompts per class of the banks that come with the package
 _WORDS = (8, 40)
-_OutOption = Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")]
+_OutOption = Annotated[Path, Option("--out", "-o", help="The JSON file to write.")]
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,15 @@ class SubjectOptions:
     """What a new bank is about."""
 
     classes: Annotated[
-        list[str] | None, typer.Option("--classes", "-c", help="A class name. May be repeated.")
+        list[str] | None, Option("--classes", "-c", help="A class name. May be repeated.")
     ] = None
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Use the class names of this dataset.")
-    ] = None
+    data: Annotated[Path | None, Option("--data", help="Use the class names of this dataset.")] = (
+        None
+    )
     modality: Annotated[
-        str, typer.Option("--modality", "-m", help="xray, ct, mri, ultrasound, histology, ...")
+        str, Option("--modality", "-m", help="xray, ct, mri, ultrasound, histology, ...")
     ] = "any"
-    organ: Annotated[str | None, typer.Option(help="For example breast or lungs.")] = None
+    organ: Annotated[str | None, Option(help="For example breast or lungs.")] = None
 
     def class_names(self) -> list[str]:
         if bool(self.classes) == (self.data is not None):
@@ -75,8 +76,8 @@ def list_banks(as_json: opt.JsonOption = False) -> None:
 
 @app.command("show")
 def show(
-    bank: Annotated[Path, typer.Argument(help="The name of a shipped bank, or a JSON file.")],
-    class_name: Annotated[str | None, typer.Argument(help="Show only this class.")] = None,
+    bank: Annotated[Path, Argument(help="The name of a shipped bank, or a JSON file.")],
+    class_name: Annotated[str | None, Argument(help="Show only this class.")] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
     """Print the texts of a bank or of one class."""
@@ -95,27 +96,22 @@ def show(
 @app.command("check")
 def check(
     banks: Annotated[
-        list[Path] | None, typer.Argument(help="Names of shipped banks, or JSON files.")
+        list[Path] | None, Argument(help="Names of shipped banks, or JSON files.")
     ] = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="Check all shipped banks.")] = False,
-    count: Annotated[
-        int | None, typer.Option(min=1, help="Require this many prompts per class.")
-    ] = None,
-    words: Annotated[
-        tuple[int, int], typer.Option(help="Fewest and most words per prompt.")
-    ] = _WORDS,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    every: Annotated[bool, Option("--all", help="Check all shipped banks.")] = False,
+    count: Annotated[int | None, Option(min=1, help="Require this many prompts per class.")] = None,
+    words: Annotated[tuple[int, int], Option(help="Fewest and most words per prompt.")] = _WORDS,
+    strict: Annotated[bool, Option("--strict", help="Warnings count as errors.")] = False,
     backbone: Annotated[
         str | None,
-        typer.Option("--backbone", "-b", help="Also check how this model tells the texts apart."),
+        Option("--backbone", "-b", help="Also check how this model tells the texts apart."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Also measure zero-shot accuracy on these images.")
+        Path | None, Option(help="Also measure zero-shot accuracy on these images.")
     ] = None,
     split: Annotated[
-        list[str] | None,
-        typer.Option(help="Split to measure on (default: train and val, never test)."),
+        list[str] | None, Option(help="Split to measure on (default: train and val, never test).")
     ] = None,
     device: opt.DeviceOption = "auto",
     as_json: opt.JsonOption = False,
@@ -213,20 +209,19 @@ def generate(
     subject: SubjectOptions,
     *,
     out: _OutOption,
-    model: Annotated[str, typer.Option(help="The name of the language model at the endpoint.")],
+    model: Annotated[str, Option(help="The name of the language model at the endpoint.")],
     url: Annotated[
-        str | None,
-        typer.Option(help="Base URL, such as http://localhost:11434/v1 (or OGKD_LLM_URL)."),
+        str | None, Option(help="Base URL, such as http://localhost:11434/v1 (or OGKD_LLM_URL).")
     ] = None,
     key_env: Annotated[
-        str, typer.Option(help="The environment variable with the API key, if one is needed.")
+        str, Option(help="The environment variable with the API key, if one is needed.")
     ] = "OGKD_LLM_KEY",
-    count: Annotated[int, typer.Option(min=1, help="Texts per class.")] = 50,
-    rounds: Annotated[int, typer.Option(min=1, help="At most this many requests per class.")] = 8,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
-    attempts: Annotated[int, typer.Option(min=1, help="Attempts per request.")] = 5,
+    count: Annotated[int, Option(min=1, help="Texts per class.")] = 50,
+    rounds: Annotated[int, Option(min=1, help="At most this many requests per class.")] = 8,
+    timeout: Annotated[float, Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
+    attempts: Annotated[int, Option(min=1, help="Attempts per request.")] = 5,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be sent; send nothing.")
+        bool, Option("--dry-run", help="Show what would be sent; send nothing.")
     ] = False,
 ) -> None:
     """Have a language model write a bank, through any OpenAI-compatible endpoint.
@@ -260,12 +255,11 @@ def generate(
 
 @app.command("import")
 def import_prompts(
-    source: Annotated[Path, typer.Argument(help="JSON, CSV, TSV, .py, or a folder of .txt.")],
+    source: Annotated[Path, Argument(help="JSON, CSV, TSV, .py, or a folder of .txt.")],
     *,
     out: _OutOption,
     classes: Annotated[
-        list[str] | None,
-        typer.Option("--classes", "-c", help="Keep only this class. May be repeated."),
+        list[str] | None, Option("--classes", "-c", help="Keep only this class. May be repeated.")
     ] = None,
 ) -> None:
     """Convert prompts from another format into a bank.

@@ -31,7 +31,7 @@ class FitRequest:
         data: class folders, {train,val,test}/class folders, a CSV, a split JSON, a MedMNIST .npz,
             or the name of a downloaded benchmark. In Python also a manifest.
         backbone: a known name, a folder or a hub id. In Python also a loaded backbone.
-        method: ogkd, fused, gda, zero-shot, ...; `ogkd methods` lists them.
+        method: such as ogkd, fused, gda or zero-shot; `ogkd methods` lists them.
         shots: images per class to learn from (default: all).
         seed: draws the images, and all other randomness.
         preset: named settings of the method, such as auto or paper/few-shot/btmri (default: the
@@ -51,7 +51,7 @@ class FitRequest:
             and list them in skipped.csv.
         out: the model folder to write; an interrupted fit into it continues when called again.
         restart: discard an interrupted fit into the same folder.
-        device: auto, cpu, cuda, cuda:1 or mps.
+        device: where to compute: auto, cpu, cuda, cuda:1 or mps.
         engine: how images are encoded: torch (float32), or on a CPU onnx or onnx-int8.
         say: receives short notes for the user.
     """
