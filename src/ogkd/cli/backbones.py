@@ -61,12 +61,9 @@ def info(name: _Name, as_json: opt.JsonOption = False) -> None:
     if as_json:
         print_json(facts, ascii=True)
         return
-    files = facts.pop("files", {})
-    if facts.get("size"):
-        facts["size"] = f"{facts['size']:,} bytes"
-    print_facts(facts)
-    for file, size in files.items():
-        typer.echo(f"{'file':10} {file}  {size:,} bytes")
+    sizes = {"size": facts["size"]} if facts.get("size") else {}
+    sizes |= facts.pop("files", {})
+    print_facts(facts | {file: f"{size:,} bytes" for file, size in sizes.items()})
 
 
 @app.command("fetch")
@@ -154,9 +151,7 @@ def _folder_facts(folder: Path) -> dict[str, Any]:
 
 
 def embed(
-    images: Annotated[
-        list[Path] | None, Argument(help="Image files, or folders, which are searched recursively.")
-    ] = None,
+    images: Annotated[list[Path] | None, opt.IMAGES] = None,
     *,
     out: Annotated[Path, Option("--out", "-o", help="The .safetensors file to write.")],
     backbone: opt.BackboneOption = "builtin",
@@ -219,7 +214,7 @@ def _embed_images(
 
     files: list[str] = []
     globals_, bad = [], []
-    room = len(json.dumps(_metadata(backbone, [path.as_posix() for path in paths])))
+    room = len(json.dumps(_metadata(backbone, files=[path.as_posix() for path in paths])))
     if room > _MOST_HEADER:
         raise ConfigError(
             f"The names of {len(paths)} files do not fit into one output. Embed them in parts."
@@ -245,7 +240,7 @@ def _embed_images(
             bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
         if not files:
             raise unreadable_error(bad, "No file could be read.")
-        stream.finish({"globals": torch.cat(globals_)}, _metadata(backbone, files))
+        stream.finish({"globals": torch.cat(globals_)}, _metadata(backbone, files=files))
     seconds = time.perf_counter() - began
     if bad:
         say(f"Left out: {unreadable_error(bad, '')}")
@@ -254,8 +249,9 @@ def _embed_images(
     )
 
 
-def _metadata(backbone: Backbone, files: list[str]) -> dict[str, str]:
-    return {"backbone": backbone.name, "digest": backbone.digest, "files": json.dumps(files)}
+def _metadata(backbone: Backbone, **rows: list[str]) -> dict[str, str]:
+    lists = {name: json.dumps(texts) for name, texts in rows.items()}
+    return {"backbone": backbone.name, "digest": backbone.digest, **lists}
 
 
 def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
@@ -265,7 +261,7 @@ def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
     cut = sum(len(backbone.pieces(line)) > room for line in lines)
     if cut:
         say(f"{cut} text(s) longer than {room} tokens are truncated.")
-    metadata = {"backbone": backbone.name, "digest": backbone.digest, "lines": json.dumps(lines)}
+    metadata = _metadata(backbone, lines=lines)
     with write_atomically(out) as aside:
         # Written by Python, as safetensors does not tell a full disk from other errors.
         aside.write_bytes(save({"texts": backbone.encode_texts(lines)}, metadata))

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from ogkd.cli import options as opt
-from ogkd.cli.output import say
+from ogkd.cli.output import print_facts, say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -112,10 +112,7 @@ def list_grids() -> None:
     """List the grids that come with ogkd."""
     from ogkd.bench.grid import protocols
 
-    found = protocols()
-    width = max(map(len, found))
-    for name, title in found.items():
-        typer.echo(f"{name:{width}}  {title}")
+    print_facts(protocols())
 
 
 def _specs(plans: Iterable[Plan]) -> dict[str, RunSpec]:
@@ -125,7 +122,6 @@ def _specs(plans: Iterable[Plan]) -> dict[str, RunSpec]:
 @app.command()
 def plan(
     grid: GridOptions,
-    *,
     out: Annotated[Path | None, Option("--out", "-o", help="A folder with finished runs.")] = None,
     show: Annotated[bool, Option("--show", help="Print one line per run.")] = False,
 ) -> None:
@@ -166,7 +162,6 @@ def plan(
 @app.command()
 def run(
     grid: GridOptions,
-    *,
     out: Annotated[Path, Option("--out", "-o", help="The folder for the runs.")],
     workers: WorkerOptions,
     device: opt.DeviceOption = "auto",
@@ -254,7 +249,6 @@ def collect(runs: RunsArgument) -> None:
 @app.command()
 def table(
     runs: RunsArgument,
-    *,
     plan: PlanOption = None,
     metric: Annotated[str, Option(help="accuracy, macro_f1, aurc, ece, ...")] = "accuracy",
     format: Annotated[
@@ -279,7 +273,6 @@ def figure(
     names: Annotated[
         list[str] | None, Argument(help="Which figures (default: all possible).")
     ] = None,
-    *,
     plan: PlanOption = None,
     pair: Annotated[
         tuple[str, str] | None, Option(help="Labels of the two methods to compare.")
@@ -300,7 +293,6 @@ def compare(
         list[str] | None,
         Argument(help="Two row labels to compare (default: compare with published numbers)."),
     ] = None,
-    *,
     plan: PlanOption = None,
     part: Annotated[str | None, Option(help="For two methods: test, base, novel or hm.")] = None,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV (for published numbers).")] = False,

@@ -61,7 +61,7 @@ def info(
         print_json(facts)
         return
     parts = ", ".join(f"{split} {count:,}" for split, count in facts["counts"].items())
-    words = {
+    lines = {
         "name": f"{record.name} ({record.title} in the paper)",
         "images": f"{record.modality}, {record.organ}; {parts}",
         "base": ", ".join(record.base_classes),
@@ -76,13 +76,12 @@ def info(
         "split": f"{record.split_file}, sha256 {record.split_sha256 or 'not known'}",
         "here": facts["path"] or f"no: run `ogkd data download {record.name}`",
     }
-    print_facts(words)
+    print_facts(lines)
 
 
 @app.command("download")
 def download(
     names: Annotated[list[str], Argument(help="Benchmarks such as btmri, or all.")],
-    *,
     folder: Annotated[
         Path | None,
         Option(help="Where to put them, one folder each (default: OGKD_DATA or the cache)."),
@@ -144,7 +143,6 @@ def _facts(record: Benchmark) -> dict[str, Any]:
 @app.command("check")
 def check(
     data: opt.DataArgument,
-    *,
     as_json: Annotated[
         Path | None, Option("--json", help="Write all findings to this file.")
     ] = None,
@@ -238,7 +236,6 @@ def _plain(words: str) -> str:
 
 def phantoms(
     name: Annotated[str | None, Argument(help="A phantom dataset (see --list).")] = None,
-    *,
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write.")] = None,
     train: Annotated[int, Option(min=0, help="Training images per class.")] = 32,
     val: Annotated[int, Option(min=0, help="Validation images per class.")] = 8,
@@ -255,9 +252,8 @@ def phantoms(
     from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
 
     if list_:
-        width = max(map(len, PHANTOMS))
-        for dataset in PHANTOMS.values():
-            typer.echo(f"{dataset.name:{width}}  {dataset.title}: {', '.join(dataset.class_names)}")
+        found = PHANTOMS.items()
+        print_facts({key: f"{one.title}: {', '.join(one.class_names)}" for key, one in found})
         return
     if name is None or out is None:
         raise ConfigError("Give a dataset and a folder: ogkd phantoms NAME --out DIR (see --list).")

@@ -24,7 +24,6 @@ _SHORTEST = 8  # characters of a password
 
 def export(
     model: opt.ModelArgument,
-    *,
     onnx: Annotated[Path, Option("--onnx", help="The file to write, ending in .onnx.")],
     include_preprocessing: Annotated[
         bool,
@@ -127,7 +126,6 @@ def app(
     models: Annotated[
         list[Path], Argument(help="Folders written by `ogkd fit --out`; several are compared.")
     ],
-    *,
     support: Annotated[
         Path | None, Option(help="The data that the models learned from, to show its images.")
     ] = None,

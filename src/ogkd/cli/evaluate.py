@@ -169,7 +169,6 @@ class _Evaluation:
 def evaluate(
     inputs: InputOptions,
     how: EvaluationOptions,
-    *,
     as_json: opt.JsonOption = False,
     out: Annotated[
         Path | None, Option("--out", "-o", help="Also write the JSON to this file.")
@@ -210,7 +209,6 @@ def evaluate(
 def report(
     inputs: InputOptions,
     how: EvaluationOptions,
-    *,
     out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path(
         "report.html"
     ),
@@ -238,7 +236,6 @@ def report(
 
 def calibrate(
     inputs: InputOptions,
-    *,
     split: opt.SplitOption = "val",
     leave_out_used: Annotated[
         bool, Option(help="Leave out images that the model was fitted on.")

@@ -109,7 +109,6 @@ def methods(
     name: Annotated[
         str | None, Argument(help="Show the settings and presets of this method.")
     ] = None,
-    *,
     as_json: opt.JsonOption = False,
 ) -> None:
     """List the methods with their cost and needs, or show one with its settings and presets."""

@@ -35,9 +35,7 @@ HELP = {
 
 # Data
 DataArgument = Annotated[Path, Argument(help=HELP["data"])]
-ImagesArgument = Annotated[
-    list[Path], Argument(help="Image files, or folders, which are searched recursively.")
-]
+IMAGES = Argument(help="Image files, or folders, which are searched recursively.")
 SplitOption = Annotated[str, Option(help="Which split to use, if the data has splits.")]
 ClassesOption = Annotated[
     str | None, Option("--classes", help=f"{HELP['class_names']} Separated by commas.")

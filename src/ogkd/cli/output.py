@@ -44,10 +44,11 @@ def print_table(
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """Print what is known of something, a line for each fact that is."""
+    """Print a line for each name with a value; values are aligned."""
+    width = max(map(len, facts))
     for name, value in facts.items():
         if value:
-            typer.echo(f"{name:10} {value}")
+            typer.echo(f"{name:{width}}  {value}")
 
 
 @contextlib.contextmanager

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def predict(
     model: opt.ModelArgument,
-    images: opt.ImagesArgument,
+    images: Annotated[list[Path], opt.IMAGES],
     *,
     out: Annotated[
         Path | None, Option("--out", "-o", help="The file to write (default: standard output).")

@@ -98,7 +98,6 @@ def check(
     banks: Annotated[
         list[Path] | None, Argument(help="Names of shipped banks, or JSON files.")
     ] = None,
-    *,
     every: Annotated[bool, Option("--all", help="Check all shipped banks.")] = False,
     count: Annotated[int | None, Option(min=1, help="Require this many prompts per class.")] = None,
     words: Annotated[tuple[int, int], Option(help="Fewest and most words per prompt.")] = _WORDS,
@@ -126,13 +125,25 @@ def check(
     if words[0] > words[1]:
         raise ConfigError(f"--words takes the smaller number first, but got {words[0]} {words[1]}.")
     model = None if backbone is None else ogkd.load_backbone(backbone, device=device)
-    reports = []
+    reports: list[dict[str, Any]] = []
     for path in paths:
+        bank = read_bank(path)
         wanted = count or (_SHIPPED if path.name == str(path) and str(path) in shipped else None)
-        reports.append(_check_bank(path, wanted, words, model, data, split))
-    bad = {"error", "warning"} if strict else {"error"}
-    for report in reports:
-        report["passed"] = not any(found["severity"] in bad for found in report["findings"])
+        rows, findings = check_bank(bank, count=wanted, shortest=words[0], longest=words[1])
+        report: dict[str, Any] = {"bank": str(path), "classes": [asdict(row) for row in rows]}
+        if model is not None:
+            from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
+
+            scores, more = score_prompts(model, bank)
+            findings = [*findings, *more]
+            report |= {"backbone": model.name, "prompts": [asdict(score) for score in scores]}
+            if data is not None:
+                images, splits = ogkd.read_manifest(data), tuple(split or ("train", "val"))
+                report["zero_shot"] = zero_shot_accuracy(model, bank, images, splits=splits)
+        bad = {"error", "warning"} if strict else {"error"}
+        report["findings"] = [asdict(finding) for finding in findings]
+        report["passed"] = not any(finding.severity in bad for finding in findings)
+        reports.append(report)
     if as_json:
         print_json(reports)
     else:
@@ -140,32 +151,6 @@ def check(
             _print_check(report)
     if not all(report["passed"] for report in reports):
         raise typer.Exit(1)
-
-
-def _check_bank(
-    path: Path,
-    count: int | None,
-    words: tuple[int, int],
-    model: Any,
-    data: Path | None,
-    split: Sequence[str] | None,
-) -> dict[str, Any]:
-    bank = read_bank(path)
-    rows, findings = check_bank(bank, count=count, shortest=words[0], longest=words[1])
-    report: dict[str, Any] = {"bank": str(path), "classes": [asdict(row) for row in rows]}
-    if model is not None:
-        from ogkd.evaluation.prompts import score_prompts
-
-        scores, more = score_prompts(model, bank)
-        findings = [*findings, *more]
-        report |= {"backbone": model.name, "prompts": [asdict(score) for score in scores]}
-    if data is not None:
-        from ogkd.evaluation.prompts import zero_shot_accuracy
-
-        images, splits = ogkd.read_manifest(data), tuple(split or ("train", "val"))
-        report["zero_shot"] = zero_shot_accuracy(model, bank, images, splits=splits)
-    report["findings"] = [asdict(finding) for finding in findings]
-    return report
 
 
 def _print_check(report: dict[str, Any]) -> None:
@@ -207,7 +192,6 @@ def new(subject: SubjectOptions, *, out: _OutOption) -> None:
 @app.command("generate")
 def generate(
     subject: SubjectOptions,
-    *,
     out: _OutOption,
     model: Annotated[str, Option(help="The name of the language model at the endpoint.")],
     url: Annotated[
@@ -256,7 +240,6 @@ def generate(
 @app.command("import")
 def import_prompts(
     source: Annotated[Path, Argument(help="JSON, CSV, TSV, .py, or a folder of .txt.")],
-    *,
     out: _OutOption,
     classes: Annotated[
         list[str] | None, Option("--classes", "-c", help="Keep only this class. May be repeated.")
