@@ -16,8 +16,8 @@ from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import flip_labels
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.metrics import summary_metrics
-from ogkd.fitting import FitRequest
 from ogkd.fitting.pipeline import fit_seeds
+from ogkd.fitting.request import FitRequest
 
 
 @pytest.fixture

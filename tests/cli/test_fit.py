@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import inspect
 import json
+import re
+from dataclasses import fields
 
 import pytest
 
 import ogkd as library
-from ogkd.cli.options import read_settings
+from ogkd.cli.fit import fit
+from ogkd.cli.options import HELP, read_settings
 from ogkd.errors import ConfigError
+from ogkd.fitting.request import FitRequest
+from ogkd.methods import DEFAULT
 from tiny_data import write_dataset, write_image
 
 FAST = ["--set", "train.epochs=2", "--set", "views=1"]
@@ -20,6 +26,28 @@ def test_a_folder_becomes_a_model_that_says_what_is_next(ogkd, clip, data, tmp_p
     assert f"Next:  ogkd predict {out} IMAGES" in outcome.out
     card = library.load(out).card
     assert (card.shots, card.config["train"]["epochs"], card.config["views"]) == (2, 2, 1)
+
+
+def test_every_option_of_a_fit_is_on_the_command_line_with_its_text(ogkd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "2000")
+    said = " ".join(ogkd("fit", "--help").out.split())
+    names = {"data": "data", "settings": "--set", "class_names": "--classes"}
+    for field in fields(FitRequest):
+        if field.name != "say":
+            name = names.get(field.name, f"--{field.name.replace('_', '-')}")
+            assert re.search(rf"(?<![\w-]){name}(?![\w-])", said), name
+            assert field.name == "out" or HELP[field.name] in said, field.name
+    assert "In Python" not in said
+    assert "--say" not in said
+    assert not re.search(r"--no-\w", said)
+
+
+def test_the_command_line_has_the_defaults_of_a_fit():
+    options = inspect.signature(fit).parameters
+    assert options["method"].default == DEFAULT
+    for field in fields(FitRequest):
+        if field.name not in ("data", "out", "say"):
+            assert options[field.name].default == field.default
 
 
 def test_the_builtin_backbone_is_the_default(ogkd, data, tmp_path, tiny_builtin):

@@ -39,8 +39,11 @@ def python(*words, **options):
 
 def test_starting_the_command_line_loads_nothing_heavy():
     heavy = ["torch", "transformers", "sklearn", "scipy", "numpy", "PIL", "huggingface_hub"]
-    code = f"import sys, ogkd.cli; print([name for name in {heavy} if name in sys.modules])"
-    assert python("-c", code).stdout.strip() == "[]"
+    seen = f"print([name for name in {heavy} if name in sys.modules])"
+    assert python("-c", f"import sys, ogkd.cli; {seen}").stdout.strip() == "[]"
+    run = "import atexit, sys, ogkd.cli; sys.argv[1:] = ['fit', '--help']"
+    said = python("-c", f"{run}; atexit.register(lambda: {seen}); ogkd.cli.main()").stdout
+    assert said.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("command", [[], *COMMANDS])

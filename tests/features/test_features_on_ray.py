@@ -100,16 +100,13 @@ def test_a_cluster_of_its_own_writes_the_file_that_one_process_writes(pictures, 
     assert both[0] == both[1]
 
 
-def test_options_of_a_cluster_need_a_cluster(tmp_path):
-    from ogkd.cli.options import read_ray
+def test_options_of_a_cluster_need_a_cluster():
+    from ogkd.cli.options import RayOptions
 
-    assert read_ray(False, None, None, 1.0, 0.0) is None
-    assert read_ray(True, "auto", 3, 2.0, 0.5).count == 3
-    for option, given in {
-        "--address": ("auto", None, 1.0, 0.0),
-        "--workers": (None, 2, 1.0, 0.0),
-        "--cpus-per-worker": (None, None, 2.0, 0.0),
-        "--gpus-per-worker": (None, None, 1.0, 0.5),
-    }.items():
-        with pytest.raises(ConfigError, match=f"{option} has no effect without --ray"):
-            read_ray(False, *given)
+    assert RayOptions().cluster() is None
+    assert RayOptions(ray=True, address="auto", workers=3, gpus_per_worker=0.5).cluster().count == 3
+    given = {"address": "auto", "workers": 2, "cpus_per_worker": 2.0, "gpus_per_worker": 0.5}
+    for name, value in given.items():
+        option = name.replace("_", "-")
+        with pytest.raises(ConfigError, match=f"--{option} has no effect without --ray"):
+            RayOptions(**{name: value}).cluster()

@@ -13,7 +13,8 @@ import ogkd.fitting.prepare
 from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
-from ogkd.fitting import FitRequest, fit_seeds
+from ogkd.fitting.pipeline import fit_seeds
+from ogkd.fitting.request import FitRequest
 from ogkd.model.classifier import load
 from tiny_data import FAST, item_of, write_dataset
 

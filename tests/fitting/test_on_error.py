@@ -16,7 +16,8 @@ from PIL import Image
 import ogkd
 from ogkd.cli import main
 from ogkd.errors import ConfigError, DataError
-from ogkd.fitting import FitRequest, fit_seeds
+from ogkd.fitting.pipeline import fit_seeds
+from ogkd.fitting.request import FitRequest
 from tiny_data import FAST, write_dataset
 from tiny_images import dicom, nifti, png
 

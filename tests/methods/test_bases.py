@@ -71,10 +71,8 @@ def test_no_module_outside_methods_imports_a_single_method():
     assert not found
 
 
-def test_the_command_line_has_the_default_method():
-    import inspect
+def test_a_fit_has_the_default_method():
+    from ogkd.fitting.request import FitRequest
 
-    from ogkd.cli.fit import fit
-
-    assert inspect.signature(fit).parameters["method"].default in (None, DEFAULT)
+    assert FitRequest("images").method == DEFAULT
     assert DEFAULT in METHODS

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from ogkd.cli import backbones, bench, data, demo, deploy, doctor, evaluate, fit, predict, prompts
 from ogkd.cli.options import CommandGroup
@@ -57,12 +58,11 @@ def _show_version(value: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--plugin",
             metavar="FILE_OR_MODULE",
             help="Load code that adds methods, backbones or datasets. Accepted by every command, "

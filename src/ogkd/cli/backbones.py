@@ -3,57 +3,42 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from ogkd.cli.options import (
-    AddressOption,
-    BackboneOption,
-    BatchSizeOption,
-    CommandGroup,
-    CpusOption,
-    DeviceOption,
-    EngineOption,
-    GpusOption,
-    JsonOption,
-    RayOption,
-    SliceOption,
-    WorkersOption,
-    read_ray,
-    refuse_folders,
-    say,
-)
-from ogkd.cli.tables import print_table
+import ogkd
+from ogkd.cli import options as opt
+from ogkd.cli.doctor import end_with
+from ogkd.cli.output import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_atomically
 
 if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
     from ogkd.backbones.catalog import Record
-    from ogkd.features.encode import EncodedBatch
+    from ogkd.features import EncodedBatch
     from ogkd.images import ImageRef
 
-app = CommandGroup("Frozen vision-language models: list, info, fetch, verify.")
+app = opt.CommandGroup("Frozen vision-language models: list, info, fetch, verify.")
 
-_COLOURS = {"PASS": "green", "FAIL": "red", "SKIP": "yellow"}
 _MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 _ADVICE = "Fix or remove them, or run again with --skip-bad to leave them out."
-_Name = Annotated[str, typer.Argument(help="A known name, a hub id or a folder.")]
+_Name = Annotated[str, Argument(help="A known name, a hub id or a folder.")]
 
 
 @app.command("list")
-def list_backbones(as_json: JsonOption = False) -> None:
+def list_backbones(as_json: opt.JsonOption = False) -> None:
     """Show the known backbones and whether they are on this machine."""
     from ogkd.backbones.catalog import catalog
 
     rows = [_summary(record) for record in catalog().values()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        print_json(rows)
         return
     cells = [
         (row["name"], "yes" if row["present"] else "no", row["licence"], row["modality"])
@@ -67,31 +52,29 @@ def list_backbones(as_json: JsonOption = False) -> None:
 
 
 @app.command("info")
-def info(name: _Name, as_json: JsonOption = False) -> None:
+def info(name: _Name, as_json: opt.JsonOption = False) -> None:
     """Show what is known about a backbone: licence, location, sizes, hashes."""
     from ogkd.backbones.loading import resolve
 
     found = resolve(name)
     facts = _folder_facts(found) if isinstance(found, Path) else _record_facts(found)
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        print_json(facts, ascii=True)
         return
-    for key, value in facts.items():
-        if key != "files" and value not in (None, "", False):
-            typer.echo(f"{key:10} {value:,} bytes" if key == "size" else f"{key:10} {value}")
-    for file, size in facts.get("files", {}).items():
-        typer.echo(f"{'file':10} {file}  {size:,} bytes")
+    sizes = {"size": facts["size"]} if facts.get("size") else {}
+    sizes |= facts.pop("files", {})
+    print_facts(facts | {file: f"{size:,} bytes" for file, size in sizes.items()})
 
 
 @app.command("fetch")
 def fetch(
     name: _Name,
-    force: Annotated[bool, typer.Option("--force", help="Fetch it even if it is present.")] = False,
+    force: Annotated[bool, Option("--force", help="Fetch it even if it is present.")] = False,
     revision: Annotated[
-        str | None, typer.Option(help="A branch, tag or commit of the hub repository.")
+        str | None, Option(help="A branch, tag or commit of the hub repository.")
     ] = None,
     examples: Annotated[
-        bool, typer.Option("--examples", help="Also fetch the images that `verify` uses.")
+        bool, Option("--examples", help="Also fetch the images that `verify` uses.")
     ] = False,
 ) -> None:
     """Download a backbone, check it and keep it as safetensors in the cache."""
@@ -116,22 +99,14 @@ def fetch(
 def verify(
     name: _Name,
     images: Annotated[
-        Path | None, typer.Option(help="Folder of the images whose outputs are published.")
+        Path | None, Option(help="Folder of the images whose outputs are published.")
     ] = None,
-    device: DeviceOption = "auto",
+    device: opt.DeviceOption = "auto",
 ) -> None:
     """Hash the files, load the model and compare its outputs with known ones."""
     from ogkd.backbones.verify import verify as run_checks
 
-    failed = False
-    for check in run_checks(name, images=images, device=device):
-        failed = failed or check.status == "FAIL"
-        typer.secho(f"{check.status:5}", fg=_COLOURS[check.status], nl=False)
-        typer.echo(f"{check.what}: {check.found}")
-        if check.fix:
-            typer.echo(f"      fix: {check.fix}")
-    if failed:
-        sys.exit(2)
+    end_with(run_checks(name, images=images, device=device))
 
 
 def _summary(record: Record) -> dict[str, Any]:
@@ -176,29 +151,19 @@ def _folder_facts(folder: Path) -> dict[str, Any]:
 
 
 def embed(
-    images: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Image files, or folders, which are searched recursively."),
-    ] = None,
+    images: Annotated[list[Path] | None, opt.IMAGES] = None,
     *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The .safetensors file to write.")],
-    backbone: BackboneOption = "builtin",
+    out: Annotated[Path, Option("--out", "-o", help="The .safetensors file to write.")],
+    backbone: opt.BackboneOption = "builtin",
     texts: Annotated[
-        Path | None, typer.Option(help="Encode the lines of this text file instead of images.")
+        Path | None, Option(help="Encode the lines of this text file instead of images.")
     ] = None,
-    patches: Annotated[bool, typer.Option("--patches", help="Also write patch features.")] = False,
-    slice: SliceOption = None,
+    patches: Annotated[bool, Option("--patches", help="Also write patch features.")] = False,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out unreadable files instead of stopping.")
+        bool, Option("--skip-bad", help="Leave out unreadable files instead of stopping.")
     ] = False,
-    batch_size: BatchSizeOption = 32,
-    device: DeviceOption = "auto",
-    engine: EngineOption = "torch",
-    ray: RayOption = False,
-    address: AddressOption = None,
-    workers: WorkersOption = None,
-    cpus_per_worker: CpusOption = 1.0,
-    gpus_per_worker: GpusOption = 0.0,
+    engine: opt.EngineOption = "torch",
+    encoding: opt.EncodingOptions,
 ) -> None:
     """Write the image or text features of a frozen backbone to a safetensors file.
 
@@ -210,48 +175,27 @@ def embed(
     """
     if bool(images) == bool(texts):
         raise ConfigError("Give either images (files or folders) or --texts FILE, not both.")
-    ray_workers = read_ray(ray, address, workers, cpus_per_worker, gpus_per_worker)
-    if texts and ray:
+    on_cluster = encoding.cluster() is not None
+    if texts and on_cluster:
         raise ConfigError("Texts are encoded on this machine: leave out --ray.")
     if texts and patches:
         raise ConfigError("Texts have no patches: leave out --patches.")
-    refuse_folders(out=out)
+    opt.refuse_folders(out=out)
     if out.exists() and out.suffix != ".safetensors":
         raise ConfigError(
             f"--out {out} exists and is not a .safetensors file, so it is left unchanged. Choose "
             "another name."
         )
-    from ogkd.backbones import load_backbone
-
     if texts:
         lines = _read_lines(texts)
-        _embed_texts(load_backbone(backbone, device=device), lines, out)
+        _embed_texts(ogkd.load_backbone(backbone, device=encoding.device), lines, out)
         return
-    from ogkd.features.encode import encode_files
-    from ogkd.images import SliceRule, find_images
-
-    rule = None if slice is None else SliceRule.parse(slice)
-    paths = sorted(find_images(images or []), key=lambda path: path.as_posix())
-    paths = [path.sliced(rule) for path in paths]
-    if ray_workers is None:
-        model = load_backbone(backbone, device=device, engine=engine)
-        batches = encode_files(model, paths, patches=patches, batch_size=batch_size)
-    else:
-        from ogkd.features.ray_encode import encode_files_on_ray
-
-        # Only its name and digest are used here; the workers encode, on their own devices.
-        model = load_backbone(backbone, device="cpu", engine=engine)
-        batches = encode_files_on_ray(
-            model,
-            paths,
-            place=backbone,
-            workers=ray_workers,
-            device=device,
-            engine=engine,
-            patches=patches,
-            batch_size=batch_size,
-        )
-    _embed_images(model, paths, batches, out, skip_bad=skip_bad)
+    refs = sorted(encoding.find(images or []), key=lambda image: image.as_posix())
+    # On a cluster only its name and digest are used: the workers encode, on their own devices.
+    device = "cpu" if on_cluster else encoding.device
+    model = ogkd.load_backbone(backbone, device=device, engine=engine)
+    batches = encoding.encode(model, refs, place=backbone, engine=engine, patches=patches)
+    _embed_images(model, refs, batches, out, skip_bad=skip_bad)
 
 
 def _embed_images(
@@ -270,7 +214,7 @@ def _embed_images(
 
     files: list[str] = []
     globals_, bad = [], []
-    room = len(json.dumps(_metadata(backbone, [path.as_posix() for path in paths])))
+    room = len(json.dumps(_metadata(backbone, files=[path.as_posix() for path in paths])))
     if room > _MOST_HEADER:
         raise ConfigError(
             f"The names of {len(paths)} files do not fit into one output. Embed them in parts."
@@ -296,7 +240,7 @@ def _embed_images(
             bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
         if not files:
             raise unreadable_error(bad, "No file could be read.")
-        stream.finish({"globals": torch.cat(globals_)}, _metadata(backbone, files))
+        stream.finish({"globals": torch.cat(globals_)}, _metadata(backbone, files=files))
     seconds = time.perf_counter() - began
     if bad:
         say(f"Left out: {unreadable_error(bad, '')}")
@@ -305,8 +249,9 @@ def _embed_images(
     )
 
 
-def _metadata(backbone: Backbone, files: list[str]) -> dict[str, str]:
-    return {"backbone": backbone.name, "digest": backbone.digest, "files": json.dumps(files)}
+def _metadata(backbone: Backbone, **rows: list[str]) -> dict[str, str]:
+    lists = {name: json.dumps(texts) for name, texts in rows.items()}
+    return {"backbone": backbone.name, "digest": backbone.digest, **lists}
 
 
 def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
@@ -316,7 +261,7 @@ def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
     cut = sum(len(backbone.pieces(line)) > room for line in lines)
     if cut:
         say(f"{cut} text(s) longer than {room} tokens are truncated.")
-    metadata = {"backbone": backbone.name, "digest": backbone.digest, "lines": json.dumps(lines)}
+    metadata = _metadata(backbone, lines=lines)
     with write_atomically(out) as aside:
         # Written by Python, as safetensors does not tell a full disk from other errors.
         aside.write_bytes(save({"texts": backbone.encode_texts(lines)}, metadata))

@@ -2,60 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from ogkd.cli.options import (
-    CommandGroup,
-    DataArgument,
-    DeviceOption,
-    JsonOption,
-    SliceOption,
-    refuse_folders,
-    say,
-)
-from ogkd.cli.tables import print_table
+import ogkd
+from ogkd.cli import options as opt
+from ogkd.cli.output import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError
 from ogkd.files import write_json
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ogkd.audit import Audit, Case, Finding
+    from ogkd.audit import Audit
+    from ogkd.audit.result import Severity
     from ogkd.datasets.catalog import Benchmark
 
-app = CommandGroup("Benchmark datasets and your own data: list, info, download, check.")
+app = opt.CommandGroup("Benchmark datasets and your own data: list, info, download, check.")
 
 _SHOWN = 5  # files listed under a finding; the JSON has all
-_COLOURS = {"error": "red", "warning": "yellow", "note": "blue"}
+_COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "note": "blue"}
 _MANY = 600  # phantoms from which several processes pay off
 
 
 @app.command("list")
-def list_benchmarks(as_json: JsonOption = False) -> None:
+def list_benchmarks(as_json: opt.JsonOption = False) -> None:
     """Show the benchmark datasets and whether they are on this machine."""
     from ogkd.datasets.catalog import known_benchmarks
 
     rows = [_facts(record) for record in known_benchmarks().values()]
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
-    cells = [
-        [
-            row["name"],
-            "yes" if row["present"] else "no",
-            row["modality"],
-            row["organ"],
-            len(row["class_names"]),
-            *[f"{count:,}" for count in row["counts"].values()],
-        ]
-        for row in rows
-    ]
+    cells = []
+    for row in rows:
+        counts = [f"{count:,}" for count in (len(row["class_names"]), *row["counts"].values())]
+        here = "yes" if row["present"] else "no"
+        cells.append([row["name"], here, row["modality"], row["organ"], *counts])
     numbers = ("classes", "train", "val", "test")
     print_table(("name", "here", "modality", "organ", *numbers), cells, numbers=numbers)
     typer.echo("More: `ogkd data info NAME`. Download: `ogkd data download NAME`.")
@@ -63,8 +49,8 @@ def list_benchmarks(as_json: JsonOption = False) -> None:
 
 @app.command("info")
 def info(
-    name: Annotated[str, typer.Argument(help="A benchmark, such as btmri.")],
-    as_json: JsonOption = False,
+    name: Annotated[str, Argument(help="A benchmark, such as btmri.")],
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Show what is known about a benchmark: classes, counts, licence, location, hashes."""
     from ogkd.datasets.catalog import benchmark
@@ -72,7 +58,7 @@ def info(
     record = benchmark(name)
     facts = _facts(record)
     if as_json:
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
         return
     parts = ", ".join(f"{split} {count:,}" for split, count in facts["counts"].items())
     lines = {
@@ -90,35 +76,38 @@ def info(
         "split": f"{record.split_file}, sha256 {record.split_sha256 or 'not known'}",
         "here": facts["path"] or f"no: run `ogkd data download {record.name}`",
     }
-    for key, words in lines.items():
-        if words:
-            typer.echo(f"{key:10} {words}")
+    print_facts(lines)
 
 
 @app.command("download")
 def download(
-    names: Annotated[list[str], typer.Argument(help="Benchmarks such as btmri, or all.")],
-    *,
+    names: Annotated[list[str], Argument(help="Benchmarks such as btmri, or all.")],
     folder: Annotated[
         Path | None,
-        typer.Option(help="Where to put them, one folder each (default: OGKD_DATA or the cache)."),
+        Option(help="Where to put them, one folder each (default: OGKD_DATA or the cache)."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Start over and replace existing files.")
+        bool, Option("--force", help="Start over and replace existing files.")
     ] = False,
 ) -> None:
     """Download benchmarks and check them. Run the same command again to resume."""
     from ogkd.datasets.catalog import benchmark, benchmarks
+    from ogkd.datasets.fetch import download_benchmark, locate_benchmark
 
     if names == ["all"]:
         names = list(benchmarks())
     elif "all" in names:
         raise ConfigError("'all' means every benchmark already: give it alone.")
     records = {benchmark(name).name: benchmark(name) for name in names}  # all known, none twice
-    failures: list[OgkdError] = []
-    for record in records.values():
+    failed = 0
+    for name, record in records.items():
         try:
-            _download(record, folder=folder, force=force)
+            found = locate_benchmark(record, folder=folder)
+            if found and not force:
+                typer.echo(f"{name} is already present: {found}")
+                continue
+            say(f"{name}: licence: {record.licence}")
+            path = download_benchmark(record, folder=folder, force=force)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 "Stopped. What has been downloaded is kept: run the same command again to resume."
@@ -126,27 +115,16 @@ def download(
         except OgkdError as error:
             if len(records) == 1:
                 raise
-            failures.append(error)
-            say(f"{record.name} failed: {error}")
-    if failures:
+            failed += 1
+            say(f"{name} failed: {error}")
+            continue
+        typer.echo(f"{name} -> {path}")
+        typer.echo(f"Next:  ogkd fit {name if folder is None else path} --shots 16 --out my-model")
+    if failed:
         raise DataError(
-            f"{len(failures)} of {len(records)} benchmarks could not be downloaded, for the "
-            "reasons above. Run the same command again to retry only those."
+            f"{failed} of {len(records)} benchmarks could not be downloaded, for the reasons "
+            "above. Run the same command again to retry only those."
         )
-
-
-def _download(record: Benchmark, *, folder: Path | None, force: bool) -> None:
-    from ogkd.datasets.fetch import download_benchmark, locate_benchmark
-
-    found = locate_benchmark(record, folder=folder)
-    if found and not force:
-        typer.echo(f"{record.name} is already present: {found}")
-        return
-    say(f"{record.name}: licence: {record.licence}")
-    path = download_benchmark(record, folder=folder, force=force)
-    typer.echo(f"{record.name} -> {path}")
-    data = record.name if folder is None else path
-    typer.echo(f"Next:  ogkd fit {data} --shots 16 --out my-model")
 
 
 def _facts(record: Benchmark) -> dict[str, Any]:
@@ -164,33 +142,31 @@ def _facts(record: Benchmark) -> dict[str, Any]:
 
 @app.command("check")
 def check(
-    data: DataArgument,
-    *,
+    data: opt.DataArgument,
     as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write all findings to this file.")
+        Path | None, Option("--json", help="Write all findings to this file.")
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with thumbnails to this file.")
+        Path | None, Option("--html", help="Write a page with thumbnails to this file.")
     ] = None,
     near: Annotated[
-        int,
-        typer.Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most."),
+        int, Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most.")
     ] = 6,
     labels: Annotated[
-        bool, typer.Option("--labels", help="Also look for suspicious labels (needs cleanlab).")
+        bool, Option("--labels", help="Also look for suspicious labels (needs cleanlab).")
     ] = False,
     backbone: Annotated[
         str | None,
-        typer.Option("--backbone", "-b", help="Model that checks the labels; implies --labels."),
+        Option("--backbone", "-b", help="Model that checks the labels; implies --labels."),
     ] = None,
-    slice: SliceOption = None,
-    device: DeviceOption = "auto",
+    slice: opt.SliceOption = None,
+    device: opt.DeviceOption = "auto",
 ) -> None:
     """Count classes, read every file, and look for duplicates, shared patients and wrong labels.
 
     Exit code 0: at most warnings; 1: errors in the data; 2: the check could not run.
     """
-    refuse_folders(json=as_json, html=html)
+    opt.refuse_folders(json=as_json, html=html)
     from ogkd.audit import audit_data
     from ogkd.audit.labels import require_cleanlab
     from ogkd.datasets.fetch import resolve_data
@@ -203,11 +179,7 @@ def check(
     manifest = resolve_data(data)
     if slice is not None:
         manifest = manifest.sliced(SliceRule.parse(slice))
-    model = None
-    if wanted:
-        from ogkd.backbones import load_backbone
-
-        model = load_backbone(backbone or "builtin", device=device)
+    model = ogkd.load_backbone(backbone or "builtin", device=device) if wanted else None
     audit = audit_data(
         manifest, root=data_folder(data), name=data.resolve().name, near=near, backbone=model
     )
@@ -216,11 +188,9 @@ def check(
     if html is not None:
         write_data_check(audit, images=[item.image for item in manifest.items], out=html)
     _print_audit(audit)
-    for file in (as_json, html):
-        if file is not None:
-            say(f"-> {file}")
-    if audit.exit_code:
-        raise typer.Exit(audit.exit_code)
+    for file in filter(None, (as_json, html)):
+        say(f"-> {file}")
+    raise typer.Exit(audit.exit_code)
 
 
 def data_folder(data: Path) -> Path:
@@ -233,43 +203,30 @@ def data_folder(data: Path) -> Path:
 
 
 def _print_audit(audit: Audit) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(soft_wrap=True, highlight=False, markup=False)
     facts = audit.facts
-    table = Table("class", box=None, pad_edge=False)
-    for split in facts.counts:
-        table.add_column(split or "images", justify="right")
-    for name in next(iter(facts.counts.values())):
-        table.add_row(_plain(name), *(str(counts[name]) for counts in facts.counts.values()))
-    totals = [str(sum(counts.values())) for counts in facts.counts.values()]
-    table.add_row("all", *totals, style="bold")
-    console.print(table)
+    splits = {split or "images": counts for split, counts in facts.counts.items()}
+    rows = [
+        [_plain(name), *(counts[name] for counts in splits.values())]
+        for name in next(iter(splits.values()))
+    ]
+    rows.append(["all", *(sum(counts.values()) for counts in splits.values())])
+    print_table(("class", *splits), rows, numbers=tuple(splits))
     sizes = ", ".join(list(facts.sizes)[:3]) + (", ..." if len(facts.sizes) > 3 else "")
-    console.print(f"{facts.gray} grey and {facts.colour} colour images; sizes: {sizes or 'none'}")
+    typer.echo(f"{facts.gray} grey and {facts.colour} colour images; sizes: {sizes or 'none'}")
     for finding in audit.findings:
-        _print_finding(console, finding)
-    counts = [f"{audit.count('error')} errors", f"{audit.count('warning')} warnings"]
-    console.print(
-        f"\n{len(audit.records)} images: {', '.join(counts)}, {audit.count('note')} notes"
-    )
-
-
-def _print_finding(console: Console, finding: Finding) -> None:
-    console.print()
-    console.print(finding.severity.upper(), style=f"bold {_COLOURS[finding.severity]}", end=" ")
-    console.print(_plain(finding.what))
-    for case in finding.where[:_SHOWN]:
-        console.print(f"  {_line(case)}")
-    if len(finding.where) > _SHOWN:
-        console.print(f"  ... and {len(finding.where) - _SHOWN} more (--json lists all)")
-    console.print(f"  -> {_plain(finding.next)}")
-
-
-def _line(case: Case) -> str:
-    files = " = ".join(case.files[:_SHOWN]) + (" = ..." if len(case.files) > _SHOWN else "")
-    return _plain(f"{files}  ({case.note})" if case.note else files)
+        colour = _COLOURS[finding.severity]
+        typer.secho(f"\n{finding.severity.upper()}", fg=colour, bold=True, nl=False)
+        typer.echo(f" {_plain(finding.what)}")
+        for case in finding.where[:_SHOWN]:
+            files = " = ".join(case.files[:_SHOWN])
+            more = " = ..." if len(case.files) > _SHOWN else ""
+            note = f"  ({case.note})" if case.note else ""
+            typer.echo(f"  {_plain(files + more + note)}")
+        if len(finding.where) > _SHOWN:
+            typer.echo(f"  ... and {len(finding.where) - _SHOWN} more (--json lists all)")
+        typer.echo(f"  -> {_plain(finding.next)}")
+    numbers = [f"{audit.count(kind)} {kind}s" for kind in _COLOURS]
+    typer.echo(f"\n{len(audit.records)} images: {', '.join(numbers)}")
 
 
 def _plain(words: str) -> str:
@@ -278,15 +235,14 @@ def _plain(words: str) -> str:
 
 
 def phantoms(
-    name: Annotated[str | None, typer.Argument(help="A phantom dataset (see --list).")] = None,
-    *,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The folder to write.")] = None,
-    train: Annotated[int, typer.Option(min=0, help="Training images per class.")] = 32,
-    val: Annotated[int, typer.Option(min=0, help="Validation images per class.")] = 8,
-    test: Annotated[int, typer.Option(min=0, help="Test images per class.")] = 50,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed of the images.")] = 1,
-    size: Annotated[int, typer.Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
-    list_: Annotated[bool, typer.Option("--list", help="List the datasets.")] = False,
+    name: Annotated[str | None, Argument(help="A phantom dataset (see --list).")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder to write.")] = None,
+    train: Annotated[int, Option(min=0, help="Training images per class.")] = 32,
+    val: Annotated[int, Option(min=0, help="Validation images per class.")] = 8,
+    test: Annotated[int, Option(min=0, help="Test images per class.")] = 50,
+    seed: Annotated[int, Option(min=0, help="Random seed of the images.")] = 1,
+    size: Annotated[int, Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
+    list_: Annotated[bool, Option("--list", help="List the datasets.")] = False,
 ) -> None:
     """Write a phantom dataset as {train,val,test}/class folders of PNG files.
 
@@ -296,9 +252,8 @@ def phantoms(
     from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
 
     if list_:
-        width = max(map(len, PHANTOMS))
-        for dataset in PHANTOMS.values():
-            typer.echo(f"{dataset.name:{width}}  {dataset.title}: {', '.join(dataset.class_names)}")
+        found = PHANTOMS.items()
+        print_facts({key: f"{one.title}: {', '.join(one.class_names)}" for key, one in found})
         return
     if name is None or out is None:
         raise ConfigError("Give a dataset and a folder: ogkd phantoms NAME --out DIR (see --list).")

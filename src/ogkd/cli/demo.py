@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Option
 
-from ogkd.cli.options import split_list
-from ogkd.cli.tables import write_csv
+import ogkd
+from ogkd.cli import options as opt
+from ogkd.cli.output import print_table, write_csv
 from ogkd.errors import ConfigError
 from ogkd.files import write_json, write_text
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
+_OUT, _DATASETS = Path("demo-output"), "fundus,us-breast"
 _METHODS = ("zero-shot", "zero-shot-ensemble", "ogkd")
 _SHOTS = 16
 _VAL = 30  # images per class to calibrate on
@@ -30,26 +33,21 @@ _MARK = ".ogkd-demo"
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the results.")] = Path(
-        "demo-output"
-    ),
-    datasets: Annotated[
-        str, typer.Option(help="Phantom datasets, separated by commas.")
-    ] = "fundus,us-breast",
-    seed: Annotated[int, typer.Option(min=0, help="Seed for images and training.")] = 1,
+    out: Annotated[Path, Option("--out", "-o", help="The folder for the results.")] = _OUT,
+    datasets: Annotated[str, Option(help="Phantom datasets, separated by commas.")] = _DATASETS,
+    seed: Annotated[int, Option(min=0, help="Seed for images and training.")] = 1,
 ) -> None:
     """Make phantom images, adapt the built-in backbone, calibrate the model and write a report.
 
     The table of results has every dataset; the report is about the first one.
     """
-    from ogkd.backbones import load_backbone
     from ogkd.datasets.phantoms import phantom
 
-    names = [phantom(name).name for name in dict.fromkeys(split_list(datasets))]
+    names = [phantom(name).name for name in dict.fromkeys(opt.split_list(datasets))]
     if not names:
         raise ConfigError("Give at least one phantom dataset with --datasets, such as us-breast.")
     began = time.perf_counter()
-    backbone = load_backbone("builtin")
+    backbone = ogkd.load_backbone("builtin")
     _clear(out)
     rows: list[dict[str, Any]] = []
     for name in names:
@@ -61,22 +59,23 @@ def demo(
         table.writerows(rows)
     _print(rows)
     model, images = out / "models" / names[0], out / "images" / names[0] / "test"
-    typer.echo(f"\nDone in {time.perf_counter() - began:.0f} s. Everything is in {out}:")
-    typer.echo("  results.csv, results.json   the table above")
-    typer.echo("  images/                     the phantoms, as ordinary image folders")
-    typer.echo("  models/                     the fitted models")
-    typer.echo("Phantoms are drawings: these numbers mean nothing for patients.")
-    typer.echo(f"Next: ogkd predict {model} {images}")
-    typer.echo(f"Open the report in a browser: {out / 'report.html'}")
+    typer.echo(
+        f"""
+Done in {time.perf_counter() - began:.0f} s. Everything is in {out}:
+  results.csv, results.json   the table above
+  images/                     the phantoms, as ordinary image folders
+  models/                     the fitted models
+Phantoms are drawings: these numbers mean nothing for patients.
+Next: ogkd predict {model} {images}
+Open the report in a browser: {out / "report.html"}"""
+    )
 
 
 def _one_dataset(
     name: str, backbone: Any, out: Path, seed: int, *, first: bool
 ) -> list[dict[str, Any]]:
     from ogkd.datasets.phantoms import phantom, write_folder
-    from ogkd.datasets.read import read_manifest
     from ogkd.evaluation import predict_labelled, summary_metrics
-    from ogkd.fitting.pipeline import fit
 
     record = phantom(name)
     folder = out / "images" / name
@@ -85,12 +84,12 @@ def _one_dataset(
     write_folder(name, folder, splits=splits, seed=seed)
     bank = dict(zip(record.class_names, record.descriptions, strict=True))
     write_json(out / "prompts" / f"{name}.json", {key: list(texts) for key, texts in bank.items()})
-    manifest = read_manifest(folder)
+    manifest = ogkd.read_manifest(folder)
     rows = []
     for method in _METHODS:
         began = time.perf_counter()
         place = out / "models" / name if method == "ogkd" else None
-        model = fit(
+        model = ogkd.fit(
             manifest,
             backbone=backbone,
             method=method,
@@ -123,57 +122,46 @@ def _one_dataset(
 def _report(
     model: Classifier, manifest: Manifest, judged: LabelledPredictions, out: Path, place: Path
 ) -> None:
-    """Calibrate the model, write its report, and print some predictions."""
+    """Calibrate the model, write its report, and print some predictions.
+
+    The sets of the predictions contain the true class nine times in ten.
+    """
+    import numpy as np
+
     from ogkd.audit import audit_data
-    from ogkd.evaluation.calibrate import calibrate
     from ogkd.model.calibration import CALIBRATION
+    from ogkd.model.decide import Decider
     from ogkd.report import write_report
 
-    model.calibration = calibrate(model, manifest)
+    model.calibration = ogkd.calibrate(model, manifest)
     model.calibration.write(place / CALIBRATION)
     typer.echo(f"  calibrated on {model.calibration.images} other images")
-    folder = out / "images" / place.name
     write_report(
         out / "report.html",
         model,
         manifest,
         judged,
         command=f"ogkd demo --out {out}",
-        audit=audit_data(manifest, root=folder),
+        audit=audit_data(manifest, root=out / "images" / place.name),
     )
-    _predictions(model, judged)
-
-
-def _predictions(model: Classifier, judged: LabelledPredictions) -> None:
-    """Print a few predictions, with the sets that contain the true class nine times in ten."""
-    import numpy as np
-    from rich.console import Console
-    from rich.table import Table
-
-    from ogkd.model.decide import Decider
-
     chosen = np.linspace(0, len(judged.labels) - 1, _SHOWN).round().astype(int)
-    table = Table("true class", "prediction", "probability", "set (90 %)")
     decisions = Decider(model).decide(judged.features[chosen])
+    rows = []
     for label, said in zip(judged.labels[chosen], decisions, strict=True):
-        probability = f"{100 * (said.probability or 0):.0f} %"
-        names = ", ".join(said.set or ())
-        table.add_row(judged.class_names[label], said.prediction, probability, names)
-    Console().print(table)
+        sure, names = f"{100 * (said.probability or 0):.0f} %", ", ".join(said.set or ())
+        rows.append([judged.class_names[label], said.prediction, sure, names])
+    print_table(("true class", "prediction", "probability", "set (90 %)"), rows)
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"Test accuracy on phantoms ({_SHOTS} shots)")
-    for column in ("dataset", "chance", *_METHODS):
-        table.add_column(column, justify="left" if column == "dataset" else "right")
+    cells = []
     for name in dict.fromkeys(row["dataset"] for row in rows):
         mine = [row for row in rows if row["dataset"] == name]
-        shown = [f"{row['accuracy']:.1f}" for row in mine]
-        table.add_row(name, f"{100 / mine[0]['classes']:.1f}", *shown)
-    Console().print(table)
+        shares = [100 / mine[0]["classes"], *(row["accuracy"] for row in mine)]
+        cells.append([name, *(f"{share:.1f}" for share in shares)])
+    numbers = ("chance", *_METHODS)
+    typer.echo(f"\nTest accuracy on phantoms ({_SHOTS} shots)")
+    print_table(("dataset", *numbers), cells, numbers=numbers)
 
 
 def _clear(out: Path) -> None:

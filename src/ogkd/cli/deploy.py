@@ -8,15 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from ogkd.cli.options import (
-    DeviceOption,
-    EngineOverride,
-    ModelArgument,
-    MovedBackbone,
-    require_calibration,
-    say,
-)
+import ogkd
+from ogkd.cli import options as opt
+from ogkd.cli.output import say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,37 +23,35 @@ _SHORTEST = 8  # characters of a password
 
 
 def export(
-    model: ModelArgument,
-    *,
-    onnx: Annotated[Path, typer.Option("--onnx", help="The file to write, ending in .onnx.")],
+    model: opt.ModelArgument,
+    onnx: Annotated[Path, Option("--onnx", help="The file to write, ending in .onnx.")],
     include_preprocessing: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--include-preprocessing",
             help="Take uint8 [N, H, W, 3] and normalise inside the graph; resizing stays outside.",
         ),
     ] = False,
     check: Annotated[
         list[Path] | None,
-        typer.Option(help="Images or folders to compare on (default: phantoms). Repeatable."),
+        Option(help="Images or folders to compare on (default: phantoms). Repeatable."),
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="Labelled images to compare on; they also show what --int8 costs."),
+        Path | None, Option(help="Labelled images to compare on; they also show what --int8 costs.")
     ] = None,
-    split: Annotated[str, typer.Option(help="Which split of --data to use.")] = "test",
+    split: Annotated[str, Option(help="Which split of --data to use.")] = "test",
     int8: Annotated[
-        bool, typer.Option("--int8", help="8-bit weights in the image tower: smaller, less exact.")
+        bool, Option("--int8", help="8-bit weights in the image tower: smaller, less exact.")
     ] = False,
     max_risk: Annotated[
         float | None,
-        typer.Option(help="Store the threshold for this risk in the metadata (not with --int8)."),
+        Option(help="Store the threshold for this risk in the metadata (not with --int8)."),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Largest allowed difference from torch's probabilities.")
+        float, Option(min=0.0, help="Largest allowed difference from torch's probabilities.")
     ] = 1e-4,
-    backbone: MovedBackbone = None,
-    engine: EngineOverride = None,
+    backbone: opt.MovedBackbone = None,
+    engine: opt.EngineOverride = None,
 ) -> None:
     """Write image encoder and head as one ONNX file for onnxruntime.
 
@@ -66,6 +60,7 @@ def export(
     --tolerance, no file is written. The metadata describes how to prepare an
     image, and contains the class names and the calibration.
     """
+    from ogkd.evaluation import predict_labelled
     from ogkd.export import export_onnx, place_for_onnx, require_extra
     from ogkd.images import find_images
 
@@ -74,13 +69,9 @@ def export(
     if check and data is not None:
         raise ConfigError("Give --check or --data, not both: each names the images to compare on.")
     images = find_images(check) if check else []
-
-    from ogkd.evaluation import predict_labelled
-    from ogkd.model.classifier import load
-
-    classifier = load(model, backbone=backbone, device="cpu", engine=engine)
+    classifier = ogkd.load(model, backbone=backbone, device="cpu", engine=engine)
     if not int8:  # with int8, the library refuses max_risk whether calibrated or not
-        require_calibration(classifier, max_risk=max_risk)
+        opt.require_calibration(classifier, max_risk=max_risk)
     labels = None
     if data is not None:
         judged = predict_labelled(classifier, data, split=split)
@@ -133,36 +124,28 @@ def _print_export(exported: Exported, tolerance: float) -> None:
 
 def app(
     models: Annotated[
-        list[Path],
-        typer.Argument(help="Folders written by `ogkd fit --out`; several are compared."),
+        list[Path], Argument(help="Folders written by `ogkd fit --out`; several are compared.")
     ],
-    *,
     support: Annotated[
-        Path | None,
-        typer.Option(help="The data that the models learned from, to show its images."),
+        Path | None, Option(help="The data that the models learned from, to show its images.")
     ] = None,
     max_risk: Annotated[
-        float | None, typer.Option(help="Abstain so that at most this share of answers is wrong.")
+        float | None, Option(help="Abstain so that at most this share of answers is wrong.")
     ] = None,
     coverage: Annotated[
-        float, typer.Option(help="How often the set of classes contains the true one.")
+        float, Option(help="How often the set of classes contains the true one.")
     ] = 0.9,
-    backbone: MovedBackbone = None,
+    backbone: opt.MovedBackbone = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Other than loopback needs a password.")
+        str, Option(help="Address to listen on. Other than loopback needs a password.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None,
-        typer.Option(min=0, max=65535, help="Port (default: 7860, or the next free one)."),
+        int | None, Option(min=0, max=65535, help="Port (default: 7860, or the next free one).")
     ] = None,
-    max_mb: Annotated[float, typer.Option(help="Largest upload, in megabytes.")] = 50,
-    max_pixels: Annotated[
-        float, typer.Option(help="Largest image, in pixels; at most 100e6.")
-    ] = 50e6,
-    open_browser: Annotated[
-        bool, typer.Option("--open", help="Open the page in the browser.")
-    ] = False,
-    device: DeviceOption = "auto",
+    max_mb: Annotated[float, Option(help="Largest upload, in megabytes.")] = 50,
+    max_pixels: Annotated[float, Option(help="Largest image, in pixels; at most 100e6.")] = 50e6,
+    open_browser: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
+    device: opt.DeviceOption = "auto",
 ) -> None:
     """Serve a web page that classifies one image at a time. Ctrl-C stops it.
 

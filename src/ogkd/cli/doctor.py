@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from ogkd.cli.options import JsonOption
+import ogkd
+from ogkd.cli import options as opt
+from ogkd.cli.output import print_json
 from ogkd.errors import BackboneError
 from ogkd.files import cache_dir
 
-_COLOURS = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
+if TYPE_CHECKING:
+    from ogkd.backbones.verify import Check
+
+_COLOURS = {"PASS": "green", "WARN": "yellow", "SKIP": "yellow", "FAIL": "red"}
 _GIB = 1024**3
 _EXTRAS = {
     "dicom": ("pydicom", "DICOM and NIfTI files"),
@@ -50,44 +53,45 @@ class Finding:
     fix: str = ""
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(as_json: opt.JsonOption = False) -> None:
     """Check versions, device, memory, disk, cache, hub, backbones, bf16 and extras.
 
     The exit code is 2 if a check fails; warnings do not change it.
     """
-    findings = []
-    for finding in examine():
-        findings.append(finding)
-        if not as_json:
-            typer.secho(f"{finding.status:5}", fg=_COLOURS[finding.status], nl=False)
-            typer.echo(f"{finding.what}: {finding.found}")
-            if finding.fix:
-                typer.echo(f"      fix: {finding.fix}")
+    findings: Iterable[Finding] = examine()
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
-    if any(finding.status == "FAIL" for finding in findings):
+        findings = list(findings)
+        print_json([asdict(finding) for finding in findings], ascii=True)
+    end_with(findings, quiet=as_json)
+
+
+def end_with(checks: Iterable[Finding | Check], *, quiet: bool = False) -> None:
+    """Print each check when it is done; end with exit code 2 if one has failed."""
+    failed = False
+    for check in checks:
+        failed = failed or check.status == "FAIL"
+        if not quiet:
+            typer.secho(f"{check.status:5}", fg=_COLOURS[check.status], nl=False)
+            typer.echo(f"{check.what}: {check.found}")
+            if check.fix:
+                typer.echo(f"      fix: {check.fix}")
+    if failed:
         sys.exit(2)
 
 
 def examine() -> Iterator[Finding]:
     """Run every check in turn; a check that crashes is a finding."""
-    checks: tuple[Callable[[], Iterator[Finding]], ...] = (
-        _python,
-        _packages,
-        _device,
-        _bf16,
-        _memory,
-        _cache,
-        _hub,
-        _backbones,
-        _extras,
-    )
+    checks = (_python, _packages, _device, _bf16, _memory, _cache, _hub, _backbones, _extras)
     for check in checks:
         try:
             yield from check()
         except Exception as error:
             what = check.__name__.strip("_")
             yield Finding("FAIL", what, f"the check itself failed: {error!r}", "report this line")
+
+
+def _warn_unless(fine: bool, what: str, found: str, fix: str) -> Finding:
+    return Finding("PASS", what, found) if fine else Finding("WARN", what, found, fix)
 
 
 def _python() -> Iterator[Finding]:
@@ -125,46 +129,32 @@ def _device() -> Iterator[Finding]:
     import psutil
     import torch
 
+    found = "cpu (everything runs on it; a GPU only adds speed)"
     if torch.cuda.is_available():
-        yield Finding("PASS", "Device", f"cuda: {torch.cuda.get_device_name()}")
+        found = f"cuda: {torch.cuda.get_device_name()}"
     elif torch.backends.mps.is_available():
-        yield Finding("PASS", "Device", "mps (Apple)")
-    else:
-        yield Finding("PASS", "Device", "cpu (everything runs on it; a GPU only adds speed)")
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    threads = torch.get_num_threads()
-    if threads > (os.cpu_count() or 1):
-        yield Finding(
-            "WARN", "Threads", f"{threads} for {cores} core(s)", f"export OMP_NUM_THREADS={cores}"
-        )
-    else:
-        yield Finding("PASS", "Threads", f"{threads} for {cores} core(s)")
+        found = "mps (Apple)"
+    yield Finding("PASS", "Device", found)
+    threads, logical = torch.get_num_threads(), os.cpu_count() or 1
+    cores = psutil.cpu_count(logical=False) or logical
+    found = f"{threads} for {cores} core(s)"
+    yield _warn_unless(threads <= logical, "Threads", found, f"export OMP_NUM_THREADS={cores}")
 
 
 def _bf16() -> Iterator[Finding]:
     """Compute in a child process: on some machines this is an illegal instruction."""
     try:
-        child = subprocess.run(
-            [sys.executable, "-c", _BF16_PROBE], capture_output=True, timeout=120, check=False
-        )
-        safe, reason = child.returncode == 0, _ending(child.returncode)
+        command = [sys.executable, "-c", _BF16_PROBE]
+        code = subprocess.run(command, capture_output=True, timeout=120, check=False).returncode
+        reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
     except subprocess.TimeoutExpired:
-        safe, reason = False, "no answer in 120 s"
-    if safe:
-        yield Finding(
-            "PASS", "bf16", "works here (on a CPU, ogkd computes in float32 nevertheless)"
-        )
+        code, reason = 1, "no answer in 120 s"
+    if code == 0:
+        found = "works here (on a CPU, ogkd computes in float32 nevertheless)"
     else:
-        yield Finding(
-            "WARN",
-            "bf16",
-            f"a bf16 computation crashes here ({reason})",
-            "nothing for ogkd, which uses float32; turn bf16 off in other tools",
-        )
-
-
-def _ending(code: int) -> str:
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        found = f"a bf16 computation crashes here ({reason})"
+    fix = "nothing for ogkd, which uses float32; turn bf16 off in other tools"
+    yield _warn_unless(code == 0, "bf16", found, fix)
 
 
 def _memory() -> Iterator[Finding]:
@@ -172,10 +162,8 @@ def _memory() -> Iterator[Finding]:
 
     memory = psutil.virtual_memory()
     found = f"{memory.available / _GIB:.1f} GiB free of {memory.total / _GIB:.1f}"
-    if memory.available < 2 * _GIB:
-        yield Finding("WARN", "Memory", found, "BiomedCLIP needs about 2 GiB: close other programs")
-    else:
-        yield Finding("PASS", "Memory", found)
+    fix = "BiomedCLIP needs about 2 GiB: close other programs"
+    yield _warn_unless(memory.available >= 2 * _GIB, "Memory", found, fix)
 
 
 def _cache() -> Iterator[Finding]:
@@ -185,32 +173,17 @@ def _cache() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        yield Finding(
-            "FAIL",
-            "Cache",
-            f"{folder} cannot be written ({error.strerror})",
-            "set OGKD_CACHE to a folder you own",
-        )
+        found = f"{folder} cannot be written ({error.strerror})"
+        yield Finding("FAIL", "Cache", found, "set OGKD_CACHE to a folder you own")
         return
-    yield Finding("PASS", "Cache", f"{folder} contains {_size(folder) / _GIB:.2f} GiB")
-    free = shutil.disk_usage(place).free
-    if free < 3 * _GIB:
-        yield Finding(
-            "WARN",
-            "Disk",
-            f"{free / _GIB:.1f} GiB free",
-            "fetching BiomedCLIP takes about 2 GiB: free space or set OGKD_CACHE",
-        )
-    else:
-        yield Finding("PASS", "Disk", f"{free / _GIB:.0f} GiB free")
-
-
-def _size(folder: Path) -> int:
-    total = 0
+    size = 0
     for file in folder.rglob("*"):
         with contextlib.suppress(OSError):  # another process may be deleting files
-            total += file.stat().st_size if file.is_file() else 0
-    return total
+            size += file.stat().st_size if file.is_file() else 0
+    yield Finding("PASS", "Cache", f"{folder} contains {size / _GIB:.2f} GiB")
+    free = shutil.disk_usage(place).free
+    fix = "fetching BiomedCLIP takes about 2 GiB: free space or set OGKD_CACHE"
+    yield _warn_unless(free >= 3 * _GIB, "Disk", f"{free / _GIB:.1f} GiB free", fix)
 
 
 def _hub() -> Iterator[Finding]:
@@ -236,32 +209,22 @@ def _hub() -> Iterator[Finding]:
 
 
 def _backbones() -> Iterator[Finding]:
-    from ogkd.backbones import load_backbone
     from ogkd.backbones.hub import present_backbones
 
     try:
-        load_backbone("builtin")
+        ogkd.load_backbone("builtin")
     except BackboneError as error:
-        fix = "reinstall ogkd: its files are damaged"
-        yield Finding("FAIL", "Backbones", str(error), fix)
+        yield Finding("FAIL", "Backbones", str(error), "reinstall ogkd: its files are damaged")
         return
     present = ["builtin", *present_backbones()]
-    if "biomedclip" in present:
-        yield Finding("PASS", "Backbones", ", ".join(present))
-    else:
-        yield Finding(
-            "WARN",
-            "Backbones",
-            f"{', '.join(present)}; no BiomedCLIP",
-            "ogkd backbones fetch biomedclip (0.8 GB), or pass --backbone FOLDER",
-        )
+    fine = "biomedclip" in present
+    found = ", ".join(present) + ("" if fine else "; no BiomedCLIP")
+    fix = "ogkd backbones fetch biomedclip (0.8 GB), or pass --backbone FOLDER"
+    yield _warn_unless(fine, "Backbones", found, fix)
 
 
 def _extras() -> Iterator[Finding]:
     for extra, (module, use) in _EXTRAS.items():
-        if find_spec(module) is not None:
-            yield Finding("PASS", f"Extra {extra}", f"{module} is installed ({use})")
-        else:
-            yield Finding(
-                "WARN", f"Extra {extra}", f"not installed ({use})", f'pip install "ogkd[{extra}]"'
-            )
+        here = find_spec(module) is not None
+        found = f"{module} is installed ({use})" if here else f"not installed ({use})"
+        yield _warn_unless(here, f"Extra {extra}", found, f'pip install "ogkd[{extra}]"')

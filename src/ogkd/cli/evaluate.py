@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import shlex
 import sys
 from dataclasses import dataclass, replace
@@ -11,29 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Option
 
+import ogkd
+from ogkd.cli import options as opt
 from ogkd.cli.data import data_folder
-from ogkd.cli.options import (
-    ClassesOption,
-    DataArgument,
-    DeviceOption,
-    EngineOverride,
-    GradedOption,
-    JsonOption,
-    ModelArgument,
-    MovedBackbone,
-    NamesOption,
-    OnErrorOption,
-    ResamplesOption,
-    RootOption,
-    SliceOption,
-    SplitOption,
-    ThumbnailsOption,
-    read_classes,
-    refuse_folders,
-    say,
-)
-from ogkd.cli.tables import evaluation_lines, harmless, harmless_path, write_csv
+from ogkd.cli.output import evaluation_lines, harmless, harmless_path, print_json, say, write_csv
 from ogkd.errors import ConfigError
 from ogkd.files import write_json
 
@@ -45,35 +27,161 @@ if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
 
 
+@dataclass(frozen=True)
+class InputOptions:
+    """A model and labelled images, as all three commands take them."""
+
+    model: opt.ModelArgument
+    data: opt.DataArgument
+    root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None
+    classes: opt.ClassesOption = None
+    slice: opt.SliceOption = None
+    on_error: Annotated[
+        Literal["stop", "skip"],
+        Option(help="Unreadable files: stop and list them, or skip them (see skipped.csv)."),
+    ] = "stop"
+    backbone: opt.MovedBackbone = None
+    device: opt.DeviceOption = "auto"
+    engine: opt.EngineOverride = None
+
+    def read(self, split: str, *, calibrated: bool = True) -> _Inputs:
+        """Load the model and read the data."""
+        from ogkd.datasets.fetch import resolve_data
+        from ogkd.features.unreadable import readable_items
+        from ogkd.images import SliceRule
+
+        rule = None if self.slice is None else SliceRule.parse(self.slice)
+        manifest = resolve_data(
+            self.data, root=self.root, class_names=opt.read_classes(self.classes)
+        )
+        classifier = ogkd.load(
+            self.model,
+            backbone=self.backbone,
+            device=self.device,
+            engine=self.engine,
+            calibrated=calibrated,
+        )
+        part = replace(manifest, items=tuple(manifest.part(split)))
+        part = part.sliced(rule or classifier.card.slice_rule)
+        skipped = None
+        if self.on_error == "skip":
+            items, skipped = readable_items(part.items, manifest.class_names)
+            part = replace(part, items=tuple(items))
+            say(f"Left out {len(skipped)} file(s) that cannot be read; {len(items)} remain.")
+            for file in skipped[:20]:
+                say(f"  {file.reason}")
+        return _Inputs(classifier, manifest, part, skipped)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    classifier: Classifier
+    manifest: Manifest
+    part: Manifest  # of the manifest, to use
+    skipped: list[BadFile] | None  # None unless unreadable files are skipped
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How to evaluate, and what a report shows."""
+
+    split: opt.SplitOption = "test"
+    graded: Annotated[
+        bool | None, Option(help="The classes are ordered grades: adds quadratic kappa.")
+    ] = None
+    resamples: Annotated[
+        int, Option(min=0, max=100_000, help="Bootstrap resamples; 0 for no intervals.")
+    ] = 1000
+    names: Annotated[
+        bool, Option("--names", help="Show file names and full paths in the report.")
+    ] = False
+    images: Annotated[
+        bool, Option(help="Show small copies of images in the report: mistakes and examples.")
+    ] = True
+
+    def evaluate(self, options: InputOptions) -> _Evaluation:
+        """Evaluate, and warn about everything that makes the numbers look too good."""
+        from ogkd.evaluation import evaluate_predictions, predict_labelled
+        from ogkd.model.decide import engine_note
+
+        inputs = options.read(self.split)
+        classifier = inputs.classifier
+        judged = predict_labelled(classifier, inputs.part, split=self.split)
+        learned = classifier.card.support_images
+        result = evaluate_predictions(
+            judged,
+            classifier.calibration,
+            graded=self.graded,
+            resamples=self.resamples,
+            learned=learned,
+        )
+        images = result["images"]
+        if used := result["learned_from"]:
+            say(
+                f"Warning: the model learned from {used} of these {images} images, so the results "
+                "look better than they are."
+            )
+        if used := result["calibrated_on"]:
+            say(
+                f"Warning: the model was calibrated on {used} of these {images} images, so its "
+                "probabilities, sets and thresholds look better than they are."
+            )
+        if note := engine_note(classifier):
+            say(f"Note: {note}")
+        if not inputs.manifest.has_splits and not learned:
+            say(
+                f"Note: {options.data} has no splits, so all of its images are evaluated. If the "
+                "model learned from some of them, the results look better than they are."
+            )
+        return _Evaluation(inputs, self, judged, result)
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    inputs: _Inputs
+    options: EvaluationOptions
+    judged: LabelledPredictions
+    result: dict[str, Any]
+
+    def write_report(self, file: Path, audit: Audit | None = None) -> None:
+        from ogkd.report import write_report
+
+        write_report(
+            file,
+            self.inputs.classifier,
+            self.inputs.manifest,
+            self.judged,
+            command=shlex.join(["ogkd", *sys.argv[1:]]),
+            show_names=self.options.names,
+            audit=audit,
+            images=self.options.images,
+            result=self.result,
+        )
+
+    def write_skipped(self, beside: Path) -> None:
+        """List the files that were left out, in the folder of another output."""
+        from ogkd.features.unreadable import SKIPPED, write_skipped
+
+        if self.inputs.skipped is not None:
+            write_skipped(beside.with_name(SKIPPED), self.inputs.skipped)
+
+
 def evaluate(
-    model: ModelArgument,
-    data: DataArgument,
-    *,
-    split: SplitOption = "test",
-    graded: GradedOption = None,
-    resamples: ResamplesOption = 1000,
-    as_json: JsonOption = False,
+    inputs: InputOptions,
+    how: EvaluationOptions,
+    as_json: opt.JsonOption = False,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Also write the JSON to this file.")
+        Path | None, Option("--out", "-o", help="Also write the JSON to this file.")
     ] = None,
     csv_file: Annotated[
-        Path | None, typer.Option("--csv", help="Write one row per image to this file.")
+        Path | None, Option("--csv", help="Write one row per image to this file.")
     ] = None,
     paths: Annotated[
-        bool, typer.Option("--paths", help="Put file paths into --csv (default: only hashes).")
+        bool, Option("--paths", help="Put file paths into --csv (default: only hashes).")
     ] = False,
     report: Annotated[
-        Path | None, typer.Option(help="Write an HTML page with plots and images to this file.")
+        Path | None, Option(help="Write an HTML page with plots and images to this file.")
     ] = None,
-    names: NamesOption = False,
-    images: ThumbnailsOption = True,
-    root: RootOption = None,
-    classes: ClassesOption = None,
-    slice: SliceOption = None,
-    on_error: OnErrorOption = "stop",
-    backbone: MovedBackbone = None,
-    device: DeviceOption = "auto",
-    engine: EngineOverride = None,
 ) -> None:
     """Measure how good a model is: metrics with intervals, classes, confusions, calibration.
 
@@ -81,47 +189,32 @@ def evaluate(
     skipped.csv next to --out. Volumes without a slice get the one of --slice,
     or else the one that the model was fitted on.
     """
-    refuse_folders(out=out, csv=csv_file, report=report)
-    if report is None and (names or not images):
+    opt.refuse_folders(out=out, csv=csv_file, report=report)
+    if report is None and (how.names or not how.images):
         raise ConfigError("--names and --no-images only apply to --report, which is not given.")
-    inputs = _read(model, data, split, root, classes, slice, on_error, backbone, device, engine)
-    found = _evaluate(inputs, graded=graded, resamples=resamples)
+    found = how.evaluate(inputs)
     if out is not None:
         write_json(out, found.result)
         found.write_skipped(out)
     if csv_file is not None:
-        _write_rows(csv_file, inputs.classifier, found.judged, paths=paths)
+        _write_rows(csv_file, found, paths=paths)
     if report is not None:
-        found.write_report(report, names=names, images=images)
+        found.write_report(report)
     if as_json:
-        typer.echo(json.dumps(found.result, indent=2))
+        print_json(found.result, ascii=True)
     else:
-        for line in evaluation_lines(found.result):
-            typer.echo(line)
+        typer.echo("\n".join(evaluation_lines(found.result)))
 
 
 def report(
-    model: ModelArgument,
-    data: DataArgument,
-    *,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The HTML file to write.")] = Path(
+    inputs: InputOptions,
+    how: EvaluationOptions,
+    out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path(
         "report.html"
     ),
-    split: SplitOption = "test",
-    graded: GradedOption = None,
-    resamples: ResamplesOption = 1000,
-    names: NamesOption = False,
-    images: ThumbnailsOption = True,
     check: Annotated[
-        bool, typer.Option(help="Check the data as well, which reads all of its images.")
+        bool, Option(help="Check the data as well, which reads all of its images.")
     ] = True,
-    root: RootOption = None,
-    classes: ClassesOption = None,
-    slice: SliceOption = None,
-    on_error: OnErrorOption = "stop",
-    backbone: MovedBackbone = None,
-    device: DeviceOption = "auto",
-    engine: EngineOverride = None,
 ) -> None:
     """Write one self-contained HTML page: summary, metrics, plots, mistakes, data, settings.
 
@@ -129,34 +222,24 @@ def report(
     may be patient data: handle it as such, or leave them out with --no-images.
     With --on-error skip, unreadable files are listed in skipped.csv next to --out.
     """
-    refuse_folders(out=out)
-    inputs = _read(model, data, split, root, classes, slice, on_error, backbone, device, engine)
-    found = _evaluate(inputs, graded=graded, resamples=resamples)
+    opt.refuse_folders(out=out)
+    found = how.evaluate(inputs)
     audit = None
     if check:
         from ogkd.audit import audit_data
 
-        audit = audit_data(inputs.manifest, root=data_folder(data))
-    found.write_report(out, names=names, images=images, audit=audit)
+        audit = audit_data(found.inputs.manifest, root=data_folder(inputs.data))
+    found.write_report(out, audit)
     found.write_skipped(out)
     typer.echo(f"Report on {len(found.judged.labels)} images: {out}")
 
 
 def calibrate(
-    model: ModelArgument,
-    data: DataArgument,
-    *,
-    split: SplitOption = "val",
+    inputs: InputOptions,
+    split: opt.SplitOption = "val",
     leave_out_used: Annotated[
-        bool, typer.Option(help="Leave out images that the model was fitted on.")
+        bool, Option(help="Leave out images that the model was fitted on.")
     ] = False,
-    root: RootOption = None,
-    classes: ClassesOption = None,
-    slice: SliceOption = None,
-    on_error: OnErrorOption = "stop",
-    backbone: MovedBackbone = None,
-    device: DeviceOption = "auto",
-    engine: EngineOverride = None,
 ) -> None:
     """Calibrate a model on labelled images that it was not fitted on.
 
@@ -165,18 +248,15 @@ def calibrate(
     their probabilities change. It is valid for the engine that encoded the
     images: that of the fit, or --engine. Fitting the model again removes it.
     """
-    from ogkd.evaluation.calibrate import calibrate as calibrate_model
     from ogkd.model.calibration import CALIBRATION
 
     # The old calibration is not read: even a damaged one can be replaced.
-    inputs = _read(
-        *(model, data, split, root, classes, slice, on_error, backbone, device, engine),
-        calibrated=False,
+    read = inputs.read(split, calibrated=False)
+    found = ogkd.calibrate(
+        read.classifier, read.part, split=split, leave_out_used=leave_out_used, say=say
     )
-    found = calibrate_model(
-        inputs.classifier, inputs.part, split=split, leave_out_used=leave_out_used, say=say
-    )
-    found.write(model / CALIBRATION)
+    place = inputs.model / CALIBRATION
+    found.write(place)
     held_out = len(found.confidences)
     typer.echo(
         f"Calibrated on {found.images} images: {found.images - held_out} for the temperature, "
@@ -189,133 +269,22 @@ def calibrate(
         else "temperature 1: probabilities stay as they are."
     )
     typer.echo(f"accuracy on those {held_out}: {100 * sum(found.correct) / held_out:.1f} %")
-    typer.echo(f"Wrote {model / CALIBRATION}")
+    typer.echo(f"Wrote {place}")
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """A model, all of the data, and the part of it to use."""
-
-    classifier: Classifier
-    data: Path
-    manifest: Manifest
-    part: Manifest
-    split: str
-    skipped: list[BadFile] | None  # None unless unreadable files are skipped
-
-
-def _read(
-    model: Path,
-    data: Path,
-    split: str,
-    root: Path | None,
-    classes: str | None,
-    slice: str | None,
-    on_error: Literal["stop", "skip"],
-    backbone: str | None,
-    device: str,
-    engine: str | None,
-    *,
-    calibrated: bool = True,
-) -> _Inputs:
-    """Load the model and read the data, as the options of all three commands say."""
-    from ogkd.datasets.fetch import resolve_data
-    from ogkd.features.unreadable import readable_items
-    from ogkd.images import SliceRule
-    from ogkd.model.classifier import load
-
-    rule = None if slice is None else SliceRule.parse(slice)
-    manifest = resolve_data(data, root=root, class_names=read_classes(classes))
-    classifier = load(model, backbone=backbone, device=device, engine=engine, calibrated=calibrated)
-    part = replace(manifest, items=tuple(manifest.part(split)))
-    part = part.sliced(rule or classifier.card.slice_rule)
-    skipped = None
-    if on_error == "skip":
-        items, skipped = readable_items(part.items, manifest.class_names)
-        part = replace(part, items=tuple(items))
-        say(f"Left out {len(skipped)} file(s) that cannot be read; {len(items)} remain.")
-        for file in skipped[:20]:
-            say(f"  {file.reason}")
-    return _Inputs(classifier, data, manifest, part, split, skipped)
-
-
-@dataclass(frozen=True)
-class _Evaluation:
-    inputs: _Inputs
-    judged: LabelledPredictions
-    result: dict[str, Any]
-
-    def write_report(
-        self, file: Path, *, names: bool, images: bool, audit: Audit | None = None
-    ) -> None:
-        from ogkd.report import write_report
-
-        write_report(
-            file,
-            self.inputs.classifier,
-            self.inputs.manifest,
-            self.judged,
-            command=shlex.join(["ogkd", *sys.argv[1:]]),
-            show_names=names,
-            audit=audit,
-            images=images,
-            result=self.result,
-        )
-
-    def write_skipped(self, beside: Path) -> None:
-        """List the files that were left out, in the folder of another output."""
-        from ogkd.features.unreadable import SKIPPED, write_skipped
-
-        if self.inputs.skipped is not None:
-            write_skipped(beside.with_name(SKIPPED), self.inputs.skipped)
-
-
-def _evaluate(inputs: _Inputs, *, graded: bool | None, resamples: int) -> _Evaluation:
-    """Evaluate, and warn about everything that makes the numbers look too good."""
-    from ogkd.evaluation import evaluate_predictions, predict_labelled
-    from ogkd.model.decide import engine_note
-
-    classifier = inputs.classifier
-    judged = predict_labelled(classifier, inputs.part, split=inputs.split)
-    learned = classifier.card.support_images
-    result = evaluate_predictions(
-        judged, classifier.calibration, graded=graded, resamples=resamples, learned=learned
-    )
-    images = result["images"]
-    if used := result["learned_from"]:
-        say(
-            f"Warning: the model learned from {used} of these {images} images, so the results "
-            "look better than they are."
-        )
-    if used := result["calibrated_on"]:
-        say(
-            f"Warning: the model was calibrated on {used} of these {images} images, so its "
-            "probabilities, sets and thresholds look better than they are."
-        )
-    if note := engine_note(classifier):
-        say(f"Note: {note}")
-    if not inputs.manifest.has_splits and not learned:
-        say(
-            f"Note: {inputs.data} has no splits, so all of its images are evaluated. If the model "
-            "learned from some of them, the results look better than they are."
-        )
-    return _Evaluation(inputs, judged, result)
-
-
-def _write_rows(
-    file: Path, classifier: Classifier, judged: LabelledPredictions, *, paths: bool
-) -> None:
+def _write_rows(file: Path, found: _Evaluation, *, paths: bool) -> None:
     """Write a row per image: hash, path (if asked for), true class, prediction, probabilities."""
+    judged, classifier = found.judged, found.inputs.classifier
     shown = [harmless(name) for name in classifier.class_names]
+    rows = classifier.probabilities(judged.features)
     with write_csv(file) as opened:
         table = csv.writer(opened, lineterminator="\n")
-        head = ["image", *(["path"] if paths else [])]
+        head = ["image", "path"] if paths else ["image"]
         table.writerow([*head, "truth", "prediction", "probability", *shown])
-        rows = classifier.probabilities(judged.features)
         for key, path, label, row in zip(
             judged.keys, judged.images, judged.labels, rows, strict=True
         ):
             best = int(row.argmax())
             shares = [f"{value:.6f}" for value in row]
-            where = [key, *([harmless_path(path)] if paths else [])]
+            where = [key, harmless_path(path)] if paths else [key]
             table.writerow([*where, shown[label], shown[best], shares[best], *shares])

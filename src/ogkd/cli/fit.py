@@ -4,127 +4,85 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer import Argument, Option
 
-from ogkd.cli.options import (
-    BackboneOption,
-    ClassesOption,
-    DataArgument,
-    DeviceOption,
-    EngineOption,
-    JsonOption,
-    ModelOut,
-    OnErrorOption,
-    RootOption,
-    SliceOption,
-    read_classes,
-    read_settings,
-    say,
-    split_list,
-)
+import ogkd
+from ogkd.cli import options as opt
+from ogkd.cli.output import print_json, say
 from ogkd.errors import ConfigError
+from ogkd.fitting.request import FitRequest
+
+# Where `ogkd fit` differs from the fields of the request; it has all others as they are.
+_OPTIONS: dict[str, Any] = {
+    "data": opt.DataArgument,
+    "backbone": opt.BackboneOption,
+    "method": Annotated[str, Option("--method", "-m", help=opt.HELP["method"])],
+    "settings": Annotated[
+        list[str] | None,
+        Option("--set", metavar="KEY=VALUE", help=f"{opt.HELP['settings']} Repeatable."),
+    ],
+    "class_names": opt.ClassesOption,
+    "out": opt.ModelOut,
+}
 
 
-def fit(
-    data: DataArgument,
-    *,
-    out: ModelOut,
-    backbone: BackboneOption = "builtin",
-    method: Annotated[
-        str,
-        typer.Option(
-            "--method", "-m", help="ogkd, fused, gda, zero-shot, ... (see `ogkd methods`)."
-        ),
-    ] = "ogkd",
-    shots: Annotated[
-        int | None, typer.Option(help="Images per class to learn from (default: all).")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed for the choice of images and training.")
-    ] = 1,
-    preset: Annotated[
-        str | None, typer.Option(help="Settings: auto (the default), paper/few-shot/btmri, ...")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one setting: train.epochs=50. May be repeated."),
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(help="JSON of class name -> texts, or a bank's name (default: templates)."),
-    ] = None,
-    normal: Annotated[
-        list[str] | None,
-        typer.Option(help="A class without findings (default: recognised by name). Repeatable."),
-    ] = None,
-    sampling: Annotated[
-        Literal["released", "nested"],
-        typer.Option(help="How shots are drawn; nested: 2 shots include the image of 1 shot."),
-    ] = "released",
-    root: RootOption = None,
-    classes: ClassesOption = None,
-    slice: SliceOption = None,
-    on_error: OnErrorOption = "stop",
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Discard an interrupted fit into the same folder.")
-    ] = False,
-    device: DeviceOption = "auto",
-    engine: EngineOption = "torch",
-) -> None:
+def fit(**options: Any) -> None:
     """Learn a classifier from labelled images. Run the same command again to resume."""
     from ogkd.fitting.pipeline import fit_request
-    from ogkd.fitting.request import FitRequest
 
-    request = FitRequest(
-        data,
-        backbone=backbone,
-        method=method,
-        shots=shots,
-        seed=seed,
-        preset=preset,
-        settings=read_settings(settings or []),
-        prompts=prompts,
-        normal=normal,
-        sampling=sampling,
-        root=root,
-        class_names=read_classes(classes),
-        slice=slice,
-        on_error=on_error,
-        say=say,
-        out=out,
-        restart=restart,
-        device=device,
-        engine=engine,
-    )
+    options["settings"] = opt.read_settings(options["settings"] or [])
+    options["class_names"] = opt.read_classes(options["class_names"])
     began = time.perf_counter()
-    model = fit_request(request)
+    card = fit_request(FitRequest(**options, say=say)).card
     seconds = time.perf_counter() - began
-    card = model.card
-    images = ", ".join(
-        f"{name} {count}" for name, count in zip(card.class_names, card.support_counts, strict=True)
-    )
-    typer.echo(
-        f"Fitted {method} on {sum(card.support_counts)} images ({images}) in {seconds:.1f} s."
-    )
-    _print_next(out)
+    counts = zip(card.class_names, card.support_counts, strict=True)
+    images = f"{sum(card.support_counts)} images"
+    each = ", ".join(f"{name} {count}" for name, count in counts)
+    typer.echo(f"Fitted {card.method} on {images} ({each}) in {seconds:.1f} s.")
+    _print_next(options["out"])
+
+
+def _fit_options() -> Iterator[tuple[str, Any, Any]]:
+    """The name, type and default of every option of `ogkd fit`."""
+    hints = get_type_hints(FitRequest)
+    for field in fields(FitRequest):
+        default = MISSING if field.name == "out" else field.default
+        if field.name != "say":
+            kind = _OPTIONS.get(field.name) or _option(field.name, hints[field.name])
+            yield field.name, kind, default
+
+
+def _option(name: str, kind: Any) -> Any:
+    """A field as an option: of all that Python accepts, a path or a repeated text."""
+    text, kinds = opt.HELP[name], get_args(kind)
+    if Path in kinds:
+        kind = Path | None
+    elif Sequence[str] in kinds:
+        kind, text = list[str] | None, f"{text} Repeatable."
+    return Annotated[kind, Option(f"--{name.replace('_', '-')}", help=text)]
+
+
+fit.__signature__ = opt.signature_of(_fit_options())  # type: ignore[attr-defined]
 
 
 def import_checkpoint(
-    file: Annotated[Path, typer.Argument(help="A file such as model.pth.tar-100.")],
+    file: Annotated[Path, Argument(help="A file such as model.pth.tar-100.")],
     *,
     classes: Annotated[
-        str | None, typer.Option(help="Class names in label order, separated by commas.")
+        str | None, Option(help="Class names in label order, separated by commas.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Instead of --classes: a benchmark that has them (btmri).")
+        str | None, Option(help="Instead of --classes: a benchmark that has them (btmri).")
     ] = None,
-    out: ModelOut,
-    backbone: BackboneOption = "biomedclip",
-    device: DeviceOption = "auto",
+    out: opt.ModelOut,
+    backbone: opt.BackboneOption = "biomedclip",
+    device: opt.DeviceOption = "auto",
 ) -> None:
     """Turn a released BiomedCoOp or OGKD checkpoint into a model folder; no code in it is run."""
     from ogkd.datasets.catalog import benchmark
@@ -136,7 +94,7 @@ def import_checkpoint(
             "Give the classes of the checkpoint, either as --dataset btmri or as --classes with "
             "their names in label order."
         )
-    names = split_list(classes or "") if dataset is None else benchmark(dataset).class_names
+    names = opt.split_list(classes or "") if dataset is None else benchmark(dataset).class_names
     place_for_model(out)
     import_context(file, names, backbone=backbone, device=device).save(out)
     _print_next(out)
@@ -149,30 +107,26 @@ def _print_next(out: Path) -> None:
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="Show the settings and presets of this method.")
+        str | None, Argument(help="Show the settings and presets of this method.")
     ] = None,
-    *,
-    as_json: JsonOption = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """List the methods with their cost and needs, or show one with its settings and presets."""
-    from ogkd.methods import METHODS, make_method
+    from ogkd.methods import METHODS, make_method, presets
 
+    found: Any = [_method_facts(known) for known in sorted(METHODS)]
     if name is not None:
         make_method(name)  # refuses an unknown name with a hint
-        one = _method_facts(name) | _method_settings(name)
-        lines, found = _method_lines(one), json.dumps(one, indent=2)
+        settings = METHODS[name].Config().model_dump(mode="json")
+        found = _method_facts(name) | {"settings": settings, "presets": sorted(presets(name))}
+    if as_json:
+        print_json(found)
     else:
-        known = [_method_facts(known) for known in sorted(METHODS)]
-        lines, found = _method_list(known), json.dumps(known, indent=2)
-    for line in [found] if as_json else lines:
-        typer.echo(line)
+        typer.echo("\n".join(_method_list(found) if name is None else _method_lines(found)))
 
 
 def _method_facts(name: str) -> dict[str, Any]:
-    from ogkd import plugins
-    from ogkd.methods import METHODS
-
-    method = METHODS[name]
+    method = ogkd.methods.METHODS[name]
     needs = {
         "labelled images": method.needs_images,
         "patches": method.needs_patches,
@@ -185,15 +139,8 @@ def _method_facts(name: str) -> dict[str, Any]:
         "cost": method.cost,
         "needs": [what for what, needed in needs.items() if needed],
         "citation": method.citation,
-        "plugin": plugins.name_of(method),
+        "plugin": ogkd.plugins.name_of(method),
     }
-
-
-def _method_settings(name: str) -> dict[str, Any]:
-    from ogkd.methods import METHODS, presets
-
-    settings = METHODS[name].Config().model_dump(mode="json")
-    return {"settings": settings, "presets": sorted(presets(name))}
 
 
 def _method_list(found: list[dict[str, Any]]) -> Iterator[str]:

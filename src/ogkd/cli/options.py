@@ -2,124 +2,140 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_type_hints
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from ogkd.errors import ConfigError, OgkdError, StorageError
+from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
+    from ogkd.backbones import Backbone
+    from ogkd.features import EncodedBatch
     from ogkd.features.ray_encode import RayWorkers
+    from ogkd.images import ImageRef
     from ogkd.model.classifier import Classifier
 
+# What the options of a fit do; other commands have some of them too.
+HELP = {
+    name: re.sub(r"\s+", " ", text[0].upper() + text[1:]).partition(" In Python")[0]
+    for name, text in re.findall(
+        r"^ {4}(\w+): (.+(?:\n {8}.+)*)", inspect.getdoc(FitRequest) or "", re.MULTILINE
+    )
+}
+
 # Data
-DataArgument = Annotated[
-    Path,
-    typer.Argument(
-        help="Class folders, {train,val,test}/class folders, a CSV, a split JSON, a MedMNIST "
-        ".npz, or the name of a downloaded benchmark."
-    ),
-]
-ImagesArgument = Annotated[
-    list[Path], typer.Argument(help="Image files, or folders, which are searched recursively.")
-]
-SplitOption = Annotated[str, typer.Option(help="Which split to use, if the data has splits.")]
-RootOption = Annotated[
-    Path | None, typer.Option(help="The folder that paths in a split JSON are relative to.")
-]
+DataArgument = Annotated[Path, Argument(help=HELP["data"])]
+IMAGES = Argument(help="Image files, or folders, which are searched recursively.")
+SplitOption = Annotated[str, Option(help="Which split to use, if the data has splits.")]
 ClassesOption = Annotated[
-    str | None,
-    typer.Option(help="Class names in label order, separated by commas, if DATA has none."),
+    str | None, Option("--classes", help=f"{HELP['class_names']} Separated by commas.")
 ]
-SliceOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Which slice of a volume or frame of a cine: axis=2,index=middle or index=0."
-    ),
-]
-OnErrorOption = Annotated[
-    Literal["stop", "skip"],
-    typer.Option(help="Unreadable files: stop and list them, or skip them (see skipped.csv)."),
-]
+SliceOption = Annotated[str | None, Option(help=HELP["slice"])]
 
 # Models
-ModelArgument = Annotated[Path, typer.Argument(help="A folder written by `ogkd fit --out`.")]
-ModelOut = Annotated[Path, typer.Option("--out", "-o", help="The model folder to write.")]
-BackboneOption = Annotated[
-    str, typer.Option("--backbone", "-b", help="A known name, a folder or a hub id.")
-]
+ModelArgument = Annotated[Path, Argument(help="A folder written by `ogkd fit --out`.")]
+ModelOut = Annotated[Path, Option("--out", "-o", help="The model folder to write.")]
+BackboneOption = Annotated[str, Option("--backbone", "-b", help=HELP["backbone"])]
 MovedBackbone = Annotated[
-    str | None, typer.Option("--backbone", "-b", help="Where the backbone is, if it has moved.")
+    str | None, Option("--backbone", "-b", help="Where the backbone is, if it has moved.")
 ]
-DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1 or mps.")]
-EngineOption = Annotated[
-    str, typer.Option(help="How images are encoded: torch, or on a CPU onnx or onnx-int8.")
-]
+DeviceOption = Annotated[str, Option(help=HELP["device"])]
+EngineOption = Annotated[str, Option(help=HELP["engine"])]
 EngineOverride = Annotated[
     str | None,
-    typer.Option(help="Encode images with another engine than the fit: torch, onnx-int8, ..."),
-]
-BatchSizeOption = Annotated[int, typer.Option(min=1, help="Images encoded at once.")]
-
-# Evaluations
-GradedOption = Annotated[
-    bool | None, typer.Option(help="The classes are ordered grades: adds quadratic kappa.")
-]
-ResamplesOption = Annotated[
-    int, typer.Option(min=0, max=100_000, help="Bootstrap resamples; 0 for no intervals.")
-]
-NamesOption = Annotated[
-    bool, typer.Option("--names", help="Show file names and full paths in the report.")
-]
-ThumbnailsOption = Annotated[
-    bool, typer.Option(help="Show small copies of images in the report: mistakes and examples.")
+    Option(help="Encode images with another engine than the fit: torch, onnx, onnx-int8."),
 ]
 
 # Output
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-# Ray clusters
-RayOption = Annotated[bool, typer.Option("--ray", help="Spread the work over a Ray cluster.")]
-AddressOption = Annotated[
-    str | None, typer.Option(help="Ray cluster: auto or HOST:PORT (default: start one here).")
-]
-WorkersOption = Annotated[
-    int | None, typer.Option(min=1, help="Ray workers (default: as many as fit).")
-]
-CpusOption = Annotated[float, typer.Option(min=0.1, help="CPU cores for each Ray worker.")]
-GpusOption = Annotated[float, typer.Option(min=0.0, help="GPUs for each Ray worker: 1, or 0.25.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
-def read_ray(
-    ray: bool, address: str | None, workers: int | None, cpus: float, gpus: float
-) -> RayWorkers | None:
-    """Return the Ray workers to use; None for this process alone."""
-    if not ray:
-        refuse_ray_options(address, cpus, gpus, workers)
+@dataclass(frozen=True)
+class RayOptions:
+    """Options of commands that can spread their work over a Ray cluster."""
+
+    without_ray: ClassVar[tuple[str, ...]] = ()  # options that have an effect without --ray too
+
+    ray: Annotated[bool, Option("--ray", help="Spread the work over a Ray cluster.")] = False
+    address: Annotated[
+        str | None, Option(help="Ray cluster: auto or HOST:PORT (default: start one here).")
+    ] = None
+    workers: Annotated[int | None, Option(min=1, help="Ray workers (default: as many as fit).")] = (
+        None
+    )
+    cpus_per_worker: Annotated[float, Option(min=0.1, help="CPU cores for each Ray worker.")] = 1.0
+    gpus_per_worker: Annotated[
+        float, Option(min=0.0, help="GPUs for each Ray worker: 1, or 0.25.")
+    ] = 0.0
+
+    def cluster(self) -> RayWorkers | None:
+        """The Ray workers to use; None without --ray, where its options are refused."""
+        if self.ray:
+            from ogkd.features.ray_encode import RayWorkers
+
+            count = self.workers or None
+            return RayWorkers(self.address, count, self.cpus_per_worker, self.gpus_per_worker)
+        for option in fields(RayOptions):
+            value = getattr(self, option.name)
+            if value != option.default and option.name not in self.without_ray:
+                raise ConfigError(
+                    f"--{option.name.replace('_', '-')} has no effect without --ray. Add --ray, or "
+                    "leave it out."
+                )
         return None
-    from ogkd.features.ray_encode import RayWorkers
-
-    return RayWorkers(address, workers, cpus, gpus)
 
 
-def refuse_ray_options(
-    address: str | None, cpus: float, gpus: float, workers: int | None = None
-) -> None:
-    """Refuse options that have no effect without --ray."""
-    given = {
-        "--address": address is not None,
-        "--workers": workers is not None,
-        "--cpus-per-worker": cpus != 1.0,
-        "--gpus-per-worker": gpus != 0.0,
-    }
-    for option, is_given in given.items():
-        if is_given:
-            raise ConfigError(f"{option} has no effect without --ray. Add --ray, or leave it out.")
+@dataclass(frozen=True)
+class EncodingOptions(RayOptions):
+    """Options of commands that encode many images, here or on a Ray cluster."""
+
+    slice: SliceOption = None
+    batch_size: Annotated[int, Option(min=1, help="Images encoded at once.")] = 32
+    device: DeviceOption = "auto"
+
+    def find(self, images: Sequence[Path]) -> list[ImageRef]:
+        """The image files in files and folders, with the slice to take of volumes."""
+        from ogkd.images import SliceRule, find_images
+
+        rule = None if self.slice is None else SliceRule.parse(self.slice)
+        return [image.sliced(rule) for image in find_images(images)]
+
+    def encode(
+        self,
+        backbone: Backbone,
+        images: Sequence[ImageRef],
+        *,
+        place: str,
+        engine: str,
+        patches: bool,
+    ) -> Iterator[EncodedBatch]:
+        """Encode here, or on the workers of a cluster, which load the backbone from `place`."""
+        from ogkd.features import encode_files
+        from ogkd.features.ray_encode import encode_files_on_ray
+
+        size = self.batch_size
+        if (workers := self.cluster()) is None:
+            return encode_files(backbone, images, patches=patches, batch_size=size)
+        return encode_files_on_ray(
+            backbone,
+            images,
+            place=place,
+            workers=workers,
+            device=self.device,
+            engine=engine,
+            patches=patches,
+            batch_size=size,
+        )
 
 
 def split_list(text: str) -> list[str]:
@@ -163,11 +179,6 @@ def refuse_folders(**files: Path | None) -> None:
             raise ConfigError(f"--{option} {file} is a folder. Give the name of a file in it.")
 
 
-def say(note: str) -> None:
-    """Print a line on standard error, so that it is kept out of results."""
-    typer.echo(note, err=True)
-
-
 # The library's name of an argument -> the command line's, if they differ.
 _OTHER_NAMES = {"class_names": "classes", "show_names": "names", "out": "onnx"}
 
@@ -181,10 +192,8 @@ def with_option(message: str, argument: str, params: Sequence[Any]) -> str | Non
     found = by_name.get(argument) or by_name.get(_OTHER_NAMES.get(argument, ""))
     if found is None:
         return None
-    if found.param_type_name == "argument":
-        kind, shown = "argument", str(found.name).upper()
-    else:
-        kind, shown = "option", max(found.opts, key=len)
+    kind = found.param_type_name
+    shown = str(found.name).upper() if kind == "argument" else max(found.opts, key=len)
     if re.search(rf"(?<![\w-]){re.escape(shown)}(?![\w-])", message):
         return message
     stop = "." if message.endswith(".") else ""
@@ -226,10 +235,51 @@ class _Group(_NamesOptions, TyperGroup):
 
 
 class CommandGroup(typer.Typer):
-    """Commands under one name; their errors name the option that they are about."""
+    """Commands under one name; their errors name the option that they are about.
+
+    A parameter of a command that is a dataclass stands for options: one for each of its fields.
+    """
 
     def __init__(self, help: str, **settings: Any) -> None:
         super().__init__(help=help, cls=_Group, no_args_is_help=True, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        return super().command(name, cls=_Command, **settings)
+        add = super().command(name, cls=_Command, **settings)
+
+        def added(function: Callable[..., None]) -> Callable[..., None]:
+            add(_with_single_options(function))
+            return function
+
+        return added
+
+
+def _with_single_options(function: Callable[..., None]) -> Callable[..., None]:
+    groups: dict[str, Any] = {}
+    single: list[tuple[str, Any, Any]] = []
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if is_dataclass(kind := parameter.annotation):
+            groups[name] = kind
+            hints = get_type_hints(kind, include_extras=True)
+            single += [(one.name, hints[one.name], one.default) for one in fields(kind)]
+        else:
+            single.append((name, kind, parameter.default))
+
+    @functools.wraps(function)
+    def call(**options: Any) -> None:
+        for name, group in groups.items():
+            options[name] = group(**{one.name: options.pop(one.name) for one in fields(group)})
+        function(**options)
+
+    call.__signature__ = signature_of(single)  # type: ignore[attr-defined]
+    return call
+
+
+def signature_of(options: Iterable[tuple[str, Any, Any]]) -> inspect.Signature:
+    """A signature for typer, from the names, types and defaults of options."""
+    empty = inspect.Parameter.empty
+    parameters = []
+    for name, kind, value in options:
+        default = empty if value is MISSING else value
+        only = inspect.Parameter.KEYWORD_ONLY  # in any order, with or without a default
+        parameters.append(inspect.Parameter(name, only, default=default, annotation=kind))
+    return inspect.Signature(parameters)

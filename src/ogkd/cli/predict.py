@@ -2,82 +2,57 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
-import typer
+from typer import Option
 
-from ogkd.cli.options import (
-    AddressOption,
-    BatchSizeOption,
-    CpusOption,
-    DeviceOption,
-    EngineOverride,
-    GpusOption,
-    ImagesArgument,
-    ModelArgument,
-    MovedBackbone,
-    RayOption,
-    SliceOption,
-    WorkersOption,
-    read_ray,
-    refuse_folders,
-    require_calibration,
-    say,
-)
-from ogkd.cli.tables import harmless, harmless_path, write_csv
+import ogkd
+from ogkd.cli import options as opt
+from ogkd.cli.output import harmless, harmless_path, say, write_csv
 from ogkd.errors import ConfigError
 from ogkd.files import storage_errors, write_atomically
 
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
     from ogkd.model.decide import Decision
+    from ogkd.progress import Bar
 
 
 def predict(
-    model: ModelArgument,
-    images: ImagesArgument,
+    model: opt.ModelArgument,
+    images: Annotated[list[Path], opt.IMAGES],
     *,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="The file to write (default: standard output)."),
+        Path | None, Option("--out", "-o", help="The file to write (default: standard output).")
     ] = None,
     format: Annotated[
-        Literal["csv", "jsonl"], typer.Option(help="A CSV table, or one JSON object per line.")
+        Literal["csv", "jsonl"], Option(help="A CSV table, or one JSON object per line.")
     ] = "csv",
     explain: Annotated[
-        Path | None, typer.Option(help="Write evidence maps to this folder, one PNG per image.")
+        Path | None, Option(help="Write evidence maps to this folder, one PNG per image.")
     ] = None,
     max_risk: Annotated[
         float | None,
-        typer.Option(help="Abstain so that at most this share of the other predictions is wrong."),
+        Option(help="Abstain so that at most this share of the other predictions is wrong."),
     ] = None,
-    confidence: Annotated[
-        float, typer.Option(help="Confidence with which --max-risk holds.")
-    ] = 0.9,
+    confidence: Annotated[float, Option(help="Confidence with which --max-risk holds.")] = 0.9,
     coverage: Annotated[
-        float | None, typer.Option(help="How often `set` contains the true class (default: 0.9).")
+        float | None, Option(help="How often `set` contains the true class (default: 0.9).")
     ] = None,
     sets: Annotated[
-        Literal["lac", "aps"], typer.Option(help="Kind of sets: lac (smallest) or aps.")
+        Literal["lac", "aps"], Option(help="Kind of sets: lac (smallest) or aps.")
     ] = "lac",
-    backbone: MovedBackbone = None,
-    slice: SliceOption = None,
-    batch_size: BatchSizeOption = 32,
-    device: DeviceOption = "auto",
-    engine: EngineOverride = None,
-    ray: RayOption = False,
-    address: AddressOption = None,
-    workers: WorkersOption = None,
-    cpus_per_worker: CpusOption = 1.0,
-    gpus_per_worker: GpusOption = 0.0,
+    backbone: opt.MovedBackbone = None,
+    engine: opt.EngineOverride = None,
+    encoding: opt.EncodingOptions,
 ) -> None:
     """Classify images and print one row for each.
 
@@ -91,52 +66,47 @@ def predict(
     one that the model was fitted on. For very large folders, --ray spreads
     the work over a cluster.
     """
-    from ogkd.images import SliceRule, find_images
-    from ogkd.model.classifier import load
     from ogkd.model.decide import Decider, Policy
+    from ogkd.progress import progress_bar
 
-    ray_workers = read_ray(ray, address, workers, cpus_per_worker, gpus_per_worker)
-    refuse_folders(out=out)
+    encoding.cluster()  # refuses what cannot work, before anything is read
+    opt.refuse_folders(out=out)
     policy = Policy(max_risk, confidence, coverage, sets)
-    rule = None if slice is None else SliceRule.parse(slice)
-    found = find_images(images)
-    classifier = load(model, backbone=backbone, device=device, engine=engine)
-    refs = classifier.refs([image.sliced(rule) for image in found])
-    require_calibration(classifier, max_risk=max_risk, coverage=coverage)
+    found = encoding.find(images)
+    classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
+    refs = classifier.refs(found)
+    opt.require_calibration(classifier, max_risk=max_risk, coverage=coverage)
     decider = Decider(classifier, policy)
     if explain is not None:
         _prepare(explain)
     for note in decider.notes:
         say(note)
-    patches = explain is not None
-    if ray_workers is None:
-        from ogkd.features.encode import encode_files
-
-        batches = encode_files(classifier.backbone, refs, patches=patches, batch_size=batch_size)
-    else:
-        from ogkd.features.ray_encode import encode_files_on_ray
-
-        batches = encode_files_on_ray(
-            classifier.backbone,
-            refs,
-            place=backbone or classifier.card.backbone.name,
-            workers=ray_workers,
-            device=device,
-            engine=engine or classifier.card.backbone.engine,
-            patches=patches,
-            batch_size=batch_size,
-        )
+    card = classifier.card.backbone
+    batches = encoding.encode(
+        classifier.backbone,
+        refs,
+        place=backbone or card.name,
+        engine=engine or card.engine,
+        patches=explain is not None,
+    )
     failed = strange = 0
+    output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
+    bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(refs))
+    if out is not None:
+        output = write_csv(out)
+    elif sys.stdout.isatty():
+        bars = nullcontext()  # the rows themselves are printed on the terminal
     try:
-        with _output(out) as file, _bar(out, len(refs)) as advance:
-            writer = _WRITERS[format](file, classifier.class_names)
+        with output as file, bars as bar:
+            write = (_csv if format == "csv" else _jsonl)(file, classifier.class_names)
             for number, row in enumerate(decider.decide_batches(batches), start=1):
                 failed += row.error is not None
                 strange += row.unfamiliar is True
                 if explain is not None and row.error is None:
                     _draw(classifier, row, explain, number)
-                writer.write(row)
-                advance()
+                write(row)
+                if bar is not None:
+                    bar.advance()
     except BrokenPipeError:
         return  # the reader of our output has finished (`| head`)
     if strange:
@@ -162,74 +132,50 @@ def _prepare(folder: Path) -> None:
 
 def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> None:
     """Write the evidence for the predicted class; the row number makes file names unique."""
-    from ogkd.model.explain import draw, evidence_of
+    from ogkd.model.explain import evidence_of
 
     found = evidence_of(classifier, row)
     stem = re.sub(r"[^\w.-]+", "_", Path(str(row.image)).stem, flags=re.ASCII)[:60]
     with write_atomically(folder / f"{number:06}-{stem}.png") as aside:
-        draw(found).save(aside, format="PNG")
+        ogkd.draw(found).save(aside, format="PNG")
 
 
-@contextlib.contextmanager
-def _output(out: Path | None) -> Iterator[TextIO]:
-    """Open standard output, or a file that appears when all rows are in it."""
-    if out is None:
-        yield sys.stdout
-        return
-    with write_csv(out) as file:
-        yield file
+def _csv(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]:
+    """Write a header and then a line per row; no cell can act as a spreadsheet formula."""
+    table = csv.writer(file, lineterminator="\n")
+    fixed = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
+    table.writerow([*fixed, *map(harmless, class_names)])
+    yes_or_no = {None: "", True: "yes", False: "no"}
 
-
-@contextlib.contextmanager
-def _bar(out: Path | None, total: int) -> Iterator[Callable[[], None]]:
-    """Show progress, unless the rows themselves are printed on the terminal."""
-    if out is None and sys.stdout.isatty():
-        yield lambda: None
-        return
-    from ogkd.progress import progress_bar
-
-    with progress_bar("Predicting", total) as bar:
-        yield bar.advance
-
-
-class _CsvWriter:
-    """Writes a header and a line per row; no cell can act as a spreadsheet formula."""
-
-    def __init__(self, file: TextIO, class_names: Sequence[str]) -> None:
-        self._table = csv.writer(file, lineterminator="\n")
-        self._classes = len(class_names)
-        fixed = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
-        self._table.writerow([*fixed, *map(harmless, class_names)])
-
-    def write(self, row: Decision) -> None:
-        shares = [""] * self._classes
+    def write(row: Decision) -> None:
+        # An empty set is not written like an unknown one.
+        names = "" if row.set is None else "|".join(row.set) or "(none)"
+        shares = [""] * len(class_names)
         if row.probabilities is not None:
             shares = [f"{value:.6f}" for value in row.probabilities]
-        self._table.writerow(
+        table.writerow(
             [
                 harmless_path(row.image),
                 harmless(row.prediction or ""),
                 "" if row.probability is None else f"{row.probability:.6f}",
-                _yes_or_no(row.abstain),
-                harmless(_joined(row.set)),
-                _yes_or_no(row.unfamiliar),
+                yes_or_no[row.abstain],
+                harmless(names),
+                yes_or_no[row.unfamiliar],
                 harmless(row.error or ""),
                 *shares,
             ]
         )
 
+    return write
 
-class _JsonlWriter:
-    """Writes one JSON object per line; names are unchanged, and null means unknown."""
 
-    def __init__(self, file: TextIO, class_names: Sequence[str]) -> None:
-        self._file = file
-        self._names = class_names
+def _jsonl(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]:
+    """Write one JSON object per line; names are unchanged, and null means unknown."""
 
-    def write(self, row: Decision) -> None:
+    def write(row: Decision) -> None:
         shares = None
         if row.probabilities is not None:
-            pairs = zip(self._names, row.probabilities, strict=True)
+            pairs = zip(class_names, row.probabilities, strict=True)
             shares = {name: round(value, 6) for name, value in pairs}
         entry = {
             "path": str(row.image),
@@ -242,19 +188,6 @@ class _JsonlWriter:
             "probabilities": shares,
         }
         # ASCII with escapes: valid JSON even if a file name is not valid text.
-        self._file.write(json.dumps(entry) + "\n")
+        file.write(json.dumps(entry) + "\n")
 
-
-_WRITERS: dict[str, type[_CsvWriter] | type[_JsonlWriter]] = {
-    "csv": _CsvWriter,
-    "jsonl": _JsonlWriter,
-}
-
-
-def _yes_or_no(value: bool | None) -> str:
-    return "" if value is None else "yes" if value else "no"
-
-
-def _joined(names: Sequence[str] | None) -> str:
-    """Join the names of a set; an empty set is not written like an unknown one."""
-    return "" if names is None else "|".join(names) or "(none)"
+    return write

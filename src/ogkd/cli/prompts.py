@@ -2,51 +2,70 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from ogkd.cli.options import CommandGroup, DeviceOption, JsonOption, refuse_folders, say
-from ogkd.cli.tables import print_table
+import ogkd
+from ogkd.cli import options as opt
+from ogkd.cli.output import print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted
+from ogkd.files import write_json
+from ogkd.prompts.bank import fold, read_bank, shipped_banks
+from ogkd.prompts.check import check_bank
+from ogkd.prompts.convert import import_bank, keep_classes
+from ogkd.prompts.templates import find_modality, modality_bank, require_classes
 
 if TYPE_CHECKING:
-    from ogkd.prompts.check import Finding
+    from ogkd.prompts.chat import Chat
+    from ogkd.prompts.generate import Order
 
-app = CommandGroup("Banks of texts for classes: list, show, check, new, generate, import.")
+app = opt.CommandGroup("Banks of texts for classes: list, show, check, new, generate, import.")
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 _SHIPPED = 50  # prompts per class of the banks that come with the package
-_OutOption = Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")]
-_ClassesOption = Annotated[
-    list[str] | None, typer.Option("--classes", "-c", help="A class name. May be repeated.")
-]
-_DataOption = Annotated[
-    Path | None, typer.Option("--data", help="Use the class names of this dataset.")
-]
-_ModalityOption = Annotated[
-    str, typer.Option("--modality", "-m", help="xray, ct, mri, ultrasound, histology, ...")
-]
-_OrganOption = Annotated[str | None, typer.Option("--organ", help="For example breast or lungs.")]
+_WORDS = (8, 40)
+_OutOption = Annotated[Path, Option("--out", "-o", help="The JSON file to write.")]
+
+
+@dataclass(frozen=True)
+class SubjectOptions:
+    """What a new bank is about."""
+
+    classes: Annotated[
+        list[str] | None, Option("--classes", "-c", help="A class name. May be repeated.")
+    ] = None
+    data: Annotated[Path | None, Option("--data", help="Use the class names of this dataset.")] = (
+        None
+    )
+    modality: Annotated[
+        str, Option("--modality", "-m", help="xray, ct, mri, ultrasound, histology, ...")
+    ] = "any"
+    organ: Annotated[str | None, Option(help="For example breast or lungs.")] = None
+
+    def class_names(self) -> list[str]:
+        if bool(self.classes) == (self.data is not None):
+            raise ConfigError("Give the classes either with --classes (repeatable) or with --data.")
+        if self.data is not None:
+            return list(ogkd.read_manifest(self.data).class_names)
+        return require_classes(self.classes or [])
 
 
 @app.command("list")
-def list_banks(as_json: JsonOption = False) -> None:
+def list_banks(as_json: opt.JsonOption = False) -> None:
     """Show the banks that come with the package."""
-    from ogkd.prompts.bank import read_bank, shipped_banks
-
     rows: list[dict[str, Any]] = []
     for name, path in shipped_banks().items():
         bank = read_bank(path)
         counts = {key: len(texts) for key, texts in bank.items()}
         rows.append({"name": name, "prompts": sum(counts.values()), "classes": counts})
     if as_json:
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     cells = [[row["name"], row["prompts"], ", ".join(map(str, row["classes"]))] for row in rows]
     print_table(("bank", "prompts", "classes"), cells)
@@ -57,19 +76,16 @@ def list_banks(as_json: JsonOption = False) -> None:
 
 @app.command("show")
 def show(
-    bank: Annotated[Path, typer.Argument(help="The name of a shipped bank, or a JSON file.")],
-    class_name: Annotated[str | None, typer.Argument(help="Show only this class.")] = None,
-    as_json: JsonOption = False,
+    bank: Annotated[Path, Argument(help="The name of a shipped bank, or a JSON file.")],
+    class_name: Annotated[str | None, Argument(help="Show only this class.")] = None,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Print the texts of a bank or of one class."""
-    from ogkd.prompts.bank import read_bank
-    from ogkd.prompts.convert import keep_classes
-
     found = read_bank(bank)
     if class_name is not None:
         found = keep_classes(found, [class_name])
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
     for name, texts in found.items():
         typer.secho(f"{name} ({len(texts)})", bold=True)
@@ -80,35 +96,26 @@ def show(
 @app.command("check")
 def check(
     banks: Annotated[
-        list[Path] | None, typer.Argument(help="Names of shipped banks, or JSON files.")
+        list[Path] | None, Argument(help="Names of shipped banks, or JSON files.")
     ] = None,
-    *,
-    every: Annotated[bool, typer.Option("--all", help="Check all shipped banks.")] = False,
-    count: Annotated[
-        int | None, typer.Option(min=1, help="Require this many prompts per class.")
-    ] = None,
-    words: Annotated[tuple[int, int], typer.Option(help="Fewest and most words per prompt.")] = (
-        8,
-        40,
-    ),
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    every: Annotated[bool, Option("--all", help="Check all shipped banks.")] = False,
+    count: Annotated[int | None, Option(min=1, help="Require this many prompts per class.")] = None,
+    words: Annotated[tuple[int, int], Option(help="Fewest and most words per prompt.")] = _WORDS,
+    strict: Annotated[bool, Option("--strict", help="Warnings count as errors.")] = False,
     backbone: Annotated[
         str | None,
-        typer.Option("--backbone", "-b", help="Also check how this model tells the texts apart."),
+        Option("--backbone", "-b", help="Also check how this model tells the texts apart."),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Also measure zero-shot accuracy on these images.")
+        Path | None, Option(help="Also measure zero-shot accuracy on these images.")
     ] = None,
     split: Annotated[
-        list[str] | None,
-        typer.Option(help="Split to measure on (default: train and val, never test)."),
+        list[str] | None, Option(help="Split to measure on (default: train and val, never test).")
     ] = None,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    device: opt.DeviceOption = "auto",
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Look for duplicates, wrong lengths, patterns, missing class names. Exit code 1 on errors."""
-    from ogkd.prompts.bank import shipped_banks
-
     shipped = shipped_banks()
     paths = [*(banks or []), *(map(Path, shipped) if every else ())]
     if not paths:
@@ -117,55 +124,33 @@ def check(
         raise ConfigError("--data needs --backbone, to measure accuracy with, and a single bank.")
     if words[0] > words[1]:
         raise ConfigError(f"--words takes the smaller number first, but got {words[0]} {words[1]}.")
-    model = None
-    if backbone is not None:
-        from ogkd.backbones import load_backbone
-
-        model = load_backbone(backbone, device=device)
-    reports = []
+    model = None if backbone is None else ogkd.load_backbone(backbone, device=device)
+    reports: list[dict[str, Any]] = []
     for path in paths:
+        bank = read_bank(path)
         wanted = count or (_SHIPPED if path.name == str(path) and str(path) in shipped else None)
-        reports.append(_check_bank(path, wanted, words, model, data, split))
-    bad = {"error", "warning"} if strict else {"error"}
-    for report in reports:
-        report["passed"] = not any(found["severity"] in bad for found in report["findings"])
+        rows, findings = check_bank(bank, count=wanted, shortest=words[0], longest=words[1])
+        report: dict[str, Any] = {"bank": str(path), "classes": [asdict(row) for row in rows]}
+        if model is not None:
+            from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
+
+            scores, more = score_prompts(model, bank)
+            findings = [*findings, *more]
+            report |= {"backbone": model.name, "prompts": [asdict(score) for score in scores]}
+            if data is not None:
+                images, splits = ogkd.read_manifest(data), tuple(split or ("train", "val"))
+                report["zero_shot"] = zero_shot_accuracy(model, bank, images, splits=splits)
+        bad = {"error", "warning"} if strict else {"error"}
+        report["findings"] = [asdict(finding) for finding in findings]
+        report["passed"] = not any(finding.severity in bad for finding in findings)
+        reports.append(report)
     if as_json:
-        typer.echo(json.dumps(reports, indent=2, ensure_ascii=False))
+        print_json(reports)
     else:
         for report in reports:
             _print_check(report)
     if not all(report["passed"] for report in reports):
         raise typer.Exit(1)
-
-
-def _check_bank(
-    path: Path,
-    count: int | None,
-    words: tuple[int, int],
-    model: Any,
-    data: Path | None,
-    split: Sequence[str] | None,
-) -> dict[str, Any]:
-    from ogkd.prompts.bank import read_bank
-    from ogkd.prompts.check import check_bank
-
-    bank = read_bank(path)
-    rows, findings = check_bank(bank, count=count, shortest=words[0], longest=words[1])
-    report: dict[str, Any] = {"bank": str(path), "classes": [asdict(row) for row in rows]}
-    if model is not None:
-        from ogkd.evaluation.prompts import score_prompts
-
-        scores, more = score_prompts(model, bank)
-        findings = [*findings, *more]
-        report |= {"backbone": model.name, "prompts": [asdict(score) for score in scores]}
-    if data is not None:
-        from ogkd.datasets.read import read_manifest
-        from ogkd.evaluation.prompts import zero_shot_accuracy
-
-        splits = tuple(split or ("train", "val"))
-        report["zero_shot"] = zero_shot_accuracy(model, bank, read_manifest(data), splits=splits)
-    report["findings"] = [asdict(finding) for finding in findings]
-    return report
 
 
 def _print_check(report: dict[str, Any]) -> None:
@@ -193,20 +178,11 @@ def _print_check(report: dict[str, Any]) -> None:
 
 
 @app.command("new")
-def new(
-    *,
-    classes: _ClassesOption = None,
-    data: _DataOption = None,
-    modality: _ModalityOption = "any",
-    organ: _OrganOption = None,
-    out: _OutOption,
-) -> None:
+def new(subject: SubjectOptions, *, out: _OutOption) -> None:
     """Write a bank from templates for a modality, as a start to edit."""
-    from ogkd.files import write_json
-    from ogkd.prompts.templates import modality_bank
-
     _refuse_existing(out)
-    bank = modality_bank(_class_names(classes, data), modality=modality, organ=organ)
+    names = subject.class_names()
+    bank = modality_bank(names, modality=subject.modality, organ=subject.organ)
     write_json(out, bank)
     each = len(next(iter(bank.values())))
     typer.echo(f"{len(bank)} classes with {each} texts each -> {out}")
@@ -215,26 +191,21 @@ def new(
 
 @app.command("generate")
 def generate(
-    *,
-    classes: _ClassesOption = None,
-    data: _DataOption = None,
-    modality: _ModalityOption = "any",
-    organ: _OrganOption = None,
+    subject: SubjectOptions,
     out: _OutOption,
-    model: Annotated[str, typer.Option(help="The name of the language model at the endpoint.")],
+    model: Annotated[str, Option(help="The name of the language model at the endpoint.")],
     url: Annotated[
-        str | None,
-        typer.Option(help="Base URL, such as http://localhost:11434/v1 (or OGKD_LLM_URL)."),
+        str | None, Option(help="Base URL, such as http://localhost:11434/v1 (or OGKD_LLM_URL).")
     ] = None,
     key_env: Annotated[
-        str, typer.Option(help="The environment variable with the API key, if one is needed.")
+        str, Option(help="The environment variable with the API key, if one is needed.")
     ] = "OGKD_LLM_KEY",
-    count: Annotated[int, typer.Option(min=1, help="Texts per class.")] = 50,
-    rounds: Annotated[int, typer.Option(min=1, help="At most this many requests per class.")] = 8,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
-    attempts: Annotated[int, typer.Option(min=1, help="Attempts per request.")] = 5,
+    count: Annotated[int, Option(min=1, help="Texts per class.")] = 50,
+    rounds: Annotated[int, Option(min=1, help="At most this many requests per class.")] = 8,
+    timeout: Annotated[float, Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
+    attempts: Annotated[int, Option(min=1, help="Attempts per request.")] = 5,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be sent; send nothing.")
+        bool, Option("--dry-run", help="Show what would be sent; send nothing.")
     ] = False,
 ) -> None:
     """Have a language model write a bank, through any OpenAI-compatible endpoint.
@@ -244,10 +215,10 @@ def generate(
     """
     from ogkd.prompts.chat import Chat, Endpoint
     from ogkd.prompts.generate import Order, messages_for
-    from ogkd.prompts.templates import find_modality
 
-    names = _class_names(classes, data)
-    order = Order(tuple(names), count, find_modality(modality).title, organ, rounds)
+    names = subject.class_names()
+    title = find_modality(subject.modality).title
+    order = Order(tuple(names), count, title, subject.organ, rounds)
     address = url or os.environ.get("OGKD_LLM_URL")
     if not address:
         raise ConfigError(
@@ -256,24 +227,22 @@ def generate(
         )
     key = os.environ.get(key_env, "").strip() or None
     endpoint = Endpoint(address, model, key, timeout, attempts)
-    bank = _bank_so_far(out)
+    opt.refuse_folders(out=out)
+    bank = read_bank(out) if out.exists() else {}
     if dry_run:
         typer.echo(f"POST {endpoint.address}  (model {model}, key {'set' if key else 'not set'})")
         for name in names:
-            messages = messages_for(order, name, bank.get(name, []))
-            typer.echo(json.dumps(messages, indent=2, ensure_ascii=False))
+            print_json(messages_for(order, name, bank.get(name, [])))
         return
     _generate(order, Chat(endpoint), bank, out)
 
 
 @app.command("import")
 def import_prompts(
-    source: Annotated[Path, typer.Argument(help="JSON, CSV, TSV, .py, or a folder of .txt.")],
-    *,
+    source: Annotated[Path, Argument(help="JSON, CSV, TSV, .py, or a folder of .txt.")],
     out: _OutOption,
     classes: Annotated[
-        list[str] | None,
-        typer.Option("--classes", "-c", help="Keep only this class. May be repeated."),
+        list[str] | None, Option("--classes", "-c", help="Keep only this class. May be repeated.")
     ] = None,
 ) -> None:
     """Convert prompts from another format into a bank.
@@ -282,10 +251,6 @@ def import_prompts(
     TSV with columns class and text; Python source with a dictionary (it is
     not run); a folder with one .txt per class, one text per line.
     """
-    from ogkd.files import write_json
-    from ogkd.prompts.check import check_bank
-    from ogkd.prompts.convert import import_bank, keep_classes
-
     _refuse_existing(out)
     bank = import_bank(source)
     if classes:
@@ -294,19 +259,9 @@ def import_prompts(
     texts = sum(map(len, bank.values()))
     typer.echo(f"{len(bank)} classes with {texts} texts -> {out}")
     if findings := check_bank(bank)[1]:
-        say(f"{_tally(findings)}: see them with `ogkd prompts check {out}`.")
-
-
-def _class_names(classes: Sequence[str] | None, data: Path | None) -> list[str]:
-    from ogkd.prompts.templates import require_classes
-
-    if bool(classes) == (data is not None):
-        raise ConfigError("Give the classes either with --classes (repeatable) or with --data.")
-    if data is not None:
-        from ogkd.datasets.read import read_manifest
-
-        return list(read_manifest(data).class_names)
-    return require_classes(classes or [])
+        errors = sum(found.severity == "error" for found in findings)
+        tally = f"{errors} error(s) and {len(findings) - errors} warning(s)"
+        say(f"{tally} in the texts: see them with `ogkd prompts check {out}`.")
 
 
 def _refuse_existing(out: Path) -> None:
@@ -314,21 +269,11 @@ def _refuse_existing(out: Path) -> None:
         raise ConfigError(f"--out {out} already exists. Choose another name or remove it.")
 
 
-def _bank_so_far(out: Path) -> dict[str, list[str]]:
-    from ogkd.prompts.bank import read_bank
-
-    refuse_folders(out=out)
-    return read_bank(out) if out.exists() else {}
-
-
-def _generate(order: Any, chat: Any, bank: dict[str, list[str]], out: Path) -> None:
-    from ogkd.files import write_json
+def _generate(order: Order, chat: Chat, bank: dict[str, list[str]], out: Path) -> None:
     from ogkd.progress import progress_bar
-    from ogkd.prompts.bank import fold
     from ogkd.prompts.generate import generate as generate_bank
 
-    have = {fold(name): len(texts) for name, texts in bank.items()}
-    missing = sum(max(0, order.count - have.get(fold(name), 0)) for name in order.class_names)
+    missing = sum(max(0, order.count - number) for number in _counts(order, bank).values())
     try:
         with progress_bar("Asking for prompts", missing) as bar:
 
@@ -347,12 +292,8 @@ def _generate(order: Any, chat: Any, bank: dict[str, list[str]], out: Path) -> N
         raise Interrupted(
             f"Stopped. The texts so far are in {out}: run the same command again to resume."
         ) from None
-    folded = {fold(name): len(texts) for name, texts in found.items()}
-    short = {
-        name: folded.get(fold(name), 0)
-        for name in order.class_names
-        if folded.get(fold(name), 0) < order.count
-    }
+    counts = _counts(order, found)
+    short = {name: number for name, number in counts.items() if number < order.count}
     if short:
         listed = ", ".join(f"{name} ({number} of {order.count})" for name, number in short.items())
         raise DataError(
@@ -364,6 +305,7 @@ def _generate(order: Any, chat: Any, bank: dict[str, list[str]], out: Path) -> N
     typer.echo(f"Next: read them, then `ogkd prompts check {out}`.")
 
 
-def _tally(findings: Sequence[Finding]) -> str:
-    errors = sum(found.severity == "error" for found in findings)
-    return f"{errors} error(s) and {len(findings) - errors} warning(s) in the texts"
+def _counts(order: Order, bank: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """How many texts a bank has for each class of an order."""
+    have = {fold(name): len(texts) for name, texts in bank.items()}
+    return {name: have.get(fold(name), 0) for name in order.class_names}

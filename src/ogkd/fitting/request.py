@@ -1,19 +1,24 @@
-"""What to fit, on what, and how: every option of a fit is declared here and nowhere else."""
+"""What to fit, on what, and how: every option of a fit is declared here and nowhere else.
+
+`ogkd fit` is made from the fields of the request and the text about them, without sentences that
+start with "In Python".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from ogkd.backbones import Backbone
-from ogkd.datasets.manifest import Manifest
-from ogkd.datasets.splits import Sampling
 from ogkd.errors import ConfigError
-from ogkd.features.unreadable import OnError, check_on_error
-from ogkd.images import SliceRule
-from ogkd.methods import DEFAULT
+
+if TYPE_CHECKING:
+    from ogkd.backbones import Backbone
+    from ogkd.datasets.manifest import Manifest
+    from ogkd.images import SliceRule
+else:  # they import torch, and `ogkd fit --help`, which is made from this class, must be fast
+    Backbone = Manifest = Any
 
 Prompts = str | Path | Mapping[str, Sequence[str]]
 
@@ -24,47 +29,48 @@ class FitRequest:
 
     Args:
         data: class folders, {train,val,test}/class folders, a CSV, a split JSON, a MedMNIST .npz,
-            the name of a downloaded benchmark, or a manifest.
-        backbone: a known name, a folder, a hub id, or a loaded backbone.
-        method: ogkd, fused, gda, zero-shot, ...; `ogkd methods` lists them.
+            or the name of a downloaded benchmark. In Python also a manifest.
+        backbone: a known name, a folder or a hub id. In Python also a loaded backbone.
+        method: such as ogkd, fused, gda or zero-shot; `ogkd methods` lists them.
         shots: images per class to learn from (default: all).
         seed: draws the images, and all other randomness.
         preset: named settings of the method, such as auto or paper/few-shot/btmri (default: the
             paper's for its own benchmarks, else auto).
         settings: single settings over the preset's, such as train.epochs.
-        prompts: texts of the classes: a JSON file of class name -> texts, the name of a shipped
-            bank, or a mapping (default: the benchmark's own bank, else templates).
+        prompts: texts of the classes: a JSON file of class name -> texts or the name of a shipped
+            bank (default: the benchmark's own bank, else templates). In Python also a mapping.
         normal: the classes that mean "nothing found" (default: the benchmark's, or those with
             "normal" or "healthy" in their name).
         sampling: how shots are drawn: released, as the released code does, or nested (the images
             of 1 shot are among those of 2).
         root: the folder that the paths of a table or split file are relative to.
         class_names: the classes in label order, if the data does not name them.
-        slice: the slice of volumes that name none: axis=2,index=middle or index=0.
+        slice: the slice of volumes, or frame of cines, that name none: axis=2,index=middle or
+            index=0.
         on_error: stop at unreadable files and name them all, or skip them before shots are drawn
             and list them in skipped.csv.
         out: the model folder to write; an interrupted fit into it continues when called again.
-        restart: discard an interrupted fit into `out` instead.
-        device: auto, cpu, cuda, cuda:1 or mps.
-        engine: how images are encoded: torch (float32), or a faster engine.
+        restart: discard an interrupted fit into the same folder.
+        device: where to compute: auto, cpu, cuda, cuda:1 or mps.
+        engine: how images are encoded: torch (float32), or on a CPU onnx or onnx-int8.
         say: receives short notes for the user.
     """
 
     data: str | Path | Manifest
     _: KW_ONLY
     backbone: str | Path | Backbone = "builtin"
-    method: str = DEFAULT
+    method: str = "ogkd"
     shots: int | None = None
     seed: int = 1
     preset: str | None = None
     settings: Mapping[str, Any] | None = None
     prompts: Prompts | None = None
     normal: Sequence[str] | None = None
-    sampling: Sampling = "released"
+    sampling: Literal["released", "nested"] = "released"
     root: str | Path | None = None
     class_names: Sequence[str] | None = None
     slice: str | None = None
-    on_error: OnError = "stop"
+    on_error: Literal["stop", "skip"] = "stop"
     out: str | Path | None = None
     restart: bool = False
     device: str = "auto"
@@ -72,6 +78,8 @@ class FitRequest:
     say: Callable[[str], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        from ogkd.features.unreadable import check_on_error
+
         check_on_error(self.on_error)
         if self.seed < 0:
             raise ConfigError(
@@ -81,6 +89,8 @@ class FitRequest:
     @property
     def slice_rule(self) -> SliceRule | None:
         """The slice to take of volumes that name none."""
+        from ogkd.images import SliceRule
+
         return None if self.slice is None else SliceRule.parse(self.slice)
 
     def note(self, text: str) -> None:
