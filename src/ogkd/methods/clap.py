@@ -10,10 +10,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import TypeVar
 
-from ogkd.methods.base import TextSide
+from ogkd.methods import Head, LinearHead, TextSide, register
 from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
-from ogkd.methods.heads import Head, LinearHead
-from ogkd.methods.registry import register
 
 
 class ZeroShotProbeConfig(PriorConfig):

@@ -8,10 +8,15 @@ from pydantic import Field
 from torch import Tensor
 
 from ogkd.core.losses import cross_entropy
-from ogkd.core.training import Batch, TrainConfig
-from ogkd.methods.base import TextSide
-from ogkd.methods.prompt_method import PromptConfig, PromptMethod, image_logits
-from ogkd.methods.registry import register
+from ogkd.methods import (
+    Batch,
+    PromptConfig,
+    PromptMethod,
+    TextSide,
+    TrainConfig,
+    image_logits,
+    register,
+)
 
 
 class CoOpTraining(TrainConfig):

@@ -9,15 +9,8 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ogkd.core.losses import cross_entropy
-from ogkd.core.training import Batch
-from ogkd.methods.base import TextSide
-from ogkd.methods.prompt_method import (
-    LargeBatchTraining,
-    PromptConfig,
-    PromptMethod,
-    image_logits,
-)
-from ogkd.methods.registry import register
+from ogkd.methods import Batch, PromptConfig, PromptMethod, TextSide, image_logits, register
+from ogkd.methods.prompt_method import LargeBatchTraining
 
 
 class KgCoOpConfig(PromptConfig):

@@ -109,8 +109,8 @@ def make_method(
         known = presets(name)
         if preset not in known:
             raise ConfigError(_unknown(f"preset of {name}", preset, known), argument="preset")
-        merged = _nest(known[preset])
-    _update(merged, _nest(settings or {}))
+        merged = known[preset]
+    _merge(merged, settings or {})
     try:
         return method(method.Config.model_validate(merged))
     except ValidationError as error:
@@ -143,8 +143,8 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
         settings: dict[str, Any] = {}
         parts = key.split("/")
         for depth in range(1, len(parts) + 1):
-            _update(settings, _nest(shared.get("/".join(parts[:depth]), {})))
-        _update(settings, _nest(table))
+            _merge(settings, shared.get("/".join(parts[:depth]), {}))
+        _merge(settings, table)
         found[key] = settings
     return found
 
@@ -153,23 +153,18 @@ def _address(method: type) -> str:
     return f"{method.__module__}.{method.__qualname__}"
 
 
-def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn {"train.epochs": 5} into {"train": {"epochs": 5}}."""
-    nested: dict[str, Any] = {}
+def _merge(target: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Add settings to nested ones: "train.epochs" is the setting "epochs" in "train"."""
     for key, value in settings.items():
-        inner = _nest(value) if isinstance(value, Mapping) else value
-        for part in reversed(key.split(".")):
-            inner = {part: inner}
-        _update(nested, inner)
-    return nested
-
-
-def _update(target: dict[str, Any], source: Mapping[str, Any]) -> None:
-    for key, value in source.items():
-        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
-            _update(target[key], value)
+        if "." in key:
+            key, rest = key.split(".", 1)
+            value = {rest: value}
+        if isinstance(value, Mapping):
+            if not isinstance(target.get(key), dict):
+                target[key] = {}
+            _merge(target[key], value)
         else:
-            target[key] = dict(value) if isinstance(value, Mapping) else value
+            target[key] = value
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, object]) -> str:
