@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -22,18 +21,10 @@ _TOKENS_AT_ONCE = 4096  # in prediction: a few hundred MB in a text tower of BER
 _NARROWING = 16  # the meta-net's hidden layer is d / 16 wide
 
 
-class CoCoOpTraining(TrainConfig):
+class CoCoOpConfig(PromptConfig):
     """The released baseline's settings (fidelity.md, baselines): one image at a time."""
 
-    epochs: int = Field(default=10, ge=1)
-    batch_size: int = Field(default=1, ge=1)
-    lr: float = Field(default=1e-3, gt=0)
-
-
-class CoCoOpConfig(PromptConfig):
-    """CoCoOp adds no setting."""
-
-    train: CoCoOpTraining = CoCoOpTraining()
+    train: TrainConfig = TrainConfig(epochs=10, batch_size=1, lr=1e-3)
 
 
 class ImagePromptLearner(PromptLearner):

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field
+from pydantic import field_validator
 from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import TypeVar
@@ -26,15 +26,17 @@ class PromptConfig(MethodConfig):
     context: ContextConfig = ContextConfig()
     train: TrainConfig = TrainConfig()
 
+    @field_validator("train", mode="before")
+    @classmethod
+    def _change_own_defaults(cls, given: object) -> object:
+        own = cls.model_fields["train"].default.model_dump()
+        return own | given if isinstance(given, dict) else given
+
+
+# All images of most few-shot sets are one batch (fidelity.md, baselines).
+LARGE_BATCHES = TrainConfig(batch_size=128, lr=2e-3)
 
 PromptConfigT = TypeVar("PromptConfigT", bound=PromptConfig, default=PromptConfig, covariant=True)
-
-
-class LargeBatchTraining(TrainConfig):
-    """Batches of 128, which is all images of most few-shot sets (fidelity.md, baselines)."""
-
-    batch_size: int = Field(default=128, ge=1)
-    lr: float = Field(default=2e-3, gt=0)
 
 
 class PromptMethod(Method[PromptConfigT]):

@@ -27,32 +27,22 @@ class _Methods(Mapping[str, type[Method]]):
     """Registered methods by name; plugins are looked for when ogkd's own are not enough."""
 
     def __init__(self) -> None:
-        self._known: dict[str, type[Method]] = {}
+        self.known: dict[str, type[Method]] = {}
         self._complete = False
         self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> type[Method]:
-        if name not in self._known:
+        if name not in self.known:
             self._find_plugins()
-        return self._known[name]
+        return self.known[name]
 
     def __iter__(self) -> Iterator[str]:
         self._find_plugins()
-        return iter(self._known)
+        return iter(self.known)
 
     def __len__(self) -> int:
         self._find_plugins()
-        return len(self._known)
-
-    def add(self, method: type[Method]) -> None:
-        known = self._known.get(method.name)
-        # A notebook cell that is run again defines the same class anew.
-        if known is not None and _address(known) != _address(method):
-            raise ConfigError(
-                f"Two methods are named '{method.name}': {_address(known)} and "
-                f"{_address(method)}. Give one of them another name."
-            )
-        self._known[method.name] = method
+        return len(self.known)
 
     def _find_plugins(self) -> None:
         with self._lock:
@@ -93,7 +83,14 @@ def register(method: MethodT) -> MethodT:
     fields = method.Config.model_fields.items()
     if required := [name for name, field in fields if field.is_required()]:
         raise ConfigError(f"Settings of {where} need a default: {', '.join(required)}.")
-    METHODS.add(method)
+    known = METHODS.known.get(method.name)
+    # A notebook cell that is run again defines the same class anew.
+    if known is not None and _address(known) != where:
+        raise ConfigError(
+            f"Two methods are named '{method.name}': {_address(known)} and {where}. Give one of "
+            "them another name."
+        )
+    METHODS.known[method.name] = method
     return method
 
 
@@ -129,23 +126,19 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
 
     They are in `presets/NAME.toml` of the package that the method is in.
     """
-    method = METHODS.get(name)
-    module = None if method is None else sys.modules.get(method.__module__)
+    module = sys.modules.get(METHODS[name].__module__) if name in METHODS else None
     package = getattr(module, "__package__", None)
-    place = files(package) / "presets" / f"{name}.toml" if package else None
-    if place is None or not place.is_file():
+    if not package or not (place := files(package) / "presets" / f"{name}.toml").is_file():
         return {}
-    found: dict[str, dict[str, Any]] = {}
     content = tomllib.loads(place.read_text(encoding="utf-8"))
     shared: dict[str, dict[str, Any]] = content.pop("shared", {})
-    for key, table in content.items():
+    found: dict[str, dict[str, Any]] = {key: {} for key in content}
+    for key, settings in found.items():
         # "paper/few-shot/btmri" starts from the shared table of "paper/few-shot".
-        settings: dict[str, Any] = {}
         parts = key.split("/")
         for depth in range(1, len(parts) + 1):
             _merge(settings, shared.get("/".join(parts[:depth]), {}))
-        _merge(settings, table)
-        found[key] = settings
+        _merge(settings, content[key])
     return found
 
 
