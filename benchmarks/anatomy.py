@@ -29,7 +29,7 @@ from ogkd.core.geometry import class_graph
 from ogkd.core.losses import diffuse, logits
 from ogkd.core.prompting import PromptLearner
 from ogkd.core.teacher import select_prompts, teacher_prototypes
-from ogkd.core.training import Batch
+from ogkd.core.training import Batch, Run, train_contexts
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
@@ -37,7 +37,6 @@ from ogkd.files import write_json
 from ogkd.fitting.pipeline import make_support, normal_labels
 from ogkd.methods import TextSide, make_method
 from ogkd.methods.ogkd import OGKD, OGKDConfig, OGKDObjective
-from ogkd.methods.prompt_method import train_runs
 from ogkd.prompts.bank import bank_for, read_bank
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
@@ -127,14 +126,9 @@ def examine(dataset: str, backbone: Backbone, *, epochs: int) -> dict[str, Any]:
         supports.append(make_support(method, store, drawn, seed, None))
     learner = method.learner(text)
     watched = Watched(config, text, learner)
-    contexts = train_runs(
-        learner,
-        watched,
-        config.train,
-        supports,
-        seeds=SEEDS,
-        text_dropout=method.text_dropout,
-    )
+    runs = [Run(s.views, s.labels, seed) for s, seed in zip(supports, SEEDS, strict=True)]
+    dropout = method.text_dropout
+    contexts = train_contexts(learner, runs, watched, config.train, text_dropout=dropout)
     with torch.no_grad():
         T_hat = normalize(learner.text_features(contexts), dim=-1)
     test = manifest.part("test")

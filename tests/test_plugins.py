@@ -39,7 +39,7 @@ def _clean(monkeypatch):
     """No plugin of a test is left for the next one."""
     monkeypatch.setenv(plugins.VARIABLE, "")  # so that it is restored whatever a test does
     monkeypatch.delenv(plugins.VARIABLE)
-    monkeypatch.setattr(METHODS, "_known", dict(METHODS._known))
+    monkeypatch.setattr(METHODS, "known", dict(METHODS.known))
     monkeypatch.setattr(METHODS, "_complete", False)
     monkeypatch.setattr(catalog, "_added", {})
     catalog._load_plugins.cache_clear()
@@ -194,7 +194,7 @@ def means(name="means"):
 def test_installed_methods_are_found_when_they_are_needed(install):
     install(plugins.METHODS, means(), sys)  # a module registers its methods itself
     assert "coop" in METHODS
-    assert "means" not in METHODS._known  # ogkd's own need no plugin
+    assert "means" not in METHODS.known  # ogkd's own need no plugin
     assert "means" in METHODS
     assert "means" in list(METHODS)
 

@@ -22,7 +22,7 @@ Everything is imported when first used, so `import ogkd` is fast.
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ogkd.errors import BackboneError, ConfigError, DataError, OgkdError, StorageError
@@ -75,8 +75,9 @@ __all__ = [
     "teacher",
 ]
 
-_NAMES = {  # module: what it offers here
+_MODULES = {  # module: what it offers here
     "ogkd.backbones": ("Backbone", "load_backbone"),
+    "ogkd.core": ("geometry", "losses", "teacher"),
     "ogkd.datasets.read": ("read_manifest",),
     "ogkd.evaluation": ("evaluate",),
     "ogkd.evaluation.calibrate": ("calibrate",),
@@ -88,23 +89,18 @@ _NAMES = {  # module: what it offers here
     "ogkd.model.classifier": ("Classifier", "load"),
     "ogkd.model.explain": ("Evidence", "draw", "evidence", "explain"),
 }
-_WHERE = {name: module for module, names in _NAMES.items() for name in names}
-_MODULES = {
-    "geometry": "ogkd.core.geometry",
-    "losses": "ogkd.core.losses",
-    "methods": "ogkd.methods",
-    "plugins": "ogkd.plugins",
-    "teacher": "ogkd.core.teacher",
-}
 
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        return metadata.version("ogkd")
-    if name in _MODULES:
-        return import_module(_MODULES[name])
-    if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
+        from importlib.metadata import version  # slow to import
+
+        return version("ogkd")
+    if name in ("methods", "plugins"):
+        return import_module(f"ogkd.{name}")
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(__import__(module, fromlist=[name]), name)  # which may be a module
     raise AttributeError(f"module 'ogkd' has no attribute '{name}'")
 
 

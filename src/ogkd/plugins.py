@@ -37,13 +37,11 @@ def load(plugin: str | os.PathLike[str]) -> str:
     is_file = text.endswith(".py") or os.sep in text
     address = str(Path(text).expanduser().absolute()) if is_file else text
     if os.pathsep in address:
-        raise ConfigError(
-            f"The path of a plugin cannot contain '{os.pathsep}', but is {address}. Move the file.",
-            argument="plugin",
+        raise _refusal(
+            f"The path of a plugin cannot contain '{os.pathsep}', but is {address}. Move the file."
         )
     module = _import_file(Path(address)) if is_file else _import_module(address)
-    known = [part for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
-    if address not in known:
+    if address not in (known := _loaded()):
         os.environ[VARIABLE] = os.pathsep.join([*known, address])
     return _plugin_name(module.__name__)
 
@@ -62,14 +60,17 @@ def installed(group: str) -> Iterator[Installed]:
     The plugins of the environment variable are loaded first: they register themselves. Of
     installed packages, every entry point in the group is loaded.
     """
-    for address in os.environ.get(VARIABLE, "").split(os.pathsep):
-        if address:
-            load(address)
+    for address in _loaded():
+        load(address)
     for entry in sorted(metadata.entry_points(group=group), key=lambda entry: entry.name):
         package = entry.dist.name if entry.dist is not None else entry.module
         what = f"The plugin '{package}' (entry point {entry.name} = {entry.value})"
         advice = f"Fix it, or remove it with: pip uninstall {package}."
         yield Installed(what, entry.name, _guarded(entry.load, what, advice))
+
+
+def _loaded() -> list[str]:
+    return [part for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
 
 
 def name_of(thing: type) -> str | None:
@@ -90,22 +91,19 @@ def _plugin_name(module: str) -> str:
 
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(
-            f"There is no plugin file {path}. Give a Python file, or the name of an importable "
-            "module.",
-            argument="plugin",
+        raise _refusal(
+            f"There is no plugin file {path}. Give a Python file, or the name of a module."
         )
     name = _FILES + re.sub(r"\W", "_", path.stem)
     if (known := sys.modules.get(name)) is not None:
         if known.__file__ == str(path):
             return known
-        raise ConfigError(
-            f"The plugins {known.__file__} and {path} have the same name. Rename one of them.",
-            argument="plugin",
+        raise _refusal(
+            f"The plugins {known.__file__} and {path} have the same name. Rename one of them."
         )
     spec = util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is not a Python file: a plugin ends in .py.", argument="plugin")
+        raise _refusal(f"{path} is not a Python file: a plugin ends in .py.")
     module = sys.modules[name] = util.module_from_spec(spec)
     loader = spec.loader
     try:
@@ -118,11 +116,7 @@ def _import_file(path: Path) -> ModuleType:
 
 def _import_module(name: str) -> ModuleType:
     if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is None:
-        raise ConfigError(
-            f"'{name}' is neither a Python file nor the name of a module, so it cannot be loaded "
-            "as a plugin.",
-            argument="plugin",
-        )
+        raise _refusal(f"The plugin '{name}' is neither a Python file nor the name of a module.")
     try:
         found = util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -130,10 +124,9 @@ def _import_module(name: str) -> ModuleType:
     except Exception:  # importing the parent package failed: said below
         found = True
     if not found:
-        raise ConfigError(
+        raise _refusal(
             f"There is no module '{name}' to load as a plugin. Install the package, or give the "
-            "path of its file.",
-            argument="plugin",
+            "path of its file."
         )
     return _guarded(lambda: importlib.import_module(name), f"The plugin '{name}'", "Fix it.")
 
@@ -143,13 +136,15 @@ def _guarded(work: Callable[[], T], what: str, advice: str) -> T:
     try:
         return work()
     except OgkdError as error:
-        raise ConfigError(f"{what} cannot be used: {error}", argument="plugin") from error
+        raise _refusal(f"{what} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
         place = traceback.extract_tb(error.__traceback__)[-1]
-        at = f"{place.filename}, line {place.lineno}"
-        if isinstance(error, SyntaxError):
-            at = f"{error.filename}, line {error.lineno}"
-        raise ConfigError(
-            f"{what} cannot be loaded: {type(error).__name__}: {error} ({at}). {advice}",
-            argument="plugin",
+        at = error if isinstance(error, SyntaxError) else place
+        raise _refusal(
+            f"{what} cannot be loaded: {type(error).__name__}: {error} ({at.filename}, line "
+            f"{at.lineno}). {advice}"
         ) from error
+
+
+def _refusal(message: str) -> ConfigError:
+    return ConfigError(message, argument="plugin")

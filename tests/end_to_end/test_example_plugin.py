@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "margin-method"
 BACKBONE = ROOT / "tests" / "parity" / "fixtures" / "class_token_mlp"

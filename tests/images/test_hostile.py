@@ -60,7 +60,7 @@ def deep_tiff(path):
 
 def attempt(file, way):
     """True where pixels came back; anything but a DataError is a defect."""
-    npz._arrays.clear()
+    npz._kept.cache_clear()
     try:
         found = read_image(f"{file}{PART.get(way, '')}")
     except DataError as error:

@@ -21,7 +21,7 @@ COLOUR = RNG.integers(0, 256, (3, 6, 5, 3), dtype=np.uint8)
 
 @pytest.fixture(autouse=True)
 def _nothing_kept():
-    npz._arrays.clear()
+    npz._kept.cache_clear()
 
 
 def test_rows_are_the_images_of_the_split(tmp_path):
@@ -76,7 +76,7 @@ def test_an_array_is_opened_once_for_many_threads_and_again_when_the_file_change
 def test_few_arrays_are_kept(tmp_path):
     for number in range(6):
         read_image(f"{medmnist(tmp_path / f'{number}.npz', test_images=GRAY)}#test/0")
-    assert len(npz._arrays) == npz._KEPT
+    assert npz._kept.cache_info().currsize == npz._KEPT
 
 
 def test_an_address_that_names_no_row_is_refused(tmp_path):

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import DataError
-from ogkd.features.decode_ahead import decode_ahead
-from ogkd.features.unreadable import BadFile
+from ogkd.features.unreadable import BadFile, decode_ahead
 from ogkd.images import ImageRef, read_image
 from ogkd.images.transforms import Preprocessing, center_crop, normalise
 
@@ -37,11 +36,7 @@ class EncodedBatch:
 
 
 def encode_files(
-    backbone: Backbone,
-    images: Sequence[ImageRef],
-    *,
-    patches: bool = False,
-    batch_size: int = 32,
+    backbone: Backbone, images: Sequence[ImageRef], *, patches: bool = False, batch_size: int = 32
 ) -> Iterator[EncodedBatch]:
     """Encode images in order; memory does not grow with their number."""
     prep = backbone.preprocessing

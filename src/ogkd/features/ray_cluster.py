@@ -17,7 +17,6 @@ from ogkd.files import cache_dir
 
 _OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster that we start; more goes to disk
 _FOLDERS = ("OGKD_CACHE", "OGKD_DATA")
-_PASSED_ON = (*_FOLDERS, plugins.VARIABLE)
 
 
 @contextmanager
@@ -49,12 +48,8 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
     try:
         _fail_if_nobody_listens(address)
         with _without_stderr():
-            ray.init(
-                address=address or "local",
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                **own,
-            )
+            quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
+            ray.init(address=address or "local", **quiet, **own)
     except Exception as error:  # nobody listens, or any of Ray's many kinds
         where = f"the Ray cluster at '{address}'" if address else "a Ray cluster on this machine"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -63,7 +58,9 @@ def cluster(address: str | None, *, cpus: float | None = None) -> Iterator[Any]:
             "cluster, or HOST:PORT of its head; without an address one is started here.",
             argument="address",
         ) from None
-    _silence_node_reports(ray)
+    # Ray reports a lost node at length on standard output, where results go: stop it.
+    if hasattr(ray._private.worker, "print_to_stdstream"):
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
     try:
         yield ray
     finally:
@@ -90,24 +87,12 @@ def _without_stderr() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _silence_node_reports(ray: Any) -> None:
-    """Ray reports a lost node at length on standard output, where results go; stop it."""
-    inside = ray._private.worker
-    if hasattr(inside, "print_to_stdstream"):
-        inside.print_to_stdstream = lambda *_, **__: None
-
-
 def fitting_workers(ray: Any, cpus: float, gpus: float) -> int:
     """How many workers of this size fit on the nodes of the cluster now."""
-    total = 0
-    for node in ray.nodes():
-        if node["Alive"]:
-            has = node["Resources"]
-            room = [
-                has.get(kind, 0.0) / size for kind, size in (("CPU", cpus), ("GPU", gpus)) if size
-            ]
-            total += int(min(room)) if room else 1
-    return total
+    wanted = {kind: size for kind, size in (("CPU", cpus), ("GPU", gpus)) if size}
+    alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    rooms = [[has.get(kind, 0.0) / size for kind, size in wanted.items()] for has in alive]
+    return sum(int(min(room, default=1)) for room in rooms)
 
 
 def absolute(place: str) -> str:
@@ -130,6 +115,6 @@ def folders() -> dict[str, str]:
 
 def use_folders(found: Mapping[str, str]) -> None:
     """In a worker: use the folders and plugins of the process that asked for the work."""
-    for name in _PASSED_ON:
+    for name in (*_FOLDERS, plugins.VARIABLE):
         os.environ.pop(name, None)
     os.environ.update(found)

@@ -17,13 +17,8 @@ from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import ConfigError, OgkdError
 from ogkd.features.encode import EncodedBatch, encode_files
-from ogkd.features.ray_cluster import (
-    absolute,
-    cluster,
-    fitting_workers,
-    folders,
-    use_folders,
-)
+from ogkd.features.ray_cluster import absolute, cluster, fitting_workers, folders, use_folders
+from ogkd.features.safetensors_stream import raw
 from ogkd.images import ImageRef
 
 _MOST_BLOCKS = 1000  # parts that the work is cut into; a lost part is encoded again
@@ -94,9 +89,8 @@ def _rows(
             "for less, or say how many workers to wait for on a cluster that grows on demand.",
             argument="workers",
         )
-    # File names are bytes: not every one is valid text.
     items = [
-        {"index": index, "images": [os.fsencode(str(_absolute(image))) for image in chunk]}
+        {"index": index, "images": [_address(image) for image in chunk]}
         for index, chunk in enumerate(chunks)
     ]
     encoded = data.from_items(items, override_num_blocks=min(len(items), _MOST_BLOCKS)).map(
@@ -110,6 +104,11 @@ def _rows(
         if row["problem"]:
             raise ConfigError(f"A worker cannot encode: {row['problem']}")
         yield row
+
+
+def _address(image: ImageRef) -> bytes:
+    """Where it is, for a process elsewhere; as bytes, for not every file name is valid text."""
+    return os.fsencode(str(ImageRef(image.file.absolute(), image.part)))
 
 
 class _Encoder:
@@ -147,23 +146,15 @@ class _Encoder:
         )
         answer["bad"] = json.dumps(batch.errors)  # as text: an empty column has no type
         if batch.features is not None:
-            answer["globals"] = _raw(batch.features.globals)
+            answer["globals"] = raw(batch.features.globals)
             if batch.features.patches is not None:
-                answer["patches"] = _raw(batch.features.patches)
+                answer["patches"] = raw(batch.features.patches)
                 answer["shape"] = json.dumps(batch.features.patches.shape[1:])
         return answer
 
 
-def _raw(rows: Tensor) -> bytes:
-    return rows.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()
-
-
 def _tensor(content: bytes, *shape: int) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, np.float32).copy().reshape(shape))
-
-
-def _absolute(image: ImageRef) -> ImageRef:
-    return ImageRef(image.file.absolute(), image.part)
 
 
 def _batch(chunk: Sequence[ImageRef], row: dict[str, Any], *, patches: bool) -> EncodedBatch:

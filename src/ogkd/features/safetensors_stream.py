@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from types import TracebackType
 from typing import BinaryIO, Self
 
 import torch
@@ -30,12 +29,12 @@ class SafetensorsStream:
 
     def append(self, rows: Tensor) -> None:
         """Add rows [n, ...]; every call has the same trailing shape."""
-        if self._shape is None:
-            self._shape = list(rows.shape[1:])
-        elif self._shape != list(rows.shape[1:]):
-            raise ValueError(f"Rows of shape {self._shape} expected, got {list(rows.shape[1:])}.")
-        self._rows += rows.shape[0]
-        self._file.write(_raw(rows))
+        count, *shape = rows.shape
+        if self._shape not in (None, shape):
+            raise ValueError(f"Rows of shape {self._shape} expected, got {shape}.")
+        self._shape = shape
+        self._rows += count
+        self._file.write(raw(rows))
 
     def finish(self, small: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
         """Write the small tensors, then the header."""
@@ -45,7 +44,7 @@ class SafetensorsStream:
             start = self._entry(header, self._name, [self._rows, *self._shape], 0)
         for name, tensor in small.items():
             start = self._entry(header, name, list(tensor.shape), start)
-            self._file.write(_raw(tensor))
+            self._file.write(raw(tensor))
         text = json.dumps(header, ensure_ascii=True).encode()
         if len(text) > self._room:
             raise ValueError(f"A header of {len(text)} bytes does not fit in {self._room}.")
@@ -62,14 +61,10 @@ class SafetensorsStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
-def _raw(tensor: Tensor) -> bytes:
+def raw(tensor: Tensor) -> bytes:
+    """The numbers of a tensor as float32."""
     return tensor.detach().to("cpu", torch.float32).contiguous().numpy().tobytes()

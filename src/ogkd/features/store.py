@@ -25,9 +25,8 @@ from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import DataError
-from ogkd.features.decode_ahead import decode_ahead
 from ogkd.features.encode import whole_image
-from ogkd.features.unreadable import unreadable, unreadable_error
+from ogkd.features.unreadable import decode_ahead, unreadable, unreadable_error
 from ogkd.files import cache_dir, write_atomically
 from ogkd.images import ImageRef, read_image
 from ogkd.images.transforms import normalise, random_resized_crop
@@ -85,32 +84,29 @@ class FeatureStore:
             if bad := unreadable(refs):
                 raise unreadable_error(bad) from None
             raise
-        flat = [key for row in keys for key in row]
-        found = self._read(flat, patches=patches)
         shape = (len(images), len(views))
+        globals_, kept = self._read(keys, patches=patches)
         return ImageFeatures(
-            found.globals.unflatten(0, shape),
-            None if found.patches is None else found.patches.unflatten(0, shape),
+            globals_.unflatten(0, shape), kept.unflatten(0, shape) if patches else None
         )
 
     def _complete(
         self, images: Sequence[ImageRef], views: Sequence[View], *, patches: bool
-    ) -> list[list[str]]:
+    ) -> list[str]:
         """Encode what is missing; the keys of every view of every image."""
         with ThreadPoolExecutor(max_workers=2) as pool:
-            hashes = list(pool.map(lambda image: image.key, images))
-        keys = [[f"{sha}-{view.key}" for view in views] for sha in hashes]
-        missing: dict[str, tuple[ImageRef, View]] = {}
-        for image, row in zip(images, keys, strict=True):
-            for key, view in zip(row, views, strict=True):
-                if not self._has(key, patches):
-                    missing[key] = (image, view)
+            list(pool.map(lambda image: image.key, images))  # each is hashed once
+        jobs = [(image, view) for image in images for view in views]
+        keys = [f"{image.key}-{view.key}" for image, view in jobs]
+        ending = "/patches" if patches else ""
+        missing = {
+            key: job
+            for key, job in zip(keys, jobs, strict=True)
+            if not {key, f"{key}{ending}"} <= self._entries.keys()
+        }
         if missing:
             self._encode(missing, patches=patches)
         return keys
-
-    def _has(self, key: str, patches: bool) -> bool:
-        return key in self._entries and (not patches or f"{key}/patches" in self._entries)
 
     def _find_shards(self) -> None:
         """Read the headers of shards not seen yet (other processes may have added some)."""
@@ -122,7 +118,7 @@ class FeatureStore:
                     self._entries.setdefault(key, shard)  # what was read once stays the same
             self._shards.add(shard)
 
-    def _read(self, keys: Sequence[str], *, patches: bool) -> ImageFeatures:
+    def _read(self, keys: Sequence[str], *, patches: bool) -> tuple[Tensor, Tensor]:
         backbone = self.backbone
         globals_ = torch.empty(len(keys), backbone.embed_dim)
         grid = backbone.patch_grid[0] * backbone.patch_grid[1]
@@ -138,7 +134,7 @@ class FeatureStore:
             with safe_open(shard, "pt") as file:
                 for name, place in wanted:
                     place.copy_(file.get_tensor(name))
-        return ImageFeatures(globals_, kept if patches else None)
+        return globals_, kept
 
     def _encode(self, missing: dict[str, tuple[ImageRef, View]], *, patches: bool) -> None:
         shard: dict[str, Tensor] = {}

@@ -1,24 +1,28 @@
-"""Image files that cannot be read: found, reported all at once, or skipped and listed."""
+"""Image files read ahead of need; those that cannot be read are reported at once, or listed."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.datasets.manifest import Item, first_lines
 from ogkd.errors import ConfigError, DataError
-from ogkd.features.decode_ahead import decode_ahead
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef, read_image
 
 OnError = Literal["stop", "skip"]
 SKIPPED = "skipped.csv"
+_WORKERS = 2
+Job = TypeVar("Job")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,35 @@ class BadFile:
     reason: str
 
 
-def check_on_error(value: str) -> OnError:
-    """The choice, or a ConfigError that names the two there are."""
-    for choice in get_args(OnError):
-        if value == choice:
-            return choice  # type: ignore[no-any-return]  # get_args has no types
-    raise ConfigError(f"on_error must be 'stop' or 'skip', but is '{value}'.", argument="on_error")
+def check_on_error(value: str) -> None:
+    if value not in get_args(OnError):
+        raise ConfigError(
+            f"on_error must be 'stop' or 'skip', but is '{value}'.", argument="on_error"
+        )
+
+
+def decode_ahead(
+    decode: Callable[[Job], Found], jobs: Sequence[Job], *, batch_size: int = 32
+) -> Iterator[list[Found | DataError]]:
+    """Results in order, batch by batch; a job that fails with a DataError gives that error.
+
+    The next batch is read while the caller works on this one. At most two batches are held, so
+    memory does not grow with the number of jobs.
+    """
+
+    def attempt(job: Job) -> Found | DataError:
+        try:
+            return decode(job)
+        except DataError as error:
+            return error
+
+    waiting: deque[Iterator[Found | DataError]] = deque()
+    with ThreadPoolExecutor(max_workers=_WORKERS) as pool:
+        for start in range(0, len(jobs), batch_size):
+            waiting.append(pool.map(attempt, jobs[start : start + batch_size]))
+            if len(waiting) > 1:
+                yield list(waiting.popleft())
+        yield from map(list, waiting)
 
 
 def unreadable(images: Sequence[ImageRef]) -> list[BadFile]:

@@ -48,25 +48,25 @@ def read_image(image: str | Path | ImageRef) -> NDArray[np.uint8]:
         return pixels
     except OgkdError:
         raise
-    except FileNotFoundError as error:
-        raise DataError(f"There is no file {file}. Check the path.") from error
-    except PermissionError as error:
-        raise DataError(f"No permission to read {file}. Change its permissions.") from error
-    except UnidentifiedImageError as error:
-        raise DataError(
-            f"{file} is not a readable image. Known formats: {', '.join(FORMATS)}, DICOM, NIfTI "
-            "and MedMNIST npz."
-        ) from error
-    except Image.DecompressionBombError as error:
-        raise DataError(f"{file} declares too many pixels: {error}. It is not opened.") from error
     except Exception as error:
         # Decoders raise all kinds of things on hostile bytes; it is the file's fault each time.
-        if isinstance(error, OSError) and error.errno == errno.ELOOP:
-            raise DataError(f"{file} is a link that leads back to itself. Remove it.") from error
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise DataError(
-            f"{file} is damaged or cut short ({reason}). Replace or remove it."
-        ) from error
+        raise DataError(_problem(file, error)) from error
+
+
+def _problem(file: Path, error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"There is no file {file}. Check the path."
+    if isinstance(error, PermissionError):
+        return f"No permission to read {file}. Change its permissions."
+    if isinstance(error, UnidentifiedImageError):
+        known = ", ".join((*FORMATS, "DICOM", "NIfTI", "MedMNIST npz"))
+        return f"{file} is not a readable image. Known formats: {known}."
+    if isinstance(error, Image.DecompressionBombError):
+        return f"{file} declares too many pixels: {error}. It is not opened."
+    if isinstance(error, OSError) and error.errno == errno.ELOOP:
+        return f"{file} is a link that leads back to itself. Remove it."
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return f"{file} is damaged or cut short ({reason}). Replace or remove it."
 
 
 def _read(ref: ImageRef) -> NDArray[np.uint8]:
@@ -108,14 +108,11 @@ def find_images(paths: Iterable[str | Path]) -> list[ImageRef]:
 
 def images_below(folder: Path) -> list[Path]:
     """The image files in a folder, at any depth, sorted; there may be none."""
-    inside = [
-        Path(place) / name
-        for place, folders, names in os.walk(folder, onerror=_refuse_folder)
-        if _sort_and_hide(folders)
-        for name in names
-        if _is_image(Path(place) / name)
-    ]
-    return sorted(inside, key=lambda file: file.as_posix())
+    inside: list[Path] = []
+    for place, folders, names in os.walk(folder, onerror=_refuse_folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]  # prunes the walk
+        inside += [file for name in names if _is_image(file := Path(place, name))]
+    return sorted(inside, key=Path.as_posix)
 
 
 def _is_image(file: Path) -> bool:
@@ -133,9 +130,3 @@ def _is_image(file: Path) -> bool:
 def _refuse_folder(error: OSError) -> None:
     """A folder that cannot be searched is an error: its images would be missing silently."""
     raise DataError(f"Cannot search {error.filename}: {error.strerror}. Change its permissions.")
-
-
-def _sort_and_hide(folders: list[str]) -> bool:
-    """Prune hidden folders in place, as `os.walk` allows; always true."""
-    folders[:] = [name for name in folders if not name.startswith(".")]
-    return True

@@ -13,34 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.errors import ConfigError, DataError
-from ogkd.images.ref import SliceRule
+from ogkd.errors import DataError
+from ogkd.images.ref import needs_extra, slice_in
 from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
 
 _SHAPE_TAGS = [
-    "Rows",
-    "Columns",
-    "NumberOfFrames",
-    "SamplesPerPixel",
-    "PhotometricInterpretation",
-    "PlanarConfiguration",
-    "BitsAllocated",
-    "BitsStored",
-    "HighBit",
-    "PixelRepresentation",
+    *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PhotometricInterpretation"),
+    *("PlanarConfiguration", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
+]
+_WISHES = [  # how a frame asks to be shown
+    *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
+    *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
 ]
 _LOOK_TAGS = [
-    "RescaleSlope",
-    "RescaleIntercept",
-    "ModalityLUTSequence",
-    "WindowCenter",
-    "WindowWidth",
-    "VOILUTFunction",
-    "VOILUTSequence",
-    "PixelPaddingValue",
-    "PixelPaddingRangeLimit",
-    "SharedFunctionalGroupsSequence",
-    "PerFrameFunctionalGroupsSequence",
+    *_WISHES,
+    *("PixelPaddingValue", "PixelPaddingRangeLimit"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *(
         f"{segmented}{colour}PaletteColorLookupTable{part}"
         for colour in ("Red", "Green", "Blue")
@@ -71,9 +59,7 @@ def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
     try:
         from pydicom import dcmread
     except ImportError as error:
-        raise ConfigError(
-            f'{file} is a DICOM file; reading it needs: pip install "ogkd[dicom]".'
-        ) from error
+        raise needs_extra(file, "a DICOM file") from error
     _check_syntax(file)
     header = dcmread(file, stop_before_pixels=True, specific_tags=_SHAPE_TAGS + _LOOK_TAGS)
     rows, columns = header.get("Rows"), header.get("Columns")
@@ -90,8 +76,7 @@ def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
     pixels = _decode(file, header, index, frames)
     if pixels.shape[:2] != (rows, columns):
         raise ValueError(f"pixels of shape {pixels.shape} instead of {(rows, columns)}")
-    photometric = str(header.get("PhotometricInterpretation", ""))
-    if photometric == "PALETTE COLOR":
+    if header.get("PhotometricInterpretation") == "PALETTE COLOR":
         return _palette(pixels, header)
     if pixels.ndim == 3:
         return to_bytes(pixels[:, :, :3])
@@ -117,25 +102,19 @@ def _check_syntax(file: Path) -> None:
 
 
 def _frame(file: Path, fragment: str, frames: int) -> int:
+    if not fragment and frames == 1:
+        return 0
     how = (
         f"Write which one behind a #, such as {file.name}#index=middle (a number from 0 to "
         f"{frames - 1}, first, middle or last), or set `slice` for all files."
     )
-    if not fragment:
-        if frames > 1:
-            raise DataError(
-                f"{file} has {frames} frames, and nothing says which is meant. {how}",
-                argument="slice",
-            )
-        return 0
-    try:
-        rule = SliceRule.parse(fragment)
-        place = rule.position(frames)
-    except (ConfigError, ValueError) as error:
-        raise DataError(f"{file}: {error}. {how}") from None
+    rule = slice_in(file, fragment, f"has {frames} frames, and nothing says which is meant", how)
     if rule.axis is not None:
         raise DataError(f"{file}: the frames of a DICOM file have no axis. {how}")
-    return place
+    try:
+        return rule.position(frames)
+    except ValueError as error:
+        raise DataError(f"{file}: {error}. {how}") from None
 
 
 def _decode(file: Path, header: Any, index: int, frames: int) -> NDArray[Any]:
@@ -151,9 +130,7 @@ def _decode(file: Path, header: Any, index: int, frames: int) -> NDArray[Any]:
             f"{file} is stored as {syntax.name}, which is not read. Save it uncompressed."
         ) from None
     if not decoder.is_available:
-        raise ConfigError(
-            f'{file} is stored as {syntax.name}; reading it needs: pip install "ogkd[dicom]".'
-        )
+        raise needs_extra(file, f"stored as {syntax.name}")
     source: Any = file  # of which no other frame is read
     if syntax.is_encapsulated:
         source = dcmread(file, specific_tags=_SHAPE_TAGS + _DATA_TAGS)
@@ -167,7 +144,6 @@ def _gray(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
     """Stored values to gray levels (PS3.3 C.11), padding black."""
     look = _look(header, index)
     valid = _valid(pixels, header)
-    inverted = header.PhotometricInterpretation == "MONOCHROME1"
     values = _modality(pixels, look, header)
     shown = _voi(values, look, header)
     if shown is None or (shown[valid].size and np.ptp(shown[valid]) == 0):
@@ -175,6 +151,7 @@ def _gray(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
         whole_byte = pixels.dtype == np.uint8 and header.get("BitsStored") == 8
         plain = whole_byte and np.array_equal(values, pixels)
         shown = pixels if plain else stretch(values, valid=valid)
+    inverted = header.PhotometricInterpretation == "MONOCHROME1"
     gray = 255 - shown if inverted else shown.copy()
     gray[~valid] = 0
     return np.asarray(gray, np.uint8)
@@ -190,7 +167,7 @@ def _look(header: Any, index: int) -> dict[str, Any]:
             sources += list(group.get(name) or [])[:1]
     look: dict[str, Any] = {}
     for source in sources:
-        for name in _LOOK_TAGS[:7]:
+        for name in _WISHES:
             if source.get(name) not in (None, ""):
                 look[name] = source.get(name)
     return look
@@ -256,17 +233,14 @@ def _table(item: Any, header: Any) -> tuple[int, NDArray[Any]]:
 
 def _look_up(values: NDArray[Any], first: int, table: NDArray[Any]) -> NDArray[Any]:
     place = np.clip(np.nan_to_num(values).astype(np.int64) - first, 0, len(table) - 1)
-    found: NDArray[Any] = table[place]
-    return found
+    return np.asarray(table[place])
 
 
 def _palette(pixels: NDArray[Any], header: Any) -> NDArray[np.uint8]:
     from pydicom.pixels import apply_color_lut
 
     colours = apply_color_lut(pixels, header)[:, :, :3]
-    if colours.dtype == np.uint8 or colours.max() <= 255:
-        return np.asarray(colours, np.uint8)
-    return np.asarray(colours >> 8, np.uint8)
+    return np.asarray(colours if colours.max() <= 255 else colours >> 8, np.uint8)
 
 
 def _check_size(stream: bytes, syntax: Any, rows: int, columns: int, samples: int) -> None:
@@ -293,9 +267,7 @@ def _jpeg_2000(stream: bytes) -> tuple[int, int, int]:
 
 def _jpeg(stream: bytes) -> tuple[int, int, int]:
     place = 2
-    while place + 9 < len(stream):
-        if stream[place] != 0xFF:
-            break
+    while place + 9 < len(stream) and stream[place] == 0xFF:
         marker = stream[place + 1]
         if marker == 0xFF:  # a filling byte
             place += 1

@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.errors import ConfigError, DataError
-from ogkd.images.ref import SliceRule
+from ogkd.errors import DataError
+from ogkd.images.ref import SliceRule, needs_extra, slice_in
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 MAX_VOLUME_BYTES = 8 * 1024**3  # of the volume in the file, unpacked
 _MAX_EXTENSIONS = 64 * 1024**2  # bytes between the header and the voxels
+_HEADERS = {  # by size: type and place of the dimensions, the bits of a voxel, the voxels' start
+    348: (("8h", 40), ("h", 72), ("f", 108)),
+    540: (("8q", 16), ("h", 14), ("q", 168)),
+}
 
 
 def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:
@@ -30,9 +34,7 @@ def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
     try:
         import nibabel
     except ImportError as error:
-        raise ConfigError(
-            f'{file} is a NIfTI file; reading it needs: pip install "ogkd[dicom]".'
-        ) from error
+        raise needs_extra(file, "a NIfTI file") from error
     _check_header(file)
     image = nibabel.load(file)
     if not isinstance(image, nibabel.Nifti1Image):  # NIfTI-2 is one of these too
@@ -63,15 +65,8 @@ def _rule(file: Path, fragment: str) -> SliceRule:
         f"Write axis and index behind a #, such as {file.name}#axis=2,index=middle (axis 0 gives "
         "sagittal, 1 coronal, 2 axial slices), or set `slice` for all volumes."
     )
-    if not fragment:
-        raise DataError(
-            f"{file} is a volume, and nothing says which slice of it is meant. {how}",
-            argument="slice",
-        )
-    try:
-        rule = SliceRule.parse(fragment)
-    except ConfigError as error:
-        raise DataError(f"{file}: {error} {how}") from None
+    lack = "is a volume, and nothing says which slice of it is meant"
+    rule = slice_in(file, fragment, lack, how)
     if rule.axis is None:
         raise DataError(f"{file} is a volume: '{fragment}' says no axis. {how}")
     return rule
@@ -86,15 +81,9 @@ def _check_header(file: Path) -> None:
         raise ValueError(f"{len(head)} bytes are not a NIfTI header")
     for order in "<>":
         (size,) = struct.unpack_from(f"{order}i", head)
-        if size == 348:
-            dims: tuple[int, ...] = struct.unpack_from(f"{order}8h", head, 40)
-            (bits,) = struct.unpack_from(f"{order}h", head, 72)
-            (offset,) = struct.unpack_from(f"{order}f", head, 108)
-            break
-        if size == 540 and len(head) == 540:
-            dims = struct.unpack_from(f"{order}8q", head, 16)
-            (bits,) = struct.unpack_from(f"{order}h", head, 14)
-            (offset,) = struct.unpack_from(f"{order}q", head, 168)
+        if size in _HEADERS and size <= len(head):
+            fields = [struct.unpack_from(order + form, head, at) for form, at in _HEADERS[size]]
+            dims, (bits,), (offset,) = fields
             break
     else:
         raise ValueError("no NIfTI header")

@@ -9,7 +9,7 @@ import math
 import re
 import threading
 import zipfile
-from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -22,8 +22,6 @@ from ogkd.images.scaling import gray_to_rgb, to_bytes
 MAX_ARRAY_BYTES = 4 * 1024**3
 _KEPT = 3  # train, val and test of one file
 _SPLITS = ("train", "val", "test")
-
-_arrays: OrderedDict[tuple[str, int, int, str], NDArray[np.generic]] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -49,15 +47,13 @@ def read_npz(file: Path, fragment: str) -> NDArray[np.uint8]:
 
 def _array(file: Path, split: str) -> NDArray[np.generic]:
     facts = file.stat()
-    key = (str(file.absolute()), facts.st_size, facts.st_mtime_ns, split)
     with _lock:  # a second thread waits for the array instead of reading it again
-        if key not in _arrays:
-            found = _load(file, f"{split}_images")
-            _arrays[key] = found
-            while len(_arrays) > _KEPT:
-                _arrays.popitem(last=False)
-        _arrays.move_to_end(key)
-        return _arrays[key]
+        return _kept(file, split, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept(file: Path, split: str, *_facts: int) -> NDArray[np.generic]:
+    return _load(file, f"{split}_images")
 
 
 def _load(file: Path, name: str) -> NDArray[np.generic]:
@@ -85,12 +81,11 @@ def _load(file: Path, name: str) -> NDArray[np.generic]:
 def npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
     """Shape and type of an array, without its content."""
     version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
-    else:
+    if version not in ((1, 0), (2, 0)):
         raise ValueError(f"unknown version {version} of the npy format")
+    first = version == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(stream)
     return shape, dtype
 
 

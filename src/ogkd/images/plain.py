@@ -18,7 +18,8 @@ _DEEP_GRAY = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 _LOW_BYTES = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L", "LA;16B": "RGBA"}
 _TIFF_MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _BITS, _PHOTOMETRIC, _FORMAT = 258, 262, 339  # TIFF tags
-_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB_COLOUR = 0, 1, 2
+_WHITE_IS_ZERO = 0
+_PLAIN_COLOURS = (_WHITE_IS_ZERO, 1, 2)  # also: black is zero, RGB
 _AXES = ("YX", "YXS", "SYX")  # one picture, gray or colour
 
 
@@ -35,9 +36,8 @@ def read_plain(file: Path, *, max_pixels: int) -> NDArray[np.uint8]:
             return _rgb(image)
     except UnidentifiedImageError:
         with file.open("rb") as stream:
-            mark = stream.read(4)
-        if mark not in _TIFF_MARKS:
-            raise
+            if stream.read(4) not in _TIFF_MARKS:
+                raise
         return _read_tiff(file, max_pixels)
 
 
@@ -80,11 +80,7 @@ def _beyond_pillow(image: Image.Image) -> bool:
     tags: Any = getattr(image, "tag_v2", {})
     bits = tags.get(_BITS, (1,))
     kinds = tags.get(_FORMAT, (1,))
-    if max(bits) <= 8 or tags.get(_PHOTOMETRIC) not in (
-        _WHITE_IS_ZERO,
-        _BLACK_IS_ZERO,
-        _RGB_COLOUR,
-    ):
+    if max(bits) <= 8 or tags.get(_PHOTOMETRIC) not in _PLAIN_COLOURS:
         return False
     return len(bits) > 1 or bits[0] > 32 or (bits[0] == 32 and kinds[0] == 1)
 

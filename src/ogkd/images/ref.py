@@ -12,7 +12,7 @@ import re
 import stat
 import threading
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +24,8 @@ Kind = Literal["plain", "dicom", "nifti", "npz"]
 PLAIN = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 DICOM = (".dcm", ".dicom")
 NIFTI = (".nii", ".nii.gz")
+_ENDINGS: dict[Kind, tuple[str, ...]]
+_ENDINGS = {"plain": PLAIN, "dicom": DICOM, "nifti": NIFTI, "npz": (".npz",)}
 _WORDS = ("first", "middle", "last")
 _PART = re.compile(r"#((?:axis|index)=[^#/]*|(?:train|val|test)/\d+)$")
 _FORMS = "axis=0|1|2,index=N or index=N, where N counts from 0 or is first, middle or last"
@@ -66,6 +68,20 @@ class SliceRule:
         if self.index >= count:
             raise ValueError(f"index={self.index}, but there are only {count} (0 to {count - 1})")
         return self.index
+
+
+def slice_in(file: Path, fragment: str, lack: str, how: str) -> SliceRule:
+    """The rule behind the # of a file's address; a DataError says what is lacking, and how to."""
+    if not fragment:
+        raise DataError(f"{file} {lack}. {how}", argument="slice")
+    try:
+        return SliceRule.parse(fragment)
+    except ConfigError as error:
+        raise DataError(f"{file}: {error} {how}") from None
+
+
+def needs_extra(file: Path, what: str) -> ConfigError:
+    return ConfigError(f'{file} is {what}; reading it needs: pip install "ogkd[dicom]".')
 
 
 def _no_rule(text: str) -> ConfigError:
@@ -155,14 +171,9 @@ class ImageRef:
 def kind_of(file: Path) -> Kind:
     """The family of a file, by its ending; files without a known ending are inspected."""
     name = file.name.lower()
-    if name.endswith(PLAIN):
-        return "plain"
-    if name.endswith(DICOM):
-        return "dicom"
-    if name.endswith(NIFTI):
-        return "nifti"
-    if name.endswith(".npz"):
-        return "npz"
+    for kind, endings in _ENDINGS.items():
+        if name.endswith(endings):
+            return kind
     return "dicom" if starts_as_dicom(file) else "plain"
 
 
@@ -177,17 +188,16 @@ def starts_as_dicom(file: Path) -> bool:
         return False
 
 
-_digests: dict[tuple[str, int, int, int], str] = {}
-_digests_lock = threading.Lock()
+_digest_lock = threading.Lock()
 
 
 def _shared_digest(file: Path) -> str:
     """The digest of a file that many parts share, computed once while the file is unchanged."""
     facts = file.stat()
-    key = (str(file.absolute()), facts.st_ino, facts.st_size, facts.st_mtime_ns)
-    with _digests_lock:
-        if key not in _digests:
-            if len(_digests) > 10_000:
-                _digests.clear()
-            _digests[key] = sha256_file(file)
-        return _digests[key]
+    with _digest_lock:  # a second thread waits for the digest instead of computing it again
+        return _digest_of(file, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+
+
+@lru_cache(maxsize=10_000)
+def _digest_of(file: Path, *_facts: int) -> str:
+    return sha256_file(file)

@@ -20,6 +20,8 @@ RGB = NDArray[np.uint8]  # [H, W, 3]
 Triple = tuple[float, float, float]
 
 _LONGEST = 20  # times the short side; beyond it the ends cannot reach the centre crop
+_AREAS = (0.08, 1.0)  # of a random crop, as shares of the image
+_ASPECTS = (3 / 4, 4 / 3)
 _RESAMPLE = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
@@ -71,39 +73,26 @@ def _without_far_ends(picture: Image.Image) -> Image.Image:
     return picture.crop((left, top, left + min(width, most), top + min(height, most)))
 
 
-def random_resized_crop(
-    image: RGB,
-    prep: Preprocessing,
-    rng: np.random.Generator,
-    *,
-    scale: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> RGB:
+def random_resized_crop(image: RGB, prep: Preprocessing, rng: np.random.Generator) -> RGB:
     """A random part of the image at the model's size, as in training (fidelity.md, 27)."""
     height, width = image.shape[:2]
-    top, left, rows, columns = _draw_crop(height, width, rng, scale, ratio)
+    top, left, rows, columns = _draw_crop(height, width, rng)
     picture = Image.fromarray(image[top : top + rows, left : left + columns])
     return np.asarray(picture.resize((prep.size, prep.size), _RESAMPLE[prep.interpolation]))
 
 
-def _draw_crop(
-    height: int,
-    width: int,
-    rng: np.random.Generator,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-) -> tuple[int, int, int, int]:
+def _draw_crop(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
     """Ten tries at an area and an aspect, then the largest central part that fits."""
     for _ in range(10):
-        area = height * width * rng.uniform(*scale)
-        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        area = height * width * rng.uniform(*_AREAS)
+        aspect = math.exp(rng.uniform(math.log(_ASPECTS[0]), math.log(_ASPECTS[1])))
         columns, rows = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < columns <= width and 0 < rows <= height:
             top = int(rng.integers(0, height - rows + 1))
             left = int(rng.integers(0, width - columns + 1))
             return top, left, rows, columns
-    columns = min(width, round(height * ratio[1]))
-    rows = min(height, round(width / ratio[0]))
+    columns = min(width, round(height * _ASPECTS[1]))
+    rows = min(height, round(width / _ASPECTS[0]))
     return (height - rows) // 2, (width - columns) // 2, rows, columns
 
 

@@ -10,16 +10,8 @@ from pkgutil import iter_modules
 
 from ogkd.core.training import Batch, Objective, TrainConfig
 from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
-from ogkd.methods.feature_method import (
-    FeatureMethod,
-    PriorConfig,
-    Rows,
-    read_kernel,
-    read_linear,
-    rows_of,
-    text_prior,
-)
-from ogkd.methods.grid_search import Trial, search, trials
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, rows_of, text_prior
+from ogkd.methods.grid_search import Trial, choose, search, trials
 from ogkd.methods.heads import Head, KernelHead, LinearHead, TextHead
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod, context_head, image_logits
 from ogkd.methods.registry import DEFAULT, METHODS, make_method, presets, register
@@ -45,12 +37,11 @@ __all__ = [
     "TrainConfig",
     "TrainingFolder",
     "Trial",
+    "choose",
     "context_head",
     "image_logits",
     "make_method",
     "presets",
-    "read_kernel",
-    "read_linear",
     "register",
     "rows_of",
     "search",

@@ -83,6 +83,10 @@ class TrainingFolder:
     log: Callable[[Mapping[str, Any]], None]  # called with one record per epoch
 
 
+Supports = Sequence[Support]
+Folder = TrainingFolder | None
+
+
 class Method(ABC, Generic[ConfigT]):
     """Turns support images and class texts into heads; several seeds may share one pass.
 
@@ -122,12 +126,7 @@ class Method(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def fit(
-        self,
-        supports: Sequence[Support],
-        text: TextSide,
-        *,
-        seeds: Sequence[int],
-        folder: TrainingFolder | None = None,
+        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
     ) -> list[Head]:
         """Return one head for each support and seed.
 
@@ -139,11 +138,11 @@ class Method(ABC, Generic[ConfigT]):
     def fit_together(
         cls,
         methods: Sequence[Self],
-        supports: Sequence[Support],
+        supports: Supports,
         text: TextSide,
         *,
         seeds: Sequence[int],
-        folder: TrainingFolder | None = None,
+        folder: Folder = None,
     ) -> list[Head]:
         """Return one head for each method, support and seed; methods differ in `free` settings."""
         return methods[0].fit(supports, text, seeds=seeds, folder=folder)

@@ -10,10 +10,7 @@ from torch import Tensor
 from ogkd.core.geometry import prototypes, stack_bank
 from ogkd.core.losses import cross_entropy, logits, sccm
 from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
-from ogkd.core.training import Batch
-from ogkd.methods.base import TextSide
-from ogkd.methods.prompt_method import PromptConfig, PromptMethod, image_logits
-from ogkd.methods.registry import register
+from ogkd.methods import Batch, PromptConfig, PromptMethod, TextSide, image_logits, register
 
 
 class BiomedCoOpConfig(PromptConfig):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import TypeVar
 
-from ogkd.methods.base import TextSide
+from ogkd.core.training import TrainConfig, learning_rate
+from ogkd.methods import Head, LinearHead, TextSide, register
 from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
-from ogkd.methods.heads import Head, LinearHead
-from ogkd.methods.registry import register
 
 
 class ZeroShotProbeConfig(PriorConfig):
@@ -64,9 +61,10 @@ class ZSLP(FeatureMethod[ProbeT]):
         pull = 2 * self.pull(rows, T, scale).unsqueeze(1) / rows.classes
         generator = torch.Generator().manual_seed(seed)
         L = rows.one_hot
+        schedule = TrainConfig(epochs=max(1, config.epochs), lr=config.lr)
         w, speed = start.clone(), torch.zeros_like(start)
         for epoch in range(config.epochs):
-            rate = _rate(epoch, config)
+            rate = learning_rate(epoch, schedule)
             # The penalty's step is implicit, which is stable for any weight.
             held = rate / (1 - config.momentum) * pull
             order = torch.randperm(len(L), generator=generator)
@@ -104,9 +102,3 @@ def _slope(w: Tensor, F: Tensor, L: Tensor, scale: float) -> Tensor:
     G = ((scale * F @ u.mT).softmax(dim=-1) - L) / len(F)
     g = G.mT @ F * scale
     return (g - (g * u).sum(1, keepdim=True) * u) / length
-
-
-def _rate(epoch: int, config: ZeroShotProbeConfig) -> float:
-    if epoch == 0:
-        return 1e-5
-    return config.lr * (1 + math.cos(math.pi * (epoch - 1) / config.epochs)) / 2

@@ -11,10 +11,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from ogkd.methods.base import TextSide
+from ogkd.methods import Head, TextSide, register
 from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
-from ogkd.methods.heads import Head
-from ogkd.methods.registry import register
+from ogkd.methods.heads import ClassTextHead
 
 
 class ClipAdapterConfig(PriorConfig):
@@ -28,22 +27,12 @@ class ClipAdapterConfig(PriorConfig):
 
 
 @dataclass(frozen=True)
-class AdapterHead(Head):
+class AdapterHead(ClassTextHead):
     """scale * normalise(ratio relu(relu(v W1') W2') + (1 - ratio) v) T'."""
 
-    T: Tensor  # [C, d]
-    scale: float
     W1: Tensor  # [h, d]
     W2: Tensor  # [d, h]
     ratio: float
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.T.shape[0], self.T.shape[1]
-
-    @property
-    def class_texts(self) -> Tensor:
-        return self.T
 
     def logits(self, features: Tensor) -> Tensor:
         v = normalize(features, dim=-1)

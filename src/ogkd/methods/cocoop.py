@@ -8,36 +8,23 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone, TextDropout
 from ogkd.core.losses import logits
 from ogkd.core.prompting import ContextConfig, PromptLearner
-from ogkd.core.training import TrainConfig
-from ogkd.methods.base import TextSide
+from ogkd.methods import Head, PromptConfig, PromptMethod, TextSide, TrainConfig, register
 from ogkd.methods.coop import CrossEntropy
-from ogkd.methods.heads import Head
-from ogkd.methods.prompt_method import PromptConfig, PromptMethod
-from ogkd.methods.registry import register
 
 _TOKENS_AT_ONCE = 4096  # in prediction: a few hundred MB in a text tower of BERT's size
 _NARROWING = 16  # the meta-net's hidden layer is d / 16 wide
 
 
-class CoCoOpTraining(TrainConfig):
+class CoCoOpConfig(PromptConfig):
     """The released baseline's settings (fidelity.md, baselines): one image at a time."""
 
-    epochs: int = Field(default=10, ge=1)
-    batch_size: int = Field(default=1, ge=1)
-    lr: float = Field(default=1e-3, gt=0)
-
-
-class CoCoOpConfig(PromptConfig):
-    """CoCoOp adds no setting."""
-
-    train: CoCoOpTraining = CoCoOpTraining()
+    train: TrainConfig = TrainConfig(epochs=10, batch_size=1, lr=1e-3)
 
 
 class ImagePromptLearner(PromptLearner):
@@ -53,9 +40,9 @@ class ImagePromptLearner(PromptLearner):
         super().__init__(backbone, class_names, config)
         d, w = backbone.embed_dim, backbone.text_width
         narrow = max(1, d // _NARROWING)
-        places = (config.n_ctx, w)
+        sets = (len(class_names),) if config.class_specific else ()
         self.shapes: dict[str, tuple[int, ...]] = {
-            "context": (len(class_names), *places) if config.class_specific else places,
+            "context": (*sets, config.n_ctx, w),
             "W1": (narrow, d),
             "b1": (narrow,),
             "W2": (w, narrow),
@@ -79,18 +66,13 @@ class ImagePromptLearner(PromptLearner):
         """The context starts as in CoOp, the meta-net as torch initialises a linear layer."""
         parts = {"context": super().initial_context(generator)}
         for name in ("W1", "b1", "W2", "b2"):
-            inputs = self.shapes[f"W{name[1]}"][1]
-            bound = inputs**-0.5
+            bound = self.shapes[f"W{name[1]}"][1] ** -0.5
             start = torch.empty(self.shapes[name])
             parts[name] = start.uniform_(-bound, bound, generator=generator)
         return self.join(parts)
 
     def text_features(
-        self,
-        contexts: Tensor,
-        *,
-        images: Tensor | None = None,
-        dropout: TextDropout | None = None,
+        self, contexts: Tensor, *, images: Tensor | None = None, dropout: TextDropout | None = None
     ) -> Tensor:
         """T_hat [S, B, C, d] of every image [S, B, d], in one pass of S * B * C prompts."""
         if images is None:

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import Field
 from torch import Tensor
 
 from ogkd.core.losses import cross_entropy
 from ogkd.core.training import Batch, TrainConfig
-from ogkd.methods.base import TextSide
-from ogkd.methods.prompt_method import PromptConfig, PromptMethod, image_logits
-from ogkd.methods.registry import register
-
-
-class CoOpTraining(TrainConfig):
-    """The released baseline's settings (fidelity.md, baselines)."""
-
-    batch_size: int = Field(default=32, ge=1)
-    lr: float = Field(default=2e-3, gt=0)
+from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, register
 
 
 class CoOpConfig(PromptConfig):
-    """CoOp adds no setting."""
+    """The released baseline's settings (fidelity.md, baselines)."""
 
-    train: CoOpTraining = CoOpTraining()
+    train: TrainConfig = TrainConfig(batch_size=32, lr=2e-3)
 
 
 class CrossEntropy:

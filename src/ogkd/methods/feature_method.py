@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from ogkd.core.geometry import prototypes
 from ogkd.errors import DataError
-from ogkd.methods.base import ConfigT, Method, MethodConfig, Support, TextSide, TrainingFolder
+from ogkd.methods.base import ConfigT, Folder, Method, MethodConfig, Support, Supports, TextSide
 from ogkd.methods.heads import Head, KernelHead, LinearHead
 
 Prior = Literal["single", "bank"]
@@ -80,14 +80,8 @@ class FeatureMethod(Method[ConfigT]):
     cost = "seconds"
 
     def fit(
-        self,
-        supports: Sequence[Support],
-        text: TextSide,
-        *,
-        seeds: Sequence[int],
-        folder: TrainingFolder | None = None,
+        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
     ) -> list[Head]:
-        """Fit one head for each support and seed."""
         pairs = zip(supports, seeds, strict=True)
         return [self.fit_rows(rows_of(s, text.class_names), text, seed=seed) for s, seed in pairs]
 
@@ -96,22 +90,9 @@ class FeatureMethod(Method[ConfigT]):
         """Fit the head of one support."""
 
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
-        """Rebuild a linear head, which is what most of these methods fit."""
-        return read_linear(tensors)
-
-
-def read_linear(tensors: Mapping[str, Tensor]) -> LinearHead:
-    """Build a linear head from its tensors; their shapes must agree."""
-    W, b = tensors["W"].float(), tensors["b"].float()
-    if W.dim() != 2 or b.shape != W.shape[:1]:
-        raise ValueError(f"W of shape {tuple(W.shape)} and b of shape {tuple(b.shape)}")
-    return LinearHead(W, b)
-
-
-def read_kernel(tensors: Mapping[str, Tensor], scale: float) -> KernelHead:
-    """Build a kernel head from its tensors; their shapes must agree."""
-    T, K, A = (tensors[name].float() for name in "TKA")
-    if T.dim() != 2 or K.shape[1:] != T.shape[1:] or A.shape != (len(K), len(T)):
-        shapes = ", ".join(f"{n} {tuple(tensors[n].shape)}" for n in "TKA")
-        raise ValueError(f"shapes do not match: {shapes}")
-    return KernelHead(T, scale, K, A, float(tensors["beta"]))
+        """Rebuild a kernel, text or linear head, whichever these tensors are of."""
+        if {"K", "A", "beta"} & tensors.keys():
+            return KernelHead.read(tensors, scale)
+        return (
+            super().read_head(tensors, text, scale) if "T" in tensors else LinearHead.read(tensors)
+        )

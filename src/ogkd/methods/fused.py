@@ -18,10 +18,8 @@ from torch.nn.functional import normalize
 
 from ogkd.core.geometry import prototypes
 from ogkd.errors import ConfigError
-from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
-from ogkd.methods.feature_method import Rows, read_linear, rows_of
-from ogkd.methods.grid_search import trials
-from ogkd.methods.heads import Head, LinearHead
+from ogkd.methods import Head, LinearHead, Method, MethodConfig, Rows, TextSide, rows_of, trials
+from ogkd.methods.base import Folder, Supports
 from ogkd.methods.registry import make_method, presets, register
 
 _NAMES = {"bank": "zero-shot-ensemble", "single": "zero-shot"}
@@ -98,17 +96,11 @@ class Fused(Method[FusedConfig]):
         return self.text_method.uses_patches
 
     def fit(
-        self,
-        supports: Sequence[Support],
-        text: TextSide,
-        *,
-        seeds: Sequence[int],
-        folder: TrainingFolder | None = None,
+        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
     ) -> list[Head]:
         """Train the text side of all seeds together, then add the images seed by seed."""
-        # `rows_of` passes validation images on, but only the support may decide.
-        alone = [replace(support, validation=None) for support in supports]
-        rows = [rows_of(support, text.class_names) for support in alone]
+        # Only the support may decide, not validation images.
+        rows = [replace(rows_of(s, text.class_names), validation=None) for s in supports]
         learned = self.text_method.fit(supports, text, seeds=seeds, folder=folder)
         return [self._join(r, head, text) for r, head in zip(rows, learned, strict=True)]
 
@@ -122,7 +114,7 @@ class Fused(Method[FusedConfig]):
         if "W" not in tensors:
             return self.text_method.read_head(tensors, text, scale)
         inner = {k.removeprefix(_TEXT): v for k, v in tensors.items() if k.startswith(_TEXT)}
-        linear = read_linear(tensors)
+        linear = LinearHead.read(tensors)
         return FusedHead(linear.W, linear.b, text=self.text_method.read_head(inner, text, scale))
 
     def _join(self, rows: Rows, learned: Head, text: TextSide) -> Head:
@@ -144,14 +136,13 @@ def choose(rows: Rows, T: Tensor, scale: float, config: FusedConfig) -> tuple[fl
     With one image per class nothing can be held out: they are then kappa0 and 1.
     """
     fixed = config.kappa
-    kappas = _KAPPAS if fixed is None else (fixed,)
     held = [(trial, _experts(trial.rows, T, scale, config)) for trial in trials(rows)]
     if not held:
         return fixed or config.kappa0, 1.0
     labels = torch.cat([trial.labels for trial, _ in held])
     heats = torch.tensor(_HEATS, dtype=torch.float64)
     best = (math.inf, 0.0, 0.0)
-    for kappa in kappas:
+    for kappa in _KAPPAS if fixed is None else (fixed,):
         parts = []
         for trial, both in held:
             W, b = fuse(both, kappa)

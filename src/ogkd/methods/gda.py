@@ -9,11 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.methods.base import TextSide
+from ogkd.methods import Head, LinearHead, TextSide, register
 from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
-from ogkd.methods.grid_search import search, trials
-from ogkd.methods.heads import Head, LinearHead
-from ogkd.methods.registry import register
+from ogkd.methods.grid_search import Trial, choose
 
 GRID = tuple(math.pow(10, k / 2) for k in range(-8, 5))  # 1e-4 .. 100
 DEFAULT = 0.03  # good at one shot on validation images of eleven real datasets
@@ -47,22 +45,17 @@ class GDA(FeatureMethod[GDAConfig]):
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
         config = self.config
         T, scale = text_prior(text, config.prior), text.backbone.logit_scale
-        alpha = self._choose(rows, T, scale) if config.alpha is None else config.alpha
+
+        def visual(trial: Trial) -> Tensor:
+            W, b = gaussian(trial.rows, covariance=config.covariance)
+            return (trial.features.double() @ W.mT + b).unsqueeze(0)
+
+        alpha = config.alpha
+        if alpha is None:
+            best = choose(rows, visual, GRID, T=T, scale=scale)
+            alpha = DEFAULT if best is None else GRID[best[1]]
         W, b = gaussian(rows, covariance=config.covariance)
         return LinearHead((scale * T + alpha * W).float(), (alpha * b).float())
-
-    def _choose(self, rows: Rows, T: Tensor, scale: float) -> float:
-        found = trials(rows)
-        if not found:
-            return DEFAULT
-        parts = []
-        for trial in found:
-            W, b = gaussian(trial.rows, covariance=self.config.covariance)
-            parts.append(trial.features.double() @ W.mT + b)
-        features = torch.cat([trial.features for trial in found]).double()
-        labels = torch.cat([trial.labels for trial in found])
-        logits = scale * features @ T.double().mT
-        return GRID[search(logits, torch.cat(parts).unsqueeze(0), GRID, labels)[1]]
 
 
 def gaussian(rows: Rows, *, covariance: str = "shared") -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ two images, nothing can be held out, and a method falls back on its defaults.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +57,28 @@ def trials(rows: Rows, *, most: int = 8) -> list[Trial]:
         return []
     held = [folds == fold for fold in folds.unique().tolist() if fold >= 0]
     return [Trial(rows.keep(~out), rows.features[out], rows.labels[out]) for out in held]
+
+
+def choose(
+    rows: Rows,
+    extra: Callable[[Trial], Tensor],
+    weights: Sequence[float] = (1.0,),
+    *,
+    T: Tensor | None = None,
+    scale: float = 1.0,
+    most: int = 8,
+) -> tuple[int, int] | None:
+    """Search on all trials of the rows together; None if there are none.
+
+    `extra` gives [G, M, C] for a trial. Texts T [C, d] add scale * v T' to it.
+    """
+    found = trials(rows, most=most)
+    if not found:
+        return None
+    parts = torch.cat([extra(trial) for trial in found], dim=1)
+    v = torch.cat([trial.features for trial in found]).to(parts)
+    text = torch.zeros_like(parts[0]) if T is None else scale * v @ T.to(parts).mT
+    return search(text, parts, weights, torch.cat([trial.labels for trial in found]))
 
 
 def search(

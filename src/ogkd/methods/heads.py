@@ -43,15 +43,11 @@ class Head(ABC):
 
 
 @dataclass(frozen=True)
-class TextHead(Head):
-    """Class features T [C, d] and a scale: logits are scale * v T'.
-
-    `extra` are tensors that are saved with it, such as the context that T was computed from.
-    """
+class ClassTextHead(Head):
+    """The base of heads with class texts T [C, d] and the scale of cosines with them."""
 
     T: Tensor
     scale: float
-    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,6 +56,16 @@ class TextHead(Head):
     @property
     def class_texts(self) -> Tensor:
         return self.T
+
+
+@dataclass(frozen=True)
+class TextHead(ClassTextHead):
+    """Logits are scale * v T'.
+
+    `extra` are tensors that are saved with it, such as the context that T was computed from.
+    """
+
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def is_text_only(self) -> bool:
@@ -79,6 +85,14 @@ class LinearHead(Head):
     W: Tensor
     b: Tensor
 
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor]) -> LinearHead:
+        """Rebuild it from its tensors, whose shapes must agree."""
+        W, b = tensors["W"].float(), tensors["b"].float()
+        if W.dim() != 2 or b.shape != W.shape[:1]:
+            raise ValueError(f"W of shape {tuple(W.shape)} and b of shape {tuple(b.shape)}")
+        return LinearHead(W, b)
+
     @property
     def shape(self) -> tuple[int, int]:
         return self.W.shape[0], self.W.shape[1]
@@ -91,25 +105,24 @@ class LinearHead(Head):
 
 
 @dataclass(frozen=True)
-class KernelHead(Head):
+class KernelHead(ClassTextHead):
     """Text and a cache of images: logits are scale * v T' + exp(-beta (1 - v K')) A.
 
     K [M, d] are the features of M support images, A [M, C] their votes for the classes.
     """
 
-    T: Tensor
-    scale: float
     K: Tensor
     A: Tensor
     beta: float
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.T.shape[0], self.T.shape[1]
-
-    @property
-    def class_texts(self) -> Tensor:
-        return self.T
+    @classmethod
+    def read(cls, tensors: Mapping[str, Tensor], scale: float) -> KernelHead:
+        """Rebuild it from its tensors, whose shapes must agree."""
+        T, K, A = (tensors[name].float() for name in "TKA")
+        if T.dim() != 2 or K.shape[1:] != T.shape[1:] or A.shape != (len(K), len(T)):
+            shapes = ", ".join(f"{n} {tuple(tensors[n].shape)}" for n in "TKA")
+            raise ValueError(f"shapes do not match: {shapes}")
+        return cls(T, scale, K, A, float(tensors["beta"]))
 
     def logits(self, features: Tensor) -> Tensor:
         v = normalize(features, dim=-1)

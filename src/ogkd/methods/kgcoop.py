@@ -9,22 +9,16 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ogkd.core.losses import cross_entropy
-from ogkd.core.training import Batch
-from ogkd.methods.base import TextSide
-from ogkd.methods.prompt_method import (
-    LargeBatchTraining,
-    PromptConfig,
-    PromptMethod,
-    image_logits,
-)
-from ogkd.methods.registry import register
+from ogkd.core.training import Batch, TrainConfig
+from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, register
+from ogkd.methods.prompt_method import LARGE_BATCHES
 
 
 class KgCoOpConfig(PromptConfig):
     """`weight` is the paper's lambda; 0 gives CoOp."""
 
     weight: float = Field(default=8.0, ge=0)
-    train: LargeBatchTraining = LargeBatchTraining()
+    train: TrainConfig = LARGE_BATCHES
 
 
 class KgCoOpObjective:

@@ -13,11 +13,8 @@ from pydantic import Field
 from scipy.optimize import minimize
 from torch import Tensor
 
-from ogkd.methods.base import MethodConfig, TextSide
-from ogkd.methods.feature_method import FeatureMethod, Rows
-from ogkd.methods.grid_search import search, trials
-from ogkd.methods.heads import Head, LinearHead
-from ogkd.methods.registry import register
+from ogkd.methods import FeatureMethod, Head, LinearHead, MethodConfig, Rows, TextSide, register
+from ogkd.methods.grid_search import Trial, choose
 
 # From strong to weak, so that each problem starts at its neighbour's solution.
 GRID = tuple(math.pow(10, -k / 2) for k in range(2, 13))
@@ -47,25 +44,19 @@ class LinearProbe(FeatureMethod[LinearProbeConfig]):
     uses_validation = True
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        l2 = self.config.l2
-        if l2 is None:
-            l2 = _choose(rows)
+        l2 = _choose(rows) if self.config.l2 is None else self.config.l2
         W, b = probe_path(rows, (l2,))[0]
         return LinearHead(W.float(), b.float())
 
 
 def _choose(rows: Rows) -> float:
-    found = trials(rows, most=4)
-    if not found:
-        return DEFAULT
-    parts = []
-    for trial in found:
+    def logits(trial: Trial) -> Tensor:
         v = trial.features.double()
         path = probe_path(trial.rows, GRID, tolerance=1e-5)
-        parts.append(torch.stack([v @ W.mT + b for W, b in path]))  # [G, M, C]
-    logits = torch.cat(parts, dim=1)
-    labels = torch.cat([trial.labels for trial in found])
-    return GRID[search(torch.zeros_like(logits[0]), logits, (1.0,), labels)[0]]
+        return torch.stack([v @ W.mT + b for W, b in path])  # [G, M, C]
+
+    best = choose(rows, logits, most=4)
+    return DEFAULT if best is None else GRID[best[0]]
 
 
 def probe_path(

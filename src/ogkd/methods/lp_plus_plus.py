@@ -6,10 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.methods.base import TextSide
+from ogkd.methods import Head, LinearHead, TextSide, register
 from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
-from ogkd.methods.heads import Head, LinearHead
-from ogkd.methods.registry import register
 
 
 class LPPlusPlusConfig(PriorConfig):

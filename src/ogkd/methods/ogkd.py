@@ -26,10 +26,8 @@ from ogkd.core.losses import (
 from ogkd.core.teacher import select_prompts, teacher_prototypes
 from ogkd.core.training import Batch
 from ogkd.errors import ConfigError
-from ogkd.methods.base import Support, TextSide, TrainingFolder
-from ogkd.methods.heads import Head
-from ogkd.methods.prompt_method import PromptConfig, PromptMethod, train_runs
-from ogkd.methods.registry import register
+from ogkd.methods import Head, PromptConfig, PromptMethod, TextSide, register
+from ogkd.methods.base import Folder, Supports
 
 
 class OGKDConfig(PromptConfig):
@@ -54,8 +52,13 @@ class OGKDConfig(PromptConfig):
 
     @model_validator(mode="after")
     def _known_options(self) -> Self:
-        fidelity(self.fidelity, **self.options)  # rejects unknown options
+        _ = self.choice  # rejects unknown options
         return self
+
+    @property
+    def choice(self) -> Fidelity:
+        """The fidelity options by name."""
+        return fidelity(self.fidelity, **self.options)
 
 
 class OGKDObjective:
@@ -71,14 +74,13 @@ class OGKDObjective:
         normal: Sequence[int] = (),
     ) -> None:
         self.config = configs[0]
-        self.choice = fidelity_of(self.config)
+        self.choice = self.config.choice
         self.scale = scale
         budget = self.config.n_prompts
         self.bank = stack_bank([rows[:budget] for rows in bank]).to(device)  # [C, N, d]
         self.T = prototypes(self.bank)  # [C, d]
         self.W = torch.stack([class_graph(self.T, config.alpha) for config in configs])  # [S, C, C]
-        classes = self.T.shape[0]
-        gamma = [_per_class(config, classes, normal) for config in configs]
+        gamma = [_per_class(config, len(self.T), normal) for config in configs]
         self.gamma = torch.stack(gamma).to(device)  # [S, C]
 
         def weights(name: str) -> Tensor:
@@ -95,9 +97,8 @@ class OGKDObjective:
         T_tilde = teacher_prototypes(self.bank, keep)  # [S, C, d]
         z_stu = logits(batch.globals, T_hat, self.scale)  # [S, B, C]
         z_tea = logits(batch.globals, T_tilde, self.scale)
-        ce = cross_entropy(z_stu, batch.labels)
         terms = LossTerms(
-            ce=ce,
+            ce=cross_entropy(z_stu, batch.labels),
             sccm=sccm(T_hat, self.T, normalisation=choice.sccm_normalisation),
             gad=gad(
                 z_stu,
@@ -108,17 +109,17 @@ class OGKDObjective:
                 normalisation=choice.gad_normalisation,
                 normalise_target=choice.normalise_target,
             ),
-            lgd=torch.zeros_like(ce)
-            if batch.patches is None
-            else self._lgd(T_hat, T_tilde, batch, batch.patches),
+            lgd=self._lgd(T_hat, T_tilde, batch),
         )
         total = terms.total(
             lambda_sccm=self.lambda_sccm, lambda_gad=self.lambda_gad, lambda_lgd=self.lambda_lgd
         )
         return {"total": total, **vars(terms)}
 
-    def _lgd(self, T_hat: Tensor, T_tilde: Tensor, batch: Batch, patches: Tensor) -> Tensor:
-        choice, config = self.choice, self.config
+    def _lgd(self, T_hat: Tensor, T_tilde: Tensor, batch: Batch) -> Tensor:
+        choice, config, patches = self.choice, self.config, batch.patches
+        if patches is None:
+            return T_hat.new_zeros(len(T_hat))
         if config.lgd_variant == "label_guided":
             K = patches_kept(patches.shape[-2], config.top_ratio, rounding=choice.patch_rounding)
             absolute = choice.patch_score == "absolute"
@@ -154,69 +155,44 @@ class OGKD(PromptMethod[OGKDConfig]):
 
     @property
     def text_dropout(self) -> bool:
-        return fidelity_of(self.config).text_dropout
+        return self.config.choice.text_dropout
 
     def objective(self, text: TextSide) -> OGKDObjective:
         return _objective([self.config], text)
 
     def fit(
-        self,
-        supports: Sequence[Support],
-        text: TextSide,
-        *,
-        seeds: Sequence[int],
-        folder: TrainingFolder | None = None,
+        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
     ) -> list[Head]:
-        """Train all seeds in one batched text pass."""
         return self.fit_together([self] * len(seeds), supports, text, seeds=seeds, folder=folder)
 
     @classmethod
     def fit_together(
         cls,
         methods: Sequence[Self],
-        supports: Sequence[Support],
+        supports: Supports,
         text: TextSide,
         *,
         seeds: Sequence[int],
-        folder: TrainingFolder | None = None,
+        folder: Folder = None,
     ) -> list[Head]:
         """Train runs that differ in seed, images or `free` settings in one batched text pass."""
         configs = [method.config for method in methods]
         _refuse_other_shapes(configs)
-        first = methods[0]
-        learner = first.learner(text)
-        contexts = train_runs(
-            learner,
-            _objective(configs, text),
-            first.config.train,
-            supports,
-            seeds=seeds,
-            folder=folder,
-            text_dropout=first.text_dropout,
-        )
-        return [first.head(learner, context) for context in contexts]
-
-
-def fidelity_of(config: OGKDConfig) -> Fidelity:
-    """The fidelity options of a configuration."""
-    return fidelity(config.fidelity, **config.options)
+        return methods[0].train(_objective(configs, text), supports, text, seeds, folder)
 
 
 def _objective(configs: Sequence[OGKDConfig], text: TextSide) -> OGKDObjective:
-    backbone = text.backbone
-    return OGKDObjective(
-        configs, text.bank, backbone.logit_scale, backbone.device, normal=text.normal
-    )
+    scale, device = text.backbone.logit_scale, text.backbone.device
+    return OGKDObjective(configs, text.bank, scale, device, normal=text.normal)
 
 
 def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tensor:
     """Gamma of each class [C]."""
-    gamma = config.gamma
-    values = torch.tensor(gamma, dtype=torch.float32)
+    values = torch.tensor(config.gamma, dtype=torch.float32)
     if values.dim() and len(values) != classes:
         raise ConfigError(f"gamma has {len(values)} values, but there are {classes} classes.")
     if bool(((values < 0) | (values > 1)).any()):
-        raise ConfigError(f"gamma must lie between 0 and 1, but is {gamma}.")
+        raise ConfigError(f"gamma must lie between 0 and 1, but is {config.gamma}.")
     values = values.expand(classes)
     if config.gamma_normal is None:
         return values
@@ -231,13 +207,10 @@ def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tenso
 
 
 def _refuse_other_shapes(configs: Sequence[OGKDConfig]) -> None:
-    free = set(OGKD.free)
-    first = configs[0].model_dump(exclude=free)
-    for config in configs[1:]:
-        other = config.model_dump(exclude=free)
-        differ = [name for name in first if first[name] != other[name]]
-        if differ:
+    first, *others = (config.model_dump(exclude=set(OGKD.free)) for config in configs)
+    for other in others:
+        if differ := [name for name in first if first[name] != other[name]]:
             raise ConfigError(
                 f"Runs that differ in {', '.join(differ)} cannot be trained together. "
-                f"They may differ in: {', '.join(sorted(free))}, seed and images."
+                f"They may differ in: {', '.join(sorted(OGKD.free))}, seed and images."
             )

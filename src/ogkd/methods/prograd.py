@@ -9,15 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from ogkd.core.losses import cross_entropy, logits
-from ogkd.core.training import Batch
-from ogkd.methods.base import TextSide
-from ogkd.methods.prompt_method import (
-    LargeBatchTraining,
-    PromptConfig,
-    PromptMethod,
-    image_logits,
-)
-from ogkd.methods.registry import register
+from ogkd.core.training import Batch, TrainConfig
+from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, register
+from ogkd.methods.prompt_method import LARGE_BATCHES
 
 # Student and teacher start as the same text: the first gradients of KL are rounding errors,
 # about 1e-6 of the other, and have no meaning. Below this share none is used as a direction.
@@ -29,7 +23,7 @@ class ProGradConfig(PromptConfig):
 
     temperature: float = Field(default=1.0, gt=0)
     strength: float = Field(default=1.0, ge=0)
-    train: LargeBatchTraining = LargeBatchTraining()
+    train: TrainConfig = LARGE_BATCHES
 
 
 class ProGradObjective:

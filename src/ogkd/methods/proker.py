@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from ogkd.methods.base import TextSide
-from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, read_kernel, text_prior
-from ogkd.methods.grid_search import search, trials
-from ogkd.methods.heads import Head, KernelHead
-from ogkd.methods.registry import register
+from ogkd.methods import Head, KernelHead, TextSide, register
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
+from ogkd.methods.grid_search import Trial, choose
 
 BETAS = tuple(0.5 + 0.5 * k for k in range(20))  # 0.5 .. 10
 LAMBDAS = tuple(math.pow(10, k / 2) for k in range(-4, 5))  # 0.01 .. 100
@@ -45,30 +43,25 @@ class ProKeR(FeatureMethod[ProKeRConfig]):
     uses_validation = True
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        config = self.config
-        T, scale = text_prior(text, config.prior), text.backbone.logit_scale
+        T, scale = text_prior(text, self.config.prior), text.backbone.logit_scale
         beta, lam = self._choose(rows, T, scale)
         A = scale * ridge(rows, T, beta, lam)
         return KernelHead(T, scale, rows.features.contiguous(), A.float().contiguous(), beta)
 
     def _choose(self, rows: Rows, T: Tensor, scale: float) -> tuple[float, float]:
-        config = self.config
-        betas = BETAS if config.beta is None else (config.beta,)
-        lambdas = LAMBDAS if config.lam is None else (config.lam,)
-        single = len(betas) == len(lambdas) == 1
-        found = [] if single else trials(rows)
-        if not found:
-            beta = DEFAULT[0] if config.beta is None else config.beta
-            return beta, DEFAULT[1] if config.lam is None else config.lam
-        parts = [_corrections(t.rows, t.features, T, betas, lambdas) for t in found]
-        features = torch.cat([t.features for t in found]).double()
-        labels = torch.cat([t.labels for t in found])
-        text = scale * features @ T.double().mT
-        best = search(text, torch.cat(parts, dim=1), (scale,), labels)[0]
-        return betas[best // len(lambdas)], lambdas[best % len(lambdas)]
+        beta, lam = self.config.beta, self.config.lam
+        if beta is not None and lam is not None:
+            return beta, lam
+        betas = BETAS if beta is None else (beta,)
+        lambdas = LAMBDAS if lam is None else (lam,)
 
-    def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
-        return read_kernel(tensors, scale)
+        def corrections(trial: Trial) -> Tensor:
+            return _corrections(trial.rows, trial.features, T, betas, lambdas)
+
+        best = choose(rows, corrections, (scale,), T=T, scale=scale)
+        if best is None:
+            return beta or DEFAULT[0], lam or DEFAULT[1]
+        return betas[best[0] // len(lambdas)], lambdas[best[0] % len(lambdas)]
 
 
 def ridge(rows: Rows, T: Tensor, beta: float, lam: float) -> Tensor:

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
-from pydantic import Field
+from pydantic import field_validator
 from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import TypeVar
@@ -16,7 +16,7 @@ from ogkd.core.losses import logits
 from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.core.training import Batch, Objective, Run, TrainConfig, train_contexts
 from ogkd.errors import ConfigError
-from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
+from ogkd.methods.base import Folder, Method, MethodConfig, Supports, TextSide
 from ogkd.methods.heads import Head, TextHead
 
 
@@ -26,15 +26,17 @@ class PromptConfig(MethodConfig):
     context: ContextConfig = ContextConfig()
     train: TrainConfig = TrainConfig()
 
+    @field_validator("train", mode="before")
+    @classmethod
+    def _change_own_defaults(cls, given: object) -> object:
+        own = cls.model_fields["train"].default.model_dump()
+        return own | given if isinstance(given, dict) else given
+
+
+# All images of most few-shot sets are one batch (fidelity.md, baselines).
+LARGE_BATCHES = TrainConfig(batch_size=128, lr=2e-3)
 
 PromptConfigT = TypeVar("PromptConfigT", bound=PromptConfig, default=PromptConfig, covariant=True)
-
-
-class LargeBatchTraining(TrainConfig):
-    """Batches of 128, which is all images of most few-shot sets (fidelity.md, baselines)."""
-
-    batch_size: int = Field(default=128, ge=1)
-    lr: float = Field(default=2e-3, gt=0)
 
 
 class PromptMethod(Method[PromptConfigT]):
@@ -58,23 +60,33 @@ class PromptMethod(Method[PromptConfigT]):
         """Return the function that training minimises: (T_hat, batch) -> {"total": [S], ...}."""
 
     def fit(
-        self,
-        supports: Sequence[Support],
-        text: TextSide,
-        *,
-        seeds: Sequence[int],
-        folder: TrainingFolder | None = None,
+        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
     ) -> list[Head]:
         """Train all seeds in one batched text pass."""
+        return self.train(self.objective(text), supports, text, seeds, folder)
+
+    def train(
+        self,
+        objective: Objective,
+        supports: Supports,
+        text: TextSide,
+        seeds: Sequence[int],
+        folder: Folder,
+    ) -> list[Head]:
+        """Train one run per support and seed; progress is saved in the folder."""
         learner = self.learner(text)
-        contexts = train_runs(
+        checkpoint = log = None
+        if folder is not None:
+            checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
+            log = folder.log
+        contexts = train_contexts(
             learner,
-            self.objective(text),
+            [Run(s.views, s.labels, seed) for s, seed in zip(supports, seeds, strict=True)],
+            objective,
             self.config.train,
-            supports,
-            seeds=seeds,
-            folder=folder,
             text_dropout=self.text_dropout,
+            checkpoint=checkpoint,
+            log=log,
         )
         return [self.head(learner, context) for context in contexts]
 
@@ -95,32 +107,6 @@ class PromptMethod(Method[PromptConfigT]):
     def learned(self, head: Head) -> Tensor:
         """Return the context that a head of this method was made from."""
         return head.tensors()["context"]
-
-
-def train_runs(
-    learner: PromptLearner,
-    objective: Objective,
-    config: TrainConfig,
-    supports: Sequence[Support],
-    *,
-    seeds: Sequence[int],
-    folder: TrainingFolder | None = None,
-    text_dropout: bool,
-) -> Tensor:
-    """Train one run per support and seed; progress is saved in the folder."""
-    checkpoint = log = None
-    if folder is not None:
-        checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
-        log = folder.log
-    return train_contexts(
-        learner,
-        [Run(s.views, s.labels, seed) for s, seed in zip(supports, seeds, strict=True)],
-        objective,
-        config,
-        text_dropout=text_dropout,
-        checkpoint=checkpoint,
-        log=log,
-    )
 
 
 def context_head(learner: PromptLearner, context: Tensor) -> TextHead:

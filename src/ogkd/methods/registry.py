@@ -27,32 +27,22 @@ class _Methods(Mapping[str, type[Method]]):
     """Registered methods by name; plugins are looked for when ogkd's own are not enough."""
 
     def __init__(self) -> None:
-        self._known: dict[str, type[Method]] = {}
+        self.known: dict[str, type[Method]] = {}
         self._complete = False
         self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> type[Method]:
-        if name not in self._known:
+        if name not in self.known:
             self._find_plugins()
-        return self._known[name]
+        return self.known[name]
 
     def __iter__(self) -> Iterator[str]:
         self._find_plugins()
-        return iter(self._known)
+        return iter(self.known)
 
     def __len__(self) -> int:
         self._find_plugins()
-        return len(self._known)
-
-    def add(self, method: type[Method]) -> None:
-        known = self._known.get(method.name)
-        # A notebook cell that is run again defines the same class anew.
-        if known is not None and _address(known) != _address(method):
-            raise ConfigError(
-                f"Two methods are named '{method.name}': {_address(known)} and "
-                f"{_address(method)}. Give one of them another name."
-            )
-        self._known[method.name] = method
+        return len(self.known)
 
     def _find_plugins(self) -> None:
         with self._lock:
@@ -93,7 +83,14 @@ def register(method: MethodT) -> MethodT:
     fields = method.Config.model_fields.items()
     if required := [name for name, field in fields if field.is_required()]:
         raise ConfigError(f"Settings of {where} need a default: {', '.join(required)}.")
-    METHODS.add(method)
+    known = METHODS.known.get(method.name)
+    # A notebook cell that is run again defines the same class anew.
+    if known is not None and _address(known) != where:
+        raise ConfigError(
+            f"Two methods are named '{method.name}': {_address(known)} and {where}. Give one of "
+            "them another name."
+        )
+    METHODS.known[method.name] = method
     return method
 
 
@@ -109,8 +106,8 @@ def make_method(
         known = presets(name)
         if preset not in known:
             raise ConfigError(_unknown(f"preset of {name}", preset, known), argument="preset")
-        merged = _nest(known[preset])
-    _update(merged, _nest(settings or {}))
+        merged = known[preset]
+    _merge(merged, settings or {})
     try:
         return method(method.Config.model_validate(merged))
     except ValidationError as error:
@@ -129,23 +126,19 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
 
     They are in `presets/NAME.toml` of the package that the method is in.
     """
-    method = METHODS.get(name)
-    module = None if method is None else sys.modules.get(method.__module__)
+    module = sys.modules.get(METHODS[name].__module__) if name in METHODS else None
     package = getattr(module, "__package__", None)
-    place = files(package) / "presets" / f"{name}.toml" if package else None
-    if place is None or not place.is_file():
+    if not package or not (place := files(package) / "presets" / f"{name}.toml").is_file():
         return {}
-    found: dict[str, dict[str, Any]] = {}
     content = tomllib.loads(place.read_text(encoding="utf-8"))
     shared: dict[str, dict[str, Any]] = content.pop("shared", {})
-    for key, table in content.items():
+    found: dict[str, dict[str, Any]] = {key: {} for key in content}
+    for key, settings in found.items():
         # "paper/few-shot/btmri" starts from the shared table of "paper/few-shot".
-        settings: dict[str, Any] = {}
         parts = key.split("/")
         for depth in range(1, len(parts) + 1):
-            _update(settings, _nest(shared.get("/".join(parts[:depth]), {})))
-        _update(settings, _nest(table))
-        found[key] = settings
+            _merge(settings, shared.get("/".join(parts[:depth]), {}))
+        _merge(settings, content[key])
     return found
 
 
@@ -153,23 +146,18 @@ def _address(method: type) -> str:
     return f"{method.__module__}.{method.__qualname__}"
 
 
-def _nest(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn {"train.epochs": 5} into {"train": {"epochs": 5}}."""
-    nested: dict[str, Any] = {}
+def _merge(target: dict[str, Any], settings: Mapping[str, Any]) -> None:
+    """Add settings to nested ones: "train.epochs" is the setting "epochs" in "train"."""
     for key, value in settings.items():
-        inner = _nest(value) if isinstance(value, Mapping) else value
-        for part in reversed(key.split(".")):
-            inner = {part: inner}
-        _update(nested, inner)
-    return nested
-
-
-def _update(target: dict[str, Any], source: Mapping[str, Any]) -> None:
-    for key, value in source.items():
-        if isinstance(value, Mapping) and isinstance(target.get(key), dict):
-            _update(target[key], value)
+        if "." in key:
+            key, rest = key.split(".", 1)
+            value = {rest: value}
+        if isinstance(value, Mapping):
+            if not isinstance(target.get(key), dict):
+                target[key] = {}
+            _merge(target[key], value)
         else:
-            target[key] = dict(value) if isinstance(value, Mapping) else value
+            target[key] = value
 
 
 def _unknown(kind: str, name: str, known: Mapping[str, object]) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -11,11 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from typing_extensions import TypeVar
 
-from ogkd.methods.base import TextSide
-from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, read_kernel, text_prior
-from ogkd.methods.grid_search import search, trials
-from ogkd.methods.heads import Head, KernelHead
-from ogkd.methods.registry import register
+from ogkd.methods import Head, KernelHead, TextSide, register
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
+from ogkd.methods.grid_search import Trial, choose
 
 # alpha and beta: 200 values each from 0.1 to 50, as in the benchmark (fidelity.md, baselines).
 GRID = tuple((torch.arange(200, dtype=torch.float64) * 49.9 / 200 + 0.1).tolist())
@@ -47,44 +46,33 @@ class TipAdapter(FeatureMethod[TipConfigT]):
     summary = "text and a cache of support images, nothing trained"
     citation = "Zhang et al., Tip-Adapter, ECCV 2022"
     uses_validation = True
+    folds: ClassVar[int] = 16  # of the cross-validation, at most: without training they are cheap
 
     def keys(self, rows: Rows, T: Tensor, scale: float, seed: int) -> Tensor:
         """Return the keys K [R, d] of the rows."""
         return rows.features
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
-        config = self.config
-        T, scale = text_prior(text, config.prior), text.backbone.logit_scale
+        T, scale = text_prior(text, self.config.prior), text.backbone.logit_scale
         alpha, beta = self._choose(rows, T, scale, seed)
         K = self.keys(rows, T, scale, seed).contiguous()
         return KernelHead(T, scale, K, alpha * values(rows), beta)
 
-    def folds(self) -> int:
-        """The most folds of the cross-validation; without training they are cheap."""
-        return 16
-
     def _choose(self, rows: Rows, T: Tensor, scale: float, seed: int) -> tuple[float, float]:
-        config = self.config
-        fixed = (config.alpha is not None, config.beta is not None)
-        found = [] if all(fixed) else trials(rows, most=self.folds())
-        if not found:
-            alpha = 1.0 if config.alpha is None else config.alpha
-            return alpha, 5.5 if config.beta is None else config.beta
-        alphas = GRID if config.alpha is None else (config.alpha,)
-        betas = GRID if config.beta is None else (config.beta,)
-        caches = [
-            cache_logits(t.features, self.keys(t.rows, T, scale, seed), values(t.rows), betas)
-            for t in found
-        ]
-        features = torch.cat([t.features for t in found])
-        labels = torch.cat([t.labels for t in found])
-        best_beta, best_alpha = search(
-            scale * features @ T.mT, torch.cat(caches, 1), alphas, labels
-        )
-        return alphas[best_alpha], betas[best_beta]
+        alpha, beta = self.config.alpha, self.config.beta
+        if alpha is not None and beta is not None:
+            return alpha, beta
+        alphas = GRID if alpha is None else (alpha,)
+        betas = GRID if beta is None else (beta,)
 
-    def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
-        return read_kernel(tensors, scale)
+        def cache(trial: Trial) -> Tensor:
+            K = self.keys(trial.rows, T, scale, seed)
+            return cache_logits(trial.features, K, values(trial.rows), betas)
+
+        best = choose(rows, cache, alphas, T=T, scale=scale, most=self.folds)
+        if best is None:
+            return 1.0 if alpha is None else alpha, 5.5 if beta is None else beta
+        return alphas[best[1]], betas[best[0]]
 
 
 class TipAdapterFConfig(TipAdapterConfig):
@@ -110,9 +98,7 @@ class TipAdapterF(TipAdapter[TipAdapterFConfig]):
 
     name = "tip-adapter-f"
     summary = "Tip-Adapter with trained keys"
-
-    def folds(self) -> int:
-        return 4
+    folds = 4
 
     def keys(self, rows: Rows, T: Tensor, scale: float, seed: int) -> Tensor:
         config = self.config

@@ -11,37 +11,33 @@ from torch import Tensor
 
 from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
-from ogkd.methods.base import ConfigT, Method, MethodConfig, Support, TextSide, TrainingFolder
-from ogkd.methods.heads import Head, TextHead
-from ogkd.methods.registry import register
+from ogkd.methods import Head, Method, MethodConfig, Support, TextHead, TextSide, register
+from ogkd.methods.base import ConfigT, Folder, Supports
 from ogkd.prompts.bank import SINGLE
 
 
 class _FromText(Method[ConfigT]):
-    """A head computed from the texts alone, which therefore works for any class."""
+    """A head computed from texts, which therefore works for any class."""
 
     citation = "Radford et al. 2021, CLIP"
     needs_images = False
     learns_texts = True
 
     @abstractmethod
-    def class_features(self, text: TextSide) -> Tensor:
+    def class_features(self, text: TextSide, support: Support | None = None) -> Tensor:
         """Return the class texts T [C, d], rows L2-normalised."""
 
     def fit(
-        self,
-        supports: Sequence[Support],
-        text: TextSide,
-        *,
-        seeds: Sequence[int],
-        folder: TrainingFolder | None = None,
+        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
     ) -> list[Head]:
-        """Return the same head for every seed."""
-        T = self.class_features(text)
-        return [TextHead(T, text.backbone.logit_scale, {}) for _ in seeds]
+        """Return the same head for every seed, or that of each support if it needs images."""
+        scale = text.backbone.logit_scale
+        if self.needs_images and supports:
+            return [TextHead(self.class_features(text, support), scale) for support in supports]
+        return [TextHead(self.class_features(text), scale)] * len(seeds)
 
     def head_for(self, head: Head, text: TextSide) -> Head:
-        return TextHead(self.class_features(text), text.backbone.logit_scale, {})
+        return TextHead(self.class_features(text), text.backbone.logit_scale)
 
 
 class ZeroShotConfig(MethodConfig):
@@ -57,7 +53,7 @@ class ZeroShot(_FromText[ZeroShotConfig]):
     name = "zero-shot"
     summary = "one template per class, nothing learned"
 
-    def class_features(self, text: TextSide) -> Tensor:
+    def class_features(self, text: TextSide, support: Support | None = None) -> Tensor:
         texts = [self.config.template.replace("{}", name) for name in text.class_names]
         return text.backbone.encode_texts(texts)
 
@@ -69,7 +65,7 @@ class ZeroShotEnsemble(_FromText):
     name = "zero-shot-ensemble"
     summary = "mean of the prompt bank per class, nothing learned"
 
-    def class_features(self, text: TextSide) -> Tensor:
+    def class_features(self, text: TextSide, support: Support | None = None) -> Tensor:
         return prototypes(text.bank)
 
 
@@ -96,28 +92,11 @@ class ZeroShotSelective(_FromText[ZeroShotSelectiveConfig]):
     citation = "Koleilat et al. 2025, BiomedCoOp"
     needs_images = True
 
-    def class_features(self, text: TextSide) -> Tensor:
-        return prototypes(self._bank(text))
-
-    def fit(
-        self,
-        supports: Sequence[Support],
-        text: TextSide,
-        *,
-        seeds: Sequence[int],
-        folder: TrainingFolder | None = None,
-    ) -> list[Head]:
-        """Return one head for each support, whose images select the prompts."""
-        if not supports:
-            return super().fit(supports, text, seeds=seeds, folder=folder)
+    def class_features(self, text: TextSide, support: Support | None = None) -> Tensor:
         config = self.config
-        bank, scale = self._bank(text), text.backbone.logit_scale
-        heads: list[Head] = []
-        for support in supports:
-            v, _ = support.rows()
-            keep = select_prompts(v.to(bank[0]), bank, tau=config.tau, selector=config.selector)
-            heads.append(TextHead(teacher_prototypes(bank, keep), scale, {}))
-        return heads
-
-    def _bank(self, text: TextSide) -> list[Tensor]:
-        return [rows[: self.config.n_prompts] for rows in text.bank]
+        bank = [rows[: config.n_prompts] for rows in text.bank]
+        if support is None:
+            return prototypes(bank)
+        v = support.rows()[0].to(bank[0])
+        keep = select_prompts(v, bank, tau=config.tau, selector=config.selector)
+        return teacher_prototypes(bank, keep)
