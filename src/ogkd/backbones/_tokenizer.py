@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
-from ogkd.backbones._folder import read_json, try_again
+from ogkd.backbones._folder import WrongFileError, read_json
 from ogkd.backbones._open_clip_config import (
     BertConfigFile,
     TextConfig,
@@ -77,7 +77,6 @@ def clean_text(text: str) -> str:
 def folder_tokenizer(
     folder: Path,
     *,
-    name: str,
     vocabulary: int,
     pad_id: int | None,
     prepare: Callable[[str], str] = str,
@@ -89,7 +88,7 @@ def folder_tokenizer(
     """
     backend = _unbounded(_read_backend(folder))
     _check_vocabulary(backend, vocabulary, folder)
-    named = _pad_token(folder, name)
+    named = _pad_token(folder)
     found = None if named is None else backend.token_to_id(named)
     if found is None:
         found = pad_id if pad_id is not None and 0 <= pad_id < vocabulary else 0
@@ -97,7 +96,7 @@ def folder_tokenizer(
     return Tokenizer(backend, leading, trailing, int(found), prepare)
 
 
-def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile, *, name: str) -> Tokenizer:
+def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile) -> Tokenizer:
     """Build the tokenizer of an open_clip folder and check that it fits the text tower."""
     options = dict(text.tokenizer_kwargs or {})
     if options.pop("clean", "whitespace") != "whitespace" or options:
@@ -110,8 +109,8 @@ def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile, *, name
             f"{folder}: context_length {text.context_length} is more than the text tower's "
             f"{bert.max_position_embeddings} positions. Correct open_clip_config.json."
         )
-    settings = read_tokenizer_settings(folder, name=name)
-    source, backend = _wordpiece(folder, settings, name=name)
+    settings = read_tokenizer_settings(folder)
+    source, backend = _wordpiece(folder, settings)
     special = {}
     for role in ("cls", "sep", "pad", "unk"):
         token = getattr(settings, f"{role}_token")
@@ -188,18 +187,18 @@ def _read_backend(folder: Path) -> Any:
     )
 
 
-def _pad_token(folder: Path, name: str) -> str | None:
+def _pad_token(folder: Path) -> str | None:
     """The padding token that the folder's tokenizer files name."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / file).is_file():
-            token = read_json(folder / file, name=name).get("pad_token")
+            token = read_json(folder / file).get("pad_token")
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):
                 return token
     return None
 
 
-def _wordpiece(folder: Path, settings: TokenizerSettings, *, name: str) -> tuple[Path, Any]:
+def _wordpiece(folder: Path, settings: TokenizerSettings) -> tuple[Path, Any]:
     """BERT's tokenizer and the file that it was read from."""
     fast, plain = folder / "tokenizer.json", folder / "vocab.txt"
     try:
@@ -219,10 +218,10 @@ def _wordpiece(folder: Path, settings: TokenizerSettings, *, name: str) -> tuple
         raise
     except Exception as error:  # tokenizers raises bare Exception
         file = fast if fast.is_file() else plain
-        raise BackboneError(f"{file} is damaged: {error}. {try_again(name)}") from error
-    raise BackboneError(
+        raise WrongFileError(f"{file} is damaged: {error}.") from error
+    raise WrongFileError(
         f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt. Nothing is downloaded "
-        f"for a local folder, so put one of them beside the weights. {try_again(name)}"
+        "for a local folder, so put one of them beside the weights."
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ogkd.errors import BackboneError
 from ogkd.images.transforms import Preprocessing
 
 
@@ -96,6 +97,16 @@ class Backbone(ABC):
     @abstractmethod
     def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
         """Encode preprocessed pixels [B, 3, H, W] without gradient."""
+
+    def check_pixels(self, pixels: Tensor) -> None:
+        """Raise unless these are pixels [B, 3, H, W] of the model's own size."""
+        size = self.preprocessing.size
+        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
+            raise BackboneError(
+                f"{self.name} takes pixels of shape [B, 3, {size}, {size}] but got "
+                f"{list(pixels.shape)}. Prepare them with ogkd.images.transforms.to_pixels(images, "
+                "backbone.preprocessing)."
+            )
 
     @abstractmethod
     def pieces(self, text: str) -> list[int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ogkd.backbones._onnx_tower import int8_layers, open_session, too_shallow, tower_graph
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
-from ogkd.errors import BackboneError, ConfigError
+from ogkd.errors import ConfigError
 
 ENGINES = {
     "torch": "float32, the reference",
@@ -42,13 +42,7 @@ class EngineBackbone(Backbone):
         self._sessions: dict[bool, Any] = {}
 
     def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
-        size = self.preprocessing.size
-        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
-            raise BackboneError(
-                f"{self.name} takes pixels of shape [B, 3, {size}, {size}] but got "
-                f"{list(pixels.shape)}. Prepare them with ogkd.images.transforms.to_pixels(images, "
-                "backbone.preprocessing)."
-            )
+        self.check_pixels(pixels)
         if patches not in self._sessions:
             self._sessions[patches] = open_session(
                 tower_graph(self.base, self.engine, patches=patches)

@@ -19,7 +19,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ogkd.backbones._folder import read_state
+from ogkd.backbones._folder import advising, read_weights
 from ogkd.backbones._repository import Repository
 from ogkd.backbones.catalog import Record, catalog
 from ogkd.download import check_space
@@ -232,10 +232,9 @@ def _keep(
 def _convert(path: Path, target: Path, *, name: str) -> None:
     """Convert a .bin file, read without running code, to safetensors."""
     # Tensors of a .bin may share memory, which safetensors cannot store: copy each.
-    tensors = {
-        key: value.detach().clone().contiguous()
-        for key, value in read_state(path, name=name).items()
-    }
+    with advising(name):
+        stored = read_weights(path).tensors
+    tensors = {key: value.detach().clone().contiguous() for key, value in stored.items()}
     try:
         save_file(tensors, target, {"format": "pt"})
     except SafetensorError as error:
