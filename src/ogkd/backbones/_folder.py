@@ -60,6 +60,17 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def peek(path: Path, *keys: str) -> Any:
+    """What is under `keys` in a JSON file; None if there is no such thing, or no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        for key in keys:
+            value = value[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return value
+
+
 def find_weights(folder: Path, names: Sequence[str]) -> Path:
     """The first of the files `names` that is in `folder`."""
     for file in names:

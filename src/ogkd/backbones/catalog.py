@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 
     Loader = Callable[[torch.device], Backbone]
 
+FAMILIES = ("clip", "siglip", "vision-text-dual-encoder")  # model types of the transformers format
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(r"[a-z0-9][\w.-]*")
+_SEE = "see the package that provides it"
 
-_loaders: dict[str, Loader] = {}  # of other packages, by backbone name
+loaders: dict[str, Loader] = {}  # of other packages, by backbone name
 
 
 class Record(BaseModel):
@@ -89,11 +92,11 @@ def register_backbone(name: str, loader: Loader) -> None:
             f"A backbone cannot be called '{name}': use small letters, digits, '-', '_' and '.'.",
             argument="name",
         )
-    if name in _own_catalog() or _loaders.get(name, loader) is not loader:
+    if name in _own_catalog() or loaders.get(name, loader) is not loader:
         raise BackboneError(
             f"There is already a backbone called '{name}'. Choose another name.", argument="name"
         )
-    _loaders[name] = loader
+    loaders[name] = loader
 
 
 def catalog() -> dict[str, Record]:
@@ -103,11 +106,11 @@ def catalog() -> dict[str, Record]:
         name: Record(
             name=name,
             format="plugin",
-            licence="see the package that provides it",
-            modality="see the package that provides it",
+            licence=_SEE,
+            modality=_SEE,
             note="Provided by another package.",
         )
-        for name in _loaders
+        for name in loaders
     }
     return {**_own_catalog(), **added, **functions}
 
@@ -120,11 +123,6 @@ def find_record(name: str) -> Record | None:
             if wanted == record.name or (record.hub_id and wanted == record.hub_id.lower()):
                 return record
     return None
-
-
-def find_loader(record: Record) -> Loader:
-    """The function that loads a backbone whose format is "plugin"."""
-    return _loaders[record.name]
 
 
 def record_for_hub_id(hub_id: str) -> Record | None:

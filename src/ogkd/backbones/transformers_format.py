@@ -25,11 +25,11 @@ from ogkd.backbones._folder import (
 )
 from ogkd.backbones._tokenizer import folder_tokenizer
 from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.catalog import FAMILIES
 from ogkd.errors import BackboneError
 from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
 
-FAMILIES = ("clip", "siglip", "vision-text-dual-encoder")
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
 # Pillow's numbers
