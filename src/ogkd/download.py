@@ -161,7 +161,6 @@ def _fetch_rest(url: str, part: Path, trail: _Trail) -> None:
 
 
 def _append(response: httpx.Response, part: Path, have: int, total: int | None) -> None:
-    """Write what arrives to the end of `part`."""
     megabytes = math.ceil(total / 1e6) if total is not None else None
     reason = ""
     with progress_bar(f"{part.stem} (MB)", megabytes) as bar, part.open("ab") as file:

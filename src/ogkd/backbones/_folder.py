@@ -102,7 +102,6 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    """Map the tensors of a weight file into memory."""
     if not path.is_file():
         raise WrongFileError(f"There is no weight file {path}.")
     try:

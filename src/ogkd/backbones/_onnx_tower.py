@@ -82,7 +82,6 @@ def int8_layers(backbone: Backbone) -> list[nn.Linear]:
 
 
 def too_shallow(backbone: Backbone) -> ConfigError:
-    """The error for a tower without layers that can have 8 bits."""
     return ConfigError(
         f"The image tower of {backbone.name} has no inner blocks with linear layers, so the "
         "engine onnx-int8 has nothing to speed up. Use the engine torch.",

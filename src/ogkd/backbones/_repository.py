@@ -37,8 +37,6 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What is known about a file before it is fetched."""
-
     size: int
     sha256: str | None  # the hub reports it for large files
     cached: bool
@@ -78,11 +76,9 @@ class Repository:
         return None if path is None else FileFacts(path.stat().st_size, None, cached=True)
 
     def optional(self, name: str) -> Path | None:
-        """A file of the repository; None if there is no such file."""
         return None if self.facts(name) is None else self.download(name)
 
     def required(self, name: str) -> Path:
-        """A file of the repository; an error if there is no such file."""
         path = self.optional(name)
         if path is None:
             raise self.lacking(f"the file {name}")
@@ -127,7 +123,6 @@ class Repository:
         return Path(found)
 
     def download(self, name: str) -> Path:
-        """Fetch a file that `facts` has found."""
         # The first file is requested by branch, so that the hub's cache records the branch's
         # commit and can serve it offline later; the others come from exactly that commit.
         revision, self._next = self._next, self.commit or self._revision

@@ -53,7 +53,6 @@ class Tokenizer:
     digest: str = ""
 
     def pieces(self, text: str) -> list[int]:
-        """Ids of a text, not truncated and without special tokens."""
         return list(self.backend.encode(self.prepare(text), add_special_tokens=False).ids)
 
     def pack(self, pieces: Sequence[Sequence[int]], *, length: int = 0) -> Tokens:
@@ -75,11 +74,7 @@ def clean_text(text: str) -> str:
 
 
 def folder_tokenizer(
-    folder: Path,
-    *,
-    vocabulary: int,
-    pad_id: int | None,
-    prepare: Callable[[str], str] = str,
+    folder: Path, *, vocabulary: int, pad_id: int | None, prepare: Callable[[str], str] = str
 ) -> Tokenizer:
     """Read the tokenizer.json (or vocabulary files) of a transformers folder.
 

@@ -72,7 +72,6 @@ class Record(BaseModel):
 
 
 def read_catalog(path: Path) -> dict[str, Record]:
-    """Read and check a catalogue file."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         return {name: Record(name=name, **table) for name, table in tables.items()}
@@ -100,7 +99,6 @@ def register_backbone(name: str, loader: Loader) -> None:
 
 
 def catalog() -> dict[str, Record]:
-    """The backbones that ogkd knows, by name."""
     added = _installed_catalog()  # registers loaders too
     functions = {
         name: Record(
@@ -133,7 +131,6 @@ def record_for_hub_id(hub_id: str) -> Record | None:
 
 
 def unknown(name: str) -> BackboneError:
-    """The error for a name that matches nothing."""
     known = list(catalog())
     hint = did_you_mean(name.lower(), known)
     return BackboneError(

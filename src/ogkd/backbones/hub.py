@@ -45,7 +45,6 @@ _MARKER = {"open_clip": "open_clip_config.json", "transformers": "config.json"}
 
 
 def examples_folder(record: Record) -> Path:
-    """Where its example images are stored."""
     return record.folder.with_name(record.folder.name + "-examples")
 
 

@@ -24,14 +24,20 @@ from ogkd.progress import progress_bar
 _CHUNK = 1 << 20
 _DRIVE = re.compile("^[A-Za-z]:")
 _MACOS = "__MACOSX"  # shadow files that the Finder adds
-_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, struct.error, ValueError)
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    IndexError,
+    RuntimeError,
+    ValueError,
+)
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How large an archive may be."""
-
     total: int = 64 * 1024**3  # bytes
     members: int = 400_000
     ratio: float = 200.0  # unpacked / packed; images stay near 1, text below 50
@@ -77,7 +83,6 @@ def _write(archive: Path, opened: zipfile.ZipFile, info: zipfile.ZipInfo, path: 
 
 
 def _members(archive: Path, opened: zipfile.ZipFile, limits: Limits) -> list[_Member]:
-    """The entries of an archive, each one checked."""
     infos = opened.infolist()
     if len(infos) > (most := limits.members):
         raise _refused(archive, infos[most].filename, f"is one of more than {most:,}")

@@ -25,8 +25,6 @@ class _Record(BaseModel):
 
 
 class Counts(_Record):
-    """Images in each part of a split file."""
-
     train: Annotated[int, Field(ge=1)]
     val: Annotated[int, Field(ge=0)]
     test: Annotated[int, Field(ge=1)]
@@ -78,7 +76,6 @@ class Benchmark(_Record):
 
 
 def read_catalog(path: Path) -> dict[str, Benchmark]:
-    """Read and check a catalogue file."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         source = tables.pop("source")
@@ -147,7 +144,6 @@ def find_benchmark(name: str) -> Benchmark | None:
 
 
 def benchmark(name: str) -> Benchmark:
-    """Find a dataset, or raise an error that lists the known ones."""
     if (record := find_benchmark(name)) is not None:
         return record
     known = known_benchmarks()

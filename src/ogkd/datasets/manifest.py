@@ -47,7 +47,6 @@ class Manifest:
 
     @property
     def has_splits(self) -> bool:
-        """Whether the images are divided into train, val and test."""
         return any(item.split for item in self.items)
 
     @property

@@ -23,10 +23,7 @@ from ogkd.images.decode import EXTENSIONS, images_below
 
 
 def read_manifest(
-    source: str | Path,
-    *,
-    root: str | Path | None = None,
-    class_names: Sequence[str] | None = None,
+    source: str | Path, *, root: str | Path | None = None, class_names: Sequence[str] | None = None
 ) -> Manifest:
     """Read a dataset in any layout: what is at `source` decides which.
 

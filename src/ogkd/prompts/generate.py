@@ -24,8 +24,6 @@ _BULLET = re.compile(r"^\s*(?:\(?\d{1,3}[.):]|[-*•–—]+|#+)\s+")
 
 @dataclass(frozen=True)
 class Order:
-    """What the model is asked for."""
-
     class_names: tuple[str, ...]
     count: int = 50
     modality: str = "medical"  # the word before "images"

@@ -89,7 +89,6 @@ PHANTOMS: Mapping[str, PhantomDataset] = MappingProxyType({name: _load(name) for
 
 
 def phantom(name: str) -> PhantomDataset:
-    """Look a phantom dataset up by name."""
     if name in PHANTOMS:
         return PHANTOMS[name]
     hint = did_you_mean(name, PHANTOMS, cutoff=0.4)
