@@ -79,10 +79,12 @@ def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
     assert left_in(folder.parent) == ["tiny"]
     manifest = read_benchmark(tiny)
     assert manifest.class_names == ("no finding", "tumor")
-    assert [item.image for item in manifest.items] == [folder / "TINY" / path for path in PATHS]
+    assert [item.image.file for item in manifest.items] == [
+        folder / "TINY" / path for path in PATHS
+    ]
     assert [item.label for item in manifest.items] == [1, 0, 1, 1, 0]
     assert all(
-        item.image.read_bytes() == random.Random(path).randbytes(400)
+        item.image.file.read_bytes() == random.Random(path).randbytes(400)
         for item, path in zip(manifest.items, PATHS, strict=True)
     )
 

@@ -175,17 +175,17 @@ def assign_weights(
     model.load_state_dict(new, strict=True, assign=True)
 
 
-def load_into_transformers(model_class: Any, config: Any, weights: Weights) -> Any:
+def load_into_transformers(model_class: Any, config: dict[str, Any], weights: Weights) -> Any:
     """Build `model_class` in float32 from exactly these tensors.
 
     transformers renames the keys that its own releases have renamed, and skips the stored
     position ids of old checkpoints; every other difference is named in the error.
     """
-    with quiet_transformers():
+    with _quiet_transformers():
         try:
             model, info = model_class.from_pretrained(
                 None,
-                config=config,
+                config=model_class.config_class.from_dict(config),
                 state_dict=dict(weights.tensors),
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,  # so that all of them are reported, below
@@ -194,9 +194,8 @@ def load_into_transformers(model_class: Any, config: Any, weights: Weights) -> A
         except Exception as error:  # transformers raises many kinds for a bad configuration
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BackboneError(
-                f"The configuration beside {weights.file} does not describe a "
-                f"{model_class.__name__} ({reason}). Use the config.json that was published with "
-                "these weights."
+                f"The config.json for {weights.file} does not describe a {model_class.__name__} "
+                f"({reason}). Use the one that was published with these weights."
             ) from error
     wrong = [
         f"{key} is {list(stored)}, expected {list(wanted)}"
@@ -209,7 +208,7 @@ def load_into_transformers(model_class: Any, config: Any, weights: Weights) -> A
 
 
 @contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
+def _quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars, advice and load report: our errors say what is wrong."""
     from transformers.utils import logging
 

@@ -29,8 +29,6 @@ from ogkd.backbones._open_clip_config import (
 from ogkd.backbones.base import Tokens
 from ogkd.errors import BackboneError
 
-_PUBLISHED = "Use the tokenizer files that were published with the model."
-
 # Typographic quotes, ligatures and wide letters become plain ones, as in the texts the models
 # were trained on (open_clip cleans with ftfy, whose other repairs concern broken encodings).
 _PLAIN = dict.fromkeys((0x02BC, 0x2018, 0x2019, 0x201A, 0x201B), "'")
@@ -67,6 +65,13 @@ class Tokenizer:
         return Tokens(ids, mask)
 
 
+def mismatch(problem: str) -> BackboneError:
+    return BackboneError(
+        f"Tokenizer mismatch: {problem}. Use the tokenizer files that were published with the "
+        "model."
+    )
+
+
 def clean_text(text: str) -> str:
     """Undo HTML entities and typography, and collapse white space, as open_clip does."""
     text = html.unescape(html.unescape(text)).translate(_PLAIN)
@@ -87,8 +92,7 @@ def folder_tokenizer(
     found = None if named is None else backend.token_to_id(named)
     if found is None:
         found = pad_id if pad_id is not None and 0 <= pad_id < vocabulary else 0
-    leading, trailing = _special_tokens(backend, folder)
-    return Tokenizer(backend, leading, trailing, int(found), prepare)
+    return Tokenizer(backend, *_special_tokens(backend, folder), int(found), prepare)
 
 
 def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile) -> Tokenizer:
@@ -111,15 +115,12 @@ def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile) -> Toke
         token = getattr(settings, f"{role}_token")
         special[role] = backend.token_to_id(token)
         if special[role] is None:
-            raise BackboneError(
-                f"Tokenizer mismatch: {source} has no token {token}, which the text tower needs. "
-                f"{_PUBLISHED}"
-            )
+            raise mismatch(f"{source} has no token {token}, which the text tower needs")
     _check_vocabulary(backend, bert.vocab_size, source)
     if special["pad"] != bert.pad_token_id:
-        raise BackboneError(
-            f"Tokenizer mismatch: {source} pads with id {special['pad']}, but config.json has "
-            f"pad_token_id {bert.pad_token_id}. {_PUBLISHED}"
+        raise mismatch(
+            f"{source} pads with id {special['pad']}, but config.json has pad_token_id "
+            f"{bert.pad_token_id}"
         )
     used = settings.model_dump_json().encode()
     return Tokenizer(
@@ -142,9 +143,8 @@ def _unbounded(backend: Any) -> Any:
 def _check_vocabulary(backend: Any, rows: int, source: Path) -> None:
     largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= rows:
-        raise BackboneError(
-            f"Tokenizer mismatch: {source} has ids up to {largest}, but the text tower has only "
-            f"{rows} embeddings. {_PUBLISHED}"
+        raise mismatch(
+            f"{source} has ids up to {largest}, but the text tower has only {rows} embeddings"
         )
 
 
@@ -155,10 +155,7 @@ def _special_tokens(backend: Any, folder: Path) -> tuple[tuple[int, ...], tuple[
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
-    raise BackboneError(
-        f"Tokenizer mismatch: the tokenizer in {folder} changes the ids of a text when it adds "
-        f"its special tokens. {_PUBLISHED}"
-    )
+    raise mismatch(f"{folder} changes the ids of a text when it adds its special tokens")
 
 
 def _read_backend(folder: Path) -> Any:
@@ -196,45 +193,34 @@ def _pad_token(folder: Path) -> str | None:
 def _wordpiece(folder: Path, settings: TokenizerSettings) -> tuple[Path, Any]:
     """BERT's tokenizer and the file that it was read from."""
     fast, plain = folder / "tokenizer.json", folder / "vocab.txt"
+    file = fast if fast.is_file() else plain
+    if not file.is_file():
+        raise WrongFileError(
+            f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt. Nothing is "
+            "downloaded for a local folder, so put one of them beside the weights."
+        )
     try:
-        if fast.is_file():
-            backend = Backend.from_file(str(fast))
-            if not isinstance(backend.model, WordPiece):
-                raise BackboneError(
-                    f"Tokenizer mismatch: {fast} is not of BERT's kind (WordPiece). {_PUBLISHED}"
-                )
-            # The letter case of tokenizer_config.json takes precedence, as in transformers.
-            if settings.model_fields_set & {"do_lower_case", "strip_accents"}:
-                backend.normalizer = _normaliser(settings)
-            return fast, backend
-        if plain.is_file():
-            return plain, _from_vocabulary(plain, settings)
-    except BackboneError:
-        raise
+        backend: Any = Backend.from_file(str(fast)) if file == fast else _from_vocabulary(plain)
     except Exception as error:  # tokenizers raises bare Exception
-        file = fast if fast.is_file() else plain
         raise WrongFileError(f"{file} is damaged: {error}.") from error
-    raise WrongFileError(
-        f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt. Nothing is downloaded "
-        "for a local folder, so put one of them beside the weights."
-    )
+    if not isinstance(backend.model, WordPiece):
+        raise mismatch(f"{fast} is not of BERT's kind (WordPiece)")
+    # The letter case of tokenizer_config.json takes precedence, as in transformers.
+    if file == plain or settings.model_fields_set & {"do_lower_case", "strip_accents"}:
+        backend.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=settings.tokenize_chinese_chars,
+            strip_accents=settings.strip_accents,
+            lowercase=settings.do_lower_case,
+        )
+    return file, backend
 
 
-def _from_vocabulary(path: Path, settings: TokenizerSettings) -> Any:
+def _from_vocabulary(path: Path) -> Any:
     lines = path.read_text(encoding="utf-8").split("\n")
     vocabulary = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.strip()}
     backend = Backend(WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer = _normaliser(settings)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     known = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     backend.add_special_tokens([token for token in known if token in vocabulary])
     return backend
-
-
-def _normaliser(settings: TokenizerSettings) -> Any:
-    return normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=settings.tokenize_chinese_chars,
-        strip_accents=settings.strip_accents,
-        lowercase=settings.do_lower_case,
-    )

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ogkd.backbones._bert import bert_hidden
 from ogkd.backbones._folder import read_json
+from ogkd.backbones._tokenizer import mismatch
 from ogkd.backbones._towers import TowersBackbone
 from ogkd.backbones.base import TextDropout, Tokens
 from ogkd.backbones.transformers_format import ModelFolder
@@ -30,9 +31,9 @@ _POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
 
 def load_clip(source: ModelFolder) -> ClipBackbone:
     """Load a CLIPModel folder: OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model."""
-    from transformers import CLIPConfig, CLIPModel
+    from transformers import CLIPModel
 
-    model = source.model(CLIPConfig, CLIPModel)
+    model = source.model(CLIPModel)
     usual = Preprocessing(size=model.config.vision_config.image_size)
     backbone = source.backbone(ClipBackbone, model, usual)
     backbone.check_tokenizer(source.path)
@@ -41,9 +42,9 @@ def load_clip(source: ModelFolder) -> ClipBackbone:
 
 def load_siglip(source: ModelFolder) -> SiglipBackbone:
     """Load a SiglipModel folder: SigLIP, MedSigLIP."""
-    from transformers import SiglipConfig, SiglipModel
+    from transformers import SiglipModel
 
-    model = source.model(SiglipConfig, SiglipModel)
+    model = source.model(SiglipModel)
     text, vision = model.config.text_config, model.config.vision_config
     if text.projection_size != vision.hidden_size or not model.vision_model.use_head:
         raise BackboneError(
@@ -57,9 +58,9 @@ def load_siglip(source: ModelFolder) -> SiglipBackbone:
 
 def load_dual(source: ModelFolder) -> DualBackbone:
     """Load a VisionTextDualEncoderModel folder: a vision transformer and a BERT-like tower."""
-    from transformers import VisionTextDualEncoderConfig, VisionTextDualEncoderModel
+    from transformers import VisionTextDualEncoderModel
 
-    model = source.model(VisionTextDualEncoderConfig, VisionTextDualEncoderModel)
+    model = source.model(VisionTextDualEncoderModel)
     text, vision = model.config.text_config, model.config.vision_config
     usual = Preprocessing(size=vision.image_size)
     if vision.model_type == "vit":
@@ -162,11 +163,9 @@ class ClipBackbone(_FamilyBackbone):
         """Refuse a tokenizer that does not end texts as the text tower expects."""
         tokens = self.tokenize(["a photo"])
         if int(self._ends(tokens)) != tokens.ids.shape[1] - 1:
-            raise BackboneError(
-                f"Tokenizer mismatch: the tokenizer in {folder} writes a text as "
-                f"{tokens.ids[0].tolist()}, which does not end with the end-of-text id that "
-                "config.json names (text_config.eos_token_id). Use the tokenizer files that were "
-                "published with the model."
+            raise mismatch(
+                f"{folder} writes a text as {tokens.ids[0].tolist()}, which does not end with the "
+                "end-of-text id that config.json names (text_config.eos_token_id)"
             )
 
 
@@ -258,16 +257,15 @@ class DualBackbone(_FamilyBackbone):
             image = vision(pixel_values=torch.zeros(1, 3, size, size, device=self.device))
         hidden, pooled = image.last_hidden_state, image.pooler_output
         tokens = 1 + self.patch_grid[0] * self.patch_grid[1]
+        problem = ""
         if pooled is None or hidden.ndim != 3 or hidden.shape[1] != tokens:
+            problem = f"is not a transformer with one class token and {tokens - 1} patches"
+        elif not torch.allclose(_pooling_head(vision, hidden)[:, 0], pooled, atol=1e-5):
+            problem = "pools its tokens in a way that ogkd does not support"
+        if problem:
             raise BackboneError(
-                f"The vision tower in {folder} ({vision.config.model_type}) is not a transformer "
-                f"with one class token and {tokens - 1} patches. ogkd loads vit, clip_vision_model "
-                "and dinov2 towers."
-            )
-        if not torch.allclose(_pooling_head(vision, hidden)[:, 0], pooled, atol=1e-5):
-            raise BackboneError(
-                f"The vision tower in {folder} ({vision.config.model_type}) pools its tokens in a "
-                "way that ogkd does not support. It loads vit, clip_vision_model and dinov2 towers."
+                f"The vision tower in {folder} ({vision.config.model_type}) {problem}. ogkd loads "
+                "vit, clip_vision_model and dinov2 towers."
             )
         if getattr(text, "pooler", None) is None:
             raise BackboneError(
@@ -279,9 +277,7 @@ class DualBackbone(_FamilyBackbone):
 def _pooling_head(vision: Any, hidden: Tensor) -> Tensor:
     """Apply what the tower does to its class token before the projection to every token."""
     if hasattr(vision, "post_layernorm"):  # CLIP
-        normed: Tensor = vision.post_layernorm(hidden)
-        return normed
-    if (pooler := getattr(vision, "pooler", None)) is not None:  # ViT
-        dense: Tensor = pooler.activation(pooler.dense(hidden))
-        return dense
+        hidden = vision.post_layernorm(hidden)
+    elif (pooler := getattr(vision, "pooler", None)) is not None:  # ViT
+        hidden = pooler.activation(pooler.dense(hidden))
     return hidden  # DINOv2: the last norm is already applied

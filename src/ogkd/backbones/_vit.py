@@ -57,14 +57,13 @@ def vision_spec(config: OpenClipConfig, timm: TimmConfigFile, weights: Weights) 
     """Derive the architecture from the shapes of the weights, and from names."""
     vision, args = config.vision_cfg, timm.model_args
     state, file = weights.tensors, weights.file
-    if match := _NAME.fullmatch(timm.architecture):
-        width, depth, heads = _SIZES[match[1]]
-    else:
+    if not (match := _NAME.fullmatch(timm.architecture)):
         raise BackboneError(
-            f"The image tower {timm.architecture} is not supported. ogkd builds "
-            "timm's plain vision transformers: vit_ or deit_, then tiny, small, base, large or "
-            "huge, such as vit_base_patch16_224 and vit_small_patch14_dinov2."
+            f"The image tower {timm.architecture} is not supported. ogkd builds timm's plain "
+            f"vision transformers: vit_ or deit_, then {', '.join(_SIZES)}, such as "
+            "vit_base_patch16_224 and vit_small_patch14_dinov2."
         )
+    width, depth, heads = _SIZES[match[1]]
     if _TRUNK + "norm_pre.weight" in state:
         raise BackboneError(
             f"{file} has a norm before its blocks (visual.trunk.norm_pre), as CLIP's own vision "
@@ -79,8 +78,8 @@ def vision_spec(config: OpenClipConfig, timm: TimmConfigFile, weights: Weights) 
         side = round((positions - 1) ** 0.5)
         raise BackboneError(
             f"{file} has {positions} position embeddings (images of about {side * patch} px), but "
-            f"image_size is {vision.image_size}, which needs {grid * grid + 1} (patches of {patch} "
-            "px and one class token). Correct image_size in open_clip_config.json."
+            f"image_size {vision.image_size} in open_clip_config.json needs {grid * grid + 1}. "
+            "Correct it."
         )
     pool: str = vision.timm_pool
     if pool == "default":

@@ -33,7 +33,7 @@ FAMILIES = ("clip", "siglip", "vision-text-dual-encoder")  # model types of the 
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(r"[a-z0-9][\w.-]*")
-_SEE = "see the package that provides it"
+_SEE = "see the other package that provides it"
 
 loaders: dict[str, Loader] = {}  # of other packages, by backbone name
 
@@ -100,16 +100,8 @@ def register_backbone(name: str, loader: Loader) -> None:
 
 def catalog() -> dict[str, Record]:
     added = _installed_catalog()  # registers loaders too
-    functions = {
-        name: Record(
-            name=name,
-            format="plugin",
-            licence=_SEE,
-            modality=_SEE,
-            note="Provided by another package.",
-        )
-        for name in loaders
-    }
+    about = {"format": "plugin", "licence": _SEE, "modality": _SEE}
+    functions = {name: Record.model_validate({"name": name, **about}) for name in loaders}
     return {**_own_catalog(), **added, **functions}
 
 
@@ -123,18 +115,14 @@ def find_record(name: str) -> Record | None:
     return None
 
 
-def record_for_hub_id(hub_id: str) -> Record | None:
-    """A minimal record for a repository outside the catalogue; None if this is not a hub id."""
-    if not _HUB_ID.fullmatch(hub_id):
-        return None
-    return Record(name=hub_id, hub_id=hub_id, licence="unknown: see its page", modality="unknown")
-
-
-def unknown(name: str) -> BackboneError:
+def hub_record(hub_id: str) -> Record:
+    """A minimal record for a repository outside the catalogue; an error if it is no hub id."""
+    if _HUB_ID.fullmatch(hub_id):
+        modality, licence = "unknown", "unknown: see its page"
+        return Record(name=hub_id, hub_id=hub_id, licence=licence, modality=modality)
     known = list(catalog())
-    hint = did_you_mean(name.lower(), known)
-    return BackboneError(
-        f"There is no backbone called '{name}'.{hint}\n"
+    raise BackboneError(
+        f"There is no backbone called '{hub_id}'.{did_you_mean(hub_id.lower(), known)}\n"
         f"  Known names: {', '.join(known)}.\n"
         "  A folder: pass its path, such as ./my-model (with open_clip_config.json, or config.json "
         "of a CLIP, SigLIP or dual encoder).\n"

@@ -28,14 +28,8 @@ _WEIGHTS = {
     "open_clip": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
     "transformers": ("model.safetensors", "pytorch_model.bin"),
 }
-_TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-)
+_VOCABULARY = ("vocab.txt", "vocab.json", "merges.txt")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *_VOCABULARY)
 _SMALL = {
     "open_clip": ("config.json", *_TOKENIZER),
     "transformers": ("preprocessor_config.json", "processor_config.json", *_TOKENIZER),

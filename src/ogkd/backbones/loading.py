@@ -8,14 +8,7 @@ import torch
 
 from ogkd.backbones._folder import peek
 from ogkd.backbones.base import Backbone
-from ogkd.backbones.catalog import (
-    FAMILIES,
-    Record,
-    find_record,
-    loaders,
-    record_for_hub_id,
-    unknown,
-)
+from ogkd.backbones.catalog import FAMILIES, Record, find_record, hub_record, loaders
 from ogkd.backbones.engines import require_engine, with_engine
 from ogkd.errors import BackboneError, ConfigError
 
@@ -97,9 +90,7 @@ def resolve(wanted: str | Path) -> Record | Path:
         )
     if isinstance(wanted, Path) or name.startswith((".", "~", "/")) or "\\" in name:
         raise BackboneError(f"There is no folder {path}. Check the path.", argument="backbone")
-    if (bare := record_for_hub_id(name)) is not None:
-        return bare
-    raise unknown(name)
+    return hub_record(name)
 
 
 def detect_format(folder: Path) -> str | None:

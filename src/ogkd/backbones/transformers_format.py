@@ -19,7 +19,6 @@ from ogkd.backbones._folder import (
     backbone_digest,
     find_weights,
     load_into_transformers,
-    quiet_transformers,
     read_json,
     read_weights,
 )
@@ -73,17 +72,9 @@ class ModelFolder:
     weights: Path
     config: dict[str, Any]
 
-    def model(self, config_class: Any, model_class: Any) -> Any:
+    def model(self, model_class: Any) -> Any:
         """The model in float32, with exactly the stored weights."""
-        try:
-            with quiet_transformers():
-                config = config_class.from_dict(self.config)
-        except Exception as error:  # transformers raises many kinds for a bad configuration
-            raise BackboneError(
-                f"{self.path / 'config.json'} is not a valid {config_class.__name__} ({error}). "
-                "Use the config.json that was published with these weights."
-            ) from error
-        return load_into_transformers(model_class, config, read_weights(self.weights))
+        return load_into_transformers(model_class, self.config, read_weights(self.weights))
 
     def backbone(
         self,

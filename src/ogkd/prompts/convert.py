@@ -144,9 +144,9 @@ def _from_table(path: Path, content: str) -> list[tuple[str, str]]:
     except csv.Error as error:
         raise DataError(f"{path} is not a table ({error}). Save it as CSV.") from error
     header = [cell.strip().casefold() for cell in rows[0]] if rows else []
-    name_at = next((header.index(key) for key in _CLASS if key in header), None)
-    text_at = next((header.index(key) for key in _TEXT if key in header), None)
-    if name_at is None or text_at is None:
+    names = [header.index(key) for key in _CLASS if key in header]
+    texts = [header.index(key) for key in _TEXT if key in header]
+    if not names or not texts:
         raise DataError(
             f"{path} needs the columns class and text, but has: {', '.join(header) or 'none'}."
         )
@@ -159,7 +159,7 @@ def _from_table(path: Path, content: str) -> list[tuple[str, str]]:
                 f"{path}, row {line}: {len(row)} cells, but the header has {len(header)}. Put "
                 "quotes around a text that contains the separator."
             )
-        pairs.append((row[name_at], row[text_at]))
+        pairs.append((row[names[0]], row[texts[0]]))
     return pairs
 
 
