@@ -70,8 +70,9 @@ class TowersBackbone(Backbone):
         self.check_pixels(pixels)
         pixels = pixels.to(self.device, torch.float32)
         image, parts = self._encode_pixels(pixels, patches=patches)
-        wanted = patches and parts is not None
-        return ImageFeatures(normalize(image, dim=-1), normalize(parts, dim=-1) if wanted else None)
+        if parts is None or not patches:
+            return ImageFeatures(normalize(image, dim=-1))
+        return ImageFeatures(normalize(image, dim=-1), normalize(parts, dim=-1))
 
     def pieces(self, text: str) -> list[int]:
         return self._tokenizer.pieces(text)

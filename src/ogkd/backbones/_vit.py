@@ -78,8 +78,8 @@ def vision_spec(config: OpenClipConfig, timm: TimmConfigFile, weights: Weights) 
         side = round((positions - 1) ** 0.5)
         raise BackboneError(
             f"{file} has {positions} position embeddings (images of about {side * patch} px), but "
-            f"image_size {vision.image_size} in open_clip_config.json needs {grid * grid + 1}. "
-            "Correct it."
+            f"image_size is {vision.image_size} in open_clip_config.json, which needs "
+            f"{grid * grid + 1}. Correct it."
         )
     pool: str = vision.timm_pool
     if pool == "default":

@@ -44,7 +44,8 @@ class EngineBackbone(Backbone):
     def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
         self.check_pixels(pixels)
         if not len(pixels):
-            return self.base.encode_images(pixels, patches=patches)
+            none = torch.empty(0, self.patch_grid[0] * self.patch_grid[1], self.embed_dim)
+            return ImageFeatures(none[:, 0], none if patches else None)
         if patches not in self._sessions:
             graph = tower_graph(self.base, self.engine, patches=patches)
             self._sessions[patches] = open_session(graph)

@@ -129,7 +129,17 @@ def download_benchmark(
                 raise
             _arrange(record, aside, work)
             _check(record, aside)
-            _write_source(record, archive, aside)
+            source = {
+                "schema": 1,
+                "name": record.name,
+                "url": record.url,
+                "revision": archive.commit,
+                "archive_sha256": archive.sha256,
+                "split_sha256": sha256_file(aside / record.split_file),
+                "licence": record.licence,
+                "citation": record.citation,
+            }
+            write_json(aside / "source.json", source)
         shutil.rmtree(work, ignore_errors=True)
     return target
 
@@ -238,20 +248,6 @@ def _check(record: Benchmark, folder: Path) -> None:
             f"{record.archive} is missing {len(missing):,} of the {len(manifest.items):,} images "
             f"of its split, such as {listed}. {_CHANGED}"
         )
-
-
-def _write_source(record: Benchmark, archive: Downloaded, folder: Path) -> None:
-    source = {
-        "schema": 1,
-        "name": record.name,
-        "url": record.url,
-        "revision": archive.commit,
-        "archive_sha256": archive.sha256,
-        "split_sha256": sha256_file(folder / record.split_file),
-        "licence": record.licence,
-        "citation": record.citation,
-    }
-    write_json(folder / "source.json", source)
 
 
 def _record(name: str | Benchmark) -> Benchmark:

@@ -138,7 +138,7 @@ def flip_labels(
     counts = Counter(item.label for item in items)
     most = max(counts.values(), default=0)
     if not 0 <= flips <= most:
-        raise ConfigError(f"flips must be from 0 to the images per class ({most}), not {flips}.")
+        raise ConfigError(f"flips goes from 0 to the images per class ({most}), but is {flips}.")
     if flips == 0:
         return list(items)
     labels = sorted(set(allowed))
