@@ -64,13 +64,11 @@ class Repository:
                 return self._ask(name)
             except EntryNotFoundError:
                 return None
+            except (HfHubHTTPError, HFValidationError) as error:
+                raise self._translate(error) from error
             except (HTTPError, OfflineModeIsEnabled) as error:
-                if isinstance(error, HfHubHTTPError):
-                    raise self._translate(error) from error
                 # A quick request failed, so there is no network: use what is in the cache.
                 self.offline = f"the hub cannot be reached ({error})"
-            except HFValidationError as error:
-                raise self._translate(error) from error
         with self._errors():
             path = self._cached(name)
         return None if path is None else FileFacts(path.stat().st_size, None, cached=True)

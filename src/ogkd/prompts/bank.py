@@ -84,12 +84,8 @@ def bank_for(
             "the data, or give no bank to use templates.",
             argument="prompts",
         )
-    return [
-        [text for text in folded[fold(name)] if text.strip()]
-        if fold(name) in folded
-        else template_bank([name])[0]
-        for name in class_names
-    ]
+    texts = [folded.get(fold(name)) or template_bank([name])[0] for name in class_names]
+    return [[text for text in some if text.strip()] for some in texts]
 
 
 def fallback_note(
