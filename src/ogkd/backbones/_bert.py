@@ -20,6 +20,7 @@ from transformers import BertConfig, BertModel
 
 from ogkd.backbones._folder import KeyTable, Weights
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
+from ogkd.backbones._towers import attend
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
 
@@ -173,10 +174,7 @@ def _attention(
     config: Any,
     dropout: TextDropout | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attend from the `queries` tokens to all tokens; returns that and their own states, [m, w].
-
-    The probabilities are computed explicitly only if dropout is applied to them.
-    """
+    """Attend from the `queries` tokens to all tokens; returns that and their own states, [m, w]."""
     heads: int = config.num_attention_heads
     rate: float = config.attention_probs_dropout_prob
     own = hidden
@@ -192,13 +190,7 @@ def _attention(
     key, value = split(module.key, hidden, rows), split(module.value, hidden, rows)
     # Attention without a mask is faster, and without padding none is needed.
     keys = None if rows.places is None else rows.mask[:, None, None, :]
-    if dropout is None or rate == 0.0:
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys)
-    else:
-        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-        if keys is not None:
-            scores = scores.masked_fill(~keys, torch.finfo(scores.dtype).min)
-        mixed = dropout(scores.softmax(dim=-1), rate) @ value
+    mixed = attend(query, key, value, mask=keys, dropout=dropout, rate=rate)
     return queries.take(mixed.transpose(1, 2).flatten(2)), own
 
 

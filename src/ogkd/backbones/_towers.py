@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from ogkd.backbones._tokenizer import Tokenizer
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
@@ -104,3 +104,27 @@ class TowersBackbone(Backbone):
 
     def _here(self, tokens: Tokens) -> Tokens:
         return Tokens(tokens.ids.to(self.device), tokens.mask.to(self.device))
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: TextDropout | None = None,
+    rate: float = 0.0,
+) -> Tensor:
+    """Attention of [B, heads, L, w / heads] where `mask` is True, with dropout if there is any.
+
+    The probabilities are computed explicitly only if dropout is applied to them.
+    """
+    if dropout is None or rate == 0.0:
+        return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    if causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    return dropout(scores.softmax(dim=-1), rate) @ value

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from ogkd.backbones._bert import bert_hidden
 from ogkd.backbones._folder import read_json
 from ogkd.backbones._tokenizer import mismatch
-from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones._towers import TowersBackbone, attend
 from ogkd.backbones.base import TextDropout, Tokens
 from ogkd.backbones.transformers_format import ModelFolder
 from ogkd.errors import BackboneError
@@ -114,14 +113,7 @@ def _attend(
         projection(hidden).view(shape).transpose(1, 2)  # [B, heads, L, w / heads]
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
-    if dropout is None or rate == 0.0:
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=causal)
-    else:
-        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-        if causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(later, float("-inf"))
-        mixed = dropout(scores.softmax(-1), rate) @ value
+    mixed = attend(query, key, value, causal=causal, dropout=dropout, rate=rate)
     output: Tensor = attention.out_proj(mixed.transpose(1, 2).reshape(hidden.shape))
     return output
 
