@@ -104,4 +104,4 @@ def _tokenizer(config: OpenClipConfig, bert: BertConfigFile) -> object:
     with tempfile.TemporaryDirectory() as folder:
         lines = "\n".join([*special, *pieces, *words])
         Path(folder, "vocab.txt").write_text(lines + "\n", encoding="utf-8")
-        return bert_tokenizer(Path(folder), config.text_cfg, bert, name="biomedclip-size")
+        return bert_tokenizer(Path(folder), config.text_cfg, bert)

@@ -26,7 +26,7 @@ class PlainLoop:
         self, backbone: OpenClipBackbone, names: list[str], bank: list[list[str]], config: Any
     ) -> None:
         self.backbone, self.names, self.texts, self.config = backbone, names, bank, config
-        self.model = backbone._model
+        self.model = backbone.model
         self.scale = backbone.logit_scale
         tokens = self._pad(backbone.tokenize([f"a photo of a {name}." for name in names]))
         self.mask = tokens.mask

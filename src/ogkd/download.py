@@ -161,7 +161,6 @@ def _fetch_rest(url: str, part: Path, trail: _Trail) -> None:
 
 
 def _append(response: httpx.Response, part: Path, have: int, total: int | None) -> None:
-    """Write what arrives to the end of `part`."""
     megabytes = math.ceil(total / 1e6) if total is not None else None
     reason = ""
     with progress_bar(f"{part.stem} (MB)", megabytes) as bar, part.open("ab") as file:
@@ -192,19 +191,22 @@ def _opened(url: str, have: int, trail: _Trail) -> Iterator[httpx.Response]:
         headers["Range"] = f"bytes={have}-"
     with contextlib.ExitStack() as stack:
         try:
-            client = stack.enter_context(
-                httpx.Client(
-                    follow_redirects=True,
-                    timeout=_TIMEOUT,
-                    verify=ssl.create_default_context(),  # the system's certificates
-                    trust_env=not _is_loopback(url),  # proxies
-                    event_hooks={"request": [trail.before], "response": [trail.after]},
-                )
+            client = httpx.Client(
+                follow_redirects=True,
+                timeout=_TIMEOUT,
+                verify=ssl.create_default_context(),  # the system's certificates
+                trust_env=not _is_loopback(url),  # proxies
+                event_hooks={"request": [trail.before], "response": [trail.after]},
             )
+            stack.enter_context(client)
             response = stack.enter_context(client.stream("GET", url, headers=headers))
         except httpx.TransportError as error:
             if _is_unknown_host(error):  # waiting does not help
-                raise _offline(url, str(error)) from error
+                raise DataError(
+                    f"{httpx.URL(url).host} cannot be reached ({error}), so {url} was not "
+                    "downloaded. Check the network; behind a proxy set HTTPS_PROXY. What arrived "
+                    "before is kept."
+                ) from error
             reason = str(error) or type(error).__name__
             raise _TryAgainError(f"no connection ({reason})") from error
         except (httpx.TooManyRedirects, httpx.InvalidURL) as error:
@@ -238,13 +240,6 @@ def _refusal(url: str, response: httpx.Response) -> Exception:
             f"The server refuses access to {url} ({status}). See its page for the terms of use."
         )
     return DataError(f"The server answered {status} for {url}. Try again later.")
-
-
-def _offline(url: str, reason: str) -> DataError:
-    return DataError(
-        f"{httpx.URL(url).host} cannot be reached ({reason}), so {url} was not downloaded. Check "
-        "the network; behind a proxy set HTTPS_PROXY. What arrived before is kept."
-    )
 
 
 def _require_https(url: str, *, coming_from: str | None = None) -> None:

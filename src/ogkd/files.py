@@ -101,6 +101,19 @@ def folder_atomically(path: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
+@contextlib.contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Let one process at a time make the folder `target`; remove what a killed one has left."""
+    from filelock import FileLock
+
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(target.with_name(f".{target.name}.lock")):
+            for left in target.parent.glob(f".{target.name}.*.part"):
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+
 def _replace_folder(aside: Path, path: Path) -> None:
     if not path.is_dir():
         aside.rename(path)

@@ -9,9 +9,8 @@ import pytest
 from ogkd.backbones.catalog import (
     catalog,
     find_record,
+    hub_record,
     read_catalog,
-    record_for_hub_id,
-    unknown,
 )
 from ogkd.errors import BackboneError
 
@@ -72,16 +71,22 @@ def test_a_mistake_in_a_catalogue_is_named(tmp_path: Path, text: str, words: str
     ],
 )
 def test_only_org_slash_name_is_a_hub_id(text: str, is_hub_id: bool) -> None:
-    record = record_for_hub_id(text)
-    assert (record is not None) == is_hub_id
-    if record is not None:
+    if is_hub_id:
+        record = hub_record(text)
         assert record.hub_id == text
         assert "/" not in record.folder.name
+    else:
+        with pytest.raises(BackboneError, match="no backbone called"):
+            hub_record(text)
 
 
 def test_an_unknown_name_is_told_near_ones_all_ones_and_other_ways() -> None:
-    message = str(unknown("BiomedClipp"))
+    with pytest.raises(BackboneError) as caught:
+        hub_record("BiomedClipp")
+    message = str(caught.value)
     assert "Did you mean 'biomedclip'?" in message
     assert all(name in message for name in catalog())
     assert "pass its path" in message
-    assert "Did you mean" not in str(unknown("zzzzzz"))
+    with pytest.raises(BackboneError) as caught:
+        hub_record("zzzzzz")
+    assert "Did you mean" not in str(caught.value)

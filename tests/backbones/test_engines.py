@@ -189,8 +189,8 @@ def test_8_bit_features_are_close_to_float32_but_not_the_same(
 def test_open_clip_models_are_served_too() -> None:
     backbone = load_open_clip(FIXTURES / "class_token_mlp", name="tiny", device=CPU)
     torch.manual_seed(0)
-    tower = _vit.ImageTower(replace(backbone._model.image.spec, depth=4))
-    backbone._model.image = tower.eval().requires_grad_(False)
+    tower = _vit.ImageTower(replace(backbone.model.image.spec, depth=4))
+    backbone.model.image = tower.eval().requires_grad_(False)
     pixels = some_pixels(4, size=backbone.preprocessing.size)
     want = backbone.encode_images(pixels, patches=False).globals
     got = with_engine(backbone, "onnx-int8").encode_images(pixels, patches=False).globals
@@ -318,10 +318,10 @@ def test_a_batch_in_parts_equals_the_batch_at_once(
     backbone = load_open_clip(FIXTURES / case, name=case, device=CPU)
     pixels = some_pixels(5, size=backbone.preprocessing.size)
     whole = backbone.encode_images(pixels)
-    spec = backbone._model.image.spec
+    spec = backbone.model.image.spec
     one = 4 * (spec.grid**2 + 1) * spec.width * spec.mlp_ratio
     monkeypatch.setattr(_vit, "_CACHE", 2 * one)
-    assert backbone._model.image._at_once() == 2
+    assert backbone.model.image._at_once() == 2
     parts = backbone.encode_images(pixels, patches=patches)
     torch.testing.assert_close(parts.globals, whole.globals, rtol=0, atol=1e-6)
     if patches:

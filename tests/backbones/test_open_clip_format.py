@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ogkd.backbones._bert import derive_bert_config
+from ogkd.backbones._folder import Weights
 from ogkd.backbones.open_clip_format import OpenClipBackbone, load_open_clip
 from ogkd.errors import BackboneError
 
@@ -160,7 +161,7 @@ def test_a_pytorch_file_gives_the_same_model(folder: Path, wrap: bool) -> None:
     torch.save(content, folder / "open_clip_pytorch_model.bin")
     (folder / WEIGHTS).unlink()
     after = load(folder)
-    pairs = zip(before._model.parameters(), after._model.parameters(), strict=True)
+    pairs = zip(before.model.parameters(), after.model.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
     pixels = torch.randn(1, 3, 32, 32)
     # Where a tensor lies in memory can change the last bit of a product.
@@ -257,7 +258,7 @@ def test_a_standard_width_tells_the_text_towers_shape_without_a_configuration() 
         "encoder.layer.3.intermediate.dense": (512, 128),
     }
     state = {f"text.transformer.{key}.weight": torch.zeros(size) for key, size in shapes.items()}
-    config = derive_bert_config(state, file=Path("weights"), name="some-clip")
+    config = derive_bert_config(Weights(Path("weights"), state))
     assert (config.num_attention_heads, config.num_hidden_layers) == (2, 4)
     assert (config.hidden_size, config.intermediate_size) == (128, 512)
     assert (config.vocab_size, config.max_position_embeddings) == (50, 32)

@@ -146,9 +146,9 @@ def test_preprocessing_is_the_configurations(folder: Path) -> None:
 
 
 def test_everything_is_frozen_and_in_evaluation_mode(backbone: OpenClipBackbone) -> None:
-    assert not any(module.training for module in backbone._model.modules())
-    assert not any(value.requires_grad for value in backbone._model.parameters())
-    assert all(value.dtype == torch.float32 for value in backbone._model.parameters())
+    assert not any(module.training for module in backbone.model.modules())
+    assert not any(value.requires_grad for value in backbone.model.parameters())
+    assert all(value.dtype == torch.float32 for value in backbone.model.parameters())
 
 
 def test_the_digest_follows_weights_settings_and_tokenizer_but_not_the_place(
@@ -233,7 +233,7 @@ def test_dropout_stands_where_bert_has_it_with_berts_rates(folder: Path) -> None
 
 def test_dropout_keeps_the_expected_share_of_values(folder: Path) -> None:
     edit_json(folder / "config.json", "hidden_dropout_prob", value=0.3)
-    model = load(folder)._model.text.bert
+    model = load(folder).model.text.bert
     kept = streams(0)(torch.ones(64, 64, 24), model.config.hidden_dropout_prob)
     assert (kept > 0).float().mean().item() == pytest.approx(0.7, abs=0.01)
     assert kept.mean().item() == pytest.approx(1.0, abs=0.01)
@@ -250,7 +250,7 @@ def test_streams_in_one_batch_equal_each_stream_alone(backbone: OpenClipBackbone
 
 
 def test_the_explicit_forward_equals_transformers_own(backbone: OpenClipBackbone) -> None:
-    model = backbone._model.text.bert
+    model = backbone.model.text.bert
     tokens = backbone.tokenize(TEXTS)
     own = model(input_ids=tokens.ids, attention_mask=tokens.mask.long()).last_hidden_state
     ours = bert_hidden(model, backbone.embed(tokens), tokens.mask)

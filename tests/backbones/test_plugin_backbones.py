@@ -41,7 +41,7 @@ class Entry:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Entry]]:
-    from ogkd.backbones.catalog import _installed_catalog, _loaders
+    from ogkd.backbones.catalog import _installed_catalog, loaders
 
     entries: list[Entry] = []
     real = metadata.entry_points
@@ -53,7 +53,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Entry]]:
     _installed_catalog.cache_clear()
     yield entries
     _installed_catalog.cache_clear()
-    _loaders.clear()
+    loaders.clear()
 
 
 def tiny(device: torch.device) -> Backbone:

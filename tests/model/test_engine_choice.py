@@ -31,8 +31,8 @@ def deep() -> Backbone:
     """The tiny model with four blocks, so that two of them are inner ones."""
     backbone = load_open_clip(FIXTURE, name="tiny", device=torch.device("cpu"))
     torch.manual_seed(0)
-    tower = _vit.ImageTower(replace(backbone._model.image.spec, depth=4))
-    backbone._model.image = tower.eval().requires_grad_(False)
+    tower = _vit.ImageTower(replace(backbone.model.image.spec, depth=4))
+    backbone.model.image = tower.eval().requires_grad_(False)
     return backbone
 
 

@@ -116,7 +116,7 @@ def test_gradient_at_the_embeddings_equals_open_clips_and_reaches_nothing_else(c
     (features * weights).sum().backward()
     assert words.grad is not None
     assert_close(words.grad, case.want["gradient"])
-    assert all(parameter.grad is None for parameter in case.backbone._model.parameters())
+    assert all(parameter.grad is None for parameter in case.backbone.model.parameters())
 
 
 def test_logit_scale_is_open_clips(case: Case) -> None:

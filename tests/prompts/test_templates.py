@@ -49,7 +49,7 @@ def test_a_modality_is_found_by_any_of_its_names(name):
 
 def test_an_unknown_modality_lists_the_known_and_the_nearest():
     with pytest.raises(
-        ConfigError, match=r"'ultrasund'\. Did you mean ultrasound\? Known modalities: xray,"
+        ConfigError, match=r"'ultrasund'\. Did you mean 'ultrasound'\? Known modalities: xray,"
     ):
         find_modality("ultrasund")
 

@@ -10,8 +10,6 @@ change, so `frozen_linear` keeps them in that layout, for the product and for it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,8 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import BertConfig, BertModel
 
+from ogkd.backbones._folder import KeyTable, Weights
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
-from ogkd.backbones._weights import KeyTable, needed_shape
+from ogkd.backbones._towers import attend
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
 
@@ -32,23 +31,23 @@ MOST_ROWS = 128  # with more rows, torch's own product is as fast or faster
 _packs: WeakKeyDictionary[nn.Linear, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
 
-def derive_bert_config(state: Mapping[str, Tensor], *, file: Path, name: str) -> BertConfigFile:
+def derive_bert_config(weights: Weights) -> BertConfigFile:
     """Derive BERT's configuration from the shapes of its weights, for want of a config.json."""
 
     def shape(key: str) -> tuple[int, ...]:
-        return needed_shape(state, _BERT + key, axes=2, file=file, name=name)
+        return weights.shape(_BERT + key, axes=2)
 
     rows, width = shape("embeddings.word_embeddings.weight")
     if width not in _STANDARD_WIDTHS:
         raise BackboneError(
-            f"{file.parent} has no config.json, and the number of attention heads does not follow "
-            f"from the text tower's width, {width}. Put the config.json of its BERT in it."
+            f"{weights.file.parent} has no config.json, and the number of attention heads does not "
+            f"follow from the text tower's width, {width}. Put the config.json of its BERT in it."
         )
     prefix = _BERT + "encoder.layer."
-    layers = {int(key[len(prefix) :].split(".")[0]) for key in state if key.startswith(prefix)}
+    named = [key.removeprefix(prefix) for key in weights.tensors if key.startswith(prefix)]
     return BertConfigFile(
         hidden_size=width,
-        num_hidden_layers=max(layers, default=0) + 1,
+        num_hidden_layers=max((int(key.split(".")[0]) for key in named), default=0) + 1,
         num_attention_heads=width // 64,
         intermediate_size=shape("encoder.layer.0.intermediate.dense.weight")[0],
         vocab_size=rows,
@@ -175,10 +174,7 @@ def _attention(
     config: Any,
     dropout: TextDropout | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attend from the `queries` tokens to all tokens; returns that and their own states, [m, w].
-
-    The probabilities are computed explicitly only if dropout is applied to them.
-    """
+    """Attend from the `queries` tokens to all tokens; returns that and their own states, [m, w]."""
     heads: int = config.num_attention_heads
     rate: float = config.attention_probs_dropout_prob
     own = hidden
@@ -194,13 +190,7 @@ def _attention(
     key, value = split(module.key, hidden, rows), split(module.value, hidden, rows)
     # Attention without a mask is faster, and without padding none is needed.
     keys = None if rows.places is None else rows.mask[:, None, None, :]
-    if dropout is None or rate == 0.0:
-        mixed = functional.scaled_dot_product_attention(query, key, value, attn_mask=keys)
-    else:
-        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-        if keys is not None:
-            scores = scores.masked_fill(~keys, torch.finfo(scores.dtype).min)
-        mixed = dropout(scores.softmax(dim=-1), rate) @ value
+    mixed = attend(query, key, value, mask=keys, dropout=dropout, rate=rate)
     return queries.take(mixed.transpose(1, 2).flatten(2)), own
 
 

@@ -1,59 +1,77 @@
-"""Read the files of a model folder: JSON, weights, preprocessing and the digest of it all.
+"""Read the files of a model folder and put weights into a model: all of them, or an error.
 
 No network, and nothing in a file is ever executed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pickle
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from ogkd.errors import BackboneError
 from ogkd.files import sha256_file
-from ogkd.images.transforms import Preprocessing
 
-# Pillow's numbers
-_RESAMPLE: dict[int, Literal["bicubic", "bilinear", "nearest"]] = {
-    0: "nearest",
-    2: "bilinear",
-    3: "bicubic",
-}
+# A key of the file -> the parameters it fills, stacked along their first axis in the file.
+KeyTable = Mapping[str, tuple[str, ...]]
+
+_SHOWN = 8  # keys listed in a message before "and N more"
+_DAMAGED = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError)
 
 
-def try_again(name: str) -> str:
-    """The next step for a damaged or wrong file."""
-    return (
-        f"Download it again (`ogkd backbones fetch {name}`), or, if the folder is your own, copy "
-        "the file again from its source."
-    )
+class WrongFileError(BackboneError):
+    """A file that should be downloaded or copied again; `advising` adds how."""
 
 
-def read_json(path: Path, *, name: str) -> dict[str, Any]:
+@contextlib.contextmanager
+def advising(name: str) -> Iterator[None]:
+    """Add the next step to what is said about the damaged or wrong files of a backbone."""
+    try:
+        yield
+    except WrongFileError as error:
+        raise BackboneError(
+            f"{error} Download it again (`ogkd backbones fetch {name}`), or, if the folder is your "
+            "own, copy the file again from its source."
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object, or say which file is wrong and where."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BackboneError(f"There is no file {path}. {try_again(name)}") from error
+        raise WrongFileError(f"There is no file {path}.") from error
     except OSError as error:
         raise BackboneError(f"Cannot read {path}: {error.strerror}.") from error
     except ValueError as error:
-        raise BackboneError(f"{path} is not valid JSON: {error}. {try_again(name)}") from error
+        raise WrongFileError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise BackboneError(f"{path} does not contain a JSON object. {try_again(name)}")
+        raise WrongFileError(f"{path} does not contain a JSON object.")
     return value
 
 
-def find_weights(folder: Path, names: Sequence[str], *, name: str) -> Path:
+def peek(path: Path, *keys: str) -> Any:
+    """What is under `keys` in a JSON file; None if there is no such thing, or no such file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        for key in keys:
+            value = value[key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return value
+
+
+def find_weights(folder: Path, names: Sequence[str]) -> Path:
     """The first of the files `names` that is in `folder`."""
     for file in names:
         if (folder / file).is_file():
@@ -63,39 +81,45 @@ def find_weights(folder: Path, names: Sequence[str], *, name: str) -> Path:
             f"The weights in {folder} are split into several files ({shards[0].name}), which ogkd "
             "does not read. Save the model again as one file (transformers: max_shard_size='50GB')."
         )
-    raise BackboneError(
-        f"{folder} has no weight file: none of {', '.join(names)}. {try_again(name)}"
-    )
+    raise WrongFileError(f"{folder} has no weight file: none of {', '.join(names)}.")
 
 
-def read_state(path: Path, *, name: str) -> dict[str, Tensor]:
-    """Map the tensors of a weight file into memory, by their names."""
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a weight file, by their names."""
+
+    file: Path
+    tensors: Mapping[str, Tensor]
+
+    def shape(self, key: str, axes: int) -> tuple[int, ...]:
+        """The shape of a tensor that the architecture is derived from; it must have `axes` axes."""
+        if key not in self.tensors:
+            raise _misfit(self.file, missing=[key])
+        shape = tuple(self.tensors[key].shape)
+        if len(shape) != axes or 0 in shape:
+            raise _misfit(self.file, wrong=[f"{key} is {list(shape)}, expected {axes} axes"])
+        return shape
+
+
+def read_weights(path: Path) -> Weights:
     if not path.is_file():
-        raise BackboneError(f"There is no weight file {path}. {try_again(name)}")
+        raise WrongFileError(f"There is no weight file {path}.")
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (
-        SafetensorError,
-        OSError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        KeyError,
-        pickle.UnpicklingError,
-    ) as error:
+    except (*_DAMAGED, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise BackboneError(
+        raise WrongFileError(
             f"{path} ({path.stat().st_size:,} bytes) is damaged, incomplete or not a weight file: "
-            f"{reason}. {try_again(name)}"
+            f"{reason}."
         ) from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]  # a training checkpoint stores the optimiser beside the weights
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise BackboneError(f"{path} is not a table of named tensors. {try_again(name)}")
-    return {key.removeprefix("module."): value for key, value in state.items()}
+        raise WrongFileError(f"{path} is not a table of named tensors.")
+    return Weights(path, {key.removeprefix("module."): value for key, value in state.items()})
 
 
 def backbone_digest(weights: Path, parts: Mapping[str, str]) -> str:
@@ -113,80 +137,106 @@ def backbone_digest(weights: Path, parts: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def read_preprocessing(folder: Path, default: Preprocessing, *, name: str) -> Preprocessing:
-    """Translate preprocessor_config.json; `default` if the folder has none.
-
-    Preprocessing that cannot be reproduced exactly is an error.
-    """
-    path = folder / "preprocessor_config.json"
-    if path.is_file():
-        found = read_json(path, name=name)
-    else:
-        # transformers 5 writes the image processor inside processor_config.json.
-        path = folder / "processor_config.json"
-        nested = read_json(path, name=name) if path.is_file() else {}
-        found = nested.get("image_processor", {})
-    if not found:
-        return default
-    try:
-        prep = _translate(found, default)
-    except (KeyError, TypeError, ValueError) as error:
+def assign_weights(
+    model: nn.Module, weights: Weights, table: KeyTable, *, ignored: Collection[str] = ()
+) -> None:
+    """Fill every parameter of `model` as float32, or say exactly what disagrees."""
+    own = dict(model.named_parameters())
+    state = weights.tensors
+    filled = {target for targets in table.values() for target in targets}
+    if filled != own.keys():
+        # Only another release of the library, with renamed modules, can cause this.
         raise BackboneError(
-            f"{path} asks for image preprocessing that ogkd does not support ({error}). Correct "
-            "the file, or remove it to use the usual preprocessing of this model family."
-        ) from error
-    if prep.size != default.size:
-        raise BackboneError(
-            f"{path} produces images of {prep.size} px, but according to config.json the model "
-            f"takes {default.size} px. Use the files that were published with the model."
+            "The installed transformers names its modules differently "
+            f"({_some(sorted(filled ^ own.keys()))}). Install the version in constraints.txt."
         )
-    return prep
+    wrong: list[str] = []
+    new: dict[str, Tensor] = {}
+    for key, targets in table.items():
+        if key not in state:
+            continue
+        found = state[key]
+        first = own[targets[0]]
+        sizes = [own[target].shape[0] if first.dim() else 1 for target in targets]
+        expected = (sum(sizes), *first.shape[1:]) if first.dim() else ()
+        same_scalar = expected == () and found.numel() == 1
+        if (found.shape != expected and not same_scalar) or not found.is_floating_point():
+            kind = str(found.dtype).removeprefix("torch.")
+            wrong.append(f"{key} is {list(found.shape)} {kind}, expected {list(expected)}")
+            continue
+        value = found.to(torch.float32)
+        pieces = value.split(sizes) if len(targets) > 1 else (value,)
+        for target, piece in zip(targets, pieces, strict=True):
+            new[target] = piece.reshape(own[target].shape)
+    missing = [key for key in table if key not in state]
+    unexpected = [key for key in state if key not in table and key not in ignored]
+    if missing or unexpected or wrong:
+        raise _misfit(weights.file, missing, unexpected, wrong)
+    model.load_state_dict(new, strict=True, assign=True)
 
 
-def _translate(found: dict[str, Any], default: Preprocessing) -> Preprocessing:
-    if abs(float(found.get("rescale_factor") or 1 / 255) * 255 - 1) > 1e-6:
-        raise ValueError(f"rescale_factor {found['rescale_factor']}, not 1/255")
-    number = found.get("resample")
-    if number is not None and number not in _RESAMPLE:
-        raise ValueError(f"resample {number}, not one of {sorted(_RESAMPLE)}")
-    if not found.get("do_resize", True):
-        raise ValueError("no resizing")
-    size, resize = default.size, default.resize
-    if (asked := found.get("size")) is not None:
-        size, resize = _size(asked, default)
-    if found.get("do_center_crop", resize == "shortest"):
-        crop = found.get("crop_size") or size
-        crop = crop if isinstance(crop, int) else crop["height"]
-        if crop != size:
-            raise ValueError(f"a resize to {size} px but a crop of {crop} px")
-    elif resize == "shortest":
-        raise ValueError("the short side resized but no crop")
-    prep = replace(
-        default,
-        size=size,
-        resize=resize,
-        interpolation=default.interpolation if number is None else _RESAMPLE[number],
+def load_into_transformers(model_class: Any, config: dict[str, Any], weights: Weights) -> Any:
+    """Build `model_class` in float32 from exactly these tensors.
+
+    transformers renames the keys that its own releases have renamed, and skips the stored
+    position ids of old checkpoints; every other difference is named in the error.
+    """
+    with _quiet_transformers():
+        try:
+            model, info = model_class.from_pretrained(
+                None,
+                config=model_class.config_class.from_dict(config),
+                state_dict=dict(weights.tensors),
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,  # so that all of them are reported, below
+                output_loading_info=True,
+            )
+        except Exception as error:  # transformers raises many kinds for a bad configuration
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise BackboneError(
+                f"The config.json for {weights.file} does not describe a {model_class.__name__} "
+                f"({reason}). Use the one that was published with these weights."
+            ) from error
+    wrong = [
+        f"{key} is {list(stored)}, expected {list(wanted)}"
+        for key, stored, wanted in info["mismatched_keys"]
+    ]
+    problems = [sorted(info["missing_keys"]), sorted(info["unexpected_keys"]), sorted(wrong)]
+    if any(problems):
+        raise _misfit(weights.file, *problems)
+    return model
+
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Silence transformers' progress bars, advice and load report: our errors say what is wrong."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _misfit(
+    file: Path,
+    missing: Sequence[str] = (),
+    unexpected: Sequence[str] = (),
+    wrong: Sequence[str] = (),
+) -> BackboneError:
+    problems = {"missing keys": missing, "unexpected keys": unexpected, "wrong shapes": wrong}
+    found = "; ".join(f"{what}: {_some(keys)}" for what, keys in problems.items() if keys)
+    return WrongFileError(
+        f"{file} does not fit its configuration; {found}. Use the configuration that was "
+        "published with these weights."
     )
-    if not found.get("do_normalize", True):
-        return replace(prep, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    mean = found.get("image_mean") or default.mean
-    std = found.get("image_std") or default.std
-    if min(std) <= 0:
-        raise ValueError(f"image_std {std}")
-    return replace(prep, mean=_triple(mean), std=_triple(std))
 
 
-def _triple(values: Sequence[float]) -> tuple[float, float, float]:
-    red, green, blue = values
-    return float(red), float(green), float(blue)
-
-
-def _size(asked: Any, default: Preprocessing) -> tuple[int, Any]:
-    if isinstance(asked, int):
-        return asked, default.resize
-    if "shortest_edge" in asked:
-        return int(asked["shortest_edge"]), "shortest"
-    if asked["height"] != asked["width"]:
-        raise ValueError(f"images of {asked['height']} x {asked['width']} px, not square")
-    # Height and width together mean that both sides are resized: the aspect ratio is lost.
-    return int(asked["height"]), "squash"
+def _some(items: Sequence[str]) -> str:
+    more = len(items) - _SHOWN
+    return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -32,14 +32,8 @@ def tower_graph(backbone: Backbone, engine: str, *, patches: bool) -> Path:
     """The cached ONNX file of an image tower, made if it is not there yet."""
     import onnxruntime
 
-    facts = [
-        backbone.digest,
-        engine,
-        patches,
-        _VERSION,
-        str(torch.__version__),
-        onnxruntime.__version__,
-    ]
+    versions = [_VERSION, str(torch.__version__), onnxruntime.__version__]
+    facts = [backbone.digest, engine, patches, *versions]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     path = cache_dir() / "engines" / f"{key}.onnx"
     if not path.is_file():
@@ -82,12 +76,12 @@ def int8_layers(backbone: Backbone) -> list[nn.Linear]:
 
 
 def too_shallow(backbone: Backbone) -> ConfigError:
-    """The error for a tower without layers that can have 8 bits."""
-    return ConfigError(
-        f"The image tower of {backbone.name} has no inner blocks with linear layers, so the "
-        "engine onnx-int8 has nothing to speed up. Use the engine torch.",
-        argument="engine",
-    )
+    return _unsuited(backbone, "has no inner blocks with linear layers that could have 8 bits")
+
+
+def _unsuited(backbone: Backbone, problem: str) -> ConfigError:
+    message = f"The image tower of {backbone.name} {problem}. Use the engine torch."
+    return ConfigError(message, argument="engine")
 
 
 class _ImageTower(nn.Module):
@@ -126,17 +120,10 @@ def _export(backbone: Backbone, *, patches: bool) -> Any:
             model = program.model_proto  # type: ignore[union-attr]
     except Exception as error:  # the exporter raises many kinds
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ConfigError(
-            f"torch {torch.__version__} cannot convert the image tower of {backbone.name} to ONNX "
-            f"({reason}). Use the engine torch.",
-            argument="engine",
-        ) from error
+        problem = f"cannot be converted to ONNX by torch {torch.__version__} ({reason})"
+        raise _unsuited(backbone, problem) from error
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _MOST_BYTES:
-        raise ConfigError(
-            f"The image tower of {backbone.name} has more than 2 GB of weights, the limit of an "
-            "ONNX file. Use the engine torch.",
-            argument="engine",
-        )
+        raise _unsuited(backbone, "has more than 2 GB of weights, the limit of an ONNX file")
     # The exporter leaves shapes here that contradict the graph.
     del model.graph.value_info[:]
     return model
@@ -147,8 +134,6 @@ class _SmoothLinear(nn.Module):
 
     The product is the same, but a few wide channels no longer set the step size of all others.
     """
-
-    shrink: Tensor
 
     def __init__(self, linear: nn.Linear, largest: Tensor) -> None:
         super().__init__()
@@ -229,22 +214,20 @@ def _quantise(model: Any, layers: Sequence[nn.Linear], target: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     graph = model.graph
-    wanted = {
-        hashlib.sha256(layer.weight.detach().T.contiguous().numpy().tobytes()).digest()
-        for layer in layers
-    }
-    chosen = {
-        tensor.name
-        for tensor in graph.initializer
-        if hashlib.sha256(tensor.raw_data).digest() in wanted
-    }
-    nodes = [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in chosen]
+    weights = (layer.weight.detach().T.contiguous().numpy().tobytes() for layer in layers)
+    wanted = {hashlib.sha256(content).digest() for content in weights}
+    sums = {tensor.name: hashlib.sha256(tensor.raw_data).digest() for tensor in graph.initializer}
+    nodes = [
+        node
+        for node in graph.node
+        if node.op_type == "MatMul" and sums.get(node.input[1]) in wanted
+    ]
     # The quantiser transposes the weights of Gemm nodes in place, though others may read them.
-    weights = {tensor.name: tensor for tensor in graph.initializer}
+    stored = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
-        if node.op_type == "Gemm" and node.input[1] in weights:
+        if node.op_type == "Gemm" and node.input[1] in stored:
             own = graph.initializer.add()
-            own.CopyFrom(weights[node.input[1]])
+            own.CopyFrom(stored[node.input[1]])
             own.name = f"{own.name} of {node.name}"
             node.input[1] = own.name
     with _quiet():

@@ -137,10 +137,10 @@ class TokenizerSettings(_Record):
     unk_token: Token = "[UNK]"
 
 
-def read_open_clip_config(folder: Path, *, name: str) -> tuple[OpenClipConfig, PreprocessConfig]:
+def read_open_clip_config(folder: Path) -> tuple[OpenClipConfig, PreprocessConfig]:
     """Read `open_clip_config.json`: the model, and how its images are prepared."""
     path = folder / "open_clip_config.json"
-    raw = read_json(path, name=name)
+    raw = read_json(path)
     model = raw.get("model_cfg", raw)
     for section, key, tower in (
         ("vision_cfg", "timm_model_name", "a timm vision transformer"),
@@ -159,13 +159,13 @@ def read_open_clip_config(folder: Path, *, name: str) -> tuple[OpenClipConfig, P
     return _record(OpenClipConfig, model, path), _record(PreprocessConfig, preprocess, path)
 
 
-def read_bert_config(folder: Path, *, name: str) -> BertConfigFile | None:
+def read_bert_config(folder: Path) -> BertConfigFile | None:
     """Read `config.json`; None if there is no such file."""
     path = folder / "config.json"
-    return _record(BertConfigFile, read_json(path, name=name), path) if path.exists() else None
+    return _record(BertConfigFile, read_json(path), path) if path.exists() else None
 
 
-def read_timm_config(folder: Path, vision: VisionConfig, *, name: str) -> TimmConfigFile:
+def read_timm_config(folder: Path, vision: VisionConfig) -> TimmConfigFile:
     """Read timm's configuration from `timm/config.json`, or else from the model's name."""
     places = [folder / "timm"]
     if vision.timm_model_name.startswith("local-dir:"):
@@ -173,18 +173,18 @@ def read_timm_config(folder: Path, vision: VisionConfig, *, name: str) -> TimmCo
     for place in places:
         path = place / "config.json"
         if path.is_file():
-            return _record(TimmConfigFile, read_json(path, name=name), path)
+            return _record(TimmConfigFile, read_json(path), path)
     # "hf-hub:timm/vit_base_patch16_224.augreg" names the same network as "vit_base_patch16_224".
     architecture = re.split(r"[:/]", vision.timm_model_name)[-1].split(".")[0]
     return TimmConfigFile(architecture=architecture)
 
 
-def read_tokenizer_settings(folder: Path, *, name: str) -> TokenizerSettings:
+def read_tokenizer_settings(folder: Path) -> TokenizerSettings:
     """Read `special_tokens_map.json`, then `tokenizer_config.json`, which takes precedence."""
     raw: dict[str, Any] = {}
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / file).is_file():
-            raw |= read_json(folder / file, name=name)
+            raw |= read_json(folder / file)
     # null means that a setting is absent (and for strip_accents, its default).
     raw = {key: value for key, value in raw.items() if value is not None}
     return _record(TokenizerSettings, raw, folder / "tokenizer_config.json")

@@ -35,22 +35,8 @@ _SECONDS = 10  # to wait for the hub's first answer
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def absent(record: Record, reason: str) -> BackboneError:
-    """The error for weights that are not on this machine and cannot be fetched now."""
-    return BackboneError(
-        f"The weights of {record.name} are not on this machine, and {reason}.\n"
-        f"  On a machine with a network run:  ogkd backbones fetch {record.name}\n"
-        f"  Then copy its folder to the same place here:  {record.folder}\n"
-        "  (OGKD_CACHE moves the cache), or to any other place and give that path as the "
-        "backbone.\n"
-        "  The built-in model needs no download: give 'builtin' as the backbone."
-    )
-
-
 @dataclass(frozen=True)
 class FileFacts:
-    """What is known about a file before it is fetched."""
-
     size: int
     sha256: str | None  # the hub reports it for large files
     cached: bool
@@ -78,23 +64,19 @@ class Repository:
                 return self._ask(name)
             except EntryNotFoundError:
                 return None
+            except (HfHubHTTPError, HFValidationError) as error:
+                raise self._translate(error) from error
             except (HTTPError, OfflineModeIsEnabled) as error:
-                if isinstance(error, HfHubHTTPError):
-                    raise self._translate(error) from error
                 # A quick request failed, so there is no network: use what is in the cache.
                 self.offline = f"the hub cannot be reached ({error})"
-            except HFValidationError as error:
-                raise self._translate(error) from error
         with self._errors():
             path = self._cached(name)
         return None if path is None else FileFacts(path.stat().st_size, None, cached=True)
 
     def optional(self, name: str) -> Path | None:
-        """A file of the repository; None if there is no such file."""
         return None if self.facts(name) is None else self.download(name)
 
     def required(self, name: str) -> Path:
-        """A file of the repository; an error if there is no such file."""
         path = self.optional(name)
         if path is None:
             raise self.lacking(f"the file {name}")
@@ -103,7 +85,15 @@ class Repository:
     def lacking(self, what: str) -> BackboneError:
         """The error for something that the repository (offline: the cache) does not have."""
         if self.offline:
-            return absent(self.record, self.offline)
+            name = self.record.name
+            return BackboneError(
+                f"The weights of {name} are not on this machine, and {self.offline}.\n"
+                f"  On a machine with a network run:  ogkd backbones fetch {name}\n"
+                f"  Then copy its folder to the same place here:  {self.record.folder}\n"
+                "  (OGKD_CACHE moves the cache), or to any other place and give that path as the "
+                "backbone.\n"
+                "  The built-in model needs no download: give 'builtin' as the backbone."
+            )
         return BackboneError(
             f"{self.hub_id} does not have {what} at revision {self._revision}. See its page, "
             f"{self._endpoint}/{self.hub_id}, for what it has."
@@ -131,7 +121,6 @@ class Repository:
         return Path(found)
 
     def download(self, name: str) -> Path:
-        """Fetch a file that `facts` has found."""
         # The first file is requested by branch, so that the hub's cache records the branch's
         # commit and can serve it offline later; the others come from exactly that commit.
         revision, self._next = self._next, self.commit or self._revision
@@ -157,30 +146,30 @@ class Repository:
 
     def _translate(self, error: BaseException) -> BackboneError:
         page = f"{self._endpoint}/{self.hub_id}"
+        login = "log in with `hf auth login` (or set HF_TOKEN to a token that may read it)"
+        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
         if isinstance(error, GatedRepoError):
-            return BackboneError(
+            message = (
                 f"{self.hub_id} is gated: its publisher asks you to accept terms. Accept them on "
-                f"{page}, then log in with `hf auth login` (or set HF_TOKEN) and try again."
+                f"{page}, then {login} and try again."
             )
-        if isinstance(error, RepositoryNotFoundError | HFValidationError):
-            return BackboneError(
+        elif isinstance(error, RepositoryNotFoundError | HFValidationError):
+            message = (
                 f"The hub has no repository {self.hub_id}, or it is private. Check the name; for a "
-                "private repository log in with `hf auth login` (or set HF_TOKEN)."
+                f"private repository {login}."
             )
-        if isinstance(error, RevisionNotFoundError):
-            return BackboneError(f"{self.hub_id} has no revision {self._revision}. See {page}.")
-        if isinstance(error, HfHubHTTPError):
-            status = error.response.status_code
-            if status in (401, 403):
-                return BackboneError(
-                    f"The hub refuses access to {self.hub_id} ({status}). Log in with `hf auth "
-                    "login` (or set HF_TOKEN to a token that may read it); accept its terms "
-                    f"on {page}."
-                )
-            return BackboneError(
-                f"The hub answered {status} for {self.hub_id}. Try again in a few minutes."
+        elif isinstance(error, RevisionNotFoundError):
+            message = f"{self.hub_id} has no revision {self._revision}. See {page}."
+        elif status in (401, 403):
+            message = (
+                f"The hub refuses access to {self.hub_id} ({status}): {login}, and accept its "
+                f"terms on {page}."
             )
-        return BackboneError(
-            f"The download of {self.hub_id} was interrupted ({error}). Try again: what has arrived "
-            "is kept."
-        )
+        elif status is not None:
+            message = f"The hub answered {status} for {self.hub_id}. Try again in a few minutes."
+        else:
+            message = (
+                f"The download of {self.hub_id} was interrupted ({error}). Try again: what has "
+                "arrived is kept."
+            )
+        return BackboneError(message)

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers, pre_tokenizers
 from tokenizers.models import WordPiece
 
-from ogkd.backbones._folder import read_json, try_again
+from ogkd.backbones._folder import WrongFileError, read_json
 from ogkd.backbones._open_clip_config import (
     BertConfigFile,
     TextConfig,
@@ -28,8 +28,6 @@ from ogkd.backbones._open_clip_config import (
 )
 from ogkd.backbones.base import Tokens
 from ogkd.errors import BackboneError
-
-_PUBLISHED = "Use the tokenizer files that were published with the model."
 
 # Typographic quotes, ligatures and wide letters become plain ones, as in the texts the models
 # were trained on (open_clip cleans with ftfy, whose other repairs concern broken encodings).
@@ -53,7 +51,6 @@ class Tokenizer:
     digest: str = ""
 
     def pieces(self, text: str) -> list[int]:
-        """Ids of a text, not truncated and without special tokens."""
         return list(self.backend.encode(self.prepare(text), add_special_tokens=False).ids)
 
     def pack(self, pieces: Sequence[Sequence[int]], *, length: int = 0) -> Tokens:
@@ -68,6 +65,13 @@ class Tokenizer:
         return Tokens(ids, mask)
 
 
+def mismatch(problem: str) -> BackboneError:
+    return BackboneError(
+        f"Tokenizer mismatch: {problem}. Use the tokenizer files that were published with the "
+        "model."
+    )
+
+
 def clean_text(text: str) -> str:
     """Undo HTML entities and typography, and collapse white space, as open_clip does."""
     text = html.unescape(html.unescape(text)).translate(_PLAIN)
@@ -75,12 +79,7 @@ def clean_text(text: str) -> str:
 
 
 def folder_tokenizer(
-    folder: Path,
-    *,
-    name: str,
-    vocabulary: int,
-    pad_id: int | None,
-    prepare: Callable[[str], str] = str,
+    folder: Path, *, vocabulary: int, pad_id: int | None, prepare: Callable[[str], str] = str
 ) -> Tokenizer:
     """Read the tokenizer.json (or vocabulary files) of a transformers folder.
 
@@ -89,15 +88,14 @@ def folder_tokenizer(
     """
     backend = _unbounded(_read_backend(folder))
     _check_vocabulary(backend, vocabulary, folder)
-    named = _pad_token(folder, name)
+    named = _pad_token(folder)
     found = None if named is None else backend.token_to_id(named)
     if found is None:
         found = pad_id if pad_id is not None and 0 <= pad_id < vocabulary else 0
-    leading, trailing = _special_tokens(backend, folder)
-    return Tokenizer(backend, leading, trailing, int(found), prepare)
+    return Tokenizer(backend, *_special_tokens(backend, folder), int(found), prepare)
 
 
-def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile, *, name: str) -> Tokenizer:
+def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile) -> Tokenizer:
     """Build the tokenizer of an open_clip folder and check that it fits the text tower."""
     options = dict(text.tokenizer_kwargs or {})
     if options.pop("clean", "whitespace") != "whitespace" or options:
@@ -110,22 +108,19 @@ def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile, *, name
             f"{folder}: context_length {text.context_length} is more than the text tower's "
             f"{bert.max_position_embeddings} positions. Correct open_clip_config.json."
         )
-    settings = read_tokenizer_settings(folder, name=name)
-    source, backend = _wordpiece(folder, settings, name=name)
+    settings = read_tokenizer_settings(folder)
+    source, backend = _wordpiece(folder, settings)
     special = {}
     for role in ("cls", "sep", "pad", "unk"):
         token = getattr(settings, f"{role}_token")
         special[role] = backend.token_to_id(token)
         if special[role] is None:
-            raise BackboneError(
-                f"Tokenizer mismatch: {source} has no token {token}, which the text tower needs. "
-                f"{_PUBLISHED}"
-            )
+            raise mismatch(f"{source} has no token {token}, which the text tower needs")
     _check_vocabulary(backend, bert.vocab_size, source)
     if special["pad"] != bert.pad_token_id:
-        raise BackboneError(
-            f"Tokenizer mismatch: {source} pads with id {special['pad']}, but config.json has "
-            f"pad_token_id {bert.pad_token_id}. {_PUBLISHED}"
+        raise mismatch(
+            f"{source} pads with id {special['pad']}, but config.json has pad_token_id "
+            f"{bert.pad_token_id}"
         )
     used = settings.model_dump_json().encode()
     return Tokenizer(
@@ -148,9 +143,8 @@ def _unbounded(backend: Any) -> Any:
 def _check_vocabulary(backend: Any, rows: int, source: Path) -> None:
     largest = max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= rows:
-        raise BackboneError(
-            f"Tokenizer mismatch: {source} has ids up to {largest}, but the text tower has only "
-            f"{rows} embeddings. {_PUBLISHED}"
+        raise mismatch(
+            f"{source} has ids up to {largest}, but the text tower has only {rows} embeddings"
         )
 
 
@@ -161,10 +155,7 @@ def _special_tokens(backend: Any, folder: Path) -> tuple[tuple[int, ...], tuple[
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
-    raise BackboneError(
-        f"Tokenizer mismatch: the tokenizer in {folder} changes the ids of a text when it adds "
-        f"its special tokens. {_PUBLISHED}"
-    )
+    raise mismatch(f"{folder} changes the ids of a text when it adds its special tokens")
 
 
 def _read_backend(folder: Path) -> Any:
@@ -188,59 +179,48 @@ def _read_backend(folder: Path) -> Any:
     )
 
 
-def _pad_token(folder: Path, name: str) -> str | None:
+def _pad_token(folder: Path) -> str | None:
     """The padding token that the folder's tokenizer files name."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / file).is_file():
-            token = read_json(folder / file, name=name).get("pad_token")
+            token = read_json(folder / file).get("pad_token")
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):
                 return token
     return None
 
 
-def _wordpiece(folder: Path, settings: TokenizerSettings, *, name: str) -> tuple[Path, Any]:
+def _wordpiece(folder: Path, settings: TokenizerSettings) -> tuple[Path, Any]:
     """BERT's tokenizer and the file that it was read from."""
     fast, plain = folder / "tokenizer.json", folder / "vocab.txt"
+    file = fast if fast.is_file() else plain
+    if not file.is_file():
+        raise WrongFileError(
+            f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt. Nothing is "
+            "downloaded for a local folder, so put one of them beside the weights."
+        )
     try:
-        if fast.is_file():
-            backend = Backend.from_file(str(fast))
-            if not isinstance(backend.model, WordPiece):
-                raise BackboneError(
-                    f"Tokenizer mismatch: {fast} is not of BERT's kind (WordPiece). {_PUBLISHED}"
-                )
-            # The letter case of tokenizer_config.json takes precedence, as in transformers.
-            if settings.model_fields_set & {"do_lower_case", "strip_accents"}:
-                backend.normalizer = _normaliser(settings)
-            return fast, backend
-        if plain.is_file():
-            return plain, _from_vocabulary(plain, settings)
-    except BackboneError:
-        raise
+        backend: Any = Backend.from_file(str(fast)) if file == fast else _from_vocabulary(plain)
     except Exception as error:  # tokenizers raises bare Exception
-        file = fast if fast.is_file() else plain
-        raise BackboneError(f"{file} is damaged: {error}. {try_again(name)}") from error
-    raise BackboneError(
-        f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt. Nothing is downloaded "
-        f"for a local folder, so put one of them beside the weights. {try_again(name)}"
-    )
+        raise WrongFileError(f"{file} is damaged: {error}.") from error
+    if not isinstance(backend.model, WordPiece):
+        raise mismatch(f"{fast} is not of BERT's kind (WordPiece)")
+    # The letter case of tokenizer_config.json takes precedence, as in transformers.
+    if file == plain or settings.model_fields_set & {"do_lower_case", "strip_accents"}:
+        backend.normalizer = normalizers.BertNormalizer(
+            clean_text=True,
+            handle_chinese_chars=settings.tokenize_chinese_chars,
+            strip_accents=settings.strip_accents,
+            lowercase=settings.do_lower_case,
+        )
+    return file, backend
 
 
-def _from_vocabulary(path: Path, settings: TokenizerSettings) -> Any:
+def _from_vocabulary(path: Path) -> Any:
     lines = path.read_text(encoding="utf-8").split("\n")
     vocabulary = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.strip()}
     backend = Backend(WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.normalizer = _normaliser(settings)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     known = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     backend.add_special_tokens([token for token in known if token in vocabulary])
     return backend
-
-
-def _normaliser(settings: TokenizerSettings) -> Any:
-    return normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=settings.tokenize_chinese_chars,
-        strip_accents=settings.strip_accents,
-        lowercase=settings.do_lower_case,
-    )

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 
 from ogkd.backbones._bert import bert_hidden
 from ogkd.backbones._folder import read_json
+from ogkd.backbones._tokenizer import mismatch
+from ogkd.backbones._towers import TowersBackbone, attend
 from ogkd.backbones.base import TextDropout, Tokens
-from ogkd.backbones.transformers_format import ModelFolder, TransformersBackbone, run_layers
+from ogkd.backbones.transformers_format import ModelFolder
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import Preprocessing
 
@@ -28,26 +30,20 @@ _POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
 
 def load_clip(source: ModelFolder) -> ClipBackbone:
     """Load a CLIPModel folder: OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model."""
-    from transformers import CLIPConfig, CLIPModel
+    from transformers import CLIPModel
 
-    model = source.model(CLIPConfig, CLIPModel)
-    text, vision = model.config.text_config, model.config.vision_config
-    backbone = ClipBackbone(
-        source,
-        model,
-        tokenizer=source.tokenizer(text),
-        preprocessing=source.preprocessing(Preprocessing(size=vision.image_size)),
-        context_length=text.max_position_embeddings,
-    )
+    model = source.model(CLIPModel)
+    usual = Preprocessing(size=model.config.vision_config.image_size)
+    backbone = source.backbone(ClipBackbone, model, usual)
     backbone.check_tokenizer(source.path)
     return backbone
 
 
 def load_siglip(source: ModelFolder) -> SiglipBackbone:
     """Load a SiglipModel folder: SigLIP, MedSigLIP."""
-    from transformers import SiglipConfig, SiglipModel
+    from transformers import SiglipModel
 
-    model = source.model(SiglipConfig, SiglipModel)
+    model = source.model(SiglipModel)
     text, vision = model.config.text_config, model.config.vision_config
     if text.projection_size != vision.hidden_size or not model.vision_model.use_head:
         raise BackboneError(
@@ -55,56 +51,81 @@ def load_siglip(source: ModelFolder) -> SiglipBackbone:
             f"{text.projection_size}, image features of size {vision.hidden_size} with "
             f"pooling head {model.vision_model.use_head}. Use a whole SigLIP, not one tower of it."
         )
-    default = Preprocessing(size=vision.image_size, mean=_HALF, std=_HALF, resize="squash")
-    return SiglipBackbone(
-        source,
-        model,
-        tokenizer=source.tokenizer(text, _siglip_preparation(source)),
-        preprocessing=source.preprocessing(default),
-        context_length=text.max_position_embeddings,
-    )
+    usual = Preprocessing(size=vision.image_size, mean=_HALF, std=_HALF, resize="squash")
+    return source.backbone(SiglipBackbone, model, usual, prepare=_siglip_preparation(source))
 
 
 def load_dual(source: ModelFolder) -> DualBackbone:
     """Load a VisionTextDualEncoderModel folder: a vision transformer and a BERT-like tower."""
-    from transformers import VisionTextDualEncoderConfig, VisionTextDualEncoderModel
+    from transformers import VisionTextDualEncoderModel
 
-    model = source.model(VisionTextDualEncoderConfig, VisionTextDualEncoderModel)
+    model = source.model(VisionTextDualEncoderModel)
     text, vision = model.config.text_config, model.config.vision_config
-    default = Preprocessing(size=vision.image_size)
+    usual = Preprocessing(size=vision.image_size)
     if vision.model_type == "vit":
-        default = Preprocessing(
+        usual = Preprocessing(
             vision.image_size, mean=_HALF, std=_HALF, interpolation="bilinear", resize="squash"
         )
     # RoBERTa and its relatives number positions from after the padding id.
     unused = text.pad_token_id + 1 if text.model_type in _POSITIONS_AFTER_PADDING else 0
-    backbone = DualBackbone(
-        source,
-        model,
-        tokenizer=source.tokenizer(text),
-        preprocessing=source.preprocessing(default),
-        context_length=text.max_position_embeddings - unused,
-    )
+    length = text.max_position_embeddings - unused
+    backbone = source.backbone(DualBackbone, model, usual, context_length=length)
     backbone.check_towers(source.path)
     return backbone
 
 
-class ClipBackbone(TransformersBackbone):
+LOADERS: dict[str, Callable[[ModelFolder], TowersBackbone]] = {
+    "clip": load_clip,
+    "siglip": load_siglip,
+    "vision-text-dual-encoder": load_dual,
+}
+
+
+class _FamilyBackbone(TowersBackbone):
+    def _image_sizes(self) -> tuple[int, int]:
+        vision = self.model.config.vision_config
+        return self.model.config.projection_dim, vision.image_size // vision.patch_size
+
+    def _word_embeddings(self) -> nn.Embedding:
+        embeddings: nn.Embedding = self.model.text_model.get_input_embeddings()
+        return embeddings
+
+    def _run_text(self, embeddings: Tensor, dropout: TextDropout | None, *, causal: bool) -> Tensor:
+        """Last hidden states [B, L, w] of a CLIP or SigLIP text tower, before its final norm.
+
+        transformers' own towers accept ids only, so their pre-norm layers are run one by one.
+        """
+        text = self.model.text_model
+        rate = self.model.config.text_config.attention_dropout
+        hidden: Tensor = text.embeddings(inputs_embeds=embeddings)
+        for layer in text.encoder.layers:
+            normed = layer.layer_norm1(hidden)
+            hidden = hidden + _attend(layer.self_attn, normed, causal, dropout, rate)
+            hidden = hidden + layer.mlp(layer.layer_norm2(hidden))
+        return hidden
+
+
+def _attend(
+    attention: Any, hidden: Tensor, causal: bool, dropout: TextDropout | None, rate: float
+) -> Tensor:
+    shape = (*hidden.shape[:2], attention.num_heads, -1)
+    query, key, value = (
+        projection(hidden).view(shape).transpose(1, 2)  # [B, heads, L, w / heads]
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    mixed = attend(query, key, value, causal=causal, dropout=dropout, rate=rate)
+    output: Tensor = attention.out_proj(mixed.transpose(1, 2).reshape(hidden.shape))
+    return output
+
+
+class ClipBackbone(_FamilyBackbone):
     """CLIPModel: class token and end-of-text token, each through its projection.
 
     Attention in the text tower is causal, so what follows the end of a text changes nothing:
     texts trimmed to the longest of them give exactly the features of padded ones.
     """
 
-    def _widths(self) -> tuple[int, int]:
-        config = self.model.config
-        return config.projection_dim, config.text_config.hidden_size
-
-    def _word_embeddings(self) -> nn.Embedding:
-        embeddings: nn.Embedding = self.model.text_model.embeddings.token_embedding
-        return embeddings
-
-    def _encode_pixels(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_pixels(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor]:
         vision = self.model.vision_model
         hidden = vision(pixel_values=pixels).last_hidden_state  # [B, 1 + P, width]
         # The head was trained on the class token; it is applied to the patches too.
@@ -115,13 +136,7 @@ class ClipBackbone(TransformersBackbone):
         self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None
     ) -> Tensor:
         text = self.model.text_model
-        hidden = run_layers(
-            text.encoder.layers,
-            text.embeddings(inputs_embeds=embeddings),
-            causal=True,
-            dropout=dropout,
-            rate=self.model.config.text_config.attention_dropout,
-        )
+        hidden = self._run_text(embeddings, dropout, causal=True)
         rows = torch.arange(len(hidden), device=hidden.device)
         pooled = text.final_layer_norm(hidden[rows, self._ends(tokens)])
         projected: Tensor = self.model.text_projection(pooled)
@@ -140,15 +155,13 @@ class ClipBackbone(TransformersBackbone):
         """Refuse a tokenizer that does not end texts as the text tower expects."""
         tokens = self.tokenize(["a photo"])
         if int(self._ends(tokens)) != tokens.ids.shape[1] - 1:
-            raise BackboneError(
-                f"Tokenizer mismatch: the tokenizer in {folder} writes a text as "
-                f"{tokens.ids[0].tolist()}, which does not end with the end-of-text id that "
-                "config.json names (text_config.eos_token_id). Use the tokenizer files that were "
-                "published with the model."
+            raise mismatch(
+                f"{folder} writes a text as {tokens.ids[0].tolist()}, which does not end with the "
+                "end-of-text id that config.json names (text_config.eos_token_id)"
             )
 
 
-class SiglipBackbone(TransformersBackbone):
+class SiglipBackbone(_FamilyBackbone):
     """SiglipModel: attention pooling of the image, last token of the text.
 
     Texts are padded to the full context and NOT trimmed: the tower was trained that way, without
@@ -162,15 +175,11 @@ class SiglipBackbone(TransformersBackbone):
 
     pads_fully = True
 
-    def _widths(self) -> tuple[int, int]:
-        config = self.model.config
-        return config.vision_config.hidden_size, config.text_config.hidden_size
+    def _image_sizes(self) -> tuple[int, int]:
+        vision = self.model.config.vision_config
+        return vision.hidden_size, vision.image_size // vision.patch_size
 
-    def _word_embeddings(self) -> nn.Embedding:
-        embeddings: nn.Embedding = self.model.text_model.embeddings.token_embedding
-        return embeddings
-
-    def _encode_pixels(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_pixels(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor]:
         output = self.model.vision_model(pixel_values=pixels)
         return output.pooler_output, output.last_hidden_state
 
@@ -184,13 +193,7 @@ class SiglipBackbone(TransformersBackbone):
                 "Use the tokens of backbone.tokenize unchanged."
             )
         text = self.model.text_model
-        hidden = run_layers(
-            text.encoder.layers,
-            text.embeddings(inputs_embeds=embeddings),
-            causal=False,
-            dropout=dropout,
-            rate=self.model.config.text_config.attention_dropout,
-        )
+        hidden = self._run_text(embeddings, dropout, causal=False)
         pooled: Tensor = text.head(text.final_layer_norm(hidden[:, -1]))
         return pooled
 
@@ -203,27 +206,19 @@ def _canonical(text: str) -> str:
 def _siglip_preparation(source: ModelFolder) -> Callable[[str], str]:
     """What the tokenizer's Python class does to a text first; tokenizer.json may not include it."""
     path = source.path / "tokenizer_config.json"
-    named = read_json(path, name=source.name).get("tokenizer_class") if path.is_file() else None
+    named = read_json(path).get("tokenizer_class") if path.is_file() else None
     # SigLIP 2 uses Gemma's tokenizer and was trained on lower case with punctuation.
     return str.lower if str(named).startswith(("Gemma", "Siglip2")) else _canonical
 
 
-class DualBackbone(TransformersBackbone):
+class DualBackbone(_FamilyBackbone):
     """VisionTextDualEncoderModel: the pooled output of each tower through its projection.
 
     Patches take the same path as the class token: through the vision tower's pooling head (a
     norm or a dense layer, whichever it has) and the projection.
     """
 
-    def _widths(self) -> tuple[int, int]:
-        config = self.model.config
-        return config.projection_dim, config.text_config.hidden_size
-
-    def _word_embeddings(self) -> nn.Embedding:
-        embeddings: nn.Embedding = self.model.text_model.get_input_embeddings()
-        return embeddings
-
-    def _encode_pixels(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def _encode_pixels(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor]:
         hidden = self.model.vision_model(pixel_values=pixels).last_hidden_state  # [B, 1 + P, width]
         projected = self.model.visual_projection(_pooling_head(self.model.vision_model, hidden))
         return projected[:, 0], projected[:, 1:]
@@ -254,16 +249,15 @@ class DualBackbone(TransformersBackbone):
             image = vision(pixel_values=torch.zeros(1, 3, size, size, device=self.device))
         hidden, pooled = image.last_hidden_state, image.pooler_output
         tokens = 1 + self.patch_grid[0] * self.patch_grid[1]
+        problem = ""
         if pooled is None or hidden.ndim != 3 or hidden.shape[1] != tokens:
+            problem = f"is not a transformer with one class token and {tokens - 1} patches"
+        elif not torch.allclose(_pooling_head(vision, hidden)[:, 0], pooled, atol=1e-5):
+            problem = "pools its tokens in a way that ogkd does not support"
+        if problem:
             raise BackboneError(
-                f"The vision tower in {folder} ({vision.config.model_type}) is not a transformer "
-                f"with one class token and {tokens - 1} patches. ogkd loads vit, clip_vision_model "
-                "and dinov2 towers."
-            )
-        if not torch.allclose(_pooling_head(vision, hidden)[:, 0], pooled, atol=1e-5):
-            raise BackboneError(
-                f"The vision tower in {folder} ({vision.config.model_type}) pools its tokens in a "
-                "way that ogkd does not support. It loads vit, clip_vision_model and dinov2 towers."
+                f"The vision tower in {folder} ({vision.config.model_type}) {problem}. ogkd loads "
+                "vit, clip_vision_model and dinov2 towers."
             )
         if getattr(text, "pooler", None) is None:
             raise BackboneError(
@@ -275,9 +269,7 @@ class DualBackbone(TransformersBackbone):
 def _pooling_head(vision: Any, hidden: Tensor) -> Tensor:
     """Apply what the tower does to its class token before the projection to every token."""
     if hasattr(vision, "post_layernorm"):  # CLIP
-        normed: Tensor = vision.post_layernorm(hidden)
-        return normed
-    if (pooler := getattr(vision, "pooler", None)) is not None:  # ViT
-        dense: Tensor = pooler.activation(pooler.dense(hidden))
-        return dense
+        hidden = vision.post_layernorm(hidden)
+    elif (pooler := getattr(vision, "pooler", None)) is not None:  # ViT
+        hidden = pooler.activation(pooler.dense(hidden))
     return hidden  # DINOv2: the last norm is already applied

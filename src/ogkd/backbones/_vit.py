@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import Dinov2Config, Dinov2Model
 
+from ogkd.backbones._folder import KeyTable, Weights
 from ogkd.backbones._open_clip_config import OpenClipConfig, TimmConfigFile
-from ogkd.backbones._weights import KeyTable, needed_shape
 from ogkd.errors import BackboneError
 
 _TRUNK = "visual.trunk."
@@ -55,24 +53,17 @@ class VisionSpec:
     embed_dim: int
 
 
-def vision_spec(
-    config: OpenClipConfig,
-    timm: TimmConfigFile,
-    state: Mapping[str, Tensor],
-    *,
-    file: Path,
-    name: str,
-) -> VisionSpec:
+def vision_spec(config: OpenClipConfig, timm: TimmConfigFile, weights: Weights) -> VisionSpec:
     """Derive the architecture from the shapes of the weights, and from names."""
     vision, args = config.vision_cfg, timm.model_args
-    if match := _NAME.fullmatch(timm.architecture):
-        width, depth, heads = _SIZES[match[1]]
-    else:
+    state, file = weights.tensors, weights.file
+    if not (match := _NAME.fullmatch(timm.architecture)):
         raise BackboneError(
-            f"The image tower {timm.architecture} is not supported. ogkd builds "
-            "timm's plain vision transformers: vit_ or deit_, then tiny, small, base, large or "
-            "huge, such as vit_base_patch16_224 and vit_small_patch14_dinov2."
+            f"The image tower {timm.architecture} is not supported. ogkd builds timm's plain "
+            f"vision transformers: vit_ or deit_, then {', '.join(_SIZES)}, such as "
+            "vit_base_patch16_224 and vit_small_patch14_dinov2."
         )
+    width, depth, heads = _SIZES[match[1]]
     if _TRUNK + "norm_pre.weight" in state:
         raise BackboneError(
             f"{file} has a norm before its blocks (visual.trunk.norm_pre), as CLIP's own vision "
@@ -80,18 +71,15 @@ def vision_spec(
             "transformers' format (CLIPModel)."
         )
 
-    def shape(key: str, axes: int) -> tuple[int, ...]:
-        return needed_shape(state, _TRUNK + key, axes=axes, file=file, name=name)
-
-    patch = shape("patch_embed.proj.weight", 4)[-1]
+    patch = weights.shape(_TRUNK + "patch_embed.proj.weight", axes=4)[-1]
     grid = vision.image_size // patch
-    positions = shape("pos_embed", 3)[1]
+    positions = weights.shape(_TRUNK + "pos_embed", axes=3)[1]
     if grid * grid + 1 != positions:
         side = round((positions - 1) ** 0.5)
         raise BackboneError(
             f"{file} has {positions} position embeddings (images of about {side * patch} px), but "
-            f"image_size is {vision.image_size}, which needs {grid * grid + 1} (patches of {patch} "
-            "px and one class token). Correct image_size in open_clip_config.json."
+            f"image_size is {vision.image_size} in open_clip_config.json, which needs "
+            f"{grid * grid + 1}. Correct it."
         )
     pool: str = vision.timm_pool
     if pool == "default":
@@ -243,12 +231,10 @@ def vision_table(tower: ImageTower, prefix: str) -> KeyTable:
     *qkv, out = _attention_names(tower.trunk.encoder.layer[0].attention)
     for index in range(spec.depth):
         key, layer = f"{_TRUNK}blocks.{index}.", f"{trunk}encoder.layer.{index}."
-        both(f"{key}norm1", f"{layer}norm1")
+        for same in ("norm1", "norm2", "mlp.fc1", "mlp.fc2"):
+            both(key + same, layer + same)
         both(f"{key}attn.qkv", *(f"{layer}attention.{x}" for x in qkv), bias=spec.qkv_bias)
         both(f"{key}attn.proj", f"{layer}attention.{out}")
-        both(f"{key}norm2", f"{layer}norm2")
-        both(f"{key}mlp.fc1", f"{layer}mlp.fc1")
-        both(f"{key}mlp.fc2", f"{layer}mlp.fc2")
         if spec.layer_scale:
             table[f"{key}ls1.gamma"] = (f"{layer}layer_scale1.lambda1",)
             table[f"{key}ls2.gamma"] = (f"{layer}layer_scale2.lambda1",)

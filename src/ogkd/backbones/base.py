@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ogkd.errors import BackboneError
 from ogkd.images.transforms import Preprocessing
 
 
@@ -64,38 +65,34 @@ def _coins(count: int, rate: float, generator: torch.Generator) -> Tensor:
 
 
 class Backbone(ABC):
-    """A frozen vision-language model in evaluation mode.
+    """A frozen vision-language model in evaluation mode."""
 
-    Attributes:
-        name: the name or path that the user gave.
-        digest: SHA-256 that identifies the computed function (weights and configuration).
-        preprocessing: how an image becomes pixels for this model.
-        embed_dim: d, the size of the shared space.
-        text_width: the size of a word embedding (a learnable context vector has this size).
-        context_length: the most tokens the text tower accepts, special tokens included.
-        leading_tokens, trailing_tokens: number of special tokens before and after a text.
-        patch_grid: (rows, columns) of patches; P is their product.
-        logit_scale: tau, already exponentiated (about 85 for BiomedCLIP).
-        device: where it runs.
-        engine: how images are encoded (ogkd.backbones.engines); engines differ in features.
-    """
-
-    name: str
-    digest: str
-    preprocessing: Preprocessing
-    embed_dim: int
-    text_width: int
-    context_length: int
-    leading_tokens: int
-    trailing_tokens: int
-    patch_grid: tuple[int, int]
-    logit_scale: float
+    name: str  # the name or path that the user gave
+    digest: str  # SHA-256 that identifies the computed function (weights and configuration)
+    preprocessing: Preprocessing  # how an image becomes pixels for this model
+    embed_dim: int  # d, the size of the shared space
+    text_width: int  # of a word embedding (a learnable context vector has this size)
+    context_length: int  # the most tokens the text tower accepts, special tokens included
+    leading_tokens: int  # special tokens before a text
+    trailing_tokens: int  # and after it
+    patch_grid: tuple[int, int]  # rows and columns of patches; P is their product
+    logit_scale: float  # tau, already exponentiated (about 85 for BiomedCLIP)
     device: torch.device
-    engine: str = "torch"
+    engine: str = "torch"  # how images are encoded (ogkd.backbones.engines): features differ
 
     @abstractmethod
     def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
         """Encode preprocessed pixels [B, 3, H, W] without gradient."""
+
+    def check_pixels(self, pixels: Tensor) -> None:
+        """Raise unless these are pixels [B, 3, H, W] of the model's own size."""
+        size = self.preprocessing.size
+        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
+            raise BackboneError(
+                f"{self.name} takes pixels of shape [B, 3, {size}, {size}] but got "
+                f"{list(pixels.shape)}. Prepare them with ogkd.images.transforms.to_pixels(images, "
+                "backbone.preprocessing)."
+            )
 
     @abstractmethod
     def pieces(self, text: str) -> list[int]:

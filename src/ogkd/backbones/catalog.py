@@ -29,10 +29,13 @@ if TYPE_CHECKING:
 
     Loader = Callable[[torch.device], Backbone]
 
+FAMILIES = ("clip", "siglip", "vision-text-dual-encoder")  # model types of the transformers format
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(r"[a-z0-9][\w.-]*")
+_SEE = "see the other package that provides it"
 
-_loaders: dict[str, Loader] = {}  # of other packages, by backbone name
+loaders: dict[str, Loader] = {}  # of other packages, by backbone name
 
 
 class Record(BaseModel):
@@ -69,7 +72,6 @@ class Record(BaseModel):
 
 
 def read_catalog(path: Path) -> dict[str, Record]:
-    """Read and check a catalogue file."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         return {name: Record(name=name, **table) for name, table in tables.items()}
@@ -89,26 +91,17 @@ def register_backbone(name: str, loader: Loader) -> None:
             f"A backbone cannot be called '{name}': use small letters, digits, '-', '_' and '.'.",
             argument="name",
         )
-    if name in _own_catalog() or _loaders.get(name, loader) is not loader:
+    if name in _own_catalog() or loaders.get(name, loader) is not loader:
         raise BackboneError(
             f"There is already a backbone called '{name}'. Choose another name.", argument="name"
         )
-    _loaders[name] = loader
+    loaders[name] = loader
 
 
 def catalog() -> dict[str, Record]:
-    """The backbones that ogkd knows, by name."""
     added = _installed_catalog()  # registers loaders too
-    functions = {
-        name: Record(
-            name=name,
-            format="plugin",
-            licence="see the package that provides it",
-            modality="see the package that provides it",
-            note="Provided by another package.",
-        )
-        for name in _loaders
-    }
+    about = {"format": "plugin", "licence": _SEE, "modality": _SEE}
+    functions = {name: Record.model_validate({"name": name, **about}) for name in loaders}
     return {**_own_catalog(), **added, **functions}
 
 
@@ -122,24 +115,14 @@ def find_record(name: str) -> Record | None:
     return None
 
 
-def find_loader(record: Record) -> Loader:
-    """The function that loads a backbone whose format is "plugin"."""
-    return _loaders[record.name]
-
-
-def record_for_hub_id(hub_id: str) -> Record | None:
-    """A minimal record for a repository outside the catalogue; None if this is not a hub id."""
-    if not _HUB_ID.fullmatch(hub_id):
-        return None
-    return Record(name=hub_id, hub_id=hub_id, licence="unknown: see its page", modality="unknown")
-
-
-def unknown(name: str) -> BackboneError:
-    """The error for a name that matches nothing."""
+def hub_record(hub_id: str) -> Record:
+    """A minimal record for a repository outside the catalogue; an error if it is no hub id."""
+    if _HUB_ID.fullmatch(hub_id):
+        modality, licence = "unknown", "unknown: see its page"
+        return Record(name=hub_id, hub_id=hub_id, licence=licence, modality=modality)
     known = list(catalog())
-    hint = did_you_mean(name.lower(), known)
-    return BackboneError(
-        f"There is no backbone called '{name}'.{hint}\n"
+    raise BackboneError(
+        f"There is no backbone called '{hub_id}'.{did_you_mean(hub_id.lower(), known)}\n"
         f"  Known names: {', '.join(known)}.\n"
         "  A folder: pass its path, such as ./my-model (with open_clip_config.json, or config.json "
         "of a CLIP, SigLIP or dual encoder).\n"

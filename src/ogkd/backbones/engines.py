@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ogkd.backbones._onnx_tower import int8_layers, open_session, too_shallow, tower_graph
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
-from ogkd.errors import BackboneError, ConfigError
+from ogkd.errors import ConfigError
 
 ENGINES = {
     "torch": "float32, the reference",
@@ -42,30 +42,19 @@ class EngineBackbone(Backbone):
         self._sessions: dict[bool, Any] = {}
 
     def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
-        size = self.preprocessing.size
-        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
-            raise BackboneError(
-                f"{self.name} takes pixels of shape [B, 3, {size}, {size}] but got "
-                f"{list(pixels.shape)}. Prepare them with ogkd.images.transforms.to_pixels(images, "
-                "backbone.preprocessing)."
-            )
+        self.check_pixels(pixels)
+        if not len(pixels):
+            none = torch.empty(0, self.patch_grid[0] * self.patch_grid[1], self.embed_dim)
+            return ImageFeatures(none[:, 0], none if patches else None)
         if patches not in self._sessions:
-            self._sessions[patches] = open_session(
-                tower_graph(self.base, self.engine, patches=patches)
-            )
+            graph = tower_graph(self.base, self.engine, patches=patches)
+            self._sessions[patches] = open_session(graph)
         session = self._sessions[patches]
         # One by one: 8-bit activations share one scale, which must not depend on the other images.
         images = pixels.to("cpu", torch.float32).contiguous().numpy()
         found = [session.run(None, {"pixels": image[None]}) for image in images]
-        rows, columns = self.patch_grid
-        shapes = [(0, self.embed_dim), (0, rows * columns, self.embed_dim)][: 1 + patches]
-        parts = [
-            torch.cat([torch.from_numpy(outputs[index]) for outputs in found])
-            if found
-            else torch.empty(shape)
-            for index, shape in enumerate(shapes)
-        ]
-        return ImageFeatures(globals=parts[0], patches=parts[1] if patches else None)
+        parts = [torch.cat(list(map(torch.from_numpy, part))) for part in zip(*found, strict=True)]
+        return ImageFeatures(parts[0], parts[1] if patches else None)
 
     def pieces(self, text: str) -> list[int]:
         return self.base.pieces(text)
@@ -99,8 +88,7 @@ def require_engine(engine: str) -> None:
     if engine in _REPLACED:
         raise ConfigError(
             f"The engine {engine} of earlier versions was replaced by {_REPLACED[engine]}, whose "
-            f"features differ a little. Use the engine {_REPLACED[engine]} or torch; if a model "
-            "was fitted with the old engine, fit it again.",
+            "features differ a little. Use that or torch, and fit older models again.",
             argument="engine",
         )
     if engine not in ENGINES:

@@ -7,57 +7,45 @@ safetensors and a source.json that says where each file came from and what it ha
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ogkd.backbones._folder import read_state
+from ogkd.backbones._folder import advising, peek, read_weights
 from ogkd.backbones._repository import Repository
-from ogkd.backbones.catalog import Record, catalog
+from ogkd.backbones.catalog import FAMILIES, Record, catalog
 from ogkd.download import check_space
 from ogkd.errors import BackboneError, StorageError
-from ogkd.files import cache_dir, folder_atomically, sha256_file, storage_errors, write_json
+from ogkd.files import alone, cache_dir, folder_atomically, sha256_file, write_json
 
 _SOURCE = "source.json"
 _WEIGHTS = {
     "open_clip": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
     "transformers": ("model.safetensors", "pytorch_model.bin"),
 }
-_TOKENIZER = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-)
+_VOCABULARY = ("vocab.txt", "vocab.json", "merges.txt")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *_VOCABULARY)
 _SMALL = {
     "open_clip": ("config.json", *_TOKENIZER),
     "transformers": ("preprocessor_config.json", "processor_config.json", *_TOKENIZER),
 }
+_LARGER_DISK = "set OGKD_CACHE (and HF_HOME, for the hub's own cache) to a folder on a larger disk"
 _MARKER = {"open_clip": "open_clip_config.json", "transformers": "config.json"}
 
 
 def examples_folder(record: Record) -> Path:
-    """Where its example images are stored."""
     return record.folder.with_name(record.folder.name + "-examples")
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
     """Read source.json of a fetched folder; None if there is no valid one."""
-    try:
-        source = json.loads((folder / _SOURCE).read_text(encoding="utf-8"))
-        return source if source["files"] and source["weights"]["file"] else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    path = folder / _SOURCE
+    return peek(path) if peek(path, "files") and peek(path, "weights", "file") else None
 
 
 def present(record: Record) -> Path | None:
@@ -85,7 +73,7 @@ def fetch(record: Record, *, force: bool = False, revision: str | None = None) -
     """Fetch a backbone, check it, convert it to safetensors, and return its folder."""
     if record.hub_id is None:
         raise BackboneError(f"{record.name} is part of a package: there is nothing to fetch.")
-    with _alone(record):
+    with alone(record.folder):
         if not force and (folder := present(record)):
             return folder
         hub = Repository(record, revision or record.revision)
@@ -93,7 +81,7 @@ def fetch(record: Record, *, force: bool = False, revision: str | None = None) -
         files = [marker, *(found for name in _SMALL[kind] if (found := hub.optional(name)))]
         if kind == "open_clip":
             files += _from_other_repositories(record, marker, {file.name for file in files})
-        return _keep(record, hub, kind, files, _fetch_weights(record, hub, kind))
+        return _keep(record, hub, kind, files, *_fetch_weights(record, hub, kind))
 
 
 def fetch_examples(record: Record, names: Sequence[str]) -> Path:
@@ -109,30 +97,13 @@ def fetch_examples(record: Record, names: Sequence[str]) -> Path:
     return target
 
 
-@contextlib.contextmanager
-def _alone(record: Record) -> Iterator[None]:
-    """Let one process at a time fetch a backbone; remove what a killed one has left."""
-    folder = record.folder
-    with storage_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f".{folder.name}.lock")):
-            for left in folder.parent.glob(f".{folder.name}.*.part"):
-                shutil.rmtree(left, ignore_errors=True)
-            yield
-
-
-@dataclass(frozen=True)
-class _Weights:
-    path: Path
-    sha256: str
-
-
 def _recognise(record: Record, hub: Repository) -> tuple[str, Path]:
     """Find the format of the repository and the file that defines it."""
     kinds = [record.format] if record.format else ["transformers", "open_clip"]
     for kind in kinds:
         marker = hub.optional(_MARKER[str(kind)])
-        if marker and (kind == "open_clip" or record.format or _is_known(marker)):
+        known = record.format or kind == "open_clip"
+        if marker and (known or peek(marker, "model_type") in FAMILIES):
             return str(kind), marker
     raise hub.lacking(
         "a model that ogkd can load (open_clip_config.json, or config.json of a CLIPModel, "
@@ -140,21 +111,8 @@ def _recognise(record: Record, hub: Repository) -> tuple[str, Path]:
     )
 
 
-def _is_known(config: Path) -> bool:
-    from ogkd.backbones.transformers_format import FAMILIES
-
-    try:
-        return json.loads(config.read_text(encoding="utf-8")).get("model_type") in FAMILIES
-    except (ValueError, AttributeError):
-        return False
-
-
 def _from_other_repositories(record: Record, marker: Path, have: set[str]) -> list[Path]:
     """Fetch BERT's configuration and tokenizer from the repositories that open_clip's names."""
-    try:
-        text = json.loads(marker.read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]
-    except (ValueError, KeyError, TypeError):
-        return []  # the loader will report what is wrong with it
     wanted: list[tuple[str, tuple[str, ...]]] = []
     if "config.json" not in have:
         wanted.append(("hf_model_name", ("config.json",)))
@@ -162,7 +120,7 @@ def _from_other_repositories(record: Record, marker: Path, have: set[str]) -> li
         wanted.append(("hf_tokenizer_name", _TOKENIZER))
     found = []
     for key, names in wanted:
-        other = str(text.get(key) or "")
+        other = str(peek(marker, "model_cfg", "text_cfg", key) or "")
         if other.count("/") == 1:
             hub = Repository(record.model_copy(update={"hub_id": other}))
             # The loader may work without them, and reports what is missing if it cannot.
@@ -171,7 +129,8 @@ def _from_other_repositories(record: Record, marker: Path, have: set[str]) -> li
     return found
 
 
-def _fetch_weights(record: Record, hub: Repository, kind: str) -> _Weights:
+def _fetch_weights(record: Record, hub: Repository, kind: str) -> tuple[Path, str]:
+    """The weight file in the hub's cache, and its hash."""
     candidates = (record.weights,) if record.weights else _WEIGHTS[kind]
     for name in candidates:
         facts = hub.facts(name)
@@ -179,10 +138,7 @@ def _fetch_weights(record: Record, hub: Repository, kind: str) -> _Weights:
             continue
         # Once in the hub's cache and once, converted, in ours.
         needs = {hub.cache: 0 if facts.cached else facts.size, cache_dir(): facts.size}
-        remedy = (
-            "set OGKD_CACHE (and HF_HOME, for the hub's own cache) to a folder on a larger disk"
-        )
-        check_space(needs, what=record.name, remedy=remedy)
+        check_space(needs, what=record.name, remedy=_LARGER_DISK)
         path = hub.download(name)
         found = sha256_file(path)
         expected = (record.sha256 if name == record.weights else None) or facts.sha256
@@ -194,22 +150,21 @@ def _fetch_weights(record: Record, hub: Repository, kind: str) -> _Weights:
                 "Try again. If the hash still differs, the publisher has changed the file: compare "
                 "the hashes on its page before you trust it."
             )
-        return _Weights(path, found)
+        return path, found
     raise hub.lacking(f"a weight file that ogkd reads ({', '.join(candidates)})")
 
 
 def _keep(
-    record: Record, hub: Repository, kind: str, files: Sequence[Path], weights: _Weights
+    record: Record, hub: Repository, kind: str, files: Sequence[Path], weights: Path, sha256: str
 ) -> Path:
-    target = record.folder
-    with folder_atomically(target) as aside:
+    with folder_atomically(record.folder) as aside:
         for file in files:
             shutil.copyfile(file, aside / file.name)
         stored = aside / _WEIGHTS[kind][0]
-        if weights.path.suffix == ".safetensors":
-            _link_or_copy(weights.path, stored)
+        if weights.suffix == ".safetensors":
+            _link_or_copy(weights, stored)
         else:
-            _convert(weights.path, stored, name=record.name)
+            _convert(weights, stored, name=record.name)
         facts = {
             path.name: {"size": path.stat().st_size, "sha256": sha256_file(path)}
             for path in sorted(aside.iterdir())
@@ -221,27 +176,25 @@ def _keep(
             "hub_id": record.hub_id,
             "revision": hub.commit,
             "licence": record.licence,
-            "original": {"file": weights.path.name, "sha256": weights.sha256},
+            "original": {"file": weights.name, "sha256": sha256},
             "weights": {"file": stored.name, **facts[stored.name]},
             "files": facts,
         }
         write_json(aside / _SOURCE, source)
-    return target
+    return record.folder
 
 
 def _convert(path: Path, target: Path, *, name: str) -> None:
     """Convert a .bin file, read without running code, to safetensors."""
     # Tensors of a .bin may share memory, which safetensors cannot store: copy each.
-    tensors = {
-        key: value.detach().clone().contiguous()
-        for key, value in read_state(path, name=name).items()
-    }
+    with advising(name):
+        stored = read_weights(path).tensors
+    tensors = {key: value.detach().clone().contiguous() for key, value in stored.items()}
     try:
         save_file(tensors, target, {"format": "pt"})
     except SafetensorError as error:
         raise StorageError(
-            f"Cannot write {target}: {error}. Free some space, or set OGKD_CACHE to a folder on a "
-            "larger disk."
+            f"Cannot write {target}: {error}. Free some space, or {_LARGER_DISK}."
         ) from error
 
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
+from ogkd.backbones._folder import peek
 from ogkd.backbones.base import Backbone
-from ogkd.backbones.catalog import (
-    Record,
-    find_loader,
-    find_record,
-    record_for_hub_id,
-    unknown,
-)
+from ogkd.backbones.catalog import FAMILIES, Record, find_record, hub_record, loaders
 from ogkd.backbones.engines import require_engine, with_engine
 from ogkd.errors import BackboneError, ConfigError
 
@@ -54,7 +48,13 @@ def _load(wanted: str | Path, device: torch.device) -> Backbone:
     if found.format == "builtin":
         return load_builtin(device=device)
     if found.format == "plugin":
-        return _load_plugin(found, device)
+        loaded: object = loaders[found.name](device)
+        if isinstance(loaded, Backbone):
+            return loaded
+        raise BackboneError(
+            f"The package that provides the backbone '{found.name}' returned "
+            f"{type(loaded).__name__} instead of a Backbone. Update or fix that package."
+        )
     from ogkd.backbones.hub import fetch, present
 
     return load_folder(present(found) or fetch(found), name=found.name, device=device)
@@ -71,16 +71,6 @@ def load_builtin(*, device: torch.device, folder: Path = BUILTIN_FOLDER) -> Back
             "Install ogkd again, or train the model with `python tools/train_builtin.py`."
         )
     return load_transformers(folder, name="builtin", device=device)
-
-
-def _load_plugin(record: Record, device: torch.device) -> Backbone:
-    loaded: object = find_loader(record)(device)
-    if not isinstance(loaded, Backbone):
-        raise BackboneError(
-            f"The package that provides the backbone '{record.name}' returned "
-            f"{type(loaded).__name__} instead of a Backbone. Update or fix that package."
-        )
-    return loaded
 
 
 def resolve(wanted: str | Path) -> Record | Path:
@@ -100,23 +90,17 @@ def resolve(wanted: str | Path) -> Record | Path:
         )
     if isinstance(wanted, Path) or name.startswith((".", "~", "/")) or "\\" in name:
         raise BackboneError(f"There is no folder {path}. Check the path.", argument="backbone")
-    if (bare := record_for_hub_id(name)) is not None:
-        return bare
-    raise unknown(name)
+    return hub_record(name)
 
 
 def detect_format(folder: Path) -> str | None:
     """The format of the model in a folder; None if it contains no model."""
-    from ogkd.backbones.transformers_format import FAMILIES
-
-    transformers = _value(folder / "config.json", "model_type") in FAMILIES
-    open_clip = (folder / "open_clip_config.json").is_file()
-    if open_clip and transformers:
-        # Some repositories have both; open_clip's own towers can only be read as CLIPModel.
-        model = _value(folder / "open_clip_config.json", "model_cfg")
-        vision = model.get("vision_cfg") if isinstance(model, dict) else None
-        open_clip = isinstance(vision, dict) and "timm_model_name" in vision
-    if open_clip:
+    config = folder / "open_clip_config.json"
+    transformers = peek(folder / "config.json", "model_type") in FAMILIES
+    # Some repositories have both; open_clip's own towers can only be read as CLIPModel.
+    if config.is_file() and not (
+        transformers and peek(config, "model_cfg", "vision_cfg", "timm_model_name") is None
+    ):
         return "open_clip"
     return "transformers" if transformers else None
 
@@ -132,9 +116,7 @@ def load_folder(folder: Path, *, name: str, device: torch.device) -> Backbone:
         from ogkd.backbones.transformers_format import load_transformers
 
         return load_transformers(folder, name=name, device=device)
-    from ogkd.backbones.transformers_format import FAMILIES
-
-    found = _value(folder / "config.json", "model_type")
+    found = peek(folder / "config.json", "model_type")
     seen = f" Its config.json has model_type {found!r}." if found else ""
     raise BackboneError(
         f"{folder} contains no model that ogkd can load.{seen} It needs open_clip_config.json (a "
@@ -166,11 +148,3 @@ def resolve_device(device: str) -> torch.device:
             argument="device",
         )
     return found
-
-
-def _value(path: Path, key: str) -> object:
-    """One value of a JSON file; None if it cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8")).get(key)
-    except (OSError, ValueError, AttributeError):
-        return None

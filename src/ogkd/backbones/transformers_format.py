@@ -7,58 +7,59 @@ what differs is in _transformers_families.py.
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import normalize, scaled_dot_product_attention
 
 from ogkd.backbones._folder import (
+    advising,
     backbone_digest,
     find_weights,
+    load_into_transformers,
     read_json,
-    read_preprocessing,
-    read_state,
+    read_weights,
 )
-from ogkd.backbones._tokenizer import Tokenizer, folder_tokenizer
-from ogkd.backbones._weights import load_into_transformers, quiet_transformers
-from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
+from ogkd.backbones._tokenizer import folder_tokenizer
+from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones.catalog import FAMILIES
 from ogkd.errors import BackboneError
 from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
 
-FAMILIES = ("clip", "siglip", "vision-text-dual-encoder")
-WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
+# Pillow's numbers
+_RESAMPLE: dict[int, Literal["bicubic", "bilinear", "nearest"]] = {
+    0: "nearest",
+    2: "bilinear",
+    3: "bicubic",
+}
+Kind = TypeVar("Kind", bound=TowersBackbone)
 
 
 def load_transformers(
     folder: Path, *, name: str, device: torch.device, weights: Path | None = None
-) -> Backbone:
+) -> TowersBackbone:
     """Load a CLIPModel, SiglipModel or VisionTextDualEncoderModel folder, offline and strictly.
 
     Without a preprocessor_config.json the usual preprocessing of the family is used: CLIP
     resizes the short side and crops, SigLIP and ViT resize both sides.
     """
-    from ogkd.backbones import _transformers_families as families
+    from ogkd.backbones._transformers_families import LOADERS
 
-    config = read_json(folder / "config.json", name=name)
-    file = weights or find_weights(folder, WEIGHT_FILES, name=name)
-    source = ModelFolder(folder, name, device, file, config)
-    loaders = dict(
-        zip(FAMILIES, (families.load_clip, families.load_siglip, families.load_dual), strict=True)
-    )
-    family = config.get("model_type")
-    if family not in loaders:
-        raise BackboneError(
-            f"{folder / 'config.json'} has model_type {family!r}. ogkd loads "
-            f"{', '.join(FAMILIES)} and folders in open_clip's format (open_clip_config.json)."
-        )
-    return loaders[family](source)
+    with advising(name):
+        config = read_json(folder / "config.json")
+        file = weights or find_weights(folder, _WEIGHTS)
+        family = str(config.get("model_type"))
+        if family not in FAMILIES:
+            raise BackboneError(
+                f"{folder / 'config.json'} has model_type {family!r}. ogkd loads "
+                f"{', '.join(FAMILIES)} and folders in open_clip's format (open_clip_config.json)."
+            )
+        return LOADERS[family](ModelFolder(folder, name, device, file, config))
 
 
 @dataclass(frozen=True)
@@ -71,174 +72,121 @@ class ModelFolder:
     weights: Path
     config: dict[str, Any]
 
-    def model(self, config_class: Any, model_class: Any) -> Any:
+    def model(self, model_class: Any) -> Any:
         """The model in float32, with exactly the stored weights."""
-        try:
-            with quiet_transformers():
-                config = config_class.from_dict(self.config)
-        except Exception as error:  # transformers raises many kinds for a bad configuration
-            raise BackboneError(
-                f"{self.path / 'config.json'} is not a valid {config_class.__name__} ({error}). "
-                "Use the config.json that was published with these weights."
-            ) from error
-        state = read_state(self.weights, name=self.name)
-        return load_into_transformers(model_class, config, state, file=self.weights, name=self.name)
+        return load_into_transformers(model_class, self.config, read_weights(self.weights))
 
-    def tokenizer(self, text: Any, prepare: Callable[[str], str] = str) -> Tokenizer:
-        """The folder's tokenizer, checked against the text tower's configuration."""
-        return folder_tokenizer(
-            self.path,
-            name=self.name,
-            vocabulary=text.vocab_size,
-            pad_id=text.pad_token_id,
-            prepare=prepare,
-        )
-
-    def preprocessing(self, default: Preprocessing) -> Preprocessing:
-        """How images are prepared: as the folder says, or else as usual for the family."""
-        return read_preprocessing(self.path, default, name=self.name)
-
-    def digest(self, preprocessing: Preprocessing) -> str:
-        """A hash of everything that determines the features."""
-        files = [self.path / name for name in _TOKENIZER_FILES]
-        return backbone_digest(
-            self.weights,
-            {
-                "format": "transformers",
-                "config": json.dumps(self.config, sort_keys=True),
-                "preprocessing": repr(preprocessing),
-                **{file.name: sha256_file(file) for file in files if file.is_file()},
-            },
-        )
-
-
-class TransformersBackbone(Backbone):
-    """A transformers image-text model in evaluation mode; each family has a subclass."""
-
-    # SigLIP pads to the full context, as in its training; the others need no padding.
-    pads_fully = False
-
-    def __init__(
+    def backbone(
         self,
-        source: ModelFolder,
+        kind: type[Kind],
         model: Any,
+        usual: Preprocessing,
         *,
-        tokenizer: Tokenizer,
-        preprocessing: Preprocessing,
-        context_length: int,
-    ) -> None:
-        self.model = model.to(source.device).eval().requires_grad_(False)
-        self.name = source.name
-        self.device = source.device
-        self.preprocessing = preprocessing
-        self.logit_scale = float(model.logit_scale.exp())
-        self.context_length = context_length
-        self.leading_tokens = len(tokenizer.leading)
-        self.trailing_tokens = len(tokenizer.trailing)
-        self.embed_dim, self.text_width = self._widths()
-        side = model.config.vision_config.image_size // model.config.vision_config.patch_size
-        self.patch_grid = (side, side)
-        self._tokenizer = tokenizer
-        self.digest = source.digest(preprocessing)
+        context_length: int | None = None,
+        prepare: Callable[[str], str] = str,
+    ) -> Kind:
+        """Put the model together with the folder's tokenizer and preprocessing.
 
-    @abstractmethod
-    def _widths(self) -> tuple[int, int]:
-        """embed_dim and text_width."""
-
-    @abstractmethod
-    def _encode_pixels(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Unnormalised global features [B, d] and patch features [B, P, d]."""
-
-    @abstractmethod
-    def _encode_embeddings(
-        self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None
-    ) -> Tensor:
-        """Unnormalised text features [B, d]."""
-
-    @abstractmethod
-    def _word_embeddings(self) -> nn.Embedding: ...
-
-    # Not inference_mode: its tensors could not take part in a method's training afterwards.
-    @torch.no_grad()
-    def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
-        size = self.preprocessing.size
-        if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
-            raise BackboneError(
-                f"{self.name} takes pixels of shape [B, 3, {size}, {size}] but got "
-                f"{list(pixels.shape)}. Prepare them with ogkd.images.transforms.to_pixels(images, "
-                "backbone.preprocessing)."
-            )
-        pooled, tokens = self._encode_pixels(pixels.to(self.device, torch.float32))
-        return ImageFeatures(
-            normalize(pooled, dim=-1), normalize(tokens, dim=-1) if patches else None
+        `usual` is the family's preprocessing, for a folder that says nothing; `prepare` is
+        applied to each text first.
+        """
+        text = model.config.text_config
+        tokenizer = folder_tokenizer(
+            self.path, vocabulary=text.vocab_size, pad_id=text.pad_token_id, prepare=prepare
+        )
+        preprocessing = _read_preprocessing(self.path, usual)
+        files = [self.path / name for name in _TOKENIZER_FILES]
+        parts = {
+            "format": "transformers",
+            "config": json.dumps(self.config, sort_keys=True),
+            "preprocessing": repr(preprocessing),
+            **{file.name: sha256_file(file) for file in files if file.is_file()},
+        }
+        return kind(
+            model,
+            tokenizer,
+            preprocessing,
+            name=self.name,
+            digest=backbone_digest(self.weights, parts),
+            context_length=context_length or text.max_position_embeddings,
+            device=self.device,
         )
 
-    def pieces(self, text: str) -> list[int]:
-        return self._tokenizer.pieces(text)
 
-    def pack(self, pieces: Sequence[Sequence[int]]) -> Tokens:
-        length = self.context_length if self.pads_fully else 0
-        tokens = self._tokenizer.pack(pieces, length=length)
-        return Tokens(tokens.ids.to(self.device), tokens.mask.to(self.device))
+def _read_preprocessing(folder: Path, default: Preprocessing) -> Preprocessing:
+    """Translate preprocessor_config.json; `default` if the folder has none.
 
-    def embed(self, tokens: Tokens) -> Tensor:
-        found: Tensor = self._word_embeddings()(tokens.ids.to(self.device))
-        return found
-
-    def encode_text(
-        self, embeddings: Tensor, tokens: Tokens, *, dropout: TextDropout | None = None
-    ) -> Tensor:
-        expected = (*tokens.ids.shape, self.text_width)
-        if tuple(embeddings.shape) != expected:
-            raise BackboneError(
-                f"{self.name} takes embeddings of shape {list(expected)} for these tokens but got "
-                f"{list(embeddings.shape)}."
-            )
-        if expected[1] > self.context_length:
-            raise BackboneError(
-                f"{self.name} reads at most {self.context_length} tokens but got {expected[1]}. "
-                "Shorten the texts or the learnable context."
-            )
-        moved = Tokens(tokens.ids.to(self.device), tokens.mask.to(self.device))
-        features = self._encode_embeddings(embeddings.to(self.device), moved, dropout)
-        return normalize(features, dim=-1)
-
-
-def run_layers(
-    layers: Iterable[Any],
-    hidden: Tensor,
-    *,
-    causal: bool,
-    dropout: TextDropout | None = None,
-    rate: float = 0.0,
-) -> Tensor:
-    """Run the pre-norm layers of a CLIP or SigLIP text tower on hidden states [B, L, w].
-
-    transformers' own towers accept ids only, so their layers are run one by one here.
+    Preprocessing that cannot be reproduced exactly is an error.
     """
-    for layer in layers:
-        hidden = hidden + _attend(
-            layer.self_attn, layer.layer_norm1(hidden), causal=causal, dropout=dropout, rate=rate
-        )
-        hidden = hidden + layer.mlp(layer.layer_norm2(hidden))
-    return hidden
-
-
-def _attend(
-    attention: Any, hidden: Tensor, *, causal: bool, dropout: TextDropout | None, rate: float
-) -> Tensor:
-    shape = (*hidden.shape[:2], attention.num_heads, -1)
-    query, key, value = (
-        projection(hidden).view(shape).transpose(1, 2)  # [B, heads, L, w / heads]
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    if dropout is None or rate == 0.0:
-        mixed = scaled_dot_product_attention(query, key, value, is_causal=causal)
+    path = folder / "preprocessor_config.json"
+    if path.is_file():
+        found = read_json(path)
     else:
-        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
-        if causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(later, float("-inf"))
-        mixed = dropout(scores.softmax(-1), rate) @ value
-    output: Tensor = attention.out_proj(mixed.transpose(1, 2).reshape(hidden.shape))
-    return output
+        # transformers 5 writes the image processor inside processor_config.json.
+        path = folder / "processor_config.json"
+        nested = read_json(path) if path.is_file() else {}
+        found = nested.get("image_processor", {})
+    if not found:
+        return default
+    try:
+        prep = _translate(found, default)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BackboneError(
+            f"{path} asks for image preprocessing that ogkd does not support ({error}). Correct "
+            "the file, or remove it to use the usual preprocessing of this model family."
+        ) from error
+    if prep.size != default.size:
+        raise BackboneError(
+            f"{path} produces images of {prep.size} px, but according to config.json the model "
+            f"takes {default.size} px. Use the files that were published with the model."
+        )
+    return prep
+
+
+def _translate(found: dict[str, Any], default: Preprocessing) -> Preprocessing:
+    if abs(float(found.get("rescale_factor") or 1 / 255) * 255 - 1) > 1e-6:
+        raise ValueError(f"rescale_factor {found['rescale_factor']}, not 1/255")
+    number = found.get("resample")
+    if number is not None and number not in _RESAMPLE:
+        raise ValueError(f"resample {number}, not one of {sorted(_RESAMPLE)}")
+    if not found.get("do_resize", True):
+        raise ValueError("no resizing")
+    size, resize = default.size, default.resize
+    if (asked := found.get("size")) is not None:
+        size, resize = _size(asked, default)
+    if found.get("do_center_crop", resize == "shortest"):
+        crop = found.get("crop_size") or size
+        crop = crop if isinstance(crop, int) else crop["height"]
+        if crop != size:
+            raise ValueError(f"a resize to {size} px but a crop of {crop} px")
+    elif resize == "shortest":
+        raise ValueError("the short side resized but no crop")
+    prep = replace(
+        default,
+        size=size,
+        resize=resize,
+        interpolation=default.interpolation if number is None else _RESAMPLE[number],
+    )
+    if not found.get("do_normalize", True):
+        return replace(prep, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+    mean = found.get("image_mean") or default.mean
+    std = found.get("image_std") or default.std
+    if min(std) <= 0:
+        raise ValueError(f"image_std {std}")
+    return replace(prep, mean=_triple(mean), std=_triple(std))
+
+
+def _triple(values: Sequence[float]) -> tuple[float, float, float]:
+    red, green, blue = values
+    return float(red), float(green), float(blue)
+
+
+def _size(asked: Any, default: Preprocessing) -> tuple[int, Any]:
+    if isinstance(asked, int):
+        return asked, default.resize
+    if "shortest_edge" in asked:
+        return int(asked["shortest_edge"]), "shortest"
+    if asked["height"] != asked["width"]:
+        raise ValueError(f"images of {asked['height']} x {asked['width']} px, not square")
+    # Height and width together mean that both sides are resized: the aspect ratio is lost.
+    return int(asked["height"]), "squash"

@@ -79,14 +79,14 @@ def _check_files(record: Record, folder: Path) -> Iterator[Check]:
         else:
             words = f"sha256 {found}, but it was {facts['sha256']} when fetched"
             yield Check("FAIL", name, words, again)
-    original = source["original"]
-    if record.sha256 is None or original["file"] != record.weights:
-        yield Check("SKIP", original["file"], "the catalogue has no sha256 for it")
-    elif original["sha256"] == record.sha256:
-        yield Check("PASS", original["file"], "fetched with the sha256 in the catalogue")
+    file, sha256 = source["original"]["file"], source["original"]["sha256"]
+    if record.sha256 is None or file != record.weights:
+        yield Check("SKIP", file, "the catalogue has no sha256 for it")
+    elif sha256 == record.sha256:
+        yield Check("PASS", file, "fetched with the sha256 in the catalogue")
     else:
-        words = f"fetched with sha256 {original['sha256']}, the catalogue says {record.sha256}"
-        yield Check("FAIL", original["file"], words, again)
+        words = f"fetched with sha256 {sha256}, the catalogue says {record.sha256}"
+        yield Check("FAIL", file, words, again)
 
 
 def _check_features(backbone: Backbone) -> Check:
@@ -98,10 +98,7 @@ def _check_features(backbone: Backbone) -> Check:
     parts = [features.globals, texts] + ([] if features.patches is None else [features.patches])
     off = max(float((part.norm(dim=-1) - 1).abs().max()) for part in parts)
     rows, columns = backbone.patch_grid
-    words = (
-        f"{backbone.embed_dim} numbers, {rows} x {columns} patches, largest error of length "
-        f"{off:.1e}"
-    )
+    words = f"{backbone.embed_dim} numbers, {rows} x {columns} patches, length off by {off:.1e}"
     if off <= 1e-4:  # also false for NaN
         return Check("PASS", "Unit features", words)
     return Check("FAIL", "Unit features", words, "the weights are not those of a working model")

@@ -12,11 +12,10 @@ import struct
 import unicodedata
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from ogkd.download import check_space
 from ogkd.errors import DataError, OgkdError
@@ -25,24 +24,27 @@ from ogkd.progress import progress_bar
 _CHUNK = 1 << 20
 _DRIVE = re.compile("^[A-Za-z]:")
 _MACOS = "__MACOSX"  # shadow files that the Finder adds
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    IndexError,
+    RuntimeError,
+    ValueError,
+)
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How large an archive may be."""
-
     total: int = 64 * 1024**3  # bytes
     members: int = 400_000
     ratio: float = 200.0  # unpacked / packed; images stay near 1, text below 50
     free: int = 1 << 20  # a member of up to this size may be packed at any ratio
 
 
-@dataclass(frozen=True)
-class _Member:
-    name: str  # normalised, with slashes
-    size: int
-    open: Callable[[], IO[bytes]] | None  # None: a folder
+_Member = tuple[str, zipfile.ZipInfo]  # a path, normalised, with slashes; and what is there
 
 
 def extract_into(archive: Path, folder: Path, *, limits: Limits | None = None) -> None:
@@ -52,42 +54,38 @@ def extract_into(archive: Path, folder: Path, *, limits: Limits | None = None) -
     with _damage(archive), zipfile.ZipFile(archive) as opened:
         members = _members(archive, opened, limits or Limits())
         _check_collisions(archive, members)
-        total = sum(member.size for member in members)
+        total = sum(info.file_size for _, info in members)
         remedy = "choose another folder (OGKD_DATA sets the one for all benchmarks)"
         check_space({folder: total}, what=f"{archive.name}, unpacked,", remedy=remedy)
         folder.mkdir(parents=True, exist_ok=True)
         with progress_bar(f"Unpacking {archive.name}", len(members)) as bar:
-            for member in members:
-                if member.name.split("/")[0] != _MACOS:
-                    _write(archive, member, folder)
+            for name, info in members:
+                if name.split("/")[0] != _MACOS:
+                    _write(archive, opened, info, folder / name)
                 bar.advance()
 
 
-def _write(archive: Path, member: _Member, folder: Path) -> None:
-    path = folder / member.name
-    if member.open is None:
+def _write(archive: Path, opened: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> None:
+    if info.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     written = 0
     # "x": never overwrite anything, least of all through a link.
-    with member.open() as source, path.open("xb") as file:
+    with opened.open(info) as source, path.open("xb") as file:
         while chunk := source.read(_CHUNK):
             written += len(chunk)
-            if written > member.size:
-                raise _refused(archive, member.name, "is larger than the archive says")
+            if written > info.file_size:
+                raise _refused(archive, info.filename, "is larger than the archive says")
             file.write(chunk)
-    if written != member.size:
-        raise _broken(archive, f"{member.name} is incomplete")
+    if written != info.file_size:
+        raise _broken(archive, f"{info.filename} is incomplete")
 
 
 def _members(archive: Path, opened: zipfile.ZipFile, limits: Limits) -> list[_Member]:
-    """The entries of an archive, each one checked."""
     infos = opened.infolist()
-    if len(infos) > limits.members:
-        raise _refused(
-            archive, infos[limits.members].filename, f"is one of more than {limits.members:,}"
-        )
+    if len(infos) > (most := limits.members):
+        raise _refused(archive, infos[most].filename, f"is one of more than {most:,}")
     total = 0
     members = []
     for info in infos:
@@ -101,21 +99,14 @@ def _members(archive: Path, opened: zipfile.ZipFile, limits: Limits) -> list[_Me
             raise _refused(archive, name, "is encrypted")
         if info.compress_type not in _PLAIN:
             raise _refused(archive, name, "is compressed in a way that is not supported")
-        if info.is_dir():
-            members.append(_Member(name, 0, None))
-            continue
         total += info.file_size
         if info.file_size < 0 or total > limits.total:
             raise _refused(archive, name, f"makes it larger than {limits.total / 1e9:,.1f} GB")
         if info.file_size > limits.free and info.file_size > limits.ratio * info.compress_size:
             raise _refused(archive, name, "is packed too densely, as in a zip bomb")
-        members.append(_Member(name, info.file_size, _opener(opened, info)))
+        members.append((name, info))
     _check_overlaps(archive, infos, opened.start_dir)
     return members
-
-
-def _opener(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], IO[bytes]]:
-    return lambda: opened.open(info)
 
 
 def _check_overlaps(archive: Path, infos: Sequence[zipfile.ZipInfo], end: int) -> None:
@@ -151,11 +142,11 @@ def _safe_name(archive: Path, raw: str, *, is_folder: bool) -> str:
 def _check_collisions(archive: Path, members: Sequence[_Member]) -> None:
     """Refuse entries that would be the same file, or a file and a folder, on any file system."""
     known: dict[str, tuple[str, bool]] = {}  # folded path -> (path, whether it is a file)
-    for member in members:
-        parts = member.name.split("/")
+    for name, info in members:
+        parts = name.split("/")
         for depth in range(1, len(parts) + 1):
             path = "/".join(parts[:depth])
-            is_file = depth == len(parts) and member.open is not None
+            is_file = depth == len(parts) and not info.is_dir()
             seen = known.get(path.casefold())
             # Many entries may share a folder, if they spell it alike; a file has one entry.
             if seen is not None and (is_file or seen != (path, False)):
@@ -170,15 +161,7 @@ def _damage(archive: Path) -> Iterator[None]:
         yield
     except OgkdError:
         raise
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        struct.error,
-        ValueError,
-    ) as error:
+    except _DAMAGED as error:
         raise _broken(archive, str(error) or type(error).__name__) from error
     except OSError as error:
         if error.errno is not None:  # a problem of the disk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Annotated, Self
@@ -19,20 +20,18 @@ _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]  # one folder deep, no tricks
 
 
-class Counts(BaseModel):
-    """Images in each part of a split file."""
-
+class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+
+class Counts(_Record):
     train: Annotated[int, Field(ge=1)]
     val: Annotated[int, Field(ge=0)]
     test: Annotated[int, Field(ge=1)]
 
 
-class Benchmark(BaseModel):
+class Benchmark(_Record):
     """One dataset: where it is published, its classes and what its split file must contain."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: _FileName
     title: str
@@ -77,7 +76,6 @@ class Benchmark(BaseModel):
 
 
 def read_catalog(path: Path) -> dict[str, Benchmark]:
-    """Read and check a catalogue file."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
         source = tables.pop("source")
@@ -99,7 +97,8 @@ def read_catalog(path: Path) -> dict[str, Benchmark]:
 
 
 @functools.cache
-def _catalog() -> MappingProxyType[str, Benchmark]:
+def benchmarks() -> Mapping[str, Benchmark]:
+    """The paper's benchmark datasets by name, in alphabetical order."""
     return MappingProxyType(read_catalog(Path(__file__).with_name("catalog.toml")))
 
 
@@ -109,7 +108,7 @@ _added: dict[str, Benchmark] = {}
 def add_catalog(path: str | os.PathLike[str]) -> None:
     """Add the datasets of another catalogue file, in the format of catalog.toml."""
     for name, record in read_catalog(Path(path)).items():
-        if (_catalog().get(name) or _added.get(name, record)) != record:
+        if (benchmarks().get(name) or _added.get(name, record)) != record:
             raise ConfigError(f"Two datasets are named '{name}', one of them in {path}. Rename it.")
         _added[name] = record
 
@@ -128,15 +127,10 @@ def _load_plugins() -> None:
             raise ConfigError(f"{what} cannot be used: {error}") from error
 
 
-def benchmarks() -> dict[str, Benchmark]:
-    """The paper's benchmark datasets by name, in alphabetical order."""
-    return dict(_catalog())
-
-
 def known_benchmarks() -> dict[str, Benchmark]:
     """The paper's datasets and those of plugins, by name."""
     _load_plugins()
-    return dict(_catalog()) | _added
+    return dict(benchmarks()) | _added
 
 
 def find_benchmark(name: str) -> Benchmark | None:
@@ -150,11 +144,10 @@ def find_benchmark(name: str) -> Benchmark | None:
 
 
 def benchmark(name: str) -> Benchmark:
-    """Find a dataset, or raise an error that lists the known ones."""
     if (record := find_benchmark(name)) is not None:
         return record
-    known, wanted = known_benchmarks(), name.strip().lower()
-    hint = did_you_mean(wanted, known)
+    known = known_benchmarks()
+    hint = did_you_mean(name.strip().lower(), known)
     raise ConfigError(
         f"There is no benchmark dataset called '{name}'.{hint} Known names: {', '.join(known)}."
     )

@@ -11,7 +11,7 @@ from ogkd.datasets.manifest import (
     SPLITS,
     Item,
     Manifest,
-    match_class_list,
+    class_labels,
     read_class_names,
     refuse_twice,
     split_name,
@@ -46,7 +46,7 @@ def read_coop_json(
                 )
             places.append((place, Item(ImageRef.of(folder / relative), label, split_name(split))))
     ordered = _in_order(path, names)
-    if class_names is not None and match_class_list(path, ordered, class_names)[0] != ordered:
+    if class_names is not None and class_labels(path, ordered, class_names)[0] != ordered:
         raise DataError(
             f"{path} numbers its classes {', '.join(ordered)}, but the class list is "
             f"{', '.join(class_names)}. Give the classes in the file's order."
@@ -84,14 +84,13 @@ def _row(path: Path, place: str, row: Any) -> tuple[str, int, str]:
     if not isinstance(row, list) or len(row) != 3:
         raise DataError(f"{path}, {place}: not [path, label, class name] but {_short(row)}.")
     relative, label, name = row
-    if not isinstance(relative, str) or not relative.strip():
-        raise DataError(f"{path}, {place}: the path must be text, but is {_short(relative)}.")
-    if not isinstance(label, int) or isinstance(label, bool) or label < 0:
-        raise DataError(
-            f"{path}, {place}: the label must be a whole number from 0 on, but is {_short(label)}."
-        )
-    if not isinstance(name, str):
-        raise DataError(f"{path}, {place}: the class name must be text, but is {_short(name)}.")
+    for right, rule, found in (
+        (isinstance(relative, str) and relative.strip(), "path must be text", relative),
+        (type(label) is int and label >= 0, "label must be a whole number from 0 on", label),
+        (isinstance(name, str), "class name must be text", name),
+    ):
+        if not right:
+            raise DataError(f"{path}, {place}: the {rule}, but is {_short(found)}.")
     if _leaves(relative):
         raise DataError(
             f"{path}, {place}: the path {_short(relative)} leaves the data folder. In a split "

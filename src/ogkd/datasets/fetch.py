@@ -6,7 +6,6 @@ code) and a source.json that says where it came from.
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import os
 import shutil
@@ -15,17 +14,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks, known_benchmarks
 from ogkd.errors import DataError
-from ogkd.files import cache_dir, folder_atomically, sha256_file, storage_errors, write_json
+from ogkd.files import alone, cache_dir, folder_atomically, sha256_file, write_json
 
 if TYPE_CHECKING:  # reading images needs torch, so it is imported only when something is read
     from ogkd.datasets.manifest import Manifest
     from ogkd.download import Downloaded
 
 _SHOWN = 5  # missing files that a message names
+_CHANGED = "Its publisher may have changed it: see the dataset's page."
 _DEEPEST = 4  # levels of folders in an archive above the images
 
 
@@ -91,17 +89,15 @@ def resolve_data(
     if (named := named_benchmark(source)) is not None:
         return read_benchmark(named)
     path = Path(source)
-    if path.is_dir():
-        for record in benchmarks().values():
-            if _is_benchmark(record, path):
-                return _read(record, path)
-    if not path.exists() and len(path.parts) == 1:
-        near = difflib.get_close_matches(path.name.lower(), benchmarks(), n=1, cutoff=0.7)
-        if near:
-            raise DataError(
-                f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'?",
-                argument="data",
-            )
+    for record in benchmarks().values():
+        if _is_benchmark(record, path):
+            return _read(record, path)
+    near = difflib.get_close_matches(path.name.lower(), benchmarks(), n=1, cutoff=0.7)
+    if near and not path.exists() and len(path.parts) == 1:
+        raise DataError(
+            f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'?",
+            argument="data",
+        )
     return read_manifest(path, root=root, class_names=class_names)
 
 
@@ -118,7 +114,7 @@ def download_benchmark(
     record = _record(name)
     place = folder or data_dir()
     target = place / record.name
-    with _alone(target):
+    with alone(target):
         if not force and (found := locate_benchmark(record, folder=place)):
             return found
         work = target.with_name(f".{target.name}.download")
@@ -133,7 +129,17 @@ def download_benchmark(
                 raise
             _arrange(record, aside, work)
             _check(record, aside)
-            _write_source(record, archive, aside)
+            source = {
+                "schema": 1,
+                "name": record.name,
+                "url": record.url,
+                "revision": archive.commit,
+                "archive_sha256": archive.sha256,
+                "split_sha256": sha256_file(aside / record.split_file),
+                "licence": record.licence,
+                "citation": record.citation,
+            }
+            write_json(aside / "source.json", source)
         shutil.rmtree(work, ignore_errors=True)
     return target
 
@@ -162,17 +168,6 @@ def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
     return download(url, target, sha256=sha256)
 
 
-@contextlib.contextmanager
-def _alone(target: Path) -> Iterator[None]:
-    """Let one process at a time fetch a benchmark; remove what a killed one has left."""
-    with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(f".{target.name}.lock")):
-            for left in target.parent.glob(f".{target.name}.*.part"):
-                shutil.rmtree(left, ignore_errors=True)
-            yield
-
-
 def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
     """Move the split file and the images to where `_is_benchmark` expects them."""
     from ogkd.datasets.read import read_manifest
@@ -198,9 +193,6 @@ def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
         )
     images.rename(aside / record.folder)
     shutil.rmtree(unpacked, ignore_errors=True)  # already gone if the images were at the top
-
-
-_CHANGED = "Its publisher may have changed it: see the dataset's page."
 
 
 def _folders(top: Path) -> Iterator[Path]:
@@ -256,20 +248,6 @@ def _check(record: Benchmark, folder: Path) -> None:
             f"{record.archive} is missing {len(missing):,} of the {len(manifest.items):,} images "
             f"of its split, such as {listed}. {_CHANGED}"
         )
-
-
-def _write_source(record: Benchmark, archive: Downloaded, folder: Path) -> None:
-    source = {
-        "schema": 1,
-        "name": record.name,
-        "url": record.url,
-        "revision": archive.commit,
-        "archive_sha256": archive.sha256,
-        "split_sha256": sha256_file(folder / record.split_file),
-        "licence": record.licence,
-        "citation": record.citation,
-    }
-    write_json(folder / "source.json", source)
 
 
 def _record(name: str | Benchmark) -> Benchmark:

@@ -47,7 +47,6 @@ class Manifest:
 
     @property
     def has_splits(self) -> bool:
-        """Whether the images are divided into train, val and test."""
         return any(item.split for item in self.items)
 
     @property
@@ -102,8 +101,7 @@ def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
             "A class name is empty, or consists of underscores only. Give each class a name."
         )
     folded = [name.casefold() for name in names]
-    twice = sorted({name for name in names if folded.count(name.casefold()) > 1})
-    if twice:
+    if twice := sorted({name for name in names if folded.count(name.casefold()) > 1}):
         raise DataError(
             f"Class names that differ only in case, spaces or underscores: {', '.join(twice)}. "
             "Rename them so that each class has one name."
@@ -143,25 +141,21 @@ def first_lines(lines: Sequence[object]) -> str:
     return "\n".join(shown)
 
 
-def match_class_list(
-    source: Path, found: Sequence[str], class_names: Sequence[str]
+def class_labels(
+    source: Path, found: Sequence[str], class_names: Sequence[str] | None
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """The given classes, and the label of each name that was found in the data.
+    """The classes, and the label of each name that was found in the data.
 
-    A name outside the list is refused. A whole number counts as a label where no class has
-    such a name.
+    Without a list of classes, those found are the classes. A name outside a list is refused; a
+    whole number counts as a label where no class has such a name.
     """
+    if class_names is None:
+        return read_class_names(found), {name: label for label, name in enumerate(found)}
     names = read_class_names(class_names)
     labels = {name.casefold(): label for label, name in enumerate(names)}
     numbers = {str(label): label for label in range(len(names))}
-    known, strange = {}, []
-    for raw in found:
-        label = labels.get(_clean(raw).casefold(), numbers.get(raw))
-        if label is None:
-            strange.append(raw)
-        else:
-            known[raw] = label
-    if strange:
+    known = {raw: labels.get(_clean(raw).casefold(), numbers.get(raw, -1)) for raw in found}
+    if strange := [raw for raw, label in known.items() if label < 0]:
         raise DataError(
             f"{source} has labels outside the class list: {', '.join(strange)}. "
             f"The classes are: {', '.join(names)}."

@@ -6,18 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ogkd.datasets.coop_json import read_coop_json
-from ogkd.datasets.folders import read_folders
-from ogkd.datasets.manifest import Item, Manifest, first_lines
+from ogkd.datasets.manifest import (
+    SPLITS,
+    Item,
+    Manifest,
+    class_labels,
+    first_lines,
+    read_class_names,
+    split_name,
+)
 from ogkd.datasets.medmnist import read_medmnist
 from ogkd.datasets.tables import read_table
 from ogkd.errors import ConfigError, DataError
+from ogkd.images import ImageRef
+from ogkd.images.decode import EXTENSIONS, images_below
 
 
 def read_manifest(
-    source: str | Path,
-    *,
-    root: str | Path | None = None,
-    class_names: Sequence[str] | None = None,
+    source: str | Path, *, root: str | Path | None = None, class_names: Sequence[str] | None = None
 ) -> Manifest:
     """Read a dataset in any layout: what is at `source` decides which.
 
@@ -34,7 +40,7 @@ def read_manifest(
     if base is not None and not base.is_dir():
         raise DataError(f"There is no folder {base}, which is given as root. Check the path.")
     if path.is_dir():
-        return read_folders(path, class_names=class_names)
+        return _read_folders(path, class_names)
     if not path.is_file():
         raise DataError(f"There is no folder or table {path}. Check the path.")
     if ending == ".json":
@@ -53,3 +59,49 @@ def require_files(items: Sequence[Item]) -> None:
             f"{len(missing)} file(s) of the data are missing:\n{first_lines(missing)}\n"
             "Check the paths; in a table or split file they count from its own folder."
         )
+
+
+def _read_folders(root: Path, class_names: Sequence[str] | None) -> Manifest:
+    """One class per folder; with train, val or test folders at the top, the same in each."""
+    named = [(split_name(path.name), path) for path in _folders(root)]
+    parts = [part for part in named if part[0] in SPLITS]
+    parts = sorted(parts, key=lambda part: SPLITS.index(part[0])) or [("", root)]
+    place = parts[0][1]
+    folders = sorted({folder.name for _, part in parts for folder in _folders(part)})
+    if len(folders) < 2:
+        raise DataError(_too_few_classes(place, folders))
+    read_class_names(folders)  # two folders must not mean one class
+    names, labels = class_labels(root, folders, class_names)
+    items = [
+        Item(ImageRef(file), labels[folder], split)
+        for split, part in parts
+        for folder in folders
+        if (part / folder).is_dir()  # a class may be absent from a split
+        for file in images_below(part / folder)
+    ]
+    filled = {item.label for item in items}
+    if empty := [folder for folder in folders if labels[folder] not in filled]:
+        raise DataError(
+            f"No images in the class folder(s) {', '.join(empty)} below {place}. Known endings: "
+            f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove the folder(s)."
+        )
+    return Manifest(tuple(items), names)
+
+
+def _too_few_classes(place: Path, folders: Sequence[str]) -> str:
+    message = (
+        f"{place} contains {len(folders)} class folder(s); at least 2 are needed. Put the images "
+        f"of each class in a folder with its name: {place}/benign/..., {place}/malignant/..."
+    )
+    # An unpacked archive often has one folder around everything.
+    if len(folders) == 1 and len(_folders(place / folders[0])) > 1:
+        message += f" Or did you mean {place / folders[0]}?"
+    return message
+
+
+def _folders(root: Path) -> list[Path]:
+    try:
+        inside = [path for path in root.iterdir() if path.is_dir() and path.name[0] != "."]
+    except PermissionError as error:
+        raise DataError(f"No permission to read {root}. Change its permissions.") from error
+    return sorted(inside, key=lambda path: path.name)

@@ -66,12 +66,12 @@ def _released(items: Sequence[Item], shots: int, rng: random.Random) -> list[Ite
 
 
 def _nested(items: Sequence[Item], shots: int, seed: int) -> list[Item]:
-    by_label = _by_label(items)
-    return [
-        item
-        for label in sorted(by_label)
-        for item in _shuffled(by_label[label], f"nested {seed} {label}")[:shots]
-    ]
+    drawn: list[Item] = []
+    for label, mine in sorted(_by_label(items).items()):
+        mine.sort(key=lambda item: item.image.as_posix())
+        random.Random(f"nested {seed} {label}").shuffle(mine)
+        drawn += mine[:shots]
+    return drawn
 
 
 def _by_label(items: Sequence[Item]) -> dict[int, list[Item]]:
@@ -79,13 +79,6 @@ def _by_label(items: Sequence[Item]) -> dict[int, list[Item]]:
     for item in items:
         by_label.setdefault(item.label, []).append(item)
     return by_label
-
-
-def _shuffled(items: Sequence[Item], seed: str) -> list[Item]:
-    """A random order that depends on the paths and the seed, not on the order given."""
-    order = sorted(items, key=lambda item: item.image.as_posix())
-    random.Random(seed).shuffle(order)
-    return order
 
 
 def shortfalls(
@@ -143,20 +136,16 @@ def flip_labels(
     of k + 1.
     """
     counts = Counter(item.label for item in items)
-    if flips < 0 or flips > max(counts.values(), default=0):
-        raise ConfigError(
-            f"flips must be from 0 to the images per class ({max(counts.values(), default=0)}), "
-            f"but is {flips}."
-        )
+    most = max(counts.values(), default=0)
+    if not 0 <= flips <= most:
+        raise ConfigError(f"flips goes from 0 to the images per class ({most}), but is {flips}.")
     if flips == 0:
         return list(items)
-    others = {
-        label: [other for other in sorted(set(allowed)) if other != label] for label in counts
-    }
-    if len(set(allowed)) < 2 or not counts.keys() <= set(allowed):
+    labels = sorted(set(allowed))
+    if len(labels) < 2 or not counts.keys() <= set(labels):
         raise ConfigError(
-            f"Labels can be flipped among {sorted(set(allowed))}, but the images have "
-            f"{sorted(counts)}. Allow at least two classes and all that there are images of."
+            f"Labels can be flipped among {labels}, but the images have {sorted(counts)}. Allow at "
+            "least two classes and all that there are images of."
         )
     new: dict[int, int] = {}
     for label in counts:
@@ -165,5 +154,6 @@ def flip_labels(
         mine = [place for place, item in enumerate(items) if item.label == label]
         mine.sort(key=lambda place: items[place].image.as_posix())
         rng.shuffle(mine)
-        new.update({place: rng.choice(others[label]) for place in mine[:flips]})
+        others = [other for other in labels if other != label]
+        new.update({place: rng.choice(others) for place in mine[:flips]})
     return [replace(item, label=new.get(place, item.label)) for place, item in enumerate(items)]

@@ -7,14 +7,7 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from ogkd.datasets.manifest import (
-    Item,
-    Manifest,
-    match_class_list,
-    read_class_names,
-    refuse_twice,
-    split_name,
-)
+from ogkd.datasets.manifest import Item, Manifest, class_labels, refuse_twice, split_name
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 from ogkd.images.ref import kind_of
@@ -33,11 +26,7 @@ def read_table(
     header, rows = _rows(path)
     group = _group_column(path, header)
     raw = sorted({row["label"] for _, row in rows})
-    if class_names is None:
-        names = read_class_names(raw)
-        labels = {name: label for label, name in enumerate(raw)}
-    else:
-        names, labels = match_class_list(path, raw, class_names)
+    names, labels = class_labels(path, raw, class_names)
     if len(names) < 2:
         raise DataError(
             f"{path} names {len(names)} class(es) in its column label; at least 2 are needed."

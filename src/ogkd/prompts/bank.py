@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,10 @@ _NEAR = 0.85  # similarity of two names from which one is suggested for the othe
 
 
 def template_bank(class_names: Sequence[str]) -> list[list[str]]:
-    """Fill the templates with each class name."""
     return [[template.format(name) for template in TEMPLATES] for name in class_names]
 
 
 def shipped_banks() -> dict[str, Path]:
-    """The banks that come with the package, by name."""
     folder = Path(__file__).parent / "banks"
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
@@ -52,17 +51,16 @@ def read_bank(path: Path) -> dict[str, list[str]]:
     try:
         bank = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
     except OSError as error:
-        names = ", ".join(shipped_banks())
         raise ConfigError(
             f"Cannot read {path}: {error.strerror}. Give a JSON file or a shipped bank's name: "
-            f"{names}."
+            f"{', '.join(shipped_banks())}."
         ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON ({error}). Fix the file.") from error
+    if bank == {}:
+        raise ConfigError(f"{path} has no classes. Add at least one with its texts.")
     if not isinstance(bank, dict):
         raise ConfigError(f'{path} must be an object like {{"class name": ["text", ...]}}.')
-    if not bank:
-        raise ConfigError(f"{path} has no classes. Add at least one with its texts.")
     _check(bank, str(path))
     return bank
 
@@ -86,12 +84,8 @@ def bank_for(
             "the data, or give no bank to use templates.",
             argument="prompts",
         )
-    return [
-        [text for text in folded[fold(name)] if text.strip()]
-        if fold(name) in folded
-        else template_bank([name])[0]
-        for name in class_names
-    ]
+    texts = [folded.get(fold(name)) or template_bank([name])[0] for name in class_names]
+    return [[text for text in some if text.strip()] for some in texts]
 
 
 def fallback_note(
@@ -151,12 +145,10 @@ def _shipped_for(class_names: Sequence[str]) -> str | None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the class '{twice}' appears twice")
-    return found
+    counts = Counter(name for name, _ in pairs)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ValueError(f"the class '{twice[0]}' appears twice")
+    return dict(pairs)
 
 
 def _check(bank: Mapping[str, Any], where: str) -> None:
@@ -167,8 +159,5 @@ def _check(bank: Mapping[str, Any], where: str) -> None:
             raise ConfigError(f"{where}: the texts of '{name}' must be a list of strings.")
         if not any(text.strip() for text in texts):
             raise ConfigError(f"{where}: class '{name}' has no prompts. Write at least one.")
-        other = seen.setdefault(fold(name), name)
-        if other != name:
-            raise ConfigError(
-                f"{where}: '{other}' and '{name}' are the same class. Keep one of them."
-            )
+        if (other := seen.setdefault(fold(name), name)) != name:
+            raise ConfigError(f"{where}: '{other}' and '{name}' are the same class. Keep one.")

@@ -6,6 +6,7 @@ message shows it.
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import ipaddress
 import json
@@ -64,7 +65,6 @@ class Endpoint:
 
     @property
     def address(self) -> str:
-        """The full URL that is asked."""
         base = self.url.rstrip("/")
         return base if base.endswith(_PATH) else base + _PATH
 
@@ -102,7 +102,7 @@ class Chat:
                 if response.status_code not in _BUSY:
                     raise self._refused(response.status_code, body)
                 reason = f"it answered {response.status_code}"
-                wait = _retry_after(response.headers.get("Retry-After")) or wait
+                wait = _retry_after(response.headers.get("Retry-After", "")) or wait
             except httpx.ConnectError as error:
                 raise ConfigError(
                     f"No connection to {self.endpoint.url} ({error}). Is the server running? "
@@ -180,15 +180,10 @@ def _content(body: bytes) -> str:
     return content
 
 
-def _retry_after(value: str | None) -> float | None:
+def _retry_after(value: str) -> float | None:
     """Seconds of a Retry-After header, which is a number or a date."""
-    if not value:
-        return None
-    try:
+    with contextlib.suppress(ValueError):
         return max(0.0, float(value))
-    except ValueError:
-        pass
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return None
+    return None

@@ -9,7 +9,7 @@ import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,24 +28,21 @@ _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _EMPTY = frozenset({"a", "an", "and", "at", "by", "for", "from", "in", "of", "on", "or", "the"})
 
 # Synonyms of parts of class names that writers use for variety.
-_SAME = {
-    "healthy": "normal",
-    "renal": "kidney",
-    "pulmonary": "lung",
-    "cystic": "cyst",
-    "calculus": "stone",
-    "calculi": "stone",
-    "nevi": "nevus",
-    "naevus": "nevus",
-    "naevi": "nevus",
-    "mole": "nevus",
-    "malignancy": "malignant",
-    "retinal": "retina",
-    "vascular": "vessel",
-    "colonic": "colon",
-    "stromal": "stroma",
-    "epithelial": "epithelium",
+_SYNONYMS = {
+    "normal": "healthy",
+    "kidney": "renal",
+    "lung": "pulmonary",
+    "cyst": "cystic",
+    "stone": "calculus calculi",
+    "nevus": "nevi naevus naevi mole",
+    "malignant": "malignancy",
+    "retina": "retinal",
+    "vessel": "vascular",
+    "colon": "colonic",
+    "stroma": "stromal",
+    "epithelium": "epithelial",
 }
+_SAME = {other: word for word, others in _SYNONYMS.items() for other in others.split()}
 
 
 @dataclass(frozen=True)
@@ -77,19 +74,17 @@ def text_faults(
     """Rule and message of each fault of a single text."""
     if not text.strip():
         return [("blank", "is blank")]
-    faults = []
     count = len(text.split())
-    if not shortest <= count <= longest:
-        faults.append(("length", f"has {count} words, not {shortest} to {longest}"))
-    if _odd_characters(text):
-        faults.append(("characters", "has control characters or odd spaces"))
-    if _NUMBERED.match(text):
-        faults.append(("numbering", "starts with a number or bullet"))
-    if _SLOT.search(text):
-        faults.append(("slot", "has an unfilled slot"))
-    if _CHATTER.match(text) or "language model" in text.casefold():
-        faults.append(("chatter", "addresses the reader instead of describing the image"))
-    return faults
+    span = f"{shortest} to {longest}"
+    chatter = _CHATTER.match(text) or "language model" in text.casefold()
+    rules = (
+        ("length", not shortest <= count <= longest, f"has {count} words, not {span}"),
+        ("characters", _odd_characters(text), "has control characters or odd spaces"),
+        ("numbering", _NUMBERED.match(text), "starts with a number or bullet"),
+        ("slot", _SLOT.search(text), "has an unfilled slot"),
+        ("chatter", chatter, "addresses the reader instead of describing the image"),
+    )
+    return [(rule, message) for rule, broken, message in rules if broken]
 
 
 def check_bank(
@@ -104,10 +99,8 @@ def check_bank(
     for name, texts in bank.items():
         findings += _count(name, texts, count)
         for text in texts:
-            findings += [
-                Finding("error", rule, name, f"A text {message}.", (text,))
-                for rule, message in text_faults(text, shortest=shortest, longest=longest)
-            ]
+            for rule, message in text_faults(text, shortest=shortest, longest=longest):
+                findings.append(Finding("error", rule, name, f"A text {message}.", (text,)))
         findings += _repeats(name, texts)
         findings += _openings(name, texts)
         findings += _mentions(name, texts, bank)
@@ -122,67 +115,48 @@ def _odd_characters(text: str) -> bool:
     return any(unicodedata.category(sign)[0] in "CZ" for sign in text if sign != " ")
 
 
-def _count(name: str, texts: Sequence[str], count: int | None) -> list[Finding]:
+def _count(name: str, texts: Sequence[str], count: int | None) -> Iterator[Finding]:
     if count is not None and len(texts) != count:
-        message = f"{len(texts)} prompts instead of {count}."
-        return [Finding("error", "count", name, message)]
+        yield Finding("error", "count", name, f"{len(texts)} prompts instead of {count}.")
     if count is None and len(texts) < _FEW:
-        return [Finding("warning", "count", name, f"Only {len(texts)} prompts.")]
-    return []
+        yield Finding("warning", "count", name, f"Only {len(texts)} prompts.")
 
 
-def _repeats(name: str, texts: Sequence[str]) -> list[Finding]:
+def _repeats(name: str, texts: Sequence[str]) -> Iterator[Finding]:
     sequences = [tuple(words_of(text)) for text in texts]
-    twice = [words for words, times in Counter(sequences).items() if times > 1 and words]
-    findings = [
-        Finding(
-            "error",
-            "duplicate",
-            name,
-            f"A text appears {sequences.count(words)} times.",
-            (texts[sequences.index(words)],),
-        )
-        for words in twice
-    ]
+    for words, times in Counter(sequences).items():
+        if times > 1 and words:
+            text = texts[sequences.index(words)]
+            yield Finding("error", "duplicate", name, f"A text appears {times} times.", (text,))
     for i, j in similar_pairs([frozenset(words) for words in sequences], NEAR):
         if sequences[i] != sequences[j]:
             message = "Two texts are nearly the same."
-            findings.append(Finding("error", "near-duplicate", name, message, (texts[i], texts[j])))
-    return findings
+            yield Finding("error", "near-duplicate", name, message, (texts[i], texts[j]))
 
 
-def _openings(name: str, texts: Sequence[str]) -> list[Finding]:
+def _openings(name: str, texts: Sequence[str]) -> Iterator[Finding]:
     """Find texts that begin alike apart from the class name: a pattern was filled in."""
     own = content_stems(name)
     groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for text in texts:
         rest = [word for word in words_of(text) if stem(word) not in own]
         groups[tuple(rest[:_OPENING])].append(text)
-    most = max(3, len(texts) // 10)
-    return [
-        Finding(
-            "warning",
-            "pattern",
-            name,
-            f"{len(group)} texts begin with the same {_OPENING} words.",
-            tuple(group[:3]),
-        )
-        for group in groups.values()
-        if len(group) > most
-    ]
+    for group in groups.values():
+        if len(group) > max(3, len(texts) // 10):
+            message = f"{len(group)} texts begin with the same {_OPENING} words."
+            yield Finding("warning", "pattern", name, message, tuple(group[:3]))
 
 
-def _mentions(name: str, texts: Sequence[str], bank: Mapping[str, Sequence[str]]) -> list[Finding]:
-    share = _mention_share(name, texts, bank)
+def _mentions(name: str, texts: Sequence[str], names: Iterable[str]) -> Iterator[Finding]:
+    share = _mention_share(name, texts, names)
     if share == 0:
-        message = "No text names the class."
-        return [Finding("error", "mention", name, message)]
-    findings = []
+        yield Finding("error", "mention", name, "No text names the class.")
+        return
     if share < 0.5:
         message = f"Only {share:.0%} of the texts name the class."
-        findings.append(Finding("warning", "mention", name, message))
+        yield Finding("warning", "mention", name, message)
     own = content_stems(name)
-    others = [content_stems(other) - own for other in bank if other != name]
+    others = [content_stems(other) - own for other in names if other != name]
     strange = [
         text
         for text in texts
@@ -190,8 +164,7 @@ def _mentions(name: str, texts: Sequence[str], bank: Mapping[str, Sequence[str]]
     ]
     if len(strange) > 0.3 * len(texts):
         message = f"{len(strange)} texts also name another class, which moves them towards it."
-        findings.append(Finding("warning", "other class", name, message, tuple(strange[:3])))
-    return findings
+        yield Finding("warning", "other class", name, message, tuple(strange[:3]))
 
 
 def _mention_share(name: str, texts: Sequence[str], names: Iterable[str]) -> float:
@@ -206,10 +179,9 @@ def _mention_share(name: str, texts: Sequence[str], names: Iterable[str]) -> flo
     return sum(named) / max(1, len(named))
 
 
-def _across(bank: Mapping[str, Sequence[str]]) -> list[Finding]:
+def _across(bank: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
     """Find texts that classes share, unchanged or with another class name filled in."""
     rows = [(name, text) for name, texts in bank.items() for text in texts]
-    findings = []
     owners: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for name, text in rows:
         owners[tuple(words_of(text))].append(name)
@@ -217,7 +189,7 @@ def _across(bank: Mapping[str, Sequence[str]]) -> list[Finding]:
         names = list(dict.fromkeys(owners.pop(tuple(words_of(text)), [])))
         if len(names) > 1:
             message = f"A text also appears under {', '.join(names[1:])}."
-            findings.append(Finding("error", "duplicate", name, message, (text,)))
+            yield Finding("error", "duplicate", name, message, (text,))
     own = {name: content_stems(name) for name in bank}
     bare = [
         frozenset(word for word in words_of(text) if stem(word) not in own[name])
@@ -231,15 +203,13 @@ def _across(bank: Mapping[str, Sequence[str]]) -> list[Finding]:
     for name, partners in refilled.items():
         i, j = next(iter(partners.items()))
         message = f"{len(partners)} texts are those of other classes with the name replaced."
-        findings.append(Finding("warning", "pattern", name, message, (rows[i][1], rows[j][1])))
-    return findings
+        yield Finding("warning", "pattern", name, message, (rows[i][1], rows[j][1]))
 
 
 def _summary(name: str, texts: Sequence[str], names: Iterable[str]) -> ClassSummary:
     lengths = [len(text.split()) for text in texts] or [0]
-    mean = sum(lengths) / len(lengths)
-    share = _mention_share(name, texts, names)
-    return ClassSummary(name, len(texts), min(lengths), mean, max(lengths), share)
+    sizes = min(lengths), sum(lengths) / len(lengths), max(lengths)
+    return ClassSummary(name, len(texts), *sizes, _mention_share(name, texts, names))
 
 
 def words_of(text: str) -> list[str]:

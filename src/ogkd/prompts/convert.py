@@ -30,7 +30,8 @@ def import_bank(path: Path) -> dict[str, list[str]]:
     - A folder of .txt files: the file name is the class, each line a text.
     """
     if path.is_dir():
-        pairs = _from_folder(path)
+        files = sorted(file for file in path.glob("*.txt") if not file.name.startswith("."))
+        pairs = [(file.stem, line) for file in files for line in _read(file).splitlines()]
     else:
         readers: dict[str, Callable[[Path, str], list[tuple[str, str]]]] = {
             ".json": _from_json,
@@ -87,11 +88,6 @@ def _read(path: Path) -> str:
         raise DataError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
 
-def _from_folder(path: Path) -> list[tuple[str, str]]:
-    files = sorted(file for file in path.glob("*.txt") if not file.name.startswith("."))
-    return [(file.stem, line) for file in files for line in _read(file).splitlines()]
-
-
 def _from_json(path: Path, content: str) -> list[tuple[str, str]]:
     try:
         found = json.loads(content)
@@ -116,8 +112,7 @@ def _from_object(found: Any) -> list[tuple[str, str]] | None:
         elif isinstance(value, list) and all(isinstance(text, str) for text in value):
             pairs += [(name, text) for text in value]
         elif isinstance(value, dict):
-            inner = _from_object(value)
-            if inner is None:
+            if (inner := _from_object(value)) is None:
                 return None
             # Questions end in "?" or have a slot; class names do not.
             questions = any(key.rstrip().endswith(("?", ":")) or "{" in key for key in value)
@@ -135,12 +130,10 @@ def _from_records(found: list[Any]) -> list[tuple[str, str]] | None:
         cells = {str(key).strip().casefold(): value for key, value in record.items()}
         name = next((cells[key] for key in _CLASS if key in cells), None)
         texts = next((cells[key] for key in _TEXT if key in cells), None)
-        texts = [texts] if isinstance(texts, str) else texts
-        if not isinstance(name, str) or not isinstance(texts, list):
+        found_here = _from_object({name: texts})
+        if not isinstance(name, str) or isinstance(texts, dict) or found_here is None:
             return None
-        if not all(isinstance(text, str) for text in texts):
-            return None
-        pairs += [(name, text) for text in texts]
+        pairs += found_here
     return pairs
 
 
@@ -151,9 +144,9 @@ def _from_table(path: Path, content: str) -> list[tuple[str, str]]:
     except csv.Error as error:
         raise DataError(f"{path} is not a table ({error}). Save it as CSV.") from error
     header = [cell.strip().casefold() for cell in rows[0]] if rows else []
-    name_at = next((header.index(key) for key in _CLASS if key in header), None)
-    text_at = next((header.index(key) for key in _TEXT if key in header), None)
-    if name_at is None or text_at is None:
+    names = [header.index(key) for key in _CLASS if key in header]
+    texts = [header.index(key) for key in _TEXT if key in header]
+    if not names or not texts:
         raise DataError(
             f"{path} needs the columns class and text, but has: {', '.join(header) or 'none'}."
         )
@@ -166,7 +159,7 @@ def _from_table(path: Path, content: str) -> list[tuple[str, str]]:
                 f"{path}, row {line}: {len(row)} cells, but the header has {len(header)}. Put "
                 "quotes around a text that contains the separator."
             )
-        pairs.append((row[name_at], row[text_at]))
+        pairs.append((row[names[0]], row[texts[0]]))
     return pairs
 
 

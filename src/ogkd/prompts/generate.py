@@ -16,6 +16,10 @@ from ogkd.prompts.check import LONGEST, NEAR, SHORTEST, text_faults, words_of
 
 _AT_ONCE = 25  # texts per question; with more, models lose count and repeat themselves
 _SHOWN = 15  # existing texts that the model is asked not to repeat
+_ROLE = (
+    "You are an experienced medical imaging specialist who writes short, exact descriptions of "
+    "images."
+)
 
 _THOUGHT = re.compile(r"<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.S | re.I)
 _STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"\s*(?=[,\]\n}]|\Z)')
@@ -24,8 +28,6 @@ _BULLET = re.compile(r"^\s*(?:\(?\d{1,3}[.):]|[-*•–—]+|#+)\s+")
 
 @dataclass(frozen=True)
 class Order:
-    """What the model is asked for."""
-
     class_names: tuple[str, ...]
     count: int = 50
     modality: str = "medical"  # the word before "images"
@@ -59,11 +61,7 @@ def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
         lines.append(f"These are there already; write others: {shown}")
     lines.append("Answer with a JSON list of strings and nothing else.")
     return [
-        {
-            "role": "system",
-            "content": "You are an experienced medical imaging specialist who writes short, exact "
-            "descriptions of images.",
-        },
+        {"role": "system", "content": _ROLE},
         {"role": "user", "content": "\n".join(lines)},
     ]
 
@@ -75,16 +73,15 @@ def read_answer(answer: str) -> list[str]:
     ['first text']
     """
     answer = _THOUGHT.sub("", answer)
-    start = answer.find("[")
-    if start >= 0:
-        try:
-            found, _ = json.JSONDecoder().raw_decode(answer[start:])
-            texts = [text for entry in found for text in _strings(entry)]
-        except (ValueError, RecursionError):
-            # Incomplete or slightly broken: complete strings are still usable.
-            texts = [_unescape(match) for match in _STRING.findall(answer[start:])]
-        if texts:
-            return [_clean(text) for text in texts]
+    _, bracket, after = answer.partition("[")
+    try:
+        found, _ = json.JSONDecoder().raw_decode(bracket + after)
+        texts = [text for entry in found for text in _strings(entry)]
+    except (ValueError, RecursionError):
+        # Incomplete or slightly broken: complete strings are still usable.
+        texts = [_unescape(match) for match in _STRING.findall(after)]
+    if texts:
+        return [_clean(text) for text in texts]
     lines = [line for line in answer.splitlines() if not line.strip().startswith("```")]
     return [text for text in map(_clean, lines) if text]
 
@@ -121,13 +118,11 @@ def generate(
         key = keys.get(fold(name), name)
         have = texts.pop(key, [])
         for _ in range(order.rounds):
-            missing = order.count - len(have)
-            if missing <= 0:
+            if (missing := order.count - len(have)) <= 0:
                 break
             answer = read_answer(ask(messages_for(order, name, have)))
             others = [text for found in texts.values() for text in found]
-            new = sift(answer, have, others)[:missing]
-            if new:
+            if new := sift(answer, have, others)[:missing]:
                 have += new
                 save({**texts, key: have})
             progress(name, len(new))
@@ -152,8 +147,7 @@ def _unescape(raw: str) -> str:
 
 
 def _clean(text: str) -> str:
-    text = " ".join(_BULLET.sub("", text).split())
-    text = text.rstrip(",").strip()
+    text = " ".join(_BULLET.sub("", text).split()).rstrip(",").strip()
     text = text.replace("**", "").replace("’", "'")
     if len(text) > 1 and text[0] in "\"'“" and text[-1] in "\"'”":
         text = text[1:-1].strip()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, did_you_mean
 from ogkd.prompts.bank import fold
 
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
@@ -28,7 +27,6 @@ class Modality:
 
 @cache
 def modalities() -> dict[str, Modality]:
-    """The known modalities by name."""
     with (Path(__file__).parent / "templates.toml").open("rb") as file:
         records = tomllib.load(file)
     return {
@@ -47,8 +45,7 @@ def find_modality(name: str) -> Modality:
     }
     if wanted in known:
         return known[wanted]
-    near = difflib.get_close_matches(wanted, known, n=1)
-    hint = f" Did you mean {known[near[0]].name}?" if near else ""
+    hint = did_you_mean(wanted, known)
     raise ConfigError(
         f"There are no templates for the modality '{name}'.{hint} Known modalities: "
         f"{', '.join(modalities())}.",
@@ -59,7 +56,6 @@ def find_modality(name: str) -> Modality:
 def modality_bank(
     class_names: Sequence[str], *, modality: str = "any", organ: str | None = None
 ) -> dict[str, list[str]]:
-    """Fill the modality's templates with each class name."""
     templates = find_modality(modality).templates
     names = require_classes(class_names)
     return {name: [_fill(template, name, organ) for template in templates] for name in names}

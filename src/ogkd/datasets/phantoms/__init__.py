@@ -78,16 +78,10 @@ _DRAW: Mapping[str, Callable[[int, Rng, Rng, int], Drawing]] = {
 def _load(name: str) -> PhantomDataset:
     text = (resources.files(__name__) / "records" / f"{name}.json").read_text(encoding="utf-8")
     record = json.loads(text)
-    classes: dict[str, list[str]] = record["classes"]
+    classes: dict[str, list[str]] = record.pop("classes")
+    descriptions = tuple(tuple(texts) for texts in classes.values())
     return PhantomDataset(
-        name=name,
-        title=record["title"],
-        modality=record["modality"],
-        organ=record["organ"],
-        class_names=tuple(classes),
-        normal=record["normal"],
-        ordinal=record["ordinal"],
-        descriptions=tuple(tuple(texts) for texts in classes.values()),
+        name=name, class_names=tuple(classes), descriptions=descriptions, **record
     )
 
 
@@ -95,7 +89,6 @@ PHANTOMS: Mapping[str, PhantomDataset] = MappingProxyType({name: _load(name) for
 
 
 def phantom(name: str) -> PhantomDataset:
-    """Look a phantom dataset up by name."""
     if name in PHANTOMS:
         return PHANTOMS[name]
     hint = did_you_mean(name, PHANTOMS, cutoff=0.4)

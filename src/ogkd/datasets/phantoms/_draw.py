@@ -178,10 +178,7 @@ def lesion(
 
 
 def lines(
-    size: int,
-    strokes: Iterable[tuple[NDArray[np.float64], float, float]],
-    *,
-    blur: float = 0.6,
+    size: int, strokes: Iterable[tuple[NDArray[np.float64], float, float]], *, blur: float = 0.6
 ) -> Array:
     """Polylines (pixel points [N, 2], width as a part of the image side, strength 0..1)."""
     picture = Image.new("L", (size, size))

@@ -168,11 +168,7 @@ def _lung_disease(
     if fluid == "present" and rng.random() < 0.2:
         opacity = "hazy"
         disease = np.maximum(disease, 0.35 * lungs * soft(clouds(texture, size, 6), 1.0))
-    attributes: dict[str, str | float] = {
-        "opacity": opacity,
-        "sides": sides,
-        "fluid level": fluid,
-    }
+    attributes: dict[str, str | float] = {"opacity": opacity, "sides": sides, "fluid level": fluid}
     return np.asarray(disease, dtype=np.float32), np.asarray(disease, dtype=np.float32), attributes
 
 
