@@ -301,7 +301,7 @@ def test_damaged_notes_of_an_earlier_run_are_ignored(server: TinyServer, target:
 
 def test_a_place_that_cannot_be_written_is_said(server: TinyServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError, match="a file stands where a folder is needed"):
+    with pytest.raises(StorageError, match="a file is where a folder is needed"):
         download(f"{server.address}/a.zip", tmp_path / "file" / "a.zip")
 
 
