@@ -85,7 +85,7 @@ def test_refusals_of_the_disk_become_one_message(tmp_path, code, words):
 
 def test_a_file_in_the_way_of_a_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="a file is where a folder"):
+    with pytest.raises(StorageError, match="file is where a folder"):
         write_json(tmp_path / "file" / "a.json", {})
 
 
