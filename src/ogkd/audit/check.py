@@ -60,7 +60,9 @@ def audit_data(
     refs = [item.image for item in manifest.items]
     images, unreadable = scan_images(refs)
     duplicates = find_duplicates(images, near=near)
-    labels = backbone and _check_labels(backbone, refs, records, images, duplicates)
+    labels = None
+    if backbone is not None:
+        labels = _check_labels(backbone, refs, records, images, duplicates)
     facts = gather_facts(records, names, images)
     reasons = {
         # Without the folders above the data, which do not belong in a shared page.
