@@ -40,7 +40,7 @@ def print_table(
         table.add_column(heading, overflow="fold", justify="right" if right else "left")
     for row in rows:
         table.add_row(*map(str, row))
-    Console().print(table)
+    Console(markup=False, emoji=False).print(table)  # names of classes are not markup
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
