@@ -206,7 +206,7 @@ def test_no_image_is_in_two_splits_and_files_hold_what_render_draws(tmp_path: Pa
 
 def test_a_folder_with_content_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(DataError, match=r"not an empty folder.*--out"):
+    with pytest.raises(DataError, match=r"not an empty folder.*Choose another folder"):
         write_folder("oct", tmp_path, per_class=1, size=64)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
