@@ -122,7 +122,7 @@ def test_new_refuses_impossible_wishes(refused, tmp_path, data):
     assert "--classes" in refused(*new)
     assert "--classes" in refused(*new, "--classes", "a", "--data", data)
     assert "named twice" in refused(*new, "--classes", "a", "--classes", "A")
-    assert "Did you mean mri" in refused(*new, "--classes", "a", "--modality", "mrt")
+    assert "Did you mean 'mri'" in refused(*new, "--classes", "a", "--modality", "mrt")
 
 
 def test_import_writes_a_bank_and_says_what_its_texts_lack(ogkd, refused, tmp_path):

@@ -87,7 +87,7 @@ def test_gradients_reach_the_context_only(bert_backbone):
     prompts.text_features(context).square()[..., 0].sum().backward()
     assert context.grad is not None
     assert context.grad.abs().min() > 0
-    parameters = list(bert_backbone._model.parameters())
+    parameters = list(bert_backbone.model.parameters())
     assert parameters
     assert not any(p.requires_grad or p.grad is not None for p in parameters)
 

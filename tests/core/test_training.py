@@ -63,12 +63,12 @@ def test_all_images_are_used_without_drop_last():
 
 
 def test_training_lowers_the_loss_and_leaves_the_backbone_alone(learner, bert_backbone):
-    before = {k: v.clone() for k, v in bert_backbone._model.state_dict().items()}
+    before = {k: v.clone() for k, v in bert_backbone.model.state_dict().items()}
     seen = []
     config = TrainConfig(epochs=30, batch_size=3, lr=0.2)
     train_contexts(learner, [make_run(bert_backbone, 1)], objective, config, log=seen.append)
     assert seen[-1]["terms"]["ce"][0] < seen[0]["terms"]["ce"][0] - 0.1
-    after = bert_backbone._model.state_dict()
+    after = bert_backbone.model.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 

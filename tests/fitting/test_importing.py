@@ -117,7 +117,7 @@ def test_code_in_a_checkpoint_is_never_run(bert_backbone, context, tmp_path, kin
     else:
         path = tmp_path / "bare"
         path.write_bytes(pickle.dumps(content["epoch"], protocol=2))
-    with pytest.raises(ConfigError, match=r"holds code \(\S+\), which is not loaded") as error:
+    with pytest.raises(ConfigError, match=r"contains code \(\S+\), which is not loaded") as error:
         import_context(path, NAMES, backbone=bert_backbone)
     assert not (tmp_path / "pwned").exists()
     assert "weights_only" not in str(error.value)
@@ -166,8 +166,11 @@ def test_a_file_that_is_no_checkpoint_is_refused_by_name(bert_backbone, context,
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"state_dict": {"weight": torch.zeros(2)}}, "no 'prompt_learner.ctx'. It holds: weight"),
-        ({"state_dict": {}}, "It holds: nothing"),
+        (
+            {"state_dict": {"weight": torch.zeros(2)}},
+            "no 'prompt_learner.ctx'. It contains: weight",
+        ),
+        ({"state_dict": {}}, "It contains: nothing"),
         ({"state_dict": {"ctx": 5}}, "no 'prompt_learner.ctx'"),
         ({"state_dict": [1]}, "no table of tensors"),
         (torch.zeros(4, 8), "no table of tensors"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ogkd.errors import ConfigError, did_you_mean
+from ogkd.errors import ConfigError
 from ogkd.prompts.bank import fold
 
 _OPTIONAL = re.compile(r"\[([^\]]*)\]")
@@ -45,7 +46,8 @@ def find_modality(name: str) -> Modality:
     }
     if wanted in known:
         return known[wanted]
-    hint = did_you_mean(wanted, known)
+    near = difflib.get_close_matches(wanted, known, n=1, cutoff=0.5)
+    hint = f" Did you mean '{known[near[0]].name}'?" if near else ""
     raise ConfigError(
         f"There are no templates for the modality '{name}'.{hint} Known modalities: "
         f"{', '.join(modalities())}.",
