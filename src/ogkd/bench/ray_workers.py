@@ -244,6 +244,7 @@ class _Driver:
     def _replace(self, worker: _Worker, error: Exception) -> None:
         """Put back what a lost worker was doing, unless that has cost too many workers."""
         task = worker.task
+        self._ledger.on_event({"event": "died", "code": type(error).__name__})
         if task is None:
             self._stop_worker(worker)
             self._failed_starts += 1
@@ -254,7 +255,6 @@ class _Driver:
                     "installed on every node? Finished runs are kept."
                 )
             return
-        self._ledger.on_event({"event": "died", "code": type(error).__name__})
         self._deaths[task.name] += 1
         often = self._deaths[task.name] >= MOST_ATTEMPTS
         if isinstance(task, RunGroup) and often:
