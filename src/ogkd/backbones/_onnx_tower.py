@@ -107,7 +107,7 @@ def _export(backbone: Backbone, *, patches: bool) -> Any:
     """The image tower as an onnx.ModelProto for one image at a time."""
     size = backbone.preprocessing.size
     try:
-        with _quiet(), torch.no_grad():
+        with quiet_exporter(), torch.no_grad():
             program = torch.onnx.export(
                 _ImageTower(backbone, patches=patches).eval(),
                 (torch.zeros(1, 3, size, size),),
@@ -230,7 +230,7 @@ def _quantise(model: Any, layers: Sequence[nn.Linear], target: Path) -> None:
             own.CopyFrom(stored[node.input[1]])
             own.name = f"{own.name} of {node.name}"
             node.input[1] = own.name
-    with _quiet():
+    with quiet_exporter():
         quantize_dynamic(
             model,
             target,
@@ -244,7 +244,7 @@ def _quantise(model: Any, layers: Sequence[nn.Linear], target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_exporter() -> Iterator[None]:
     """Hide the exporter's advice about its own internals; errors still come through."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)

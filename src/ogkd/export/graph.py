@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ogkd.backbones._onnx_tower import quiet_exporter
 from ogkd.errors import ConfigError
 from ogkd.images.transforms import Preprocessing
 from ogkd.model.card import CAUTION
@@ -70,7 +67,7 @@ def build(classifier: Classifier, *, include_preprocessing: bool = False) -> Any
     _refuse(classifier)
     module = Graph(classifier, include_preprocessing=include_preprocessing).eval()
     try:
-        with _quiet(), torch.no_grad():
+        with quiet_exporter(), torch.no_grad():
             program = torch.onnx.export(
                 module,
                 (module.example(),),
@@ -135,19 +132,6 @@ def strip(model: Any) -> None:
         del part.metadata_props[:]
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress the exporters' warnings about their own internals; errors still come through."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
 def quantise(source: Path, target: Path) -> None:
     """Quantise the image tower's linear layers to 8 bits; the head stays in float32.
 
@@ -157,7 +141,7 @@ def quantise(source: Path, target: Path) -> None:
     from onnxruntime.quantization import quantize_dynamic
 
     model = onnx.load(source)
-    with _quiet():
+    with quiet_exporter():
         quantize_dynamic(
             model,
             target,

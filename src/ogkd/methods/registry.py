@@ -84,7 +84,7 @@ def register(method: MethodT) -> MethodT:
     if required := [name for name, field in fields if field.is_required()]:
         raise ConfigError(f"Settings of {where} need a default: {', '.join(required)}.")
     known = METHODS.known.get(method.name)
-    # A notebook cell that is run again defines the same class anew.
+    # A notebook cell that is run again defines the same class again.
     if known is not None and _address(known) != where:
         raise ConfigError(
             f"Two methods are named '{method.name}': {_address(known)} and {where}. Give one of "
