@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
-.PHONY: demo check test lint format docs browser clean
+.PHONY: demo check test hostile lint format docs browser lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ogkd demo --out demo-output
@@ -17,6 +17,10 @@ check: lint
 
 test: $(VENV)/.dev
 	$(PYTEST) $(PYTEST_ARGS)
+
+# Every hostile input in every place and a fault at every operation on files: for the night.
+hostile: $(VENV)/.dev
+	OGKD_HOSTILE=all $(PYTEST) $$(grep -rl --include='test_*.py' OGKD_HOSTILE tests) tests/hostile/test_limits.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -32,6 +36,13 @@ format: $(VENV)/.dev
 docs: $(VENV)/.dev
 	$(BIN)/properdocs build --strict --site-dir site
 	@echo "Open site/index.html"
+
+# Hashes of all that users install, in the versions of constraints.txt. Not of torch: users choose its build.
+EXTRAS := dicom serve onnx ray audit
+lock:
+	@echo "torch; python_version < '3'" > $(VENV)/without-torch.txt
+	uv pip compile pyproject.toml $(EXTRAS:%=--extra %) --constraint constraints.txt --universal --python-version 3.11 \
+	    --override $(VENV)/without-torch.txt --generate-hashes --no-annotate --no-header --quiet --output-file requirements.lock
 
 # What drives Chromium in the tests of the web page; without it they are skipped.
 browser: $(VENV)/node/node_modules/playwright-core/index.js

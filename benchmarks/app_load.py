@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -22,10 +21,10 @@ from typing import Any
 import psutil
 
 
-def request(host: str, method: str, path: str, body: bytes = b"", kind: str = "") -> bytes:
+def request(host: str, method: str, path: str, body: bytes) -> bytes:
     connection = http.client.HTTPConnection(host, timeout=600)
     try:
-        connection.request(method, path, body or None, {"Content-Type": kind} if kind else {})
+        connection.request(method, path, body)
         reply = connection.getresponse()
         content = reply.read()
         if reply.status != 200:
@@ -38,20 +37,8 @@ def request(host: str, method: str, path: str, body: bytes = b"", kind: str = ""
 def classify(host: str, image: Path) -> tuple[Any, float]:
     """What the page says of an image, and after how many seconds."""
     began = time.perf_counter()
-    mark = uuid.uuid4().hex
-    head = f'--{mark}\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
-    form = head.encode() + image.read_bytes() + f"\r\n--{mark}--\r\n".encode()
-    kind = f"multipart/form-data; boundary={mark}"
-    (path,) = json.loads(request(host, "POST", "/gradio_api/upload", form, kind))
-    file = {"path": path, "meta": {"_type": "gradio.FileData"}}
-    body = json.dumps({"data": [file, False]}).encode()
-    begun = request(host, "POST", "/gradio_api/call/classify", body, "application/json")
-    event = json.loads(begun)["event_id"]
-    told = request(host, "GET", f"/gradio_api/call/classify/{event}").decode().strip()
-    kind, data = told.splitlines()[-2:]
-    if kind != "event: complete":
-        raise RuntimeError(data)
-    return json.loads(data.removeprefix("data: "))[0]["models"], time.perf_counter() - began
+    said = request(host, "POST", "/predict?name=a.png", image.read_bytes())
+    return json.loads(said)["models"], time.perf_counter() - began
 
 
 def start(model: Path) -> tuple[subprocess.Popen[str], str]:

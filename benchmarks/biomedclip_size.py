@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import string
 import tempfile
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
-from ogkd.backbones._bert import TextTower
+from ogkd.backbones._bert import TextTower, text_table
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
 from ogkd.backbones._tokenizer import bert_tokenizer
-from ogkd.backbones._vit import ImageTower, VisionSpec
+from ogkd.backbones._vit import ImageTower, VisionSpec, vision_table
 from ogkd.backbones.open_clip_format import OpenClipBackbone, _Model
 from ogkd.images.transforms import Preprocessing
 
-__all__ = ["WORDS", "make_backbone"]
+__all__ = ["WORDS", "make_backbone", "write_folder"]
 
 # Words that stand as single tokens; all others are spelled in pieces of one letter.
 _WORDS = """a photo of the image shows with and in on tissue lesion margin dark bright irregular
@@ -24,27 +26,28 @@ focal signal density border shadow class"""
 WORDS = tuple(_WORDS.split())
 
 
+_CONFIG = {
+    "embed_dim": 512,
+    "vision_cfg": {
+        "timm_model_name": "vit_base_patch16_224",
+        "timm_pool": "",
+        "timm_proj": "linear",
+        "image_size": 224,
+    },
+    "text_cfg": {
+        "hf_model_name": "bert",
+        "hf_tokenizer_name": "bert",
+        "hf_proj_type": "mlp",
+        "hf_pooler_type": "cls_last_hidden_state_pooler",
+        "context_length": 256,
+    },
+}
+
+
 def make_backbone(seed: int = 0) -> OpenClipBackbone:
     """195.9 million random parameters behind the usual contract."""
     torch.manual_seed(seed)
-    config = OpenClipConfig.model_validate(
-        {
-            "embed_dim": 512,
-            "vision_cfg": {
-                "timm_model_name": "vit_base_patch16_224",
-                "timm_pool": "",
-                "timm_proj": "linear",
-                "image_size": 224,
-            },
-            "text_cfg": {
-                "hf_model_name": "bert",
-                "hf_tokenizer_name": "bert",
-                "hf_proj_type": "mlp",
-                "hf_pooler_type": "cls_last_hidden_state_pooler",
-                "context_length": 256,
-            },
-        }
-    )
+    config = OpenClipConfig.model_validate(_CONFIG)
     bert = BertConfigFile(
         hidden_size=768,
         num_hidden_layers=12,
@@ -85,6 +88,25 @@ def make_backbone(seed: int = 0) -> OpenClipBackbone:
     )
 
 
+def write_folder(backbone: OpenClipBackbone, folder: Path) -> Path:
+    """Write it in open_clip's format, as a download would be; returns the weight file."""
+    folder.mkdir(parents=True)
+    model, own = backbone.model, dict(backbone.model.named_parameters())
+    table = {**vision_table(model.image, "image."), **text_table(model.text, "text.")}
+    table["logit_scale"] = ("logit_scale",)
+    weights = folder / "open_clip_model.safetensors"
+    stacked = {
+        key: torch.cat([own[name] for name in names]) if len(names) > 1 else own[names[0]].clone()
+        for key, names in table.items()
+    }
+    save_file(stacked, weights)
+    config = {"model_cfg": _CONFIG, "preprocess_cfg": {}}
+    (folder / "open_clip_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(model.text.bert.config.model_dump_json())
+    (folder / "vocab.txt").write_text(_vocabulary(), encoding="utf-8")
+    return weights
+
+
 def _randomise(tower: ImageTower | TextTower) -> None:
     """Weights large enough that different inputs give different outputs."""
     for key, parameter in tower.named_parameters():
@@ -96,12 +118,15 @@ def _randomise(tower: ImageTower | TextTower) -> None:
             torch.nn.init.zeros_(parameter)
 
 
-def _tokenizer(config: OpenClipConfig, bert: BertConfigFile) -> object:
+def _vocabulary() -> str:
     characters = string.ascii_lowercase + string.digits + string.punctuation
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = [*characters, *(f"##{c}" for c in characters)]
     words = [word for word in WORDS if len(word) > 1]
+    return "\n".join([*special, *pieces, *words]) + "\n"
+
+
+def _tokenizer(config: OpenClipConfig, bert: BertConfigFile) -> object:
     with tempfile.TemporaryDirectory() as folder:
-        lines = "\n".join([*special, *pieces, *words])
-        Path(folder, "vocab.txt").write_text(lines + "\n", encoding="utf-8")
+        Path(folder, "vocab.txt").write_text(_vocabulary(), encoding="utf-8")
         return bert_tokenizer(Path(folder), config.text_cfg, bert)

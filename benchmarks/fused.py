@@ -7,6 +7,8 @@ dataset is one JSON file in --out; what is there is not run again.
     python benchmarks/fused.py --out runs/fused --table       # print the tables
     python benchmarks/fused.py --out runs/fused-ogkd --ogkd 50 --seeds 1 2 3 \
         --shots 1 4 16 --datasets RETINA OCTMNIST             # with OGKD's texts, 50 epochs
+    python benchmarks/fused.py --out runs/fused-tokens --judge rest --parts 0 1 2 \
+        --shots 1 4 16 --seeds 1 2 3                          # class tokens alone
     python benchmarks/fused.py --out runs/fused-constants --constants --judge rest \
         --shots 1 2 4 16 --seeds 1 2 3                        # choose nu, kappa0 and rho
 
@@ -17,9 +19,11 @@ the images of train and val that are not in the support: all choices were made b
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +48,15 @@ SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shar
 BANKS = {"COVID_19": "covid"}  # whose bank is not called like the folder in small letters
 ZERO_SHOT = "zero-shot ensemble"
 CONSTANTS = [
-    {"rho": 1.0, "nu": nu, "kappa0": kappa0}
+    {"rho": 0.3, "nu": nu, "kappa0": kappa0}
     for nu, kappa0 in itertools.product((4.0, 16.0, 64.0), (2.0, 4.0, 8.0, 16.0))
 ]
-CONSTANTS += [{"rho": rho, "nu": 16.0, "kappa0": 8.0} for rho in (0.3, 3.0)]
+CONSTANTS += [{"rho": rho, "nu": 16.0, "kappa0": 8.0} for rho in (0.1, 1.0)]
 
 
 def judge(head: Head, features: Tensor, labels: Tensor) -> dict[str, float]:
     """Accuracy, area under the risk-coverage curve, and mean negative log-likelihood."""
-    log_p = head.logits(features).double().log_softmax(-1)
+    log_p = head.of_rows(features).double().log_softmax(-1)
     confidence, said = log_p.max(-1)
     wrong = (said != labels)[confidence.argsort(descending=True, stable=True)].double()
     risks = wrong.cumsum(0) / torch.arange(1, len(wrong) + 1)
@@ -75,22 +79,39 @@ def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> d
     judged = manifest.part("test") if options.judge == "test" else train + manifest.part("val")
     items = list(dict.fromkeys(train + judged))
     row_of = {item: row for row, item in enumerate(items)}
-    features = store.get([item.path for item in items]).globals  # [N, 1, d]
+    features = store.get([item.image for item in items], deep=True)  # [N, 1, ..]
+    if options.parts is not None:
+        features, text = only(features, text, options.parts)
+    rows = features.rows[:, 0]
     labels = torch.tensor([item.label for item in items])
     found: list[dict[str, Any]] = []
     for shots in options.shots:
         drawn = [few_shot(train, shots, seed) for seed in options.seeds]
         supports = []
         for support in drawn:
-            rows = [row_of[item] for item in support]
-            views = FixedViews(ImageFeatures(features[rows], None))
-            supports.append(Support(views, labels[rows]))
+            chosen = [row_of[item] for item in support]
+            deep = features.deep[chosen]  # type: ignore[index]  # asked for above
+            views = FixedViews(ImageFeatures(features.globals[chosen], None, deep))
+            supports.append(Support(views, labels[chosen]))
         for method, heads in fitted(supports, text, options).items():
             for seed, support, head in zip(options.seeds, drawn, heads, strict=True):
                 others = [row_of[item] for item in judged if item not in set(support)]
                 row = {"method": method, "shots": shots, "seed": seed}
-                found.append(row | judge(head, features[others, 0], labels[others]))
+                found.append(row | judge(head, rows[others], labels[others]))
     return {"dataset": name, "judged": options.judge, "rows": found}
+
+
+def only(
+    features: ImageFeatures, text: TextSide, parts: list[int]
+) -> tuple[ImageFeatures, TextSide]:
+    """Some of the deeper parts alone, and a text side whose backbone has only those."""
+    assert features.deep is not None
+    widths = text.backbone.deep_parts
+    kept = [features.deep.split(list(widths), dim=-1)[part] for part in parts]
+    twin = copy.copy(text.backbone)
+    twin.deep_parts = tuple(widths[part] for part in parts)
+    found = ImageFeatures(features.globals, None, torch.cat(kept, dim=-1))
+    return found, replace(text, backbone=twin)
 
 
 def fitted(
@@ -105,6 +126,14 @@ def fitted(
     if options.constants:
         found = {_constants(**one): fit("fused", text="bank", **one) for one in CONSTANTS}
         return {ZERO_SHOT: fit("zero-shot-ensemble"), **found}
+    # The methods besides fused see the global features alone.
+    everything, supports = (
+        supports,
+        [
+            Support(FixedViews(ImageFeatures(s.views.features.globals)), s.labels)  # type: ignore[attr-defined]
+            for s in supports
+        ],
+    )
     images: list[Head] = []
     for support in supports:
         W, b = gaussian(rows_of(support, text.class_names))
@@ -114,9 +143,11 @@ def fitted(
         ZERO_SHOT: fit("zero-shot-ensemble"),
         "GDA, images alone": images,
         "GDA with text": fit("gda", prior="bank"),
-        "fused, kappa = 8": fit("fused", text="bank", kappa=8.0),
-        "fused": fit("fused", text="bank"),
+        "fused, global features": fit("fused", text="bank"),
     }
+    supports = everything
+    heads["fused, kappa = 8"] = fit("fused", text="bank", kappa=8.0)
+    heads["fused"] = fit("fused", text="bank")
     if options.ogkd:
         # Without the patch loss: these supports hold no patches.
         settings = {"text_settings": {"lambda_lgd": 0.0}, "train": {"epochs": options.ogkd}}
@@ -200,6 +231,9 @@ def main() -> None:
     parser.add_argument("--judge", choices=["test", "rest"], default="test")
     parser.add_argument("--shots", nargs="+", type=int, default=[1, 2, 4, 8, 16])
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 11)))
+    parser.add_argument(
+        "--parts", nargs="+", type=int, help="deeper parts to keep; all if left out"
+    )
     parser.add_argument("--ogkd", type=int, default=0, help="epochs of OGKD; 0 leaves it out")
     parser.add_argument("--constants", action="store_true", help="compare its constants instead")
     parser.add_argument("--threads", type=int, default=1)

@@ -27,7 +27,7 @@ import numpy as np
 from ogkd.bench.grid import expand, protocols, read_grid
 from ogkd.bench.runner import RunGroup, group_runs, method_of
 from ogkd.bench.runs import RunsFolder, RunSpec
-from ogkd.core.training import TrainConfig
+from ogkd.core.optimisers import TrainConfig
 from ogkd.datasets.catalog import benchmarks
 from ogkd.files import write_json
 

@@ -213,16 +213,16 @@ def peak_memory(kind: str, classes: int) -> float:
         batch = cached_batch(backbone, pixels, labels, seeds, half=True)
         for _ in range(2):
             ours.step(batch)
-    return _peak_kib() / 1024**2
+    return peak_gib()
 
 
-def _peak_kib() -> float:
+def peak_gib() -> float:
     """The process's own peak; ru_maxrss would start at that of the process which started it."""
     status = Path("/proc/self/status")
     if status.is_file():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return float(line.split()[1])
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return float(line.split()[1]) / 1024**2
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024**2
 
 
 def memories(classes: int) -> dict[str, float]:

@@ -1,4 +1,7 @@
-"""Rank classes with a file of `ogkd export`: python onnx_predict.py MODEL.onnx IMAGE..."""
+"""Rank classes with a file of `ogkd export`: python onnx_predict.py MODEL.onnx IMAGE...
+
+Images are read exactly as ogkd reads them; those that Pillow alone cannot read so are refused.
+"""
 
 import json
 import sys
@@ -7,26 +10,80 @@ import numpy as np
 import onnxruntime
 from PIL import Image, ImageOps
 
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
+DEEP_GRAY = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+DEEP_COLOUR = ("RGB;16B", "RGBA;16B", "LA;16B")  # of PNG: Pillow would drop half of the bits
+BITS, PHOTOMETRIC, KIND = 258, 262, 339  # TIFF tags
 
-def prepare(path, prep, normalised):
-    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
-    size, resample = prep["size"], Image.Resampling[prep["interpolation"].upper()]
+
+def read(path):
+    """The image as 8-bit RGB, upright; deep gray is scaled by its own range."""
+    pixels = _pixels(path)
+    if (pixels == pixels[0, 0]).all():
+        raise ValueError("it is blank: all of its pixels are the same")
+    return pixels
+
+
+def _pixels(path):
+    with Image.open(path, formats=FORMATS) as image:
+        if image.width * image.height > 100_000_000:
+            raise ValueError("it has more than 100 million pixels")
+        tags = getattr(image, "tag_v2", {})
+        bits, kinds = tags.get(BITS, (8,)), tags.get(KIND, (1,))
+        lossy = max(bits) > 8 and (len(bits) > 1 or bits[0] > 32 or (bits[0], kinds[0]) == (32, 1))
+        if lossy or (image.tile and image.tile[0].args in DEEP_COLOUR):
+            raise ValueError("its 16-bit colours or 32-bit numbers need ogkd; save it with 8 bits")
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+    if upright.mode not in DEEP_GRAY:
+        return np.asarray(upright.convert("RGB"))
+    values = np.asarray(upright).astype(np.float64)
+    if not np.isfinite(values).all():
+        raise ValueError("not all of its values are finite numbers")
+    low, span = values.min(), np.ptp(values)
+    gray = np.rint((values - low) / (span or 1) * 255).astype(np.uint8)
+    if tags.get(PHOTOMETRIC) == 0:  # white is zero
+        gray = 255 - gray
+    return np.repeat(gray[:, :, None], 3, axis=2)
+
+
+def prepare(pixels, prep):
+    """Resized and cropped to the model's size."""
+    image, size = Image.fromarray(pixels), prep["size"]
     new = (size, size)
     if prep["resize"] == "shortest":
+        most = 20 * min(image.size)  # the far ends of a strip are cut before it is resized
+        left, top = (max(0, (side - most) // 2) for side in image.size)
+        image = image.crop(
+            (left, top, left + min(image.width, most), top + min(image.height, most))
+        )
         new = tuple(int(size * side / min(image.size)) for side in image.size)
-    image = image.resize(new, resample)
+    image = image.resize(new, Image.Resampling[prep["interpolation"].upper()])
     left, top = (round((side - size) / 2) for side in new)
-    pixels = np.asarray(image.crop((left, top, left + size, top + size)))
-    if normalised:
-        pixels = ((pixels / 255 - prep["mean"]) / prep["std"]).transpose(2, 0, 1)
-    return pixels.astype(np.float32 if normalised else np.uint8)
+    return np.asarray(image.crop((left, top, left + size, top + size)))
 
 
-model, *paths = sys.argv[1:]
-session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-card = json.loads(session.get_modelmeta().custom_metadata_map["ogkd"])
-for path in paths:
-    pixels = prepare(path, card["preprocessing"], card["input"]["normalised"])
-    (p,) = session.run(["probabilities"], {"pixels": pixels[None]})[0]
-    ranked = sorted(zip(p, card["class_names"], strict=True), reverse=True)
-    print(path, *(f"{name} {share:.6f}" for share, name in ranked), sep="\t")
+def main(model, *paths):
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    card = json.loads(session.get_modelmeta().custom_metadata_map["ogkd"])
+    prep, refused = card["preprocessing"], 0
+    for path in paths:
+        try:
+            pixels = read(path)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            print(f"{path} is not read: {error}.", file=sys.stderr)
+            refused = 1
+            continue
+        if len(card["input"]["shape"]) == 4:  # else the graph resizes and crops
+            pixels = prepare(pixels, prep)[None]
+        if card["input"]["normalised"]:
+            pixels = ((pixels / 255 - prep["mean"]) / prep["std"]).transpose(0, 3, 1, 2)
+            pixels = pixels.astype(np.float32)
+        (p,) = session.run(["probabilities"], {"pixels": pixels})[0]
+        ranked = sorted(zip(p, card["class_names"], strict=True), reverse=True)
+        print(path, *(f"{name} {share:.6f}" for share, name in ranked), sep="\t")
+    return refused
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

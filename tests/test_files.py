@@ -7,13 +7,23 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
-from ogkd.errors import StorageError
+from ogkd.errors import ConfigError, StorageError
 from ogkd.files import (
+    blob_id,
     cache_dir,
+    check_seal,
     folder_atomically,
+    home,
+    not_twice,
+    read_bytes,
+    read_json,
+    read_toml,
+    recover,
+    sealed,
     sha256_file,
     write_atomically,
     write_json,
@@ -124,3 +134,205 @@ def test_the_cache_can_be_moved(monkeypatch, tmp_path):
     monkeypatch.delenv("OGKD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_dir() == tmp_path / "ogkd"
+
+
+def test_a_replaced_folder_is_exchanged_in_one_step(tmp_path, monkeypatch):
+    with folder_atomically(tmp_path / "m") as aside:
+        (aside / "one").touch()
+    seen = []
+    rename = type(tmp_path).rename
+    monkeypatch.setattr(type(tmp_path), "rename", lambda *a: seen.append(a) or rename(*a))
+    with folder_atomically(tmp_path / "m") as aside:
+        (aside / "two").touch()
+    assert names(tmp_path / "m") == ["two"]
+    if sys.platform == "linux":
+        assert not seen  # no moment without a folder
+
+
+KILLED = """
+    import os, sys, ogkd.files as files
+    from pathlib import Path
+    files._exchange = lambda one, other: False
+    path, rename, count = Path(sys.argv[1]), Path.rename, iter(range(9))
+    def kill(self, to):
+        if next(count) == int(sys.argv[2]):
+            os.kill(os.getpid(), 9)
+        return rename(self, to)
+    Path.rename = kill
+    with files.folder_atomically(path) as aside:
+        (aside / "new").touch()
+"""
+
+
+@pytest.mark.parametrize("moment", [0, 1])
+def test_a_folder_survives_a_kill_between_the_renames(tmp_path, moment):
+    with folder_atomically(tmp_path / "m") as aside:
+        (aside / "old").touch()
+    code = textwrap.dedent(KILLED)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "m"), str(moment)])
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "m").exists() == (moment == 0)
+    recover(tmp_path / "m")
+    assert names(tmp_path / "m") == ["old"]
+    with folder_atomically(tmp_path / "m") as aside:
+        (aside / "new").touch()
+    assert names(tmp_path) == ["m"]  # what the killed process left is gone
+    assert names(tmp_path / "m") == ["new"]
+
+
+def test_what_a_running_process_writes_is_not_swept(tmp_path):
+    with write_atomically(tmp_path / "a.txt") as one, write_atomically(tmp_path / "a.txt") as two:
+        one.write_text("one")
+        two.write_text("two")
+    assert (tmp_path / "a.txt").read_text() == "one"
+
+
+def test_a_seal_notices_every_change():
+    content = sealed({"a": 1, "b": ["ü", None]})
+    check_seal(content)
+    check_seal({"a": 1})  # never sealed
+    for change in ({"a": 2}, {"c": 1}, {"b": ["ü"]}):
+        with pytest.raises(ValueError, match="changed"):
+            check_seal(content | change)
+
+
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        PNG,
+        b"\xff\xd8\xff\xe0\0",
+        b"path,label\na.png,cyst\n",
+        b'{"weights_sha256": "x"}',
+        b"My notes.",
+    ],
+)
+def test_a_file_of_another_kind_is_never_replaced(tmp_path, old):
+    place = tmp_path / "out.csv"
+    place.write_bytes(old)
+    with pytest.raises(StorageError, match=r"left as it is.*out-2\.csv"):
+        write_text(place, "path,prediction,probability\nb.png,cyst,0.9\n")
+    assert place.read_bytes() == old
+    assert (tmp_path / "out-2.csv").read_text().startswith("path,prediction")
+    assert len(names(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("path,prediction,a,b\n", "path,prediction,c\n"),
+        ('{"images": 3, "accuracy": 1}', '{"images": 4, "accuracy": 2, "nll": 1}'),
+        ("[1]", "[2, 3]"),
+        ("", "anything"),
+        ("<!DOCTYPE html><title>ogkd</title>", "<!doctype html>ogkd"),
+        ('{"epoch": 1}\n{"epoch": 2}\n', '{"epoch": 1}\n'),
+        ("| a |", "| b, c |".replace(",", "")),
+    ],
+)
+def test_a_file_of_the_same_kind_is_replaced(tmp_path, old, new):
+    (tmp_path / "out").write_text(old)
+    write_text(tmp_path / "out", new)
+    assert (tmp_path / "out").read_text() == new
+
+
+def test_a_page_of_someone_else_is_not_replaced(tmp_path):
+    (tmp_path / "a.html").write_text("<!DOCTYPE html><title>Mine</title>")
+    with pytest.raises(StorageError, match="left as it is"):
+        write_text(tmp_path / "a.html", "<!DOCTYPE html><title>ogkd</title>")
+
+
+def test_a_pipe_or_a_loop_of_links_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="a pipe or a device"):
+        write_text(tmp_path / "pipe", "x")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(StorageError, match="Cannot write"):
+        write_text(tmp_path / "loop" / "a.txt", "x")
+
+
+def test_readers_refuse_pipes_devices_and_what_is_too_large(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(OSError, match="pipe or a device"):
+            read_bytes(path)
+    (tmp_path / "large").write_bytes(b"12345")
+    with pytest.raises(OSError, match="larger than"):
+        read_bytes(tmp_path / "large", most=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 200_000, "deeply"),
+        ('{"a": "\\ud800"}', "surrogate"),
+        ("1" * 5000, "digits"),
+        ("{", "Expecting"),
+    ],
+)
+def test_json_that_cannot_be_used_is_a_value_error(tmp_path, text, message):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_json(tmp_path / "a.json")
+
+
+def test_toml_that_is_too_deep_is_a_value_error(tmp_path):
+    (tmp_path / "a.toml").write_text("a = " + "[" * 5000)
+    with pytest.raises(ValueError, match="deeply"):
+        read_toml(tmp_path / "a.toml")
+
+
+def test_a_link_to_nothing_is_not_taken_for_a_missing_file(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(OSError, match="link to nothing") as caught:
+        read_bytes(tmp_path / "link")
+    assert not isinstance(caught.value, FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        read_bytes(tmp_path / "gone")
+
+
+def test_a_home_that_is_not_there_is_one_message(monkeypatch):
+    with pytest.raises(ConfigError, match="no such home folder"):
+        home("~nouser/x")
+    monkeypatch.setenv("OGKD_CACHE", "~nouser/x")
+    with pytest.raises(ConfigError, match="no such home folder"):
+        cache_dir()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from ogkd.files import not_twice
+with not_twice(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_folder_is_refused_while_another_process_writes_it_and_not_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    place = tmp_path / "deep" / "model"
+    command = [sys.executable, "-c", HOLD, str(place)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(StorageError, match="Another process is writing"), not_twice(place):
+            pass
+        other.kill()
+    with not_twice(place):
+        pass
+    assert list(place.parent.iterdir()) == []
+
+
+def test_a_git_blob_id_is_gits_own(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"two\nlines\n")
+    try:
+        said = subprocess.run(
+            ["git", "hash-object", str(path)], capture_output=True, text=True, check=True
+        )
+    except FileNotFoundError:
+        pytest.skip("git is not installed")
+    assert blob_id(path.read_bytes()) == said.stdout.strip()

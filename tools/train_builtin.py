@@ -1,8 +1,10 @@
-"""Train the built-in vision-language model on phantoms, from nothing, on two cores.
+"""Train the built-in vision-language model on phantoms, on two cores.
 
     python tools/train_builtin.py
+    python tools/train_builtin.py --start-from FOLDER --steps 600 --lr 3e-4
 
-draws the training images, trains, and writes the model's folder. A stopped run goes on
+draws the training images, trains, and writes the model's folder: the first from nothing, the
+second with the weights of a model that this command wrote before. A stopped run goes on
 where its last checkpoint was. Nothing of the held-out datasets and classes is used.
 """
 
@@ -21,11 +23,12 @@ from builtin_vlm.batches import Source
 from builtin_vlm.data import GRID, build_pools
 from builtin_vlm.losses import losses
 from builtin_vlm.model import Trainee, make_config, start_from_principal_patches
-from builtin_vlm.storage import export, load_checkpoint, save_checkpoint
+from builtin_vlm.storage import export, load_checkpoint, load_weights, save_checkpoint
 from builtin_vlm.text import build_tokenizer
 from evaluate_builtin import zero_shot_table
 
 ROOT = Path(__file__).resolve().parent.parent
+HEADS, HEADS_LR = 100, 3e-3
 OUT = ROOT / "src" / "ogkd" / "backbones" / "builtin_data"
 
 
@@ -49,9 +52,12 @@ def main() -> None:
     work = options.work
     pools = build_pools(work / "images", options.images, options.seed, processes=options.threads)
     tokenizer = build_tokenizer()
-    source = Source(pools, tokenizer, options.seed, options.batch)
+    source = Source(pools, tokenizer, options.seed, options.batch, options.favour)
     model = Trainee(make_config(tokenizer.get_vocab_size()), source.keys)
-    start_from_principal_patches(model.clip, pools, options.seed)
+    if options.start_from:
+        load_weights(options.start_from, model, tokenizer)
+    else:
+        start_from_principal_patches(model.clip, pools, options.seed)
     optimizer = make_optimizer(model, options.lr)
     log = work / "log.jsonl"
     checkpoint = work / "checkpoint.safetensors"
@@ -60,9 +66,13 @@ def main() -> None:
     print(f"{size / 1e6:.2f} M parameters, vocabulary {tokenizer.get_vocab_size()}")
     print(f"steps {done} to {options.steps}", flush=True)
     clock = time.monotonic()
+    # New helper heads would disturb trained weights: at first only the heads learn.
+    heads = HEADS if options.start_from else 0
     for step in range(done, options.steps):
+        model.clip.requires_grad_(step >= heads)
+        lr = rate(step - heads, options.steps - heads, options.lr) if step >= heads else HEADS_LR
         for group in optimizer.param_groups:
-            group["lr"] = rate(step, options.steps, options.lr)
+            group["lr"] = lr
         model.train()
         half = step < options.whole * options.steps
         parts = losses(model, source.batch(step, GRID * GRID // 2 if half else GRID * GRID))
@@ -106,6 +116,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--every", type=int, default=350, help="steps between checkpoints")
+    parser.add_argument("--start-from", type=Path, help="folder of a model to train further")
+    parser.add_argument(
+        "--favour", nargs="*", default=[], metavar="DATASET", help="draw these four times as often"
+    )
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "builtin")
     parser.add_argument("--out", type=Path, default=OUT)
     return parser.parse_args()

@@ -6,12 +6,16 @@ Fit a classifier on a folder of labelled images, use it, and see what it is wort
     >>> model = ogkd.fit("my_images/", shots=16)  # doctest: +SKIP
     >>> model.predict(["new.png"])  # doctest: +SKIP
     >>> ogkd.evaluate(model, "my_images/")  # doctest: +SKIP
+    >>> ogkd.show_results(model, "my_images/", worst=True)  # doctest: +SKIP
+    >>> ogkd.report(model, "my_images/", "report.html")  # doctest: +SKIP
     >>> model.save("my_model"); model = ogkd.load("my_model")  # doctest: +SKIP
 
 fit, load, OGKDClassifier        a classifier from images, from a folder, as scikit-learn has one
-evaluate, calibrate              metrics on labelled images; temperature, sets, when to abstain
+zero_shot                        a classifier from class names alone
+evaluate, show_results, report   metrics on labelled images; images with answers; an HTML page
+calibrate, Policy                temperature and sets; which promise a decision has to keep
 explain, evidence, draw          which parts of an image support a class
-read_manifest, read_image        labelled images as a table; an image file as an array
+read_manifest, read_image        labelled images as a table; any image as an array
 load_backbone, Backbone          the frozen encoders
 methods, Method, register        every method, and how to add one; plugins: code of other packages
 losses, geometry, teacher        the paper's mathematics, as functions of tensors
@@ -36,11 +40,15 @@ if TYPE_CHECKING:
     from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
     from ogkd.fitting.pipeline import fit
+    from ogkd.fitting.zero_shot import zero_shot
     from ogkd.images import read_image
     from ogkd.methods import Method, register
     from ogkd.model.calibration import Calibration
     from ogkd.model.classifier import Classifier, load
-    from ogkd.model.explain import Evidence, draw, evidence, explain
+    from ogkd.model.decide import Policy
+    from ogkd.model.explain import Evidence, evidence, explain
+    from ogkd.model.picture import draw
+    from ogkd.report import report, show_results
 
     __version__: str
 
@@ -55,6 +63,7 @@ __all__ = [
     "Method",
     "OGKDClassifier",
     "OgkdError",
+    "Policy",
     "StorageError",
     "__version__",
     "calibrate",
@@ -72,7 +81,10 @@ __all__ = [
     "read_image",
     "read_manifest",
     "register",
+    "report",
+    "show_results",
     "teacher",
+    "zero_shot",
 ]
 
 _MODULES = {  # module: what it offers here
@@ -83,11 +95,15 @@ _MODULES = {  # module: what it offers here
     "ogkd.evaluation.calibrate": ("calibrate",),
     "ogkd.fitting.estimator": ("OGKDClassifier",),
     "ogkd.fitting.pipeline": ("fit",),
+    "ogkd.fitting.zero_shot": ("zero_shot",),
     "ogkd.images": ("read_image",),
     "ogkd.methods": ("Method", "register"),
     "ogkd.model.calibration": ("Calibration",),
     "ogkd.model.classifier": ("Classifier", "load"),
-    "ogkd.model.explain": ("Evidence", "draw", "evidence", "explain"),
+    "ogkd.model.decide": ("Policy",),
+    "ogkd.report": ("show_results",),
+    "ogkd.model.explain": ("Evidence", "evidence", "explain"),
+    "ogkd.model.picture": ("draw",),
 }
 
 
@@ -96,7 +112,7 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version  # slow to import
 
         return version("ogkd")
-    if name in ("methods", "plugins"):
+    if name in ("methods", "plugins", "report"):  # the last can be called
         return import_module(f"ogkd.{name}")
     for module, names in _MODULES.items():
         if name in names:

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from ogkd.errors import DataError, StorageError
+from ogkd.errors import ConfigError, DataError, StorageError
 from ogkd.files import sha256_file, storage_errors, write_json
 from ogkd.progress import progress_bar
 
@@ -32,6 +32,7 @@ _ATTEMPTS = 6  # in a row without progress
 _LONGEST_WAIT = 60.0  # seconds between two attempts
 _RETRIED = {408, 425, 429, 500, 502, 503, 504}
 _SHA256 = re.compile("[0-9a-f]{64}")
+GITHUB = "https://raw.githubusercontent.com"  # files of public repositories
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ def _fetch_rest(url: str, part: Path, trail: _Trail) -> None:
             remedy = "choose another folder (OGKD_DATA sets the one for all benchmarks)"
             check_space({part.parent: total - have}, what=part.stem, remedy=remedy)
         if not have:
-            part.unlink(missing_ok=True)
-            write_json(_notes(part), facts)
+            _discard(part)
+            write_json(_notes(part), facts, ours=True)
         _append(response, part, have, total)
 
 
@@ -228,7 +229,7 @@ def _refusal(url: str, response: httpx.Response) -> Exception:
     status = response.status_code
     if status in _RETRIED:
         after = response.headers.get("Retry-After", "")
-        wait = float(after) if after.isdigit() else None
+        wait = float(after) if after.isdecimal() else None
         return _TryAgainError(f"the server answered {status}", wait=wait)
     if status in (404, 410):
         return DataError(
@@ -245,7 +246,7 @@ def _refusal(url: str, response: httpx.Response) -> Exception:
 def _require_https(url: str, *, coming_from: str | None = None) -> None:
     # This machine may serve files to itself, but no server on the network may redirect us to it.
     local = _is_loopback(url) and (coming_from is None or _is_loopback(coming_from))
-    scheme = httpx.URL(url).scheme
+    scheme = parsed(url).scheme
     if scheme == "https" or (scheme == "http" and local):
         return
     subject = f"{coming_from} leads to {url}, which" if coming_from else url
@@ -255,8 +256,45 @@ def _require_https(url: str, *, coming_from: str | None = None) -> None:
     )
 
 
+def parsed(url: str) -> httpx.URL:
+    """The parts of a URL; a DataError if it is none."""
+    try:
+        found = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise DataError(f"'{url[:200]}' is not a valid URL: {error}. Check it.") from error
+    if found.scheme in ("http", "https") and not found.host:
+        raise DataError(f"'{url[:200]}' is not a valid URL: it names no host. Check it.")
+    return found
+
+
+def hub_mirror() -> str | None:
+    """HF_ENDPOINT, a mirror of the hub, if it is set."""
+    return _mirror("HF_ENDPOINT", "the hub")
+
+
+def mirrored(url: str) -> str:
+    """The URL of a file on GitHub at the mirror that OGKD_GITHUB names, if it is set."""
+    mirror = _mirror("OGKD_GITHUB", GITHUB)
+    return url.replace(GITHUB, mirror, 1) if mirror else url
+
+
+def _mirror(variable: str, of: str) -> str | None:
+    if not (endpoint := os.environ.get(variable)):
+        return None
+    try:
+        found = parsed(endpoint)
+    except DataError as error:
+        raise ConfigError(f"{variable} is wrong: {error}") from error
+    if found.scheme not in ("http", "https"):
+        raise ConfigError(
+            f"{variable} is wrong: '{endpoint[:200]}' starts with neither https:// nor http://. "
+            f"Set it to a mirror of {of}, or unset it."
+        )
+    return endpoint.rstrip("/")
+
+
 def _is_loopback(url: str) -> bool:
-    host = httpx.URL(url).host
+    host = parsed(url).host
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

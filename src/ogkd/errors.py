@@ -48,6 +48,30 @@ class Interrupted(OgkdError):
     exit_code = 130
 
 
+class OgkdWarning(UserWarning):
+    """What a user should know about a result; the command line prints it as a note."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory has run out, which libraries report in several ways."""
+    words = ("allocate", "bad_alloc", "out of memory", "not enough memory", "start new thread")
+    kinds = (RuntimeError, ImportError, OSError)
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, kinds) and any(word in said for word in words)
+    )
+
+
+def counted(number: int, word: str) -> str:
+    """A number with its noun in the right form.
+
+    >>> counted(1, "image"), counted(1200, "class")
+    ('1 image', '1,200 classes')
+    """
+    ending = "" if number == 1 else "es" if word.endswith("s") else "s"
+    return f"{number:,} {word}{ending}"
+
+
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """A sentence that names what is nearest, with a space before it; empty where nothing is near.
 

@@ -3,27 +3,109 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import glob
 import hashlib
+import itertools
 import json
 import os
+import platform
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ogkd.errors import StorageError
+from ogkd.errors import ConfigError, StorageError
+from ogkd.kinds import may_replace
 
+_Hook = Callable[[list[tuple[str, Any]]], Any]
+
+_SMALL = 1 << 26  # bytes that a text file may have
+BOM = "\ufeff"  # at the start of a CSV: Excel then reads it as UTF-8
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that start with these
 _MANY = 200  # files in a folder from which on the disk is asked once for all of them
 
 
 def cache_dir() -> Path:
     """The folder for converted weights and cached features (`OGKD_CACHE` moves it)."""
     if own := os.environ.get("OGKD_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "ogkd"
+        return home(own)
+    return home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "ogkd"
+
+
+def home(path: str | Path) -> Path:
+    """A path whose ~ or ~name is replaced by that home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: there is no such home folder. Check the path.") from error
+
+
+def resolved(path: str | Path) -> Path:
+    """The path without links and dots; of a loop of links, the path as it is."""
+    return Path(os.path.realpath(path))  # Path.resolve fails on a loop
+
+
+def read_bytes(path: Path, *, most: int = _SMALL) -> bytes:
+    """The content of a regular file; an OSError for a pipe, a device, or more than `most` bytes."""
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        if path.is_symlink():  # not the same as no file: some files may be missing
+            raise OSError(errno.EINVAL, "it is a link to nothing", str(path)) from None
+        raise
+    if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
+    if facts.st_size > most:
+        raise OSError(errno.EFBIG, f"it is larger than {most / 1e6:.0f} MB", str(path))
+    return path.read_bytes()
+
+
+def read_text(path: Path, *, encoding: str = "utf-8") -> str:
+    """The text of a small file, with plain line breaks."""
+    return read_bytes(path).decode(encoding).replace("\r\n", "\n")
+
+
+def is_text(text: str) -> bool:
+    """Whether a text can be written as UTF-8: half a character (a lone surrogate) cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def read_json(path: Path, *, encoding: str = "utf-8", hook: _Hook | None = None) -> Any:
+    """The value in a small JSON file; whatever is wrong with it is a ValueError."""
+    try:
+        value = json.loads(read_text(path, encoding=encoding), object_pairs_hook=hook)
+        written = json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not is_text(written):
+        raise ValueError("it contains half a character (a lone surrogate)")
+    return value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a small TOML file; whatever is wrong with it is a ValueError."""
+    try:
+        return tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        raise
+    except RecursionError as error:
+        raise tomllib.TOMLDecodeError("it is nested too deeply") from error
+    except ValueError as error:  # such as a number of too many digits
+        raise tomllib.TOMLDecodeError(str(error)) from error
+
+
+def blob_id(content: bytes) -> str:
+    """The name under which git stores a file of this content."""
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def sha256_file(path: Path) -> str:
@@ -56,15 +138,27 @@ def storage_errors(path: Path) -> Iterator[None]:
                 "Choose another place.",
                 argument="out",
             ) from error
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.EMFILE, errno.EINVAL):
+            raise StorageError(
+                f"Cannot write {path}: {os.strerror(error.errno)}. Choose another place.",
+                argument="out",
+            ) from error
         raise
 
 
 @contextlib.contextmanager
-def write_atomically(path: Path) -> Iterator[Path]:
-    """Yield a path aside to write to; it takes `path`'s place, synced, only if all went well."""
+def write_atomically(path: Path, *, ours: bool = False) -> Iterator[Path]:
+    """Yield a path aside to write to; it takes `path`'s place, synced, only if all went well.
+
+    It only takes the place of a file of the same kind: nobody's images, tables or models are
+    overwritten. What was written then stays under another name, which the error says. `ours` is
+    a place that only ogkd writes to: whatever is there may go.
+    """
     with storage_errors(path):
+        _refuse_special(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+        _sweep(path)
+        handle, name = tempfile.mkstemp(prefix=_prefix(path), suffix=".part", dir=path.parent)
         os.close(handle)
         aside = Path(name)
         try:
@@ -72,10 +166,33 @@ def write_atomically(path: Path) -> Iterator[Path]:
             _sync(aside)
             # mkstemp makes private files; a result is as readable as any other new file.
             aside.chmod(0o666 & ~_umask())
-            aside.replace(path)
+            place = path if ours or may_replace(aside, path) else _free_name(path)
+            aside.replace(place)
             _sync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
+    if place != path:
+        raise StorageError(
+            f"{path} exists and is another kind of file, so it was left as it is. The result is "
+            f"in {place}; choose another name next time.",
+            argument="out",
+        )
+
+
+def _refuse_special(path: Path) -> None:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise StorageError(
+            f"{path} is a pipe or a device, not a file. Choose another place.", argument="out"
+        )
+
+
+def _free_name(path: Path) -> Path:
+    """A name that is not taken, and never that of an image."""
+    first = path if path.suffix in (".csv", ".json", ".jsonl", ".html") else Path(f"{path}.out")
+    numbers = itertools.count(2)
+    return next(
+        place for n in numbers if not (place := first.with_stem(f"{first.stem}-{n}")).exists()
+    )
 
 
 @contextlib.contextmanager
@@ -83,7 +200,9 @@ def folder_atomically(path: Path) -> Iterator[Path]:
     """Yield a folder aside to fill; it appears as `path` by one rename if all went well."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent))
+        recover(path)
+        _sweep(path)
+        aside = Path(tempfile.mkdtemp(prefix=_prefix(path), suffix=".part", dir=path.parent))
         try:
             yield aside
             inside = list(aside.rglob("*"))
@@ -109,17 +228,49 @@ def alone(target: Path) -> Iterator[None]:
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.with_name(f".{target.name}.lock")):
-            for left in target.parent.glob(f".{target.name}.*.part"):
+            for left in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
                 shutil.rmtree(left, ignore_errors=True)
             yield
 
 
+@contextlib.contextmanager
+def not_twice(target: Path) -> Iterator[None]:
+    """Refuse to work on the folder `target` while another process does; none waits."""
+    from filelock import FileLock, Timeout
+
+    file = target.with_name(f".{target.name}.lock")
+    lock = FileLock(file)
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise StorageError(
+                f"Another process is writing {target} now. Wait until it has finished, or choose "
+                "another folder.",
+                argument="out",
+            ) from error
+        except NotImplementedError:
+            pass  # a file system without locks
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):  # Windows keeps a file that is open
+                file.unlink()
+            lock.release()
+
+
 def _replace_folder(aside: Path, path: Path) -> None:
+    """Put `aside` where `path` is; what was there is removed, or comes back if that fails."""
     if not path.is_dir():
         aside.rename(path)
         return
-    # A rename cannot replace a folder with content: the old one steps aside first.
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".old", dir=path.parent))
+    if _exchange(aside, path):
+        return  # the old folder is now `aside`, which the caller removes
+    # A rename cannot replace a folder with content: the old one steps aside first. If we are
+    # killed between the renames, `recover` brings it back.
+    old = Path(tempfile.mkdtemp(prefix=_prefix(path), suffix=".old", dir=path.parent))
     path.rename(old / path.name)
     try:
         aside.rename(path)
@@ -130,15 +281,102 @@ def _replace_folder(aside: Path, path: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write UTF-8 text in one step."""
-    with write_atomically(path) as aside:
+def recover(path: Path) -> None:
+    """Bring back a folder whose replacement was killed between two renames."""
+    if path.exists() or not path.parent.is_dir():
+        return
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
+        with contextlib.suppress(OSError):
+            (old / path.name).rename(path)
+            old.rmdir()
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step, where the system can (Linux)."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        return False
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(call(here, os.fsencode(one), here, os.fsencode(other), swap) == 0)
+
+
+def _prefix(path: Path) -> str:
+    """How what we write next to `path` starts: it says which process of which machine it is of."""
+    machine = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    return f".{path.name[:100]}.{machine}-{os.getpid()}."
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes of this machine that were killed have left next to `path`."""
+    from psutil import pid_exists  # slow to import
+
+    start = _prefix(path).rsplit("-", 1)[0]
+    for left in path.parent.glob(f"{glob.escape(start)}-*"):
+        if left.suffix == ".old" and not path.exists():
+            continue  # it is all that there is: `recover` is for it
+        owner = left.name.removeprefix(f"{start}-").split(".")[0]
+        if owner.isdecimal() and not pid_exists(int(owner)):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The content with a digest of itself, by which `check_seal` notices any change."""
+    return {**content, "sha256": _content_sha256(content)}
+
+
+def check_seal(content: Mapping[str, Any]) -> None:
+    """Raise a ValueError if sealed content was changed; what was never sealed passes."""
+    if content.get("sha256") not in (None, _content_sha256(content)):
+        raise ValueError("it was changed after it was written")
+
+
+def _content_sha256(content: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in content.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def write_text(path: Path, text: str, *, ours: bool = False) -> None:
+    """Write UTF-8 text in one step; `ours` as in `write_atomically`."""
+    with write_atomically(path, ours=ours) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON in one step."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+def write_json(path: Path, value: Any, *, ours: bool = False) -> None:
+    """Write indented JSON in one step; `ours` as in `write_atomically`."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", ours=ours)
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write text to a new file; a file that exists is only accepted if it has the same text."""
+    if path.exists():
+        with storage_errors(path):
+            same = path.read_bytes() == text.encode()
+        if not same:
+            raise StorageError(
+                f"{path} exists and has other content. Choose another name, or remove it.",
+                argument="out",
+            )
+        return
+    write_text(path, text)
+
+
+def harmless(text: str) -> str:
+    """Quote a cell that a spreadsheet would evaluate as a formula; `unquoted` undoes it."""
+    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
+
+
+def unquoted(cell: str) -> str:
+    """Read a cell that `harmless` wrote."""
+    quoted = cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA)
+    return cell[1:] if quoted else cell
+
+
+def harmless_path(path: object) -> str:
+    """Write a path so that it still opens the same file but is never a formula."""
+    text = str(path)
+    return f"./{text}" if harmless(text) != text else text
 
 
 def _sync_all(paths: Sequence[Path]) -> None:

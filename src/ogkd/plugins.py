@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from ogkd.errors import ConfigError, OgkdError
+from ogkd.files import home
 
 METHODS, BACKBONES, DATASETS = "ogkd.methods", "ogkd.backbones", "ogkd.datasets"
 VARIABLE = "OGKD_PLUGINS"  # what `load` was given, for worker processes: like PATH, absolute
@@ -35,7 +36,7 @@ def load(plugin: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(plugin)
     is_file = text.endswith(".py") or os.sep in text
-    address = str(Path(text).expanduser().absolute()) if is_file else text
+    address = str(home(text).absolute()) if is_file else text
     if os.pathsep in address:
         raise _refusal(
             f"The path of a plugin cannot contain '{os.pathsep}', but is {address}. Move the file."

@@ -47,7 +47,7 @@ def server(
     folders: Path, phantoms: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     """`ogkd app` with both models, as a user starts it; ended as a user ends it."""
-    pytest.importorskip("gradio")
+    pytest.importorskip("uvicorn")
     with started(
         tmp_path_factory.mktemp("server"), folders / "gda", folders / "zero", "--support", phantoms
     ) as one:

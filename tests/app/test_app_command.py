@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 import sys
 
@@ -14,6 +13,7 @@ import ogkd.app.models as loading
 import ogkd.app.server as serving
 from ogkd.app.models import Model
 from ogkd.app.server import Settings, is_loopback
+from ogkd.app.web import Line
 from ogkd.cli import main
 from ogkd.errors import ConfigError
 from ogkd.images.decode import MAX_PIXELS
@@ -24,7 +24,7 @@ from ogkd.model.decide import Decider
 @pytest.fixture
 def refused(monkeypatch, capsys):
     """The message of `ogkd app ...` that must end in one message and code 2."""
-    monkeypatch.setattr(serving, "require_gradio", lambda: None)  # it leaves sockets open in here
+    monkeypatch.setattr(serving, "require_server", lambda: None)
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["ogkd", "app", *map(str, words)])
@@ -42,9 +42,9 @@ def refused(monkeypatch, capsys):
 def served(monkeypatch):
     """The settings that `ogkd app MODEL ...` would serve with."""
     found = []
-    monkeypatch.setattr(serving, "require_gradio", lambda: None)
+    monkeypatch.setattr(serving, "require_server", lambda: None)
     monkeypatch.setattr(loading, "load_models", lambda *_, **__: [])
-    monkeypatch.setattr(serving, "serve", lambda _, settings, say: found.append(settings))
+    monkeypatch.setattr(serving, "serve_models", lambda _, settings, say: found.append(settings))
 
     def run(*words):
         monkeypatch.setattr(sys, "argv", ["ogkd", "app", "model", *map(str, words)])
@@ -61,6 +61,19 @@ def test_by_default_only_this_machine_is_served(served):
     assert served("--max-mb", 3, "--max-pixels", "2e6", "--port", 0) == Settings(
         port=0, max_bytes=3_000_000, max_pixels=2_000_000
     )
+
+
+def test_what_is_being_loaded_is_said_before_it_is_loaded(served, monkeypatch, capsys):
+    said = []
+    monkeypatch.setattr(serving, "require_server", lambda: said.append(capsys.readouterr().err))
+    monkeypatch.setattr(
+        loading, "load_models", lambda *_, **__: said.append(capsys.readouterr().err) or []
+    )
+    served()
+    assert said == [
+        "Starting the page for model: loading torch ...\n",
+        "Loading 1 model(s) and their backbones ...\n",
+    ]
 
 
 def test_another_address_needs_a_password(refused, served, folders, monkeypatch):
@@ -85,12 +98,12 @@ def test_a_terminal_is_asked_for_the_password(served, monkeypatch):
 
 def test_without_a_password_the_server_itself_refuses_other_addresses():
     with pytest.raises(ConfigError, match="needs a password"):
-        serving.serve([], Settings(host="0.0.0.0"), say=print)
+        serving.serve_models([], Settings(host="0.0.0.0"), say=print)
 
 
-def test_without_gradio_the_message_says_what_to_install(refused, folders, monkeypatch):
+def test_without_the_extra_the_message_says_what_to_install(refused, folders, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "gradio", None)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert 'pip install "ogkd[serve]"' in refused(folders / "gda")
 
 
@@ -163,19 +176,32 @@ def test_a_calibration_of_another_engine_is_told_at_the_start(served, gda, monke
     assert "Note on gda: The calibration was made with the encoder engine int8" in said
 
 
+def test_while_it_serves_nothing_in_the_process_can_connect():
+    with socket.create_server(("127.0.0.1", 0)) as listener, serving.refuse_connections():
+        place = listener.getsockname()
+        socket.create_connection(place, timeout=60).close()  # it does not serve yet
+        serving._serving.set()
+        with (
+            socket.socket() as caller,
+            pytest.raises(ConnectionRefusedError, match="opens no connections"),
+        ):
+            caller.connect(place)
+        with pytest.raises(ConnectionRefusedError):
+            socket.getaddrinfo("example.com", 80)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        socket.create_connection(listener.getsockname(), timeout=60).close()
+
+
 def test_the_uploads_folder_is_private_and_goes_away():
-    before = os.environ.get("GRADIO_TEMP_DIR")
     with serving._private_folder() as folder:
         assert folder.stat().st_mode & 0o077 == 0
-        assert os.environ["GRADIO_TEMP_DIR"] == str(folder)
         (folder / "x").write_bytes(b"x")
     assert not folder.exists()
-    assert os.environ.get("GRADIO_TEMP_DIR") == before
 
 
 def test_a_page_without_a_password_answers_to_this_machine_s_names_alone():
-    open_to_all = serving.guarded(None, Settings(host="127.0.0.2"), lambda: False)
+    open_to_all = serving.guarded(None, Settings(host="127.0.0.2"), Line(1))
     assert open_to_all.password is None
     assert open_to_all.hosts == {"localhost", "127.0.0.1", "127.0.0.2", "[::1]"}
     closed = Settings(host="0.0.0.0", password="long enough")
-    assert serving.guarded(None, closed, lambda: False).password == "long enough"
+    assert serving.guarded(None, closed, Line(1)).password == "long enough"

@@ -7,6 +7,8 @@ import json
 import pytest
 
 from ogkd.app.guard import Guard
+from ogkd.app.limits import Guesses
+from ogkd.app.server import Settings, make_app
 
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 HOST = {"host": "127.0.0.1:7860"}
@@ -14,12 +16,12 @@ HOST = {"host": "127.0.0.1:7860"}
 
 def ask(method, path, *, headers=HOST, body=b"", kind="http", **settings):
     """Status, headers and body of the answer; 200 and "inside" where the request got through."""
-    options = {"max_bytes": 1000, "hosts": HOSTS, "password": None, "busy": lambda: False}
+    options = {"uploads": {"/predict": 1000}, "hosts": HOSTS, "password": None}
+    options["busy"] = lambda: False
     sent = []
 
     async def inside(scope, receive, send):
-        shown = [(b"access-control-allow-origin", b"*")]
-        await send({"type": "http.response.start", "status": 200, "headers": shown})
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"inside"})
 
     async def receive():
@@ -41,34 +43,49 @@ def post(path, length=10, **more):
     return ask("POST", path, headers=headers, **more)
 
 
-NEEDED = ["/", "/config", "/assets/index-Ab_1.js", "/static/fonts/a.woff2", "/theme.css"]
-NEEDED += ["/gradio_api/info", "/gradio_api/queue/data", "/gradio_api/call/classify/0f"]
-NEEDED += ["/gradio_api/heartbeat/abc", "/gradio_api/upload_progress"]
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Ask the routes of a page without a model; status of the answer."""
+    pytest.importorskip("starlette")
+    app = make_app([], tmp_path_factory.mktemp("uploads"), Settings()).app
+
+    def status(method, path):
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "headers": [], "query_string": b""}
+        asyncio.run(app({**scope, "raw_path": path.encode()}, receive, send))
+        return sent[0]["status"]
+
+    return status
 
 
-@pytest.mark.parametrize("path", NEEDED)
-def test_what_the_page_needs_passes(path):
-    assert ask("GET", path)[0] == 200
+@pytest.mark.parametrize("path", ["/", "/model", "/health", "/openapi.json", "/static/main.js"])
+def test_what_the_page_needs_passes(page, path):
+    assert page("GET", path) == 200
 
 
-CLOSED = ["/gradio_api/file=/etc/passwd", "/gradio_api/file=../../etc/passwd", "/monitoring"]
-CLOSED += ["/gradio_api/proxy=http://example.com", "/gradio_api/vibe-code", "/gradio_api/runs"]
-CLOSED += ["/gradio_api/stream/a/b/c/playlist.m3u8", "/docs", "/openapi.json", "/gradio_api/token"]
-CLOSED += ["/assets/../../etc/passwd?", "/gradio_api/call/other/0f", "//", "/config\n"]
+CLOSED = ["/static/../server.py", "/static/%2e%2e/server.py", "/static/", "/static", "/docs", "//"]
+CLOSED += ["/etc/passwd", "/file=/etc/passwd", "/models.py", "/static/main.js/", "/.env"]
 
 
 @pytest.mark.parametrize("path", CLOSED)
-def test_every_other_route_is_closed(path):
-    assert ask("GET", path)[0] == 404
+def test_every_other_route_is_closed(page, path):
+    assert page("GET", path) in (307, 404)
 
 
-def test_only_known_posts_pass():
-    for path in ("upload", "queue/join", "call/classify", "call/v2/classify"):
-        assert post(f"/gradio_api/{path}")[0] == 200
-    for path in ("run/classify", "api/classify", "component_server", "process_recording"):
-        assert post(f"/gradio_api/{path}")[0] == 404
-    for method in ("PUT", "DELETE", "OPTIONS", "TRACE"):
+def test_only_known_posts_pass(page):
+    assert page("POST", "/predict") == 400
+    for path in ("/", "/model", "/health", "/static/main.js", "/openapi.json", "/other"):
+        assert page("POST", path) in (404, 405)
+    for method in ("PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "CONNECT"):
         assert ask(method, "/")[0] == 404
+        assert ask(method, "/predict")[0] == 404
 
 
 @pytest.mark.parametrize("host", ["evil.example:7860", "127.0.0.1.evil.example", "", "0.0.0.0"])
@@ -84,8 +101,8 @@ def test_the_names_of_this_machine_pass(host):
 
 def test_other_sites_and_other_ports_may_not_ask():
     for origin in ("http://evil.example", "null", "http://localhost:3000", "http://127.0.0.1", ""):
-        assert post("/gradio_api/upload", headers={"origin": origin})[0] == 403
-    assert post("/gradio_api/upload", headers={"origin": "http://127.0.0.1:7860"})[0] == 200
+        assert post("/predict", headers={"origin": origin})[0] == 403
+    assert post("/predict", headers={"origin": "http://127.0.0.1:7860"})[0] == 200
 
 
 def test_nobody_is_told_that_they_may_read_across_origins():
@@ -96,23 +113,22 @@ def test_nobody_is_told_that_they_may_read_across_origins():
 
 
 def test_what_is_too_large_is_refused_with_the_limit():
-    assert post("/gradio_api/upload", 1000)[0] == 200
-    status, _, body = post("/gradio_api/upload", 1000 + 64 * 1024 + 1)
+    assert post("/predict", 1000)[0] == 200
+    status, _, body = post("/predict", 1001)
     assert status == 413
     assert "0.001 MB" in json.loads(body)["detail"]
-    assert post("/gradio_api/queue/join", 64 * 1024 + 1)[0] == 413
-    assert ask("POST", "/gradio_api/upload")[0] == 411
-    assert post("/gradio_api/upload", "-1")[0] == 411
+    assert post("/api/label", (1 << 20) + 1)[0] == 413
+    assert ask("POST", "/predict")[0] == 411
+    assert post("/predict", "-1")[0] == 411
 
 
 def test_when_too_many_wait_more_work_is_refused_and_the_rest_goes_on():
     full = {"busy": lambda: True}
-    for path in ("upload", "queue/join", "call/classify"):
-        status, _, body = post(f"/gradio_api/{path}", **full)
-        assert status == 503
-        assert "Try again" in json.loads(body)["detail"]
-    assert ask("GET", "/gradio_api/queue/data", **full)[0] == 200
-    assert post("/gradio_api/cancel", **full)[0] == 200
+    status, _, body = post("/predict", **full)
+    assert status == 503
+    assert "Try again" in json.loads(body)["detail"]
+    assert ask("GET", "/model", **full)[0] == 200
+    assert post("/api/label", **full)[0] == 200
 
 
 def basic(password, user="ogkd"):
@@ -130,11 +146,27 @@ def test_with_a_password_nothing_is_told_without_it(monkeypatch):
     wrong = [{}, basic("wrong"), basic(""), {"authorization": "Basic %%%"}]
     wrong += [{"authorization": "Bearer geheim:ü"}, {"authorization": "Basic"}]
     for headers in wrong:
-        for path in ("/", "/config", "/nothing", "/assets/a.js"):
+        for path in ("/", "/model", "/nothing", "/static/main.js"):
             status, told, _ = ask("GET", path, headers={**HOST, **headers}, **closed)
             assert status == 401
             assert told[b"www-authenticate"].startswith(b"Basic")
     assert len(pauses) == 4 * len(wrong)
+
+
+def test_after_a_few_wrong_passwords_even_the_right_one_has_to_wait(monkeypatch):
+    async def sleep(_):
+        pass
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    closed = {"password": "long enough", "hosts": None, "guesses": Guesses()}
+    found = [ask("GET", "/", headers={**HOST, **basic("wrong")}, **closed)[0] for _ in range(30)]
+    assert found == [401] * 5 + [429] * 25
+    status, _, body = ask("GET", "/", headers={**HOST, **basic("long enough")}, **closed)
+    assert (status, "Try again in" in json.loads(body)["detail"]) == (429, True)
+
+
+def test_the_password_opens_the_page_under_any_name():
+    closed = {"password": "geheim:ü", "hosts": None}
     assert ask("GET", "/", headers={"host": "any.example", **basic("geheim:ü")}, **closed)[0] == 200
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from app_client import record
 from PIL import Image
 
 from ogkd.model.classifier import load
@@ -72,80 +71,119 @@ def test_equal_images_at_the_same_time_are_all_answered_and_none_is_kept(server,
 
 
 def test_a_file_that_is_no_image_is_told_in_words(server):
-    told = server.classify(b"this is text", "scan.png")
-    assert told["error"] == "The file is not a PNG, JPEG or DICOM image. Choose another."
+    reply = server.predict(b"this is text", "scan.png")
+    told = "The file is not a PNG, JPEG, TIFF, BMP, WebP or DICOM image. Choose another."
+    assert (reply.status, reply.json["detail"]) == (422, told)
     assert server.waiting() == []
 
 
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(server):
-    assert "more than the limit of 300,000" in server.classify(png(600, 501))["error"]
+    assert "more than the limit of 300,000" in server.classify(png(600, 501))["detail"]
 
 
 def test_a_file_of_too_many_bytes_is_refused(server):
-    reply = server.upload(bytes(3_000_000))
+    reply = server.predict(bytes(3_000_000))
     assert (reply.status, "2 MB" in reply.json["detail"]) == (413, True)
-    assert server.upload(bytes(2_000_001)).status == 413
+    assert server.predict(bytes(2_000_001)).status == 413
     assert server.waiting() == []
 
 
-def test_a_request_cannot_name_a_file_of_the_server_nor_an_address(server, cyst, folders):
-    upload = server.upload(cyst.read_bytes()).json[0]
-    others = [str(cyst), "/etc/passwd", f"{upload}/../../../etc/passwd", str(folders)]
-    others += ["http://127.0.0.1/a.png", "https://example.com/a.png", f"{upload}x", ""]
-    told = [server.call(record(place), False) for place in others]
-    shapes = [str(cyst), {"path": str(cyst)}, [upload], 7, {"path": upload, "url": "http://x.y/a"}]
-    told += [server.call(shape, False) for shape in shapes]
-    told += [server.call(), server.call(record(upload)), server.call(record(upload), True, 3)]
-    for answer in told:
-        assert "pload" in answer["error"], answer
-    assert server.call(None, False)["error"] == "No image was given. Upload one first."
-    assert "models" in server.call(record(upload), False)
-    assert "used once" in server.call(record(upload), False)["error"]
+def test_a_request_without_an_image_is_refused_in_words(server):
+    reply = server.predict(b"")
+    assert (reply.status, "body" in reply.json["detail"]) == (400, True)
+    assert server.waiting() == []
+
+
+def test_a_name_is_a_name_and_never_a_path_or_an_address(server, cyst):
+    content = cyst.read_bytes()
+    for name in ("/etc/passwd", "../../x.png", "http://127.0.0.1/a.png", "a" * 500, "", "<b>"):
+        said = server.classify(content, name)
+        assert "/" not in said["image"]["name"]
+        assert len(said["image"]["name"]) <= 60
+        assert said["models"][0]["prediction"] == "simple cyst"
+    for body in (b"http://8.8.8.8/a.png", b'{"path": "/etc/passwd"}', b"file:///etc/passwd"):
+        assert server.predict(body).status == 422
+    assert server.waiting() == []
+    assert not (server.temp.parent / "calls.txt").exists()
 
 
 def test_no_file_is_served(server, cyst):
-    upload = server.upload(cyst.read_bytes()).json[0]
-    names = ["/etc/passwd", "../../etc/passwd", "%2e%2e/%2e%2e/etc/passwd", str(cyst), upload]
-    for name in names:
-        for route in ("/gradio_api/file=", "/file=", "/gradio_api/file/", "/static/", "/assets/"):
+    for name in ("/etc/passwd", "../../etc/passwd", "%2e%2e/%2e%2e/etc/passwd", str(cyst)):
+        for route in ("/", "/static/", "/file=", "/image/", "/thumb/"):
             assert server.request("GET", route + name).status in (403, 404)
-    server.call(record(upload), False)
 
 
 def test_other_sites_and_other_names_are_refused(server):
     host = server.address.partition("//")[2]
     assert server.request("GET", "/").status == 200
     assert server.request("GET", "/", Host="evil.example").status == 403
-    assert server.upload(b"x", Origin="http://evil.example").status == 403
-    assert server.upload(b"x", Origin="null").status == 403
-    assert server.upload(png(4, 4), Origin=f"http://{host}").status == 200
-    config = server.request("GET", "/config", Origin=f"http://{host}")
-    assert "access-control-allow-origin" not in config.headers
+    assert server.predict(b"x", Origin="http://evil.example").status == 403
+    assert server.predict(b"x", Origin="null").status == 403
+    assert server.predict(b"x", Origin=f"http://{host}").status == 422
+    model = server.request("GET", "/model", Origin=f"http://{host}")
+    assert "access-control-allow-origin" not in model.headers
 
 
 def test_the_page_tells_nothing_of_the_server_s_disk(server, folders):
-    for path in ("/", "/config", "/gradio_api/info"):
+    for path in ("/", "/model", "/health", "/openapi.json"):
         reply = server.request("GET", path)
         assert reply.status == 200
         assert str(server.temp).encode() not in reply.body
         assert str(folders).encode() not in reply.body
-    assert server.request("GET", "/config").json["analytics_enabled"] is False
 
 
-def test_uploads_without_a_file_are_refused_in_words(server):
-    kind = {"Content_Type": "multipart/form-data; boundary=x"}
-    for body in (b"", b"--x--\r\n", b"nonsense", b'{"a": 1}'):
-        reply = server.request("POST", "/gradio_api/upload", body, **kind)
-        assert (reply.status, "files" in reply.json["detail"]) == (400, True)
-    assert server.request("POST", "/gradio_api/upload", b"{}").status == 400
+def test_the_model_says_what_it_is(server):
+    said = server.request("GET", "/model").json
+    gda, zero = said["models"]
+    assert (gda["name"], gda["calibrated"], gda["learned_from"]) == ("gda", True, [6] * 4)
+    assert (zero["name"], zero["calibrated"]) == ("zero", False)
+    assert "simple cyst" in gda["classes"]
+    assert (said["max_bytes"], said["max_pixels"]) == (2_000_000, 300_000)
+    assert server.request("GET", "/health").json["status"] == "ok"
 
 
-def test_nothing_but_the_one_endpoint_can_be_called(server):
-    body = json.dumps({"data": []}).encode()
-    for path in ("call/ask", "run/classify", "call/lambda"):
-        reply = server.request("POST", f"/gradio_api/{path}", body, Content_Type="application/json")
-        assert reply.status == 404
-    assert list(server.request("GET", "/gradio_api/info").json["named_endpoints"]) == ["/classify"]
+def fits(schema, value, spec):
+    """Whether a value is what the OpenAPI schema describes (the part of it that is used here)."""
+    if "$ref" in schema:
+        kind = schema["$ref"].rsplit("/", 1)[1]
+        return fits(spec["components"]["schemas"][kind], value, spec)
+    if "const" in schema:
+        return value == schema["const"]
+    kinds = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None)}
+    kinds |= {"number": (int, float), "integer": int}
+    wanted = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    if not any(isinstance(value, kinds[kind]) for kind in wanted):
+        return False
+    if isinstance(value, list):
+        return all(fits(schema["items"], one, spec) for one in value)
+    if isinstance(value, dict):
+        known, rest = schema.get("properties", {}), schema.get("additionalProperties")
+        return set(schema.get("required", ())) <= set(value) and all(
+            fits(known.get(name, rest), one, spec) if known.get(name, rest) else False
+            for name, one in value.items()
+        )
+    return True
+
+
+def test_every_answer_is_what_the_openapi_description_says(server, cyst):
+    spec = server.request("GET", "/openapi.json").json
+    assert set(spec["paths"]) == {"/predict", "/model", "/health"}
+
+    def schema(path, method, status):
+        reply = spec["paths"][path][method]["responses"][status]
+        if "$ref" in reply:
+            reply = spec["components"]["responses"][reply["$ref"].rsplit("/", 1)[1]]
+        return reply["content"]["application/json"]["schema"]
+
+    content = cyst.read_bytes()
+    for pictures in ("", "true"):
+        said = server.predict(content, pictures=pictures).json
+        assert fits(schema("/predict", "post", "200"), said, spec), said
+    assert not fits(schema("/predict", "post", "200"), {**said, "more": 1}, spec)
+    for path in ("/model", "/health"):
+        assert fits(schema(path, "get", "200"), server.request("GET", path).json, spec)
+    for reply in (server.predict(b""), server.predict(b"x"), server.predict(bytes(3_000_000))):
+        assert fits(schema("/predict", "post", str(reply.status)), reply.json, spec)
 
 
 def examples(language):
@@ -159,19 +197,18 @@ def test_the_curl_example_of_the_docs_works(server, cyst, tmp_path):
     script = example.replace("http://127.0.0.1:7860", server.address)
     (tmp_path / "scan.png").write_bytes(cyst.read_bytes())
     done = subprocess.run(
-        ["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        ["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout.strip().splitlines()[-1].removeprefix("data: "))[0]
-    assert answer == server.classify(cyst.read_bytes(), "scan.png")
+    assert json.loads(done.stdout) == server.classify(cyst.read_bytes(), "scan.png")
 
 
 def test_the_python_example_of_the_docs_works(server, cyst, tmp_path):
-    (example,) = [text for text in examples("python") if "gradio_client" in text]
+    (example,) = [text for text in examples("python") if "/predict" in text]
     script = example.replace("http://127.0.0.1:7860", server.address)
     (tmp_path / "scan.png").write_bytes(cyst.read_bytes())
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "gda simple cyst" in done.stdout

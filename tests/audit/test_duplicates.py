@@ -3,12 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from ogkd.audit import duplicates
 from ogkd.audit.check import scan_images
-from ogkd.audit.duplicates import components, find_duplicates
+from ogkd.audit.duplicates import find_duplicates
 from ogkd.images import ImageRef
 
 
@@ -88,17 +87,3 @@ def test_a_list_beyond_the_limit_is_cut_and_says_so(texture, tmp_path, monkeypat
 def test_no_readable_image_gives_no_duplicates(tmp_path: Path) -> None:
     found = find_duplicates(scan_images([ImageRef(tmp_path / "absent.png")])[0], near=6)
     assert (found.exact, found.near, found.flat) == ((), (), ())
-
-
-@pytest.mark.parametrize(
-    ("links", "expected"),
-    [
-        ([], [0, 1, 2, 3]),
-        ([(0, 1), (1, 3)], [0, 0, 2, 0]),
-        ([(2, 3), (0, 1), (3, 1)], [0, 0, 0, 0]),
-    ],
-)
-def test_components_join_what_a_chain_of_links_joins(links, expected) -> None:  # type: ignore[no-untyped-def]
-    found = components(4, links)
-    as_first_seen = [found.index(root) for root in found]
-    assert as_first_seen == expected

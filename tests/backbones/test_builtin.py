@@ -1,53 +1,123 @@
-"""The embedded model: its loader on a tiny stand-in, and the real one as it is shipped."""
+"""The built-in model's statistics of phantoms tell phantoms from other images."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
 
 from ogkd.backbones import load_backbone
-from ogkd.backbones.loading import BUILTIN_FOLDER, load_builtin
-from ogkd.errors import BackboneError
-from tiny_backbones import TEXTS, make_clip
-
-CPU = torch.device("cpu")
-
-
-def test_the_loader_reads_a_folder_of_the_package(tmp_path: Path) -> None:
-    make_clip(tmp_path)
-    backbone = load_builtin(device=CPU, folder=tmp_path)
-    assert backbone.name == "builtin"
-    assert backbone.encode_texts(TEXTS).shape == (len(TEXTS), backbone.embed_dim)
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    make_clip(tmp_path)
-    (tmp_path / name).unlink()
-    with pytest.raises(BackboneError, match=f"not complete: {name}"):
-        load_builtin(device=CPU, folder=tmp_path)
+from ogkd.backbones.builtin import (
+    STATISTICS,
+    builtin_warning,
+    is_builtin,
+    mostly_strange,
+    statistics,
+    unlike_phantoms,
+    warning_of,
+)
+from ogkd.backbones.loading import BUILTIN_FOLDER
+from ogkd.datasets.phantoms import PHANTOMS, render
+from ogkd.images.transforms import to_pixels
 
 
-def test_the_shipped_model_loads_and_works_offline() -> None:
+@pytest.fixture(scope="module")
+def builtin():
+    return load_backbone("builtin", device="cpu")
+
+
+def features(model, images):
+    return model.encode_images(to_pixels(images, model.preprocessing), patches=False).globals
+
+
+def test_the_statistics_are_of_the_present_model_and_small(builtin):
+    assert statistics().digest == builtin.digest, "run tools/phantom_statistics.py"
+    assert len(statistics().mean) == len(PHANTOMS)
+    assert STATISTICS.stat().st_size < 300_000
+
+
+@pytest.mark.parametrize("name", PHANTOMS)
+def test_new_phantoms_are_phantoms_at_any_size(builtin, name):
+    classes = len(PHANTOMS[name].class_names)
+    images = [
+        render(name, index % classes, seed=901, index=index, size=(90, 160, 260)[index % 3]).image
+        for index in range(12)
+    ]
+    strange = unlike_phantoms(features(builtin, images).numpy())
+    assert not mostly_strange(int(strange.sum()), len(strange))
+
+
+def test_noise_and_flat_images_are_not_phantoms(builtin):
+    rng = np.random.default_rng(0)
+    noise = [rng.integers(0, 256, (90, 90, 3), np.uint8) for _ in range(8)]
+    flat = [np.full((64, 64, 3), level, np.uint8) for level in (0, 90, 180, 255)]
+    rows = features(builtin, [*noise, *flat]).numpy()
+    assert unlike_phantoms(rows).mean() > 0.8
+    assert "of 12 image(s) are not phantoms" in warning_of(builtin, rows)
+
+
+def test_another_backbone_is_never_warned_about(bert_backbone):
+    assert not is_builtin(bert_backbone)
+    rows = torch.nn.functional.normalize(torch.ones(3, bert_backbone.embed_dim)).numpy()
+    assert warning_of(bert_backbone, rows) == ""
+
+
+@pytest.mark.parametrize(
+    ("strange", "images", "said"),
+    [(0, 0, False), (0, 9, False), (1, 1, True), (1, 2, False), (7, 24, False), (8, 24, True)],
+)
+def test_a_few_strange_phantoms_are_no_alarm(strange, images, said):
+    assert bool(builtin_warning(strange, images)) is said
+
+
+@pytest.mark.shared
+def test_real_images_are_not_phantoms(builtin, shared):
+    from ogkd.images import find_images, read_image
+
+    for folder in sorted((shared / "data").glob("*/test")):
+        files = find_images([folder])
+        chosen = [files[row] for row in np.linspace(0, len(files) - 1, 24).astype(int)]
+        rows = features(builtin, [read_image(file) for file in chosen]).numpy()
+        assert warning_of(builtin, rows), folder.parent.name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PHANTOMS)
+def test_no_phantom_is_at_chance_with_16_shots(name: str) -> None:
     backbone = load_backbone("builtin", device="cpu")
-    assert backbone.name == "builtin"
-    size = backbone.preprocessing.size
-    features = backbone.encode_images(torch.zeros(2, 3, size, size))
-    texts = backbone.encode_texts(["an ultrasound image of a benign cyst", "a normal brain MRI"])
-    assert features.patches is not None
-    rows, columns = backbone.patch_grid
-    assert features.patches.shape == (2, rows * columns, backbone.embed_dim)
-    for values in (features.globals, features.patches, texts):
-        torch.testing.assert_close(values.norm(dim=-1), torch.ones(values.shape[:-1]))
-    assert float(texts[0] @ texts[1]) < 0.99  # it tells the two texts apart
+    classes = len(PHANTOMS[name].class_names)
+
+    def features(count: int, seed: int) -> tuple[Tensor, list[int]]:
+        labels = [label for label in range(classes) for _ in range(count)]
+        images = [
+            render(name, label, seed=seed, index=index).image for index, label in enumerate(labels)
+        ]
+        pixels = to_pixels(images, backbone.preprocessing)
+        return backbone.encode_images(pixels).globals, labels
+
+    learner = LogisticRegression(C=10.0, max_iter=5000).fit(*features(16, seed=41))
+    assert learner.score(*features(20, seed=42)) > 1 / classes + 0.15
 
 
-def test_the_shipped_model_is_small_and_has_its_card() -> None:
-    assert (BUILTIN_FOLDER / "model.safetensors").stat().st_size <= 15_000_000
-    assert (BUILTIN_FOLDER / "MODEL_CARD.md").is_file()
+def test_training_can_start_from_the_shipped_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+    from builtin_vlm.model import Trainee, make_config
+    from builtin_vlm.storage import load_weights
+    from builtin_vlm.text import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    model = Trainee(make_config(tokenizer.get_vocab_size()), {})
+    load_weights(BUILTIN_FOLDER, model, tokenizer)
+    shipped = load_file(BUILTIN_FOLDER / "model.safetensors")["visual_projection.weight"]
+    assert torch.equal(model.clip.visual_projection.weight, shipped.float())
+    with pytest.raises(SystemExit, match="another vocabulary"):
+        load_weights(BUILTIN_FOLDER, model, build_tokenizer(pieces=10))
 
 
 def test_the_shipped_model_does_not_depend_on_where_it_lies(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import BertModel
 
 from ogkd.backbones._bert import bert_hidden
 from ogkd.backbones._folder import backbone_digest
@@ -251,8 +252,11 @@ def test_streams_in_one_batch_equal_each_stream_alone(backbone: OpenClipBackbone
 
 def test_the_explicit_forward_equals_transformers_own(backbone: OpenClipBackbone) -> None:
     model = backbone.model.text.bert
+    known = BertModel.config_class(**model.config.model_dump(exclude={"model_type"}))
+    theirs = BertModel(known, add_pooling_layer=hasattr(model, "pooler")).eval()
+    theirs.load_state_dict(model.state_dict())
     tokens = backbone.tokenize(TEXTS)
-    own = model(input_ids=tokens.ids, attention_mask=tokens.mask.long()).last_hidden_state
+    own = theirs(input_ids=tokens.ids, attention_mask=tokens.mask.long()).last_hidden_state
     ours = bert_hidden(model, backbone.embed(tokens), tokens.mask)
     torch.testing.assert_close(ours[tokens.mask], own[tokens.mask], rtol=0, atol=1e-5)
     first = bert_hidden(model, backbone.embed(tokens), tokens.mask, first_only=True)

@@ -89,7 +89,7 @@ def test_wrong_keys_are_named(tmp_path: Path) -> None:
     message = str(caught.value)
     assert "missing keys: text_projection.weight" in message
     assert "unexpected keys: odd" in message
-    assert "logit_scale is [7], expected []" in message
+    assert "logit_scale is [7] float32, expected []" in message
 
 
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:

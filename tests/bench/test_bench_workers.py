@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from bench_data import make_dataset
 from filelock import Timeout
 
+from dying import die_after
 from ogkd.bench import worker as worker_module
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runner import RunGroup, Runner
 from ogkd.bench.runs import RunsFolder
 from ogkd.bench.worker import lock_group
-from ogkd.bench.workers import make_job, prepare, run_here, run_processes
-from ogkd.errors import ConfigError, StorageError
+from ogkd.bench.workers import (
+    _Processes,
+    make_job,
+    prepare,
+    run_here,
+    run_processes,
+    visible_gpus,
+)
+from ogkd.errors import ConfigError, DataError, StorageError
+from tiny_data import edit_sealed
 
 
 @pytest.fixture
@@ -165,19 +174,34 @@ def test_a_damaged_result_is_put_aside_and_run_again(bench):
     folder, plan, job = bench(datasets=["first"], only=["gda"])
     run_here(folder, job, lambda _: None)
     before = content(folder)
-    broken, cut, swapped = list(plan.cells)[:3]
+    broken, cut, swapped, edited = plan.cells
     (folder.folder_of(broken.spec) / "result.json").write_text("{")
     file = folder.folder_of(cut.spec) / "predictions.safetensors"
     file.write_bytes(file.read_bytes()[:-5])
     (folder.folder_of(swapped.spec) / "spec.json").write_text(
         json.dumps(broken.spec.model_dump(mode="json"))
     )
+    result = folder.folder_of(edited.spec) / "result.json"
+    result.write_text(re.sub(r'"accuracy": [^,]+,', '"accuracy": 0.99,', result.read_text()))
     notes = prepare(folder, plan)
-    assert len(notes) == 3
+    assert len(notes) == 4
     assert all("will be run again" in note for note in notes)
+    assert any("changed after it was written" in note for note in notes)
     run_here(folder, job, lambda _: None)
     assert content(folder) == before
-    assert len(list((folder.root / "damaged").iterdir())) == 3
+    assert len(list((folder.root / "damaged").iterdir())) == 4
+
+
+def test_a_damaged_plan_is_replaced_by_running_its_grid_again(bench):
+    folder, plan, _ = bench(datasets=["first"], only=["gda"])
+    prepare(folder, plan)
+    file = folder.root / "plans" / f"{plan.name}.json"
+    for content in ("[]", "{", "name,title\n1,2\n"):
+        file.write_text(content)
+        with pytest.raises(DataError, match="Run its grid into this folder again"):
+            folder.plans()
+        assert prepare(folder, plan) == []
+        assert folder.plans() == {plan.name: plan}
 
 
 def test_results_of_a_newer_version_or_another_backbone_are_refused(bench):
@@ -185,6 +209,7 @@ def test_results_of_a_newer_version_or_another_backbone_are_refused(bench):
     run_here(folder, job, lambda _: None)
     place = folder.folder_of(plan.cells[0].spec) / "result.json"
     result = json.loads(place.read_text())
+    del result["sha256"]  # as an older version wrote it
     place.write_text(json.dumps({**result, "schema_version": 99}))
     with pytest.raises(ConfigError, match="newer ogkd"):
         prepare(folder, plan)
@@ -245,19 +270,15 @@ def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_f
     run_here(folder, job, lambda _: None)
     expected = content(folder)
     out = tmp_path / "killed"
-    arguments = [sys.executable, "-m", "ogkd", "bench", "run", str(grid_file), "--out", str(out)]
-    arguments += ["--workers", "0", "--methods", "gda,OGKD", "--device", "cpu"]
+    words = ["bench", "run", str(grid_file), "--out", str(out)]
+    words += ["--workers", "0", "--methods", "gda,OGKD", "--device", "cpu"]
     alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in this process: threads round differently
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(arguments, env=alone, **quiet)
-    while len(list((out / "runs").glob("[0-9a-f]*"))) < 9:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.kill()
-    process.wait()
+    die_after(words, "*/runs/[0-9a-f]*", 9, env=alone)
     half = RunsFolder(out)
-    assert 9 <= len(half.runs()) < len(plan.cells)
-    again = subprocess.run(arguments, env=alone, capture_output=True, text=True)
+    assert len(half.runs()) == 9 < len(plan.cells)
+    again = subprocess.run(
+        [sys.executable, "-m", "ogkd", *words], env=alone, capture_output=True, text=True
+    )
     assert again.returncode == 0, again.stderr
     assert content(half) == expected
 
@@ -281,8 +302,7 @@ def test_a_run_made_with_other_defaults_is_put_aside_and_run_again(bench):
     assert prepare(folder, plan) == []
     (spec,) = job.specs
     path = folder.folder_of(spec) / "result.json"
-    result = json.loads(path.read_text())
-    path.write_text(json.dumps(result | {"config": result["config"] | {"prior": "other"}}))
+    edit_sealed(path, lambda result: result["config"].update(prior="other"))
     (note,) = prepare(folder, plan)
     assert "another default or preset of gda: prior" in note
     assert not folder.has(spec)
@@ -309,3 +329,28 @@ def test_finished_runs_are_not_taken_for_other_images_or_prompts(bench, grid_fil
         prepare(folder, plan, sources)
     shutil.rmtree(data)  # tables can be made without the images
     assert prepare(folder, plan, sources) == []
+
+
+def test_workers_are_spread_over_the_gpus_that_this_process_sees(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert visible_gpus(0) == []
+    assert visible_gpus(3) == ["0", "1", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5f")
+    assert visible_gpus(2) == ["2", "GPU-5f"]
+
+
+def test_each_worker_sees_one_gpu_in_turn(monkeypatch, tmp_path):
+    started = []
+
+    class Process:
+        stdout = None
+
+        def __init__(self, command, *, env, **_):
+            started.append(env.get("CUDA_VISIBLE_DEVICES"))
+
+    monkeypatch.setattr("ogkd.bench.workers.subprocess.Popen", Process)
+    monkeypatch.setattr("ogkd.bench.workers.threading.Thread.start", lambda _: None)
+    processes = _Processes(RunsFolder(tmp_path), tmp_path / "job.json", None, ["0", "1"])
+    for _ in range(3):
+        processes.start()
+    assert started == ["0", "1", "0"]

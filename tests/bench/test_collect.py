@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ogkd.bench.runs import RunsFolder, RunSpec
+from ogkd.bench.tables import make_table
 from ogkd.bench.tidy import collect
 from ogkd.errors import DataError
 from tiny_runs import make_plan, write_run
@@ -68,6 +69,7 @@ def test_phases_that_only_some_runs_have_are_columns_for_all(folder: RunsFolder)
     for place in sorted((folder.root / "runs").iterdir())[:1]:
         result = json.loads((place / "result.json").read_text())
         result["seconds"]["text"] = 0.25
+        del result["sha256"]  # as an older version wrote it
         (place / "result.json").write_text(json.dumps(result))
     collect(folder)
     with (folder.root / "results.csv").open(newline="") as file:
@@ -77,3 +79,18 @@ def test_phases_that_only_some_runs_have_are_columns_for_all(folder: RunsFolder)
 def test_a_folder_without_runs_says_how_to_make_some(folder: RunsFolder) -> None:
     with pytest.raises(DataError, match="Run a grid into this folder first"):
         collect(folder)
+
+
+def test_no_cell_is_a_formula_and_excel_gets_its_mark(folder: RunsFolder) -> None:
+    spec = RunSpec(dataset="=cmd()", method="ogkd", shots=1)
+    write_run(folder, spec, 0.5, nll=-1.5)
+    plan = make_plan([("-ours", spec)], "few-shot")
+    folder.write_plan(plan)
+    collect(folder, excel=True)
+    content = (folder.root / "results.csv").read_text(encoding="utf-8")
+    assert content.startswith("\ufeff")
+    (row,) = csv.DictReader(content.removeprefix("\ufeff").splitlines())
+    assert (row["dataset"], row["label"], row["nll"]) == ("'=cmd()", "'-ours", "-1.5")
+    assert "'-ours" in make_table(folder, plan, format="csv")
+    collect(folder)
+    assert not (folder.root / "results.csv").read_text(encoding="utf-8").startswith("\ufeff")

@@ -123,18 +123,17 @@ def test_runs_pair_at_the_most_shots_that_both_have_and_seeds_are_pooled(tmp_pat
     assert pair.b[30:] == pytest.approx(folder.read(last).predictions().probabilities)
 
 
-def test_rows_without_numbers_are_left_out_of_both(tmp_path: Path) -> None:
+def test_a_run_with_predictions_that_are_not_numbers_is_left_out(tmp_path: Path) -> None:
     def spoil(spec: RunSpec, said: Predictions) -> Predictions:
         p = said.probabilities.copy()
-        p[3 if spec.method == "ogkd" else 5, 0] = np.nan
+        p[3, 0] = np.nan if (spec.method, spec.seed) == ("ogkd", 2) else p[3, 0]
         return replace(said, probabilities=p)
 
-    made = specs(datasets=["retina"], shots=[4], seeds=[1])
+    made = specs(datasets=["retina"], shots=[4])
     folder, plan = write(tmp_path / "runs", made, images=40, change=spoil)
-    (pair,) = paired(folder.finished(plan), ("ogkd", "biomedcoop"))
-    assert (len(pair.y), pair.dropped) == (38, 2)
-    (path,) = drawn(tmp_path, ["risk-coverage"], (folder, plan))
-    assert "2 predictions that are not numbers are left out" in prose(path)
+    with pytest.warns(UserWarning, match="Skipped: .*not numbers"):
+        (path,) = drawn(tmp_path, ["risk-coverage"], (folder, plan))
+    assert "one seed" in prose(path)
 
 
 def test_runs_on_different_images_are_refused(tmp_path: Path) -> None:
@@ -190,6 +189,36 @@ def test_the_legends_of_risk_and_mass_have_the_numbers_of_the_definitions(tmp_pa
     assert f"Normal images (n = {(y == 3).sum()})" in texts(mass)
 
 
+def test_risk_curves_show_every_method_up_to_six(tmp_path: Path) -> None:
+    names = ("biomedcoop", "ogkd", "fused", "gda")
+    few = write(tmp_path / "few", specs(names, ["retina"], shots=[4], seeds=[1]))
+    (path,) = drawn(tmp_path / "one", ["risk-coverage"], few)
+    assert set(names) <= set(texts(path).splitlines())
+    assert "not drawn" not in texts(path)
+    names = (*names, "coop", "kgcoop", "prograd", "zero-shot")
+    many = write(tmp_path / "many", specs(names, ["retina"], shots=[4], seeds=[1]))
+    (path,) = drawn(tmp_path / "two", ["risk-coverage"], many)
+    assert len(set(names) & set(texts(path).splitlines())) == 6
+    assert "2 methods with a higher AURC are not drawn" in prose(path)
+
+
+def test_a_few_values_are_drawn_as_points_and_not_as_a_density(tmp_path: Path) -> None:
+    def sure(spec: RunSpec, said: Predictions) -> Predictions:
+        p = np.full_like(said.probabilities, 0.1)
+        p[np.arange(len(p)), said.labels] = 0.7
+        if spec.method == "biomedcoop":
+            for row in range(3):
+                p[row] = np.roll(p[row], 1) + 0.01 * row
+        p /= p.sum(axis=1, keepdims=True)
+        return replace(said, probabilities=p)
+
+    made = write(tmp_path / "runs", specs(datasets=["retina"], shots=[4], seeds=[1]), change=sure)
+    (path,) = drawn(tmp_path, ["wins"], made)
+    assert texts(path).count("n = 3: points, no density") == 2
+    assert "FillBetween" not in path.read_text()
+    assert "PolyCollection" not in path.read_text()
+
+
 def test_budgets_have_gains_in_writing(tmp_path: Path) -> None:
     many = specs(shots=(1,), budget=(10, 30), datasets=["busi"])
     folder, plan = write(tmp_path / "runs", many, sweep="budget", table="sweep")
@@ -229,7 +258,7 @@ def test_one_seed_and_one_dataset_have_no_band(tmp_path: Path) -> None:
     assert "PolyCollection" not in path.read_text()
 
 
-def test_a_single_image_gives_strokes_and_says_that_there_is_no_density(tmp_path: Path) -> None:
+def test_a_single_image_gives_points_and_says_that_there_is_no_density(tmp_path: Path) -> None:
     def sure(spec: RunSpec, said: Predictions) -> Predictions:
         p = np.full_like(said.probabilities, 0.1)
         p[np.arange(len(p)), said.labels] = 0.7
@@ -239,7 +268,7 @@ def test_a_single_image_gives_strokes_and_says_that_there_is_no_density(tmp_path
 
     made = write(tmp_path / "runs", specs(datasets=["retina"], shots=[4], seeds=[1]), change=sure)
     won, mass = drawn(tmp_path, ["wins", "disease-mass"], made)
-    assert texts(won).count("one value: no density") == 2
+    assert texts(won).count("n = 1: points, no density") == 2
     assert "no such image" in texts(mass)
     with pytest.raises(
         ConfigError, match="no image on which 'biomedcoop' is right and 'ogkd' wrong"

@@ -10,8 +10,9 @@ from importlib.resources import files
 
 import pytest
 
-from ogkd.bench.grid import expand, protocols, read_grid
+from ogkd.bench.grid import expand, protocols, read_grid, without_preset
 from ogkd.errors import ConfigError
+from ogkd.prompts.bank import read_bank, shipped_banks
 
 
 def test_every_list_multiplies_the_runs(grid_file):
@@ -146,12 +147,79 @@ def test_the_runs_of_a_shipped_grid_keep_their_names(name, expected, tmp_path):
     root = tmp_path / "small"  # the folder's name is part of a run
     for dataset, label in itertools.product(("COVID_19", "Mine"), ("a", "b", "c", "normal_d")):
         (root / dataset / "train" / label).mkdir(parents=True)
-    grid = read_grid(name, {"data": str(root)} if name.startswith("real-small") else {})
+    changes = {"data": str(root)} if name.startswith("real-small") else {}
+    if name.startswith("paper"):
+        changes = {"prompts": "ours"}  # as they were before they asked for the released prompts
+    grid = read_grid(name, changes)
+    if name == "paper/few-shot":  # and for adapters as the benchmark ran them
+        rows = [row.model_copy(update={"settings": {}}) for row in grid.rows]
+        grid = grid.model_copy(update={"rows": rows})
     plan, _ = expand(grid)
     cells = [[cell.label, cell.spec.hash] for cell in plan.cells]
     content = [plan.name, plan.title, plan.table, plan.sweep, grid.backbone, cells]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
     assert (digest, len(cells)) == expected
+
+
+def test_the_runs_of_the_papers_grids_are_named_with_the_released_prompts():
+    (plan, _), (ours, _) = (
+        expand(read_grid("paper/few-shot", change)) for change in ({}, {"prompts": "ours"})
+    )
+    digest = hashlib.sha256(json.dumps([cell.spec.hash for cell in plan.cells]).encode())
+    assert digest.hexdigest()[:16] == "d70416dab4920955"
+    assert {cell.spec.bank for cell in plan.cells} == {"released"}
+    adapters = {"clip-adapter", "tip-adapter", "tip-adapter-f", "linear-probe", "lp++"}
+    released = {cell.spec.method for cell in plan.cells if "fidelity" in cell.spec.settings}
+    assert released == adapters
+    for new, old in zip(plan.cells, ours.cells, strict=True):
+        assert new.spec.without("bank") == old.spec.without("bank")
+
+
+def test_a_file_as_a_bank_keeps_the_datasets_presets_and_names_runs_by_content(tmp_path):
+    bank = read_bank(shipped_banks()["btmri"])
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "btmri.json").write_text(json.dumps(bank))
+    few = {"datasets": ["btmri"], "only": ["ogkd", "coop"], "shots": [1], "seeds": [1]}
+
+    def cells(**change):
+        plan, sources = expand(read_grid("paper/few-shot", few | change))
+        return [cell.spec for cell in plan.cells], sources["btmri"]
+
+    by_file, source = cells(banks={"btmri": str(tmp_path / "here" / "btmri.json")})
+    assert [spec.preset for spec in by_file] == ["paper/few-shot/btmri"] * 2
+    assert source.has_normal
+    assert str(tmp_path) not in "".join(spec.without() for spec in by_file)
+    assert cells(prompts=str(tmp_path / "there"))[0] == by_file
+    bank["glioma tumor"][0] += " "
+    (tmp_path / "there" / "btmri.json").write_text(json.dumps(bank))
+    other, _ = cells(prompts=str(tmp_path / "there"))
+    assert {spec.hash for spec in other}.isdisjoint(spec.hash for spec in by_file)
+    with pytest.raises(ConfigError, match=r"has no busi.json"):
+        cells(prompts=str(tmp_path / "there"), datasets=["busi"])
+    with pytest.raises(ConfigError, match="There is no folder nowhere"):
+        cells(prompts="nowhere")
+
+
+def test_a_preset_that_does_not_exist_is_an_error_for_methods_that_have_its_kind(tmp_path):
+    few = {"datasets": ["btmri"], "shots": [1], "seeds": [1]}
+    wrong = {"preset": "paper/fewshot/{dataset}"}
+    with pytest.raises(ConfigError, match="Did you mean 'paper/few-shot/btmri'"):
+        expand(read_grid("paper/few-shot", few | wrong | {"only": ["ogkd"]}))
+    plan, _ = expand(read_grid("paper/few-shot", few | wrong | {"only": ["tip-adapter"]}))
+    assert plan.cells[0].spec.preset is None  # it has no presets at all
+    for label in ("a", "b"):
+        (tmp_path / "Mine" / "train" / label).mkdir(parents=True)
+    mine = {"data": str(tmp_path), "only": ["ogkd"]}
+    grid = read_grid("real-small/few-shot", mine)
+    plan, sources = expand(grid)
+    assert {cell.spec.preset for cell in plan.cells} == {"auto"}
+    assert without_preset(grid, sources) == ["Mine"]  # which the command line says
+
+
+def test_phantoms_have_their_own_prompts():
+    with pytest.raises(ConfigError, match="Phantoms have their own prompts"):
+        expand(read_grid("phantoms/few-shot", {"prompts": "released"}))
 
 
 @pytest.mark.parametrize("name", sorted(protocols()))
@@ -171,7 +239,8 @@ def test_every_shipped_grid_is_a_plan(name, tmp_path):
             "Mine": None,
         }
     if name.startswith("paper"):
-        assert all(source.bank == dataset for dataset, source in sources.items())
+        assert all(source.bank == "released" for source in sources.values())
+        assert all(source.benchmark == dataset for dataset, source in sources.items())
         trained = [cell.spec for cell in plan.cells if cell.spec.method == "ogkd"]
         assert all(str(spec.preset).startswith("paper/") for spec in trained)
 

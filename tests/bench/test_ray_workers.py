@@ -334,7 +334,7 @@ def nodes(monkeypatch):
 
         yield SimpleNamespace(address=address, lose=lose)
         process.stdin.close()  # it ends what it started
-        process.wait(timeout=60)
+        process.wait(timeout=300)
 
 
 def assert_same_results(found, expected):
@@ -349,7 +349,7 @@ def assert_same_results(found, expected):
         assert run.metric("accuracy") == theirs[name].metric("accuracy")
 
 
-@pytest.mark.timeout(900)  # many processes start: a busy machine takes minutes
+@pytest.mark.timeout(1800)  # many processes start: a busy machine takes minutes
 def test_a_real_cluster_that_loses_a_node_ends_with_the_results_of_one_process(
     bench, datasets, grid_file, nodes, tmp_path
 ):

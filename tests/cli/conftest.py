@@ -81,7 +81,7 @@ def fitted(clip: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
         out = tmp_path_factory.mktemp("models") / "fitted"
-        library.fit(data, backbone=clip, settings=FAST, out=out)
+        library.fit(data, backbone=clip, method="ogkd", settings=FAST, out=out)
     return out
 
 

@@ -80,6 +80,7 @@ def test_every_grid_of_ours_is_listed():
 def test_a_set_of_grids_is_planned_and_run_together(grid, tmp_path, monkeypatch):
     planned = ogkd("plan", "phantoms").output
     assert planned.count("  missing ") == 11
+    assert re.search(r"  time .* to .* on one worker \(rough: no run of .* is finished\)", planned)
     assert re.search(r"Total: \d+ different runs are missing", planned)
     other = tmp_path / "other.toml"
     other.write_text(GRID.replace('"small"', '"other"').replace("[1, 2]", "[1]"))
@@ -127,3 +128,30 @@ def test_a_failed_run_is_told_and_the_exit_code_is_1(grid, tmp_path):
     assert answer.exit_code == 1
     assert "Use budgets up to" in answer.output
     assert "4 of 8 runs are finished" in answer.output
+
+
+def test_a_grid_that_needs_the_released_prompts_says_how_to_get_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    few = ("--datasets", "btmri", "--shots", "1", "--methods", "zero-shot")
+    planned = ogkd("plan", "paper/few-shot", *few)
+    assert planned.exit_code == 0
+    assert "ogkd prompts fetch released" in planned.output
+    with pytest.raises(ConfigError, match="ogkd prompts fetch released"):
+        ogkd("run", "paper/few-shot", *few, "--out", "runs")
+    assert not (tmp_path / "runs").exists()
+    assert "fetch" not in ogkd("plan", "paper/few-shot", *few, "--prompts", "ours").output
+
+
+def test_tune_writes_settings_that_the_next_run_uses(tmp_path):
+    words = ("--methods", "kgcoop", "--shots", "1", "--seeds", "1")
+    out = ("--out", tmp_path / "tuning", "--save", tmp_path / "tuned.toml", "--workers", "0")
+    text = GRID.replace('methods = ["', 'methods = ["kgcoop", "')
+    grid = tmp_path / "small.toml"
+    grid.write_text(text + '\n[settings]\n"train.epochs" = 1\n')
+    answer = ogkd("tune", grid, *words, *out, "--trials", "2")
+    assert answer.exit_code == 0, answer.output
+    assert "--tuned" in answer.output
+    planned = ogkd("plan", grid, *words, "--tuned", tmp_path / "tuned.toml", "--show").output
+    assert "1 runs on 1 dataset(s)" in planned
+    with pytest.raises(ConfigError, match="Name the methods"):
+        ogkd("tune", grid, *out)

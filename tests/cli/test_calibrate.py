@@ -5,13 +5,15 @@ import json
 import pytest
 
 import ogkd as library
-from tiny_data import CLASSES, write_dataset
+from tiny_data import CLASSES, edit_sealed, write_dataset
 
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory):
     """Images that the model has not seen: 24 in val, 6 in test."""
-    return write_dataset(tmp_path_factory.mktemp("others"), splits={"x": 1, "val": 8, "test": 2})
+    return write_dataset(
+        tmp_path_factory.mktemp("others"), splits={"train": 1, "val": 8, "test": 2}
+    )
 
 
 def test_a_calibration_appears_in_the_folder_and_changes_no_prediction(ogkd, model, others):
@@ -32,7 +34,9 @@ def test_a_calibration_appears_in_the_folder_and_changes_no_prediction(ogkd, mod
 
 def test_evaluate_shows_before_and_after_and_warns_of_calibration_images(ogkd, model, others):
     assert ogkd("calibrate", model, others).code == 0
-    outcome = ogkd("evaluate", model, others, "--resamples", 0)
+    place = model / "calibration.json"
+    edit_sealed(place, lambda content: content.update(temperature=1.5, reason=None))
+    outcome = ogkd("evaluate", model, others, "--resamples", 0, "--all")
     assert (outcome.code, outcome.err) == (0, "")
     for words in ("before", "after", "LAC", "APS", "Thresholds", "calibrated on 24 images"):
         assert words in outcome.out
@@ -54,7 +58,7 @@ def test_another_engine_than_the_calibration_s_is_told(ogkd, model, others, tmp_
     ]
     said = "Note: The calibration was made with the encoder engine int8, but here torch"
     assert [said in ogkd(*words).err for words in commands] == [False] * 3
-    place.write_text(json.dumps(content | {"engine": "int8"}))
+    edit_sealed(place, lambda content: content.update(engine="int8"))
     assert [said in ogkd(*words).err for words in commands] == [True] * 3
     assert said.removeprefix("Note: ") in page.read_text()
 
@@ -72,14 +76,16 @@ def test_images_used_for_fitting_are_refused_and_may_be_left_out(
     rows = [f"{path},{path.parent.name.replace('_', ' ')}" for path in others.rglob("val/*/*.png")]
     rows += [f"{path},{path.parent.name.replace('_', ' ')}" for path in data.rglob("train/*/*.png")]
     table.write_text("path,label\n" + "\n".join(rows) + "\n")
-    assert "9 of the 33 images were used" in refused("calibrate", model, table)
+    assert "learned from 9 of the 33 images" in refused("calibrate", model, table)
     assert not (model / "calibration.json").exists()
     assert ogkd("calibrate", model, table, "--leave-out-used").code == 0
     assert library.load(model).calibration.images == 24
 
 
 def test_what_cannot_work_is_refused_and_writes_nothing(refused, model, data, others, tmp_path):
-    assert "6 images are too few" in refused("calibrate", model, data, "--split", "test")
+    assert "Too few images to calibrate on: 6" in refused(
+        "calibrate", model, data, "--split", "test"
+    )
     assert "no split 'val'" in refused("calibrate", model, data)
     assert "not a model folder" in refused("calibrate", others, others)
     write_dataset(tmp_path / "d", ["benign tumor", "stone"], {"val": 8})

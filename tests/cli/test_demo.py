@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ogkd.cli.demo as demo
@@ -24,6 +25,7 @@ def quick(tiny_builtin, monkeypatch):
 
     monkeypatch.setattr(fitting, "fit", fit)
     monkeypatch.setattr(demo, "_SHOTS", 2)
+    monkeypatch.setattr(demo, "_FEW", 1)
     monkeypatch.setattr(demo, "_VAL", 5)
     monkeypatch.setattr(demo, "_TEST", 2)
 
@@ -33,11 +35,16 @@ def test_the_demo_leaves_a_table_images_prompts_and_models(ogkd, quick, tmp_path
     outcome = ogkd("demo", "--out", out, "--datasets", "ct-kidney, ct-kidney")
     assert outcome.code == 0, outcome.err
     rows = json.loads((out / "results.json").read_text())
-    assert [row["method"] for row in rows] == ["zero-shot", "zero-shot-ensemble", "ogkd"]
+    shots = {row["method"]: row["shots"] for row in rows}
+    assert shots == {"zero-shot": 0, "zero-shot-ensemble": 0, "fused": 2, "ogkd": 2}
+    for method in shots:
+        assert f"\n  {method} " in outcome.out.split("What each method uses:")[1]
     with (out / "results.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [row["accuracy"] for row in table] == [str(row["accuracy"]) for row in rows]
-    assert load(out / "models" / "ct-kidney").card.method == "ogkd"
+    assert load(out / "models" / "ct-kidney").card.method == "fused"
+    assert "1 labels per class are enough to start with" in outcome.out
+    assert "ct-kidney: random images" in outcome.out
     assert json.loads((out / "prompts" / "ct-kidney.json").read_text())
     assert "Everything is in" in outcome.out
     command = next(line for line in outcome.out.splitlines() if line.startswith("Next: ogkd"))
@@ -63,6 +70,29 @@ def test_the_demo_ends_with_the_path_of_a_report_on_its_first_dataset(ogkd, quic
     assert "The data was not checked" not in page
     assert str(tmp_path) not in page
     assert load(out / "models" / "derm").calibration is None
+
+
+def _hits(**right):
+    return {name.replace("_", "-"): np.arange(200) < count for name, count in right.items()}
+
+
+def test_a_trained_method_below_an_untrained_one_is_explained():
+    hits = _hits(zero_shot=60, zero_shot_ensemble=144, fused=150, ogkd=131)
+    (note,) = demo._notes("us-breast", hits)
+    assert note.startswith("us-breast: ogkd is 6.5 points below zero-shot-ensemble, more than ch")
+    assert "written for these drawings" in note
+
+
+def test_a_small_difference_is_called_chance():
+    hits = _hits(zero_shot=150, zero_shot_ensemble=100, fused=149, ogkd=150)
+    (note,) = demo._notes("derm", hits)
+    assert note.startswith("derm: fused is 0.5 points below zero-shot, which may be chance (200 te")
+
+
+def test_a_demo_prints_its_explanations(ogkd, quick, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "_notes", lambda name, hits: [f"{name}: {len(hits)} methods."])
+    outcome = ogkd("demo", "--out", tmp_path / "d", "--datasets", "derm")
+    assert "\nderm: 4 methods.\n" in outcome.out
 
 
 def test_a_demo_replaces_an_earlier_demo_only(ogkd, refused, quick, tmp_path):
@@ -95,7 +125,7 @@ def test_unknown_datasets_are_refused_before_the_work(refused, quick, tmp_path, 
     not (BUILTIN_FOLDER / "model.safetensors").is_file(), reason="the built-in model is not there"
 )
 def test_learning_beats_zero_shot_on_phantoms(ogkd, tmp_path):
-    outcome = ogkd("demo", "--out", tmp_path / "d", "--datasets", "us-breast")
+    outcome = ogkd("demo", "--out", tmp_path / "d", "--datasets", "endoscopy")
     assert outcome.code == 0, outcome.err
     rows = json.loads((tmp_path / "d" / "results.json").read_text())
     accuracy = {row["method"]: row["accuracy"] for row in rows}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.server
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,12 +10,13 @@ import threading
 from importlib import metadata
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
 from huggingface_hub import constants
 
 import ogkd.cli.doctor as doctor
-from ogkd.backbones import loading
+from ogkd.backbones import _int8_probe, loading
 from ogkd.backbones.catalog import catalog
 from ogkd.errors import BackboneError
 from tiny_backbones import make_clip
@@ -103,7 +105,7 @@ def test_installed_packages_pass_and_extras_are_not_asked_for():
     finding = only(doctor._packages())
     assert finding.status == "PASS", finding
     assert "torch " in finding.found
-    assert "gradio" not in finding.found
+    assert "uvicorn" not in finding.found
 
 
 def test_an_old_python_fails(monkeypatch):
@@ -214,11 +216,13 @@ def test_backbones_that_are_here_are_named(tiny_builtin):
     missing = only(doctor._backbones())
     assert missing.status == "WARN"
     assert "fetch biomedclip" in missing.fix
+    assert "for real images none: a backbone must be named" in missing.found
     folder = catalog()["biomedclip"].folder
     make_clip(folder)
     (folder / "source.json").write_text('{"files": {"a": 1}, "weights": {"file": "a"}}')
     here = only(doctor._backbones())
-    assert (here.status, here.found) == ("PASS", "builtin, biomedclip")
+    assert here.status == "PASS"
+    assert here.found.startswith("builtin, biomedclip (for real images biomedclip is used")
 
 
 def test_extras_are_told_apart(monkeypatch):
@@ -227,3 +231,26 @@ def test_extras_are_told_apart(monkeypatch):
     assert found["Extra dicom"].status == "PASS"
     assert found["Extra serve"].status == "WARN"
     assert found["Extra serve"].fix == 'pip install "ogkd[serve]"'
+
+
+@pytest.mark.parametrize(("gain", "said"), [(3.2, "3.2x.*worth a try"), (1.1, "1.1x.*nothing")])
+def test_the_gain_of_8_bits_is_said_with_advice(monkeypatch, gain, said):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setattr("ogkd.backbones._int8_probe.int8_gain", lambda: gain)
+    finding = only(doctor._int8())
+    assert finding.status == "PASS"
+    assert re.search(said, finding.found)
+
+
+def test_without_onnx_nothing_is_said_about_8_bits(monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    assert list(doctor._int8()) == []
+
+
+def test_the_8_bit_probe_times_the_same_product_twice():
+    pytest.importorskip("onnxruntime")
+    x = np.random.default_rng(0).standard_normal((197, 768), dtype=np.float32)
+    exact, rounded = (_int8_probe._session(bits).run(None, {"x": x})[0] for bits in (False, True))
+    np.testing.assert_allclose(exact[:, 0], x.sum(axis=1), atol=1e-3)  # the weights are ones
+    assert 0 < np.abs(exact - rounded).max() < 2  # the sums themselves are about 28
+    assert _int8_probe.int8_gain() > 0

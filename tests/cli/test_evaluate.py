@@ -4,7 +4,10 @@ import csv
 import json
 import re
 
+import pytest
+
 import ogkd as library
+from ogkd.cli.output import evaluation_lines
 from tiny_data import CLASSES, write_dataset, write_image
 
 
@@ -18,9 +21,9 @@ def test_json_is_what_the_library_says(ogkd, fitted, data, tmp_path):
 
 
 def test_the_table_has_a_line_for_each_class_and_each_measure(ogkd, fitted, data):
-    outcome = ogkd("evaluate", fitted, data, "--resamples", 0, "--graded")
+    outcome = ogkd("evaluate", fitted, data, "--resamples", 0, "--graded", "--all")
     assert (outcome.code, outcome.err) == (0, "")
-    lines = outcome.out.splitlines()
+    lines = outcome.out.split("For statisticians\n")[1].splitlines()
     assert lines[0] == "6 images"
     expected = library.evaluate(library.load(fitted), data, resamples=0, graded=True)
 
@@ -42,8 +45,8 @@ def test_the_table_has_a_line_for_each_class_and_each_measure(ogkd, fitted, data
 
 
 def test_intervals_are_shown_where_there_are_resamples(ogkd, fitted, data):
-    out = ogkd("evaluate", fitted, data, "--resamples", 40).out
-    assert "95 % intervals, 40 resamples of images" in out
+    out = ogkd("evaluate", fitted, data, "--resamples", 40, "--all").out
+    assert "95 % intervals by images" in out
     accuracy = next(line for line in out.splitlines() if line.startswith("accuracy"))
     assert re.search(r"\[\d+-\d+\]$", accuracy)
 
@@ -58,6 +61,50 @@ def test_images_that_the_model_learned_from_are_counted_in_a_warning(ogkd, fitte
     assert "learned from 9 of these 12 images" in outcome.err
 
 
+def test_images_that_were_used_can_be_left_out(ogkd, refused, fitted, tmp_path):
+    data = write_dataset(tmp_path / "d", splits={"": 4})  # nine of twelve are those of train
+    words = ("evaluate", fitted, data, "--resamples", 0, "--leave-out-used")
+    outcome = ogkd(*words, "--json", "--report", tmp_path / "r.html")
+    assert outcome.code == 0, outcome.err
+    assert "Left out 9 images that the model learned from or was calibrated on; 3" in outcome.err
+    assert "Warning" not in outcome.err
+    found = json.loads(outcome.out)
+    assert (found["images"], found["left_out"], found["learned_from"]) == (3, 9, 0)
+    assert "of 3 images correctly" in (tmp_path / "r.html").read_text(encoding="utf-8")
+
+
+def test_the_verdict_comes_first_and_the_statistics_only_if_asked_for(ogkd, fitted, data):
+    out = ogkd("evaluate", fitted, data, "--resamples", 0).out
+    said = library.evaluate(library.load(fitted), data, resamples=0)["verdict"]["text"]
+    assert " ".join(out.split()).startswith(said)
+    assert "AURC" not in out
+    assert "More: --all" in out
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_lines_fit_a_terminal_of_80_columns(ogkd, fitted, data, monkeypatch, everything):
+    result = library.evaluate(library.load(fitted), data, resamples=30)
+    long = "an invasive carcinoma of no special type, grade three"
+    names = [long, *result["class_names"][1:]]
+    result["class_names"] = names
+    result["per_class"] = dict(zip(names, result["per_class"].values(), strict=True))
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = "\n".join(evaluation_lines(result, everything=everything)).splitlines()
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert "an invasive carcinoma of\u2026" in text or "an invasive carcinoma of \u2026" in text
+    if everything:
+        assert all(word in text for word in ("recall", "specificity", "precision", "F1", "AUROC"))
+
+
+def test_what_cannot_be_guaranteed_is_one_sentence(ogkd, model, tmp_path):
+    others = write_dataset(tmp_path, splits={"train": 1, "val": 8, "test": 2})
+    assert ogkd("calibrate", model, others).code == 0
+    out = ogkd("evaluate", model, others, "--resamples", 0, "--all").out
+    assert "None for at most 1 %, 2 %, 5 %" in out
+    assert not [line for line in out.splitlines() if line.split()[2:3] == ["none"]]
+
+
 def test_rows_name_no_file_unless_asked(ogkd, fitted, data, tmp_path):
     words = ("evaluate", fitted, data, "--json", "--resamples", 0, "--csv", tmp_path / "r.csv")
     assert ogkd(*words).code == 0
@@ -67,6 +114,8 @@ def test_rows_name_no_file_unless_asked(ogkd, fitted, data, tmp_path):
     assert ".png" not in (tmp_path / "r.csv").read_text()
     right = sum(row["truth"] == row["prediction"] for row in rows) / 6
     assert right == library.evaluate(library.load(fitted), data, resamples=0)["accuracy"]
+    assert ogkd(*words, "--excel").code == 0
+    assert (tmp_path / "r.csv").read_text(encoding="utf-8").startswith("\ufeffimage,")
     assert ogkd(*words, "--paths").code == 0
     assert (tmp_path / "r.csv").read_text().count(".png") == 6
 
@@ -111,3 +160,22 @@ def test_broken_images_are_listed_all_at_once(ogkd, fitted, tmp_path):
     assert outcome.code == 2
     assert "3 file(s) could not be read" in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def test_a_prior_adds_what_the_numbers_become(ogkd, refused, fitted, data, tmp_path):
+    prior = "benign tumor=0.05,malignant tumor=0.05,normal lung=0.9"
+    page = tmp_path / "report.html"
+    outcome = ogkd("evaluate", fitted, data, "--prior", prior, "--all", "--report", page)
+    assert outcome.code == 0
+    assert "as frequent as this: benign tumor 5 %, malignant tumor 5 %, normal lung 90 %" in (
+        outcome.out
+    )
+    assert "If findings were as frequent as this" in outcome.out
+    found = library.evaluate(
+        library.load(fitted), data, prior=dict(zip(CLASSES, (0.05, 0.05, 0.9), strict=True))
+    )
+    assert f"{100 * found['at_prior']['as_is']['whole']['accuracy']:.1f}" in outcome.out
+    text = page.read_text(encoding="utf-8")
+    assert "At the given class frequencies" in text
+    assert "If findings were more or less frequent" in text
+    assert "nothing to estimate" in refused("evaluate", fitted, data, "--prior", "estimate")

@@ -3,19 +3,25 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
+import typer
 
 import ogkd as library
+from ogkd.backbones import hub
 from ogkd.cli.fit import fit
 from ogkd.cli.options import HELP, read_settings
+from ogkd.datasets.phantoms import write_folder
 from ogkd.errors import ConfigError
+from ogkd.fitting import prepare
 from ogkd.fitting.request import FitRequest
 from ogkd.methods import DEFAULT
 from tiny_data import write_dataset, write_image
 
-FAST = ["--set", "train.epochs=2", "--set", "views=1"]
+FAST = ["--method", "ogkd", "--set", "train.epochs=2", "--set", "views=1"]
 
 
 def test_a_folder_becomes_a_model_that_says_what_is_next(ogkd, clip, data, tmp_path):
@@ -26,6 +32,18 @@ def test_a_folder_becomes_a_model_that_says_what_is_next(ogkd, clip, data, tmp_p
     assert f"Next:  ogkd predict {out} IMAGES" in outcome.out
     card = library.load(out).card
     assert (card.shots, card.config["train"]["epochs"], card.config["views"]) == (2, 2, 1)
+
+
+def test_the_same_command_again_says_that_there_is_nothing_to_do(ogkd, clip, data, tmp_path):
+    words = ["fit", data, "--backbone", clip, "--out", tmp_path / "m", *FAST]
+    assert ogkd(*words).code == 0
+    weights = (tmp_path / "m" / "weights.safetensors").stat().st_mtime_ns
+    outcome = ogkd(*words)
+    assert outcome.code == 0, outcome.err
+    assert "already fitted with these options: nothing to do." in outcome.err
+    assert "before; --restart fits again." in outcome.out
+    assert (tmp_path / "m" / "weights.safetensors").stat().st_mtime_ns == weights
+    assert "already fitted" not in ogkd(*words, "--restart").err
 
 
 def test_every_option_of_a_fit_is_on_the_command_line_with_its_text(ogkd, monkeypatch):
@@ -50,10 +68,44 @@ def test_the_command_line_has_the_defaults_of_a_fit():
             assert options[field.name].default == field.default
 
 
-def test_the_builtin_backbone_is_the_default(ogkd, data, tmp_path, tiny_builtin):
+def test_phantoms_get_the_builtin_model_and_other_images_are_refused(ogkd, refused, tmp_path):
     out = tmp_path / "m"
-    assert ogkd("fit", data, "-o", out, "-m", "zero-shot").code == 0
+    write_folder("fundus", tmp_path / "eyes", splits={"train": 2})
+    outcome = ogkd("fit", tmp_path / "eyes", "-o", out, "-m", "zero-shot")
+    assert outcome.code == 0, outcome.err
+    assert "WARNING" not in outcome.err
     assert json.loads((out / "model.json").read_text())["backbone"]["name"] == "builtin"
+    data = write_dataset(tmp_path / "noise")
+    said = refused("fit", data, "-o", tmp_path / "n", "-m", "zero-shot")
+    assert "not the phantoms that the built-in model knows" in said
+    assert "ogkd backbones fetch biomedclip` (0.8 GB)" in said
+    assert "--backbone" in said
+
+
+def test_the_builtin_model_can_be_named_but_warns(ogkd, data, tmp_path):
+    words = ["-b", "builtin", "-o", tmp_path / "m", "-m", "gda"]
+    outcome = ogkd("fit", data, *words)
+    assert outcome.code == 0, outcome.err
+    assert "WARNING: The built-in model was used" in outcome.err
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_on_a_terminal_a_backbone_is_fetched_only_after_a_yes(
+    ogkd, data, clip, tmp_path, monkeypatch, answer
+):
+    fetched = []
+
+    def fetch(record):
+        fetched.append(record.name)
+        monkeypatch.setattr(prepare, "choose_backbone", lambda images, say: str(clip))
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: answer == "y")
+    outcome = ogkd("fit", data, "-o", tmp_path / "m", "-m", "zero-shot")
+    assert outcome.code == (0 if answer == "y" else 2), outcome.err
+    assert fetched == (["biomedclip"] if answer == "y" else [])
 
 
 def test_a_preset_and_settings_are_laid_over_each_other(ogkd, clip, data, tmp_path):
@@ -84,6 +136,8 @@ def test_a_table_and_a_prompt_bank_are_read(ogkd, clip, tmp_path):
         (["--preset", "paper/few-shot/nothing"], "Unknown preset of ogkd"),
         (["--method", "zero-shot", "--preset", "auto"], "Unknown preset of zero-shot"),
         (["--set", "no_such=1"], "no_such"),
+        (["--set", "train.epoch=5"], "Did you mean 'train.epochs'?"),
+        (["--set", "epochs=5"], "Did you mean 'train.epochs'?"),
         (["--set", "train.epochs=many"], "'train.epochs' of ogkd cannot be 'many'"),
         (["--set", "train.epochs"], "--set takes key=value"),
         (["--set", "=5"], "--set takes key=value"),

@@ -9,7 +9,7 @@ import numpy as np
 import ogkd as library
 from tiny_data import CLASSES, write_image
 
-FAST = ["--set", "train.epochs=1", "--set", "views=1"]
+FAST = ["--method", "ogkd", "--set", "train.epochs=1", "--set", "views=1"]
 
 
 def test_a_medmnist_file_gets_its_class_names_and_is_judged(ogkd, clip, tmp_path):

@@ -20,7 +20,8 @@ from ogkd.cli import main
 from ogkd.model.calibration import Calibration
 from ogkd.model.decide import Decider
 from ogkd.model.familiarity import SupportFeatures, unfamiliar
-from tiny_data import CLASSES, write_image
+from tiny_data import CLASSES, edit_sealed, write_dataset, write_image
+from tiny_images import SHADES, dicom
 
 FIXED = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
 COLUMNS = [*FIXED, *CLASSES]
@@ -65,6 +66,24 @@ def test_unreadable_files_get_a_row_with_the_reason_and_code_1(ogkd, fitted, tmp
         assert row[7:] == ["", "", ""]
 
 
+def test_dicom_files_without_the_extra_get_a_row_each_and_the_others_are_predicted(
+    ogkd, fitted, tmp_path, monkeypatch
+):
+    good = write_image(tmp_path / "good.png")
+    for name in ("a.dcm", "b.dcm"):
+        dicom(tmp_path / name, SHADES)
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    outcome = ogkd("predict", fitted, tmp_path)
+    assert outcome.code == 1
+    first, second, third = named(outcome.out)
+    assert (third["path"], third["error"]) == (str(good), "")
+    assert third["prediction"]
+    for row in (first, second):
+        assert 'pip install "ogkd[dicom]"' in row["error"]
+    assert "2 of 3 file(s) could not be read." in outcome.err
+    assert outcome.err.count("pip install") == 1
+
+
 def test_files_keep_the_order_in_which_they_were_named(ogkd, fitted, data):
     files = sorted((data / "test").rglob("*.png"))[::-1]
     outcome = ogkd("predict", fitted, *files)
@@ -75,10 +94,10 @@ def test_rows_are_written_while_later_images_are_unread(ogkd, fitted, data, monk
     """However many images, no more than two batches of them are ever under way."""
     read_image, started, most = extract.read_image, [0], [0]
 
-    def reading(path):
+    def reading(path, **options):
         started[0] += 1
         most[0] = max(most[0], started[0] - (written.getvalue().count("\n") - 1))
-        return read_image(path)
+        return read_image(path, **options)
 
     files = sorted((data / "test").rglob("*.png")) * 30
     written = io.StringIO()
@@ -212,6 +231,29 @@ def test_a_calibration_too_small_for_sets_is_an_error_only_where_sets_were_asked
     assert "calibration images" in refused("predict", model, data, "--max-risk", 0.01)
 
 
+def test_enough_images_to_learn_from_fill_the_sets_without_a_calibration(
+    ogkd, refused, clip, tmp_path
+):
+    data = write_dataset(tmp_path / "data", splits={"train": 9, "test": 2})
+    model = tmp_path / "m"
+    library.fit(data, backbone=clip, method="fused", out=model)
+    outcome = ogkd("predict", model, data / "test")
+    assert outcome.code == 0
+    assert "at least 90 % probability" in outcome.err
+    files = sorted((data / "test").rglob("*.png"))
+    expected = ["|".join(said.set) for said in library.load(model).decide(files)]
+    assert [row["set"] for row in named(outcome.out)] == [sets or "(none)" for sets in expected]
+    assert any(expected)
+    assert "at least 70 % prob" in ogkd("predict", model, data / "test", "--coverage", 0.7).err
+    assert "needs a calibrated" in refused("predict", model, data, "--max-risk", 0.1)
+    said = refused("predict", model, data, "--coverage", 0.95)
+    assert "at least 19 images of a class" in said
+    assert "--coverage" in said
+    shown = ogkd("evaluate", model, data, "--all").out
+    assert "by class" in shown
+    assert "None with 95 %: too few images per class." in shown
+
+
 def test_wishes_that_cannot_be_met_are_refused(refused, fitted, data, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"")
@@ -252,7 +294,7 @@ def test_evidence_maps_are_named_by_row_and_stay_in_their_folder(ogkd, fitted, t
     assert all(name.isascii() and " " not in name and len(name) < 80 for name in found)
     for name in found:
         with Image.open(tmp_path / "maps" / "here" / name) as picture:
-            assert picture.size == (672, 672)
+            assert picture.width > picture.height > 672  # image, map and words
 
 
 def test_evidence_comes_from_the_encoding_of_the_prediction(
@@ -262,7 +304,7 @@ def test_evidence_comes_from_the_encoding_of_the_prediction(
     plain = ogkd("predict", fitted, *files).out
     read_image, read = extract.read_image, []
     monkeypatch.setattr(
-        extract, "read_image", lambda image: read.append(image) or read_image(image)
+        extract, "read_image", lambda image, **how: read.append(image) or read_image(image, **how)
     )
     outcome = ogkd("predict", fitted, *files, "--explain", tmp_path / "maps")
     assert (outcome.code, outcome.out) == (0, plain)
@@ -279,6 +321,7 @@ def test_images_unlike_the_support_are_marked_and_warned_of(ogkd, model, data):
     near /= np.linalg.norm(near, axis=1, keepdims=True)
     support = SupportFeatures(near.astype(np.float32), np.zeros(9, dtype=np.int64))
     (model / "support.safetensors").write_bytes(support.to_bytes())
+    edit_sealed(model / "model.json", lambda card: card.pop("support_sha256"))
     outcome = ogkd("predict", model, *files)
     marks = [row["unfamiliar"] for row in named(outcome.out)]
     features = np.stack([answer.features for answer in seen.decide(files)])
@@ -308,8 +351,7 @@ def test_no_cell_is_a_formula_to_a_spreadsheet(ogkd, model, tmp_path, monkeypatc
 
 
 def change(model, **values):
-    path = model / "model.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    edit_sealed(model / "model.json", lambda card: card.update(values))
 
 
 def newer(model):
@@ -371,3 +413,99 @@ def test_a_backbone_that_moved_can_be_passed(ogkd, model, clip, data):
     expected = ogkd("predict", model, data).out
     moved_backbone(model)
     assert ogkd("predict", model, data, "--backbone", clip).out == expected
+
+
+def test_excel_gets_a_mark_in_front(ogkd, refused, fitted, data, tmp_path):
+    file = next((data / "test").rglob("*.png"))
+    plain = ogkd("predict", fitted, file)
+    marked = ogkd("predict", fitted, file, "--excel")
+    assert marked.out == "\ufeff" + plain.out
+    out = tmp_path / "rows.csv"
+    assert ogkd("predict", fitted, file, "--excel", "--out", out).code == 0
+    assert out.read_bytes() == marked.out.encode()
+    out.unlink()
+    assert "--excel is for CSV" in refused("predict", fitted, file, "--excel", "--format", "jsonl")
+
+
+def test_a_prediction_imports_no_heavy_package_that_it_does_not_need(fitted, data):
+    file = next((data / "test").rglob("*.png"))
+    heavy = ["transformers", "sklearn", "scipy", "matplotlib", "torch._dynamo", "huggingface_hub"]
+    seen = f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
+    code = f"import atexit, sys, ogkd.cli; atexit.register(lambda: {seen}); ogkd.cli.main()"
+    words = [sys.executable, "-c", code, "predict", fitted, file]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_an_image_is_never_overwritten_by_a_table(ogkd, model, tmp_path):
+    image = write_image(tmp_path / "a.png")
+    before = image.read_bytes()
+    outcome = ogkd("predict", model, image, "--out", image)
+    assert outcome.code == 2
+    assert "is not a table, so it is not overwritten" in outcome.err
+    assert image.read_bytes() == before
+    assert {path.name for path in tmp_path.iterdir()} <= {"a.png", "model"}
+
+
+@pytest.fixture(scope="session")
+def closed_form(clip, data, tmp_path_factory):
+    """A model that can answer images together."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        out = tmp_path_factory.mktemp("models") / "closed"
+        library.fit(data, backbone=clip, method="fused", out=out)
+    return out
+
+
+def test_a_prior_reweights_every_probability(ogkd, closed_form, data):
+    shares = dict(zip(CLASSES, (0.7, 0.2, 0.1), strict=True))
+    words = ",".join(f"{name}={share}" for name, share in shares.items())
+    plain = rows(ogkd("predict", closed_form, data / "test").out)[1:]
+    outcome = ogkd("predict", closed_form, data / "test", "--prior", words)
+    assert outcome.code == 0
+    assert "benign tumor 70 %" in outcome.err
+    joint = np.array([row[7:] for row in plain], float) * list(shares.values())
+    expected = joint / joint.sum(axis=1, keepdims=True)
+    found = np.array([row[7:] for row in rows(outcome.out)[1:]], float)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_estimated_frequencies_and_answers_given_together_say_so(ogkd, closed_form, data):
+    estimate = ogkd("predict", closed_form, data, "--prior", "estimate", "--batch-size", 2)
+    assert estimate.code == 0
+    assert "each answer depends on the others" in estimate.err
+    assert "Estimated class frequencies, from " in estimate.err
+    together = ogkd("predict", closed_form, data, "--together", "--format", "jsonl")
+    assert together.code == 0
+    assert "Nothing is promised" in together.err
+    assert "15 images together" in together.err or "one by one" in together.err
+    assert len(together.out.splitlines()) == 15
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--prior", "benign tumor"), "--prior takes a share for every class"),
+        (("--prior", "benign tumor=many"), "'many' for 'benign tumor', which is not a number"),
+        (("--prior", "benign tumor=1,benign tumor=0"), "'benign tumor' twice"),
+        (("--prior", "benign tumor=1"), "no share for: malignant tumor, normal lung"),
+        (("--prior", "cat=1"), "does not know"),
+        (("--prior", "estimate", "--max-risk", "0.1"), "max_risk cannot be promised"),
+        (("--together", "--coverage", "0.9"), "coverage cannot be promised"),
+        (("--together", "--explain", "maps"), "Evidence maps"),
+    ],
+)
+def test_priors_and_batches_that_cannot_be_get_one_message(
+    refused, closed_form, data, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "maps").mkdir()
+    assert message in refused("predict", closed_form, data, *words)
+
+
+def test_one_image_or_another_method_cannot_be_answered_together(
+    refused, closed_form, fitted, data
+):
+    one = data / "test" / "normal_lung" / "0.png"
+    assert "at least 2 images per class" in refused("predict", closed_form, one, "--together")
+    assert "--together" in refused("predict", fitted, data, "--together")

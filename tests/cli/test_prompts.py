@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from ogkd.prompts import chat
+from released_bank import PATH, released_source
 from stub_endpoint import Reply, Stub, stub_endpoint, texts
+from tiny_data import write_dataset
+from tiny_server import serve
 
 KEY = "sk-never-shown"
 
@@ -158,10 +161,10 @@ def test_generate_gets_through_a_bad_day_of_the_endpoint(ogkd, stub, tmp_path):
         Reply(body=b"garbage"),
         Reply("I would rather talk about something else."),
         Reply(few[:-20]),  # cut in the middle of the second text
-        Reply("late", delay=1.5),
+        Reply("late", delay=20),
     ]
     out = tmp_path / "bank.json"
-    outcome = ogkd(*ask_for(out, "--timeout", 0.5))
+    outcome = ogkd(*ask_for(out, "--timeout", 4))
     assert outcome.code == 0, outcome.err
     bank = json.loads(out.read_text())
     assert {name: len(found) for name, found in bank.items()} == {
@@ -218,12 +221,12 @@ def test_generate_refuses_what_cannot_work(refused, monkeypatch, tmp_path):
 def test_a_killed_generate_goes_on_where_it_stopped(ogkd, stub, tmp_path):
     out = tmp_path / "bank.json"
     first = texts("kidney stone", 6, seed=5)
-    stub.script = [Reply(json.dumps(first)), Reply("never", delay=20)]
+    stub.script = [Reply(json.dumps(first)), Reply("never", delay=300)]
     # Through the real program, and killed hard, as by a machine that goes down.
     code = "from ogkd.cli import main; main()"
     words = [sys.executable, "-c", code, *map(str, ask_for(out))]
     process = subprocess.Popen(words, env=os.environ, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 240
     while len(stub.asked) < 2 and time.monotonic() < end and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
@@ -234,3 +237,39 @@ def test_a_killed_generate_goes_on_where_it_stopped(ogkd, stub, tmp_path):
     assert ogkd(*ask_for(out)).code == 0
     assert len(stub.asked) == 3
     assert json.loads(out.read_text())["kidney stone"] == first
+
+
+def test_the_released_bank_is_fetched_listed_shown_and_used_by_name(
+    ogkd, refused, tmp_path, monkeypatch
+):
+    assert "ogkd prompts fetch released" in refused("prompts", "show", "released")
+    assert "only 'released'" in refused("prompts", "fetch", "other")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with serve() as server:
+        monkeypatch.setenv("OGKD_GITHUB", server.address)
+        server.files[PATH] = released_source()
+        outcome = ogkd("prompts", "fetch", "released")
+    assert outcome.code == 0
+    assert "72 classes with 3600 texts" in outcome.out
+    assert "released" in ogkd("prompts", "list").out
+    shown = ogkd("prompts", "show", "released", "cataract").out
+    assert shown.count("sign 0") == 5  # repetitions are kept
+    images = write_dataset(tmp_path / "eyes", classes=("cataract", "glaucoma"))
+    words = ("--prompts", "released", "--method", "zero-shot-ensemble", "--backbone", "builtin")
+    assert ogkd("fit", images, *words, "--out", tmp_path / "model").code == 0
+    card = json.loads((tmp_path / "model" / "model.json").read_text())
+    assert card["prompts"] == "released"
+
+
+def test_a_copy_of_the_released_file_is_imported_as_released_without_an_output_file(
+    ogkd, refused, tmp_path
+):
+    copy = tmp_path / "prompt_templates.py"
+    copy.write_bytes(released_source())
+    assert "need --out" in refused("prompts", "import", copy, "--drop-doubles")
+    assert ogkd("prompts", "import", copy).code == 0
+    assert ogkd("prompts", "show", "released").code == 0
+    out = tmp_path / "bank.json"
+    words = ("--classes", "cataract", "--drop-doubles")
+    assert ogkd("prompts", "import", copy, "--out", out, *words).code == 0
+    assert len(json.loads(out.read_text())["cataract"]) == 10

@@ -28,7 +28,7 @@ def test_names_pictures_and_check_are_a_matter_of_options(ogkd, fitted, data, tm
     assert "data:image" not in page
     assert "The data was not checked" in page
     assert str(data) in page
-    assert "9 of the 9 evaluated images were learned from" in page
+    assert "learned from or was calibrated on 9 of the 9 evaluated images" in page
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_unreadable_files_may_be_skipped_and_are_listed(ogkd, refused, fitted, d
     assert "bad.png" in refused(*words)
     outcome = ogkd(*words, "--on-error", "skip")
     assert (outcome.code, outcome.out) == (0, f"Report on 6 images: {place}\n")
-    assert "Left out 1 file(s)" in outcome.err
+    assert "Left out 1 file that" in outcome.err
     assert "bad.png" in (place.parent / "skipped.csv").read_text()
     assert "bad.png" not in place.read_text()
     assert "No intervals were computed" in place.read_text()

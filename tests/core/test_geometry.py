@@ -111,3 +111,12 @@ def test_alpha_must_be_above_zero(alpha):
 
 def test_the_examples_in_the_docstrings_run():
     assert doctest.testmod(ogkd.core.geometry).failed == 0
+
+
+def test_leading_axes_are_problems_of_their_own():
+    bank = random(2, 3, 4, 8)
+    T = prototypes(bank)
+    for number in range(2):
+        torch.testing.assert_close(T[number], prototypes(bank[number]))
+        own = class_graph(bank[number, :, 0], 2.0)
+        torch.testing.assert_close(class_graph(bank[:, :, 0], 2.0)[number], own)

@@ -5,12 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from ogkd.backbones.base import ImageFeatures
-from ogkd.core.checkpoint import Checkpoint
+from ogkd.core.checkpoint import Checkpoint, TrainingState, _digest
 from ogkd.core.losses import cross_entropy, logits
+from ogkd.core.optimisers import TrainConfig, learning_rate
 from ogkd.core.prompting import ContextConfig, PromptLearner
-from ogkd.core.training import Run, TrainConfig, _batches, learning_rate, train_contexts
+from ogkd.core.training import Run, _batches, converged, train_contexts
 from ogkd.errors import ConfigError, Interrupted, TrainingError
 from ogkd.features.views import FixedViews
 
@@ -116,6 +119,24 @@ def test_an_interrupted_training_ends_like_an_uninterrupted_one(
     assert torch.equal(train(), whole)
 
 
+def test_an_interruption_in_the_first_epoch_starts_again(learner, bert_backbone, tmp_path):
+    run = make_run(bert_backbone, 1)
+    whole = train_contexts(learner, [run], objective, CONFIG)
+    checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
+    steps = []
+
+    def interrupted(T_hat, batch):
+        steps.append(1)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return objective(T_hat, batch)
+
+    with pytest.raises(Interrupted, match="after epoch 0 of 6"):
+        train_contexts(learner, [run], interrupted, CONFIG, checkpoint=checkpoint)
+    again = train_contexts(learner, [run], objective, CONFIG, checkpoint=checkpoint)
+    assert torch.equal(again, whole)
+
+
 def test_a_finished_checkpoint_is_not_trained_again(learner, bert_backbone, tmp_path):
     checkpoint = Checkpoint(tmp_path / "c.safetensors", "x")
     run, seen = make_run(bert_backbone, 1), []
@@ -209,3 +230,145 @@ def test_a_small_step_uses_one_thread_and_gives_the_others_back(
         assert (seen, torch.get_num_threads()) == ([expected], 2)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("change", ["epoch", "bit", "shape", "older"])
+def test_a_changed_checkpoint_is_noticed(tmp_path, change):
+    checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
+    state = TrainingState(torch.ones(1, 2, 3), torch.zeros(1, 2, 3), 4, torch.ones(4, 1))
+    checkpoint.save(state)
+    assert checkpoint.load().epoch == 4
+    with safe_open(checkpoint.path, "pt") as file:
+        metadata = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in ("contexts", "momentum", "losses")}
+    if change == "epoch":
+        metadata["epoch"] = "999"
+    elif change == "bit":
+        tensors["contexts"][0, 0, 0] += 1e-6
+    elif change == "shape":
+        tensors["momentum"] = torch.zeros(1)
+    else:
+        del metadata["sha256"]
+    save_file(tensors, checkpoint.path, metadata)
+    with pytest.raises(ConfigError, match="is damaged"):
+        checkpoint.load()
+
+
+ADAM = TrainConfig(optimiser="adam", epochs=40, batch_size=6, lr=0.05, weight_decay=0.0)
+
+
+def one_view(run):
+    """The run with one view of each image."""
+    globals_ = run.views.features.globals[:, :1]
+    return Run(FixedViews(ImageFeatures(globals_)), run.labels, run.seed)
+
+
+def test_full_batches_with_adam_are_adam_on_the_whole_loss(learner, bert_backbone):
+    """Against torch's own optimiser on the average over all images, image by image."""
+    run = one_view(make_run(bert_backbone, 1))
+    trained = train_contexts(learner, [run], objective, ADAM.model_copy(update={"epochs": 5}))[0]
+    context = learner.initial_context(torch.Generator()).requires_grad_()
+    optimiser = torch.optim.Adam([context], lr=0.05, betas=(0.9, 0.99))
+    for _ in range(5):
+        T_hat = learner.text_features(context.unsqueeze(0))[0]
+        pairs = zip(run.views.features.globals[:, 0], run.labels, strict=True)
+        loss = sum(-(20.0 * T_hat @ v).log_softmax(0)[y] for v, y in pairs) / 6
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    torch.testing.assert_close(trained, context.detach(), atol=1e-4, rtol=1e-3)
+
+
+def test_a_still_batch_is_gathered_once_and_others_in_every_epoch(learner, bert_backbone):
+    seen = []
+
+    def watching(T_hat, batch):
+        seen.append(batch)
+        return objective(T_hat, batch)
+
+    run = make_run(bert_backbone, 1)
+    for one, different in ((one_view(run), 1), (run, 5)):
+        seen.clear()
+        train_contexts(learner, [one], watching, ADAM.model_copy(update={"epochs": 5}))
+        assert (len(seen), len({id(batch) for batch in seen})) == (5, different)
+
+
+def test_more_images_than_a_batch_are_all_used_in_new_orders(learner, bert_backbone):
+    seen = []
+
+    def watching(T_hat, batch):
+        seen.append(batch.labels[0].tolist())
+        return objective(T_hat, batch)
+
+    config = ADAM.model_copy(update={"batch_size": 4, "epochs": 3})
+    train_contexts(learner, [one_view(make_run(bert_backbone, 1))], watching, config)
+    assert [len(labels) for labels in seen] == [4, 2] * 3
+    assert all(sorted(seen[n] + seen[n + 1]) == [0, 0, 1, 1, 2, 2] for n in (0, 2, 4))
+    assert len({tuple(labels) for labels in seen[::2]}) > 1
+
+
+def test_a_run_ends_when_its_loss_has_settled():
+    t = torch.arange(100.0)
+    losses = torch.stack([1 + torch.exp(-t / 5), 1 + torch.exp(-t / 50), -t, t], dim=1)
+    # After t epochs the last 20 have given e^(-(t-20)/5) (1 - e^-4) of about 1 in the first run.
+    ended = [
+        int(next((n for n in range(100) if converged(losses[:n], 0.05)[s]), -1)) for s in range(4)
+    ]
+    assert 30 <= ended[0] <= 40
+    assert ended[1] == -1
+    assert ended[2] == -1
+    assert ended[3] == 21  # nothing is gained: at the first opportunity
+    assert not converged(losses, 0.0).any()
+
+
+def test_a_run_that_has_ended_waits_unchanged_for_the_others(learner, bert_backbone):
+    config = ADAM.model_copy(update={"epochs": 200, "tolerance": 0.1})
+    runs = [one_view(make_run(bert_backbone, seed)) for seed in (1, 2, 3)]
+    alone, ends = [], []
+    for run in runs:
+        seen = []
+        alone.append(train_contexts(learner, [run], objective, config, log=seen.append)[0])
+        ends.append(len(seen))
+    assert 20 < min(ends) < max(ends) < 200  # or this test tests nothing
+    seen = []
+    together = train_contexts(learner, runs, objective, config, log=seen.append)
+    assert abs(len(seen) - max(ends)) <= 1
+    for context, expected in zip(together, alone, strict=True):
+        torch.testing.assert_close(context, expected, atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("batch_size", [4, 6])
+@pytest.mark.parametrize("stop_at", [0, 7, 22])
+def test_adam_is_resumed_with_the_same_bits(learner, bert_backbone, tmp_path, stop_at, batch_size):
+    update = {"batch_size": batch_size, "tolerance": 0.3}
+    config, run = ADAM.model_copy(update=update), one_view(make_run(bert_backbone, 1))
+    checkpoint, ends = Checkpoint(tmp_path / "c.safetensors", "same"), []
+    whole = train_contexts(learner, [run], objective, config, log=ends.append)
+
+    def train(log):
+        return train_contexts(learner, [run], objective, config, checkpoint=checkpoint, log=log)
+
+    def interrupt(entry):
+        if entry["epoch"] == stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        train(interrupt)
+    seen = []
+    assert torch.equal(train(seen.append), whole)
+    assert len(seen) + stop_at + 1 == len(ends) < 40
+    seen.clear()
+    assert torch.equal(train(seen.append), whole)  # it has ended: nothing is trained again
+    assert seen == []
+
+
+def test_a_checkpoint_without_losses_of_an_earlier_version_is_resumed(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "c.safetensors", "same")
+    contexts, momentum = torch.ones(2, 2, 3), torch.full((2, 2, 3), 0.5)
+    tensors = {"contexts": contexts, "momentum": momentum}
+    metadata = {"fingerprint": "same", "epoch": "4", "sha256": _digest(tensors, 4)}
+    save_file(tensors, checkpoint.path, metadata)
+    found = checkpoint.load()
+    assert found.epoch == 4
+    assert torch.equal(found.momentum, momentum)
+    assert found.losses.shape == (0, 2)

@@ -29,7 +29,8 @@ from ogkd.datasets.fetch import (
     resolve_data,
 )
 from ogkd.datasets.manifest import Manifest
-from ogkd.errors import DataError, StorageError
+from ogkd.errors import DataError, OgkdWarning, StorageError
+from ogkd.files import blob_id
 from tiny_benchmark import COUNTS, PATHS, SPLIT, SPLIT_BYTES, SPLIT_SHA256, content, packed, record
 from tiny_server import TinyServer, serve
 
@@ -280,11 +281,11 @@ def test_a_kill_during_the_transfer_is_resumed(server: TinyServer) -> None:
     big = packed({**{f"TINY/{path}": b"1" for path in PATHS}, "fill": bytes(600_000)})
     server.files["/TINY.zip"] = big
     server.files["/split.json"] = SPLIT_BYTES
-    server.pause = 0.01  # 600 kB in pieces of 4 kB: about 1.5 s
+    server.pause = 0.1  # 600 kB in pieces of 4 kB: 15 s, of which 3 s pass before the kill
     tiny = record(server, split_url=f"{server.address}/split.json")
     process = start(tiny, "transfer")
     part = module.data_dir() / ".tiny.download" / "TINY.zip.part"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not (part.is_file() and part.stat().st_size > 100_000):
         assert process.poll() is None, "it ended before it could be killed"
         assert time.monotonic() < deadline
@@ -379,3 +380,18 @@ def test_other_data_is_read_as_before(pictures: Path) -> None:
         resolve_data("nothing-like-it")
     with pytest.raises(DataError, match="Did you mean the benchmark 'kvasir'"):
         resolve_data("kvasirr")
+
+
+def test_a_split_file_known_by_its_name_in_git_is_checked_and_its_counts_are_a_warning(
+    server: TinyServer,
+) -> None:
+    known = blob_id(SPLIT_BYTES)
+    other = record(server, split_sha256=None, split_git_blob="0" * 40)
+    with pytest.raises(DataError, match=f"found    git blob {known}"):
+        download_benchmark(other)
+    assert left_in(module.data_dir()) in ([], [".tiny.download"])
+    counts = COUNTS | {"train": 97}
+    right = record(server, split_sha256=None, split_git_blob=known, counts=counts)
+    with pytest.warns(OgkdWarning, match="has 2 train images, but 'tiny' officially has 97"):
+        download_benchmark(right)
+    assert read_benchmark(right).class_names == ("no finding", "tumor")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import os
+import shutil
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -315,3 +316,33 @@ def test_the_digest_is_of_the_table_whatever_its_order_and_place():
     digests = {other.sha256 for other in others}
     assert len(digests) == 6
     assert digest not in digests
+
+
+@pytest.mark.parametrize("name", ["trian", "tset", "traning", "vaidation", "tests"])
+def test_a_misspelt_split_stops_the_reading(tmp_path, name):
+    lines = "\n".join(f"{i}.png,{'ab'[i % 2]},{name if i > 5 else 'train'}" for i in range(8))
+    (tmp_path / "t.csv").write_text(f"path,label,split\n{lines}\n")
+    with pytest.raises(DataError, match=f"line 8: the split is '{name}'. Is it '"):
+        read_manifest(tmp_path / "t.csv")
+
+
+def test_a_split_of_another_name_is_not_a_misspelling(tmp_path):
+    (tmp_path / "t.csv").write_text("path,label,split\na.png,a,test2\nb.png,b,external\n")
+    assert {item.split for item in read_manifest(tmp_path / "t.csv").items} == {"test2", "external"}
+
+
+@pytest.mark.parametrize("name", ["tset", "holdout"])
+def test_a_folder_that_is_meant_as_a_split_is_not_left_out(tmp_path, name):
+    write_dataset(tmp_path, splits={"train": 2, name: 2})
+    with pytest.raises(DataError, match=f"'{name}', which is not the name of a split"):
+        read_manifest(tmp_path)
+    shutil.rmtree(tmp_path / name)
+    (tmp_path / "notes").mkdir()
+    assert read_manifest(tmp_path).has_splits
+
+
+@pytest.mark.parametrize("label", ["nan", "NaN", "<NA>", "null"])
+def test_an_empty_cell_of_another_program_is_not_a_class(tmp_path, label):
+    (tmp_path / "t.csv").write_text(f"path,label\na.png,a\nb.png,b\nc.png,{label}\n")
+    with pytest.raises(DataError, match=f"line 4: the label is '{label}'"):
+        read_manifest(tmp_path / "t.csv")

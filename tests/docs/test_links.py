@@ -118,7 +118,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     commands = (tmp_path / "site" / "reference" / "cli.html").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ def test_a_few_real_images_teach_more_than_the_names_alone(shared, tmp_path):
     options = {"backbone": backbone, "prompts": BANK, "shots": 4}
     names_only = evaluate(fit(manifest, method="zero-shot", **options), manifest)
     settings = {"train.epochs": 15, "views": 2, "options.text_dropout": False}
-    fitted = fit(manifest, settings=settings, out=tmp_path / "model", **options)
+    fitted = fit(manifest, method="ogkd", settings=settings, out=tmp_path / "model", **options)
     learned = evaluate(fitted, manifest)
     assert learned["images"] == 60
     assert learned["accuracy"] >= names_only["accuracy"] + 0.1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, log_loss
 
-from ogkd.evaluation.confidence import bins, brier, ece, nll
+from ogkd.evaluation.confidence import bin_numbers, bins, brier, ece, nll, risk_at_coverage
 
 
 def draw(count=500, classes=4, seed=0):
@@ -51,3 +51,28 @@ def test_honest_probabilities_have_almost_no_calibration_error():
 
 def test_a_truth_of_probability_0_does_not_make_the_loss_infinite():
     assert nll([0, 1], [[0.0, 1.0], [0.0, 1.0]]) == pytest.approx(-np.log(1e-12) / 2)
+
+
+def test_every_top_probability_has_its_bin_from_nothing_to_a_rounded_one():
+    top = np.array([0.0, 1e-3, 1 / 15, 0.07, 0.6, 1.0, 1.0 + 1e-7])
+    assert bin_numbers(top).tolist() == [0, 0, 0, 1, 8, 14, 14]
+
+
+def test_bins_follow_each_other_from_0_to_1():
+    found = bins([0], [[0.7, 0.3]], 4)
+    assert [(row.low, row.high) for row in found] == [
+        (0, 0.25),
+        (0.25, 0.5),
+        (0.5, 0.75),
+        (0.75, 1),
+    ]
+
+
+def test_the_calibration_error_of_confident_mistakes_is_their_confidence():
+    assert ece([1, 1], [[0.9, 0.1], [0.8, 0.2]]) == pytest.approx(0.85)
+
+
+def test_no_coverage_at_all_still_means_the_most_confident_image():
+    p = [[0.9, 0.1], [0.6, 0.4]]
+    assert risk_at_coverage([0, 1], p, 0.0) == 0
+    assert risk_at_coverage([1, 0], p, 0.0) == 1

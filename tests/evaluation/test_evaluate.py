@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 from sklearn.metrics import cohen_kappa_score
 
 from ogkd import evaluate, fit
@@ -20,6 +21,7 @@ from ogkd.evaluation import (
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import class_columns, confusion_matrix
 from ogkd.model.calibration import Calibration
+from ogkd.model.card import ModelCard
 from tiny_data import item_of, write_image
 
 
@@ -141,6 +143,7 @@ def test_calibration_changes_probabilities_but_no_prediction(model, pictures):
     judged = predict_labelled(model, pictures)
     many = np.tile(judged.logits, (5, 1)), np.tile(judged.labels, 5)
     calibration = Calibration.fit(*many, [*judged.keys, *(f"other {n}" for n in range(48))])
+    calibration = calibration.model_copy(update={"temperature": 2.0, "reason": None})
     before, after = (
         evaluate_predictions(judged, each, resamples=0) for each in (None, calibration)
     )
@@ -162,6 +165,59 @@ def test_images_that_were_learned_from_are_counted(bert_backbone, pictures):
     assert len(model.card.support_images) == 6
     assert evaluate(model, pictures, split="train", resamples=0)["learned_from"] == 6
     assert evaluate(model, pictures, resamples=0)["learned_from"] == 0
+
+
+def test_the_same_pixels_in_another_file_format_are_a_leak(bert_backbone, pictures, tmp_path):
+    model = fit(pictures, backbone=bert_backbone, method="logistic", shots=2)
+    train = read_manifest(pictures).part("train")
+    learned = [i for i in train if i.image.fingerprint in model.card.support_images][:3]
+    items = list(read_manifest(pictures).part("test"))
+    for number, item in enumerate(learned):
+        place = tmp_path / f"{number}.tif"
+        Image.open(item.image.file).save(place)
+        items.append(item_of(place, item.label, "test"))
+    data = Manifest(tuple(items), model.class_names)
+    found = evaluate(model, data, resamples=0)
+    assert (found["images"], found["learned_from"], found["left_out"]) == (15, 3, 0)
+    assert found["verdict"]["headline"] == "No verdict: the model learned from these images"
+    found = evaluate(model, data, resamples=0, leave_out_used=True)
+    assert (found["images"], found["learned_from"], found["left_out"]) == (12, 0, 3)
+    assert "No verdict" not in found["verdict"]["text"]
+    with pytest.raises(DataError, match="all of these 3 images"):
+        evaluate(model, Manifest(tuple(items[-3:]), model.class_names), leave_out_used=True)
+    older = model.card.model_dump()  # written before pixels were noted
+    del older["support_pixels"]
+    assert ModelCard.model_validate(older).seen == set(model.card.support_images)
+
+
+def test_the_result_says_where_calibration_made_probabilities_worse(model, pictures):
+    judged = predict_labelled(model, pictures)
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 600)
+    logits = rng.normal(size=(600, 3)).astype(np.float32)
+    logits[np.arange(600), labels] += 2
+    many = replace(
+        judged,
+        labels=labels,
+        logits=logits,
+        features=np.zeros((600, 2), np.float32),
+        images=judged.images * 50,
+        groups=[None] * 600,
+        keys=[str(n) for n in range(600)],
+    )
+    fitted = Calibration.fit(logits, labels, many.keys)
+    texts = {}
+    for temperature in (1.0, 0.1, fitted.temperature):
+        reason = "probabilities stay as they are." if temperature == 1 else None
+        changed = fitted.model_copy(
+            update={"temperature": temperature, "reason": reason, "image_keys": ()}
+        )
+        texts[temperature] = evaluate_predictions(many, changed, resamples=0)["calibration"]["text"]
+    assert texts[1.0] == "probabilities stay as they are."
+    assert "more confident" in texts[0.1]
+    assert "got worse: calibrate again" in texts[0.1]
+    assert fitted.applied
+    assert texts[fitted.temperature].endswith("its probabilities improved.")
 
 
 def test_grades_are_known_from_the_catalogue_in_any_order_and_spelling():

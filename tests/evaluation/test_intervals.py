@@ -9,6 +9,7 @@ from scipy.stats import binomtest
 from ogkd.evaluation import LabelledPredictions
 from ogkd.evaluation.metrics import (
     BootstrappedMetrics,
+    effective_counts,
     exact_interval,
     interval,
     resample_weights,
@@ -106,6 +107,37 @@ def test_exact_intervals_are_those_of_scipy(part, whole):
     expected = binomtest(part, whole).proportion_ci(0.95, "exact")
     assert exact_interval(part, whole) == pytest.approx([expected.low, expected.high])
     assert exact_interval(0, 0) is None
+
+
+def test_a_share_has_the_exact_interval_however_few_images():
+    p = np.eye(2)[[0] * 8 + [1] * 2]
+    assert columns([0] * 10, p).interval("accuracy") == pytest.approx(exact_interval(8, 10))
+
+
+def test_images_of_few_patients_count_for_few():
+    right = np.repeat([True, False, True, True], 25)
+    alike = effective_counts(right, np.repeat(np.arange(4), 25))
+    assert alike[1] < 4  # as many patients, whose number makes the spread uncertain too
+    assert alike[0] / alike[1] == pytest.approx(0.75)
+    mixed = effective_counts(np.tile([True, True, False], 100), np.arange(300) // 3)
+    assert mixed == (200, 300)  # every patient is the same: no image counts for more than one
+    assert effective_counts(np.ones(9, bool), np.zeros(9, int)) == (1, 1)
+    assert effective_counts(np.array([True, False]), np.zeros(2, int)) == (0.5, 1)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_the_interval_of_balanced_accuracy_holds_as_often_as_stated(size):
+    rng = np.random.default_rng(3)
+    held = 0
+    for _ in range(200):
+        labels = np.repeat([0, 1], [8 * size, 24 * size])
+        chance = np.array([0.9, 0.6])[labels]
+        right = rng.random(len(labels) // size).repeat(size) < chance  # alike within a patient
+        p = np.eye(2)[np.where(right, labels, 1 - labels)]
+        groups = None if size == 1 else [f"p{row // size}" for row in range(len(labels))]
+        low, high = columns(labels, p, groups, resamples=2).interval("balanced_accuracy")
+        held += low <= 0.75 <= high
+    assert held >= 200 * 0.95 - 3 * np.sqrt(200 * 0.95 * 0.05)
 
 
 def test_what_no_resample_defines_has_no_interval():

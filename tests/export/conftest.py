@@ -74,6 +74,12 @@ def small(siglip, files, folder) -> Exported:
     )
 
 
+@pytest.fixture(scope="session")
+def raw(model, files, folder) -> Exported:
+    """One image of any size, resized inside."""
+    return export_onnx(model, folder / "raw.onnx", images=files, raw_pixels=True)
+
+
 def heads_of_all_methods(backbone):
     rng = torch.Generator().manual_seed(0)
     patches = backbone.patch_grid[0] * backbone.patch_grid[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from export_world import TEMPERATURE, calibration, card_of, run, session_of
+from test_example_script import write_images
 
 from ogkd.export.graph import file_metadata
 from ogkd.export.write import in_batches
@@ -16,6 +17,7 @@ from ogkd.images import read_image, to_pixels
 from ogkd.images.transforms import center_crop
 from ogkd.model.classifier import Classifier
 from tiny_data import CLASSES
+from tiny_images import png
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -152,14 +154,19 @@ def test_int8_is_smaller_and_its_cost_is_noted(small, files):
     assert "MatMul" in kinds or "Gemm" in kinds  # the head, at least
 
 
-def example(model, files):
-    """What the example prints: for each file, each class's probability."""
+def run_example(model, files):
     block = (
         "import runpy, sys; sys.modules.update(ogkd=None, torch=None, onnx=None); "
         f"sys.argv = sys.argv[1:]; runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')"
     )
     words = [sys.executable, "-c", block, EXAMPLE, model, *files]
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=True)
+    return subprocess.run(list(map(str, words)), capture_output=True, text=True)
+
+
+def example(model, files):
+    """What the example prints: for each file, each class's probability."""
+    done = run_example(model, files)
+    assert done.returncode == 0, done.stderr
     found = []
     for line, file in zip(done.stdout.splitlines(), files, strict=True):
         path, *ranked = line.split("\t")
@@ -173,7 +180,42 @@ def example(model, files):
 
 def test_the_example_agrees_with_the_model_without_torch_and_ogkd(exported, model, files):
     np.testing.assert_allclose(example(exported.path, files), model.predict_proba(files), atol=1e-4)
-    assert len(EXAMPLE.read_text().splitlines()) <= 32
+    assert len(EXAMPLE.read_text().splitlines()) <= 90
+
+
+@pytest.mark.parametrize("kind", ["exported", "raw"])
+def test_the_example_agrees_with_the_model_on_every_kind_of_file(request, model, tmp_path, kind):
+    path, images = request.getfixturevalue(kind).path, write_images(tmp_path)
+    limit = 1e-4 if kind == "exported" else 0.02
+    np.testing.assert_allclose(example(path, images), model.predict_proba(images), atol=limit)
+
+
+def test_the_example_refuses_what_it_cannot_read_and_goes_on(exported, files, tmp_path):
+    bad = png(tmp_path / "deep.png", np.full((9, 9, 3), 4000, np.uint16))
+    done = run_example(exported.path, [bad, files[0]])
+    assert done.returncode == 1
+    assert f"{bad} is not read: its 16-bit colours" in done.stderr
+    assert done.stdout.startswith(str(files[0]))
+
+
+def test_whole_images_go_in_where_the_graph_resizes(raw, model, files):
+    session = session_of(raw.path)
+    (given,) = session.get_inputs()
+    assert (given.type, given.shape) == ("tensor(uint8)", ["H", "W", 3])
+    found = np.concatenate([run(session, read_image(file))["probabilities"] for file in files])
+    difference = np.abs(found - model.predict_proba(files)).max()
+    assert difference <= raw.resizing.largest_difference + 1e-6 < 0.02
+    assert raw.resizing.agreement == 1.0
+    card = card_of(raw.path)
+    assert card["check"]["resizing"]["largest_difference"] == raw.resizing.largest_difference
+    assert card["input"] == {
+        "name": "pixels",
+        "type": "uint8",
+        "shape": ["H", "W", 3],
+        "normalised": False,
+    }
+    assert "the graph resizes and crops" in card["preprocessing"]["steps"]
+    assert raw.largest_difference <= 1e-4  # apart from the resizing
 
 
 def test_the_example_gives_bytes_where_the_file_wants_them(small, siglip, files):

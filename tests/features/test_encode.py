@@ -67,9 +67,9 @@ def test_a_picture_that_cannot_be_scaled_is_a_bad_file(bert_backbone, files, mon
 def test_files_are_read_at_most_one_batch_ahead(bert_backbone, files, monkeypatch):
     read = []
 
-    def counting(path):
+    def counting(path, **options):
         read.append(path)
-        return read_image(path)
+        return read_image(path, **options)
 
     monkeypatch.setattr(encode, "read_image", counting)
     batches = encode_files(bert_backbone, files * 20, batch_size=2)
@@ -82,7 +82,7 @@ def test_files_are_read_at_most_one_batch_ahead(bert_backbone, files, monkeypatc
 
 
 def test_an_error_that_is_not_the_files_fault_is_not_hidden(bert_backbone, files, monkeypatch):
-    def fail(path):
+    def fail(path, **options):
         raise ZeroDivisionError
 
     monkeypatch.setattr(encode, "read_image", fail)

@@ -31,26 +31,30 @@ def pictures(tmp_path):
     return folder
 
 
-def encoder(patches=True, **changes):
+def encoder(patches=True, deep=False, **changes):
     backbone = load_backbone(FIXTURE, device="cpu")
-    recipe = _Recipe(str(FIXTURE), backbone.digest, "cpu", "torch", patches, 1)
+    recipe = _Recipe(str(FIXTURE), backbone.digest, "cpu", "torch", patches, deep, 1)
     return backbone, _Encoder(vars(recipe) | changes, {})
 
 
+@pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("patches", [False, True])
-def test_a_worker_gives_what_encoding_here_gives(pictures, patches, monkeypatch):
+def test_a_worker_gives_what_encoding_here_gives(pictures, patches, deep, monkeypatch):
     monkeypatch.chdir(pictures.parent)
-    backbone, worker = encoder(patches)
+    backbone, worker = encoder(patches, deep)
     images = [
         ImageRef(path) for path in sorted(Path("pictures").iterdir())
     ]  # names that mean nothing on another machine
-    (expected,) = encode_files(backbone, images, patches=patches, batch_size=99)
+    wanted = {"patches": patches, "deep": deep}
+    (expected,) = encode_files(backbone, images, **wanted, batch_size=99)
     names = [os.fsencode(image.file.absolute()) for image in images]
-    found = _batch(images, worker({"index": 0, "images": names}), patches=patches)
+    found = _batch(images, worker({"index": 0, "images": names}), **wanted)
     assert found.readable == expected.readable
     assert found.bad == expected.bad
     assert len(found.bad) == 2
     assert torch.equal(found.features.globals, expected.features.globals)
+    assert torch.equal(found.features.rows, expected.features.rows)
+    assert found.features.rows.shape[1] > backbone.embed_dim or not deep
     if patches:
         assert torch.equal(found.features.patches, expected.features.patches)
     else:
@@ -61,7 +65,7 @@ def test_a_batch_without_a_readable_file_has_no_features(pictures):
     _, worker = encoder()
     images = [ImageRef(pictures / "3 bad.png")]
     row = worker({"index": 0, "images": [os.fsencode(image.file) for image in images]})
-    found = _batch(images, row, patches=True)
+    found = _batch(images, row, patches=True, deep=False)
     assert found.features is None
     assert [bad.image for bad in found.bad] == images
 
@@ -83,7 +87,7 @@ def embed(*words, **environment):
     )
 
 
-@pytest.mark.timeout(900)  # many processes start: a busy machine takes minutes
+@pytest.mark.timeout(1800)  # many processes start: a busy machine takes minutes
 def test_a_cluster_of_its_own_writes_the_file_that_one_process_writes(pictures, tmp_path):
     if importlib.util.find_spec("ray") is None:
         pytest.skip('Ray is not installed: pip install "ogkd[ray]" to run this test')

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save
 
-from ogkd.errors import DataError
+from ogkd.errors import BackboneError, DataError
 from ogkd.features.store import WHOLE, FeatureStore, View
 from ogkd.features.views import FixedViews, OnlineViews, cached_views
 from ogkd.images import ImageRef, read_image, to_pixels
@@ -46,7 +49,7 @@ def test_the_address_is_the_content_not_the_name(bert_backbone, files, tmp_path)
     moved = [shutil.copy(file, tmp_path / f"other{i}.png") for i, file in enumerate(files)]
     store.get(moved)
     assert store.encoded == len(files)
-    Image.fromarray(np.full((40, 48, 3), 9, np.uint8)).save(files_copy := tmp_path / "other0.png")
+    Image.fromarray(np.eye(40, dtype=np.uint8)).save(files_copy := tmp_path / "other0.png")
     store.get([files_copy])
     assert store.encoded == len(files) + 1
 
@@ -76,6 +79,66 @@ def test_a_shard_cut_short_is_passed_over_and_made_again(bert_backbone, files):
     again = FeatureStore(bert_backbone)
     torch.testing.assert_close(again.get(files).globals, whole, atol=1e-6, rtol=0)
     assert again.encoded == len(files)
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("patches", [False, True])
+def test_a_changed_shard_is_noticed_and_its_features_are_computed_again(
+    bert_backbone, files, patches
+):
+    store = FeatureStore(bert_backbone)
+    whole = store.get(files, patches=patches)
+    (shard,) = store.folder.glob("*.safetensors")
+    flip_a_bit(shard)
+    again = FeatureStore(bert_backbone)
+    found = again.get(files, patches=patches)
+    assert torch.equal(found.globals, whole.globals)
+    assert again.damaged == {shard}
+    third = FeatureStore(bert_backbone)
+    third.get(files, patches=patches)
+    assert (third.encoded, third.damaged) == (0, set())
+
+
+def test_a_feature_of_another_shape_is_not_stretched(bert_backbone, files):
+    store = FeatureStore(bert_backbone)
+    whole = store.get(files).globals
+    (shard,) = store.folder.glob("*.safetensors")
+    narrow = save({key: torch.ones(1) for key in load_file(shard)})
+    shard.unlink()
+    (store.folder / f"{hashlib.sha256(narrow).hexdigest()}.safetensors").write_bytes(narrow)
+    again = FeatureStore(bert_backbone)
+    assert torch.equal(again.get(files).globals, whole)
+    assert len(again.damaged) == 1
+
+
+def test_the_first_features_stay_whatever_is_added_later(bert_backbone, files):
+    store = FeatureStore(bert_backbone)
+    whole = store.get(files).globals
+    (shard,) = store.folder.glob("*.safetensors")
+    for number in range(20):  # some of their names sort first
+        other = save({key: tensor + number + 1 for key, tensor in load_file(shard).items()})
+        late = store.folder / f"{hashlib.sha256(other).hexdigest()}.safetensors"
+        late.write_bytes(other)
+        os.utime(late, (2e9, 2e9))
+    assert torch.equal(FeatureStore(bert_backbone).get(files).globals, whole)
+
+
+def test_features_that_are_not_numbers_are_an_error(bert_backbone, files, monkeypatch):
+    found = bert_backbone.encode_images
+
+    def broken(pixels, *, patches=True):
+        features = found(pixels, patches=patches)
+        features.globals[0, 0] = torch.nan
+        return features
+
+    monkeypatch.setattr(bert_backbone, "encode_images", broken)
+    with pytest.raises(BackboneError, match="features that are not numbers"):
+        FeatureStore(bert_backbone).get(files)
 
 
 def test_another_backbone_has_another_place(bert_backbone, monkeypatch):

@@ -159,10 +159,51 @@ def test_cross_validation_and_grid_search_work(clip, images, tmp_path):
     assert search.predict(pixels).shape == (18,)
 
 
+def test_single_settings_are_parameters_of_a_grid_search(clip, images):
+    pixels, y = images
+    model = OGKDClassifier(clip, "gda")
+    search = GridSearchCV(model, {"settings__alpha": [0.01, 10.0], "shots": [2, None]}, cv=2)
+    search.fit(pixels, y)
+    assert set(search.best_params_) == {"settings__alpha", "shots"}
+    best = search.best_estimator_.model_.card
+    assert best.config["alpha"] == search.best_params_["settings__alpha"]
+    assert {row["settings__alpha"] for row in search.cv_results_["params"]} == {0.01, 10.0}
+    assert model.settings is None
+
+
+def test_settings_have_names_that_can_be_listed_set_and_cloned():
+    model = OGKDClassifier(method="coop", settings={"train": {"lr": 0.5}})
+    params = model.get_params()
+    assert params["settings__train__lr"] == 0.5
+    assert (
+        params["settings__train__epochs"]
+        == ogkd.methods.make_method("coop", preset="auto").config.train.epochs
+    )
+    changed = clone(model).set_params(settings__train__epochs=3)
+    assert changed.get_params()["settings__train__epochs"] == 3
+    assert changed.get_params()["settings__train__lr"] == 0.5
+    assert clone(changed).settings == {"train.lr": 0.5, "train.epochs": 3}
+    assert model.settings == {"train": {"lr": 0.5}}
+    assert clone(model).set_params(**params).get_params()["settings__train__lr"] == 0.5
+    both = clone(model).set_params(method="gda", settings={}, settings__alpha=2.0)
+    assert both.settings == {"alpha": 2.0}
+
+
+def test_an_unknown_setting_is_refused_with_what_is_near():
+    model = OGKDClassifier(method="gda")
+    with pytest.raises(ConfigError, match=r"gda has no setting 'alpa'. Did you mean 'alpha'\?"):
+        model.set_params(settings__alpa=1.0)
+    with pytest.raises(ConfigError, match=r"no setting 'train.epoch'. Did you mean 'train.epochs'"):
+        OGKDClassifier(method="ogkd").set_params(settings__train__epoch=1)
+    with pytest.raises(ValueError, match="Invalid parameter 'shot'"):
+        model.set_params(shot=1)
+    assert "settings__alpha" not in OGKDClassifier(method="no such method").get_params()
+
+
 def test_a_prompt_learner_trains_through_it(clip, images):
     pixels, y = images
     fast = {"train.epochs": 1, "views": 1}
-    model = OGKDClassifier(clip, shots=2, settings=fast).fit(pixels, y)
+    model = OGKDClassifier(clip, "ogkd", shots=2, settings=fast).fit(pixels, y)
     assert model.model_.card.method == "ogkd"
     np.testing.assert_allclose(model.predict_proba(pixels).sum(axis=1), 1, atol=1e-5)
 
@@ -178,7 +219,8 @@ def test_it_must_be_fitted_first():
         (np.zeros((2, 8, 8), np.uint8), ["a"], "2 images, but labels of shape"),
         (np.zeros((2, 8, 8), np.uint8), ["a", "a"], "at least 2 classes"),
         (np.zeros((2, 8, 8, 5), np.uint8), ["a", "b"], r"shape \(8, 8, 5\)"),
-        (np.zeros((2, 8), np.uint8), ["a", "b"], r"shape \(8,\)"),
+        (np.zeros((2, 8), np.uint8), ["a", "b"], "X is one image"),
+        (np.zeros((9, 8, 3), np.uint8), ["a"] * 9, "X is one image"),
         (np.full((2, 8, 8), 7.5), ["a", "b"], "floats from 0 to 1"),
         (np.full((2, 8, 8), np.nan), ["a", "b"], "floats from 0 to 1"),
         (np.zeros((2, 8, 8), np.int64), ["a", "b"], "int64 values"),

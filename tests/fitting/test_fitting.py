@@ -15,12 +15,13 @@ from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
 from ogkd.fitting.pipeline import fit_seeds
 from ogkd.fitting.request import FitRequest
+from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import load
 from tiny_data import FAST, item_of, write_dataset
 
 
 def fit(data, backbone, **options):
-    return ogkd.fit(data, backbone=backbone, **{"settings": FAST, **options})
+    return ogkd.fit(data, backbone=backbone, **{"method": "ogkd", "settings": FAST, **options})
 
 
 def left_in(folder: Path) -> set[str]:
@@ -50,7 +51,7 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(bert_backbo
 
 def test_seeds_together_are_the_seeds_alone(bert_backbone, pictures):
     together = fit_seeds(
-        FitRequest(pictures, backbone=bert_backbone, shots=4, settings=FAST), [1, 2]
+        FitRequest(pictures, backbone=bert_backbone, shots=4, method="ogkd", settings=FAST), [1, 2]
     )
     for model, seed in zip(together, (1, 2), strict=True):
         alone = fit(pictures, bert_backbone, seed=seed, shots=4)
@@ -86,7 +87,8 @@ def test_prompts_from_a_file_and_from_python_are_the_same(bert_backbone, picture
     by_file = fit(pictures, bert_backbone, prompts=path, method="zero-shot-ensemble", settings=None)
     by_hand = fit(pictures, bert_backbone, prompts=bank, method="zero-shot-ensemble", settings=None)
     without = fit(pictures, bert_backbone, method="zero-shot-ensemble", settings=None)
-    assert by_file.card == by_hand.card
+    assert by_file.card.prompts == "bank.json"
+    assert by_file.card.model_copy(update={"prompts": by_hand.card.prompts}) == by_hand.card
     assert torch.equal(by_file.head.T, by_hand.head.T)
     assert by_file.card.prompts_sha256 != without.card.prompts_sha256
 
@@ -109,9 +111,80 @@ def test_the_saved_model_is_the_returned_one_and_no_work_is_left(bert_backbone, 
 
 def test_a_model_is_replaced_by_a_new_fit(bert_backbone, pictures, tmp_path):
     fit(pictures, bert_backbone, out=tmp_path / "m")
-    fit(pictures, bert_backbone, out=tmp_path / "m", method="zero-shot", settings=None)
+    said: list[str] = []
+    zero_shot = {"method": "zero-shot", "settings": None, "say": said.append}
+    fit(pictures, bert_backbone, out=tmp_path / "m", **zero_shot)
+    assert (
+        f"Note: this fit replaces the model in {tmp_path / 'm'}, which has other method" in said[-1]
+    )
     assert load(tmp_path / "m", backbone=bert_backbone).card.method == "zero-shot"
     assert left_in(tmp_path) == {"m"}
+
+
+def calibrated(folder: Path, backbone) -> bytes:
+    model = load(folder, backbone=backbone)
+    logits = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
+    model.calibration = Calibration.fit(logits, np.arange(30) % 3, [str(n) for n in range(30)])
+    model.save(folder)
+    return (folder / "calibration.json").read_bytes()
+
+
+def test_a_finished_fit_is_recognised_and_keeps_its_calibration(
+    bert_backbone, pictures, tmp_path, monkeypatch
+):
+    said: list[str] = []
+    first = fit(pictures, bert_backbone, out=tmp_path / "m")
+    before = calibrated(tmp_path / "m", bert_backbone)
+    with monkeypatch.context() as patch:
+        patch.setattr(ogkd.fitting.pipeline, "train", None)  # nothing is trained
+        again = fit(read_manifest(pictures), bert_backbone, out=tmp_path / "m", say=said.append)
+    assert torch.equal(first.head.T, again.head.T)
+    assert again.calibration is not None
+    assert (tmp_path / "m" / "calibration.json").read_bytes() == before
+    assert said[-1] == f"{tmp_path / 'm'} is already fitted with these options: nothing to do."
+    assert left_in(tmp_path) == {"m"}
+    fit(pictures, bert_backbone, out=tmp_path / "m", restart=True, say=said.append)
+    assert not (tmp_path / "m" / "calibration.json").exists()
+    assert "Its calibration is deleted with it: calibrate the new model." in said[-1]
+
+
+def test_another_fit_deletes_a_calibration_only_on_request(bert_backbone, pictures, tmp_path):
+    fit(pictures, bert_backbone, out=tmp_path / "m")
+    before = calibrated(tmp_path / "m", bert_backbone)
+    other = {"out": tmp_path / "m", "seed": 2, "settings": {**FAST, "lambda_gad": 2.0}}
+    with pytest.raises(ConfigError, match="fitted with other settings, seed") as error:
+        fit(pictures, bert_backbone, **other)
+    assert error.value.argument == "restart"
+    assert (tmp_path / "m" / "calibration.json").read_bytes() == before
+    assert left_in(tmp_path) == {"m"}
+    fit(pictures, bert_backbone, **other, restart=True)
+    assert load(tmp_path / "m", backbone=bert_backbone).card.seed == 2
+
+
+def test_a_finished_fit_with_damaged_weights_is_fitted_again(bert_backbone, pictures, tmp_path):
+    fit(pictures, bert_backbone, out=tmp_path / "m")
+    (tmp_path / "m" / "weights.safetensors").write_bytes(b"")
+    fit(pictures, bert_backbone, out=tmp_path / "m")
+    assert load(tmp_path / "m", backbone=bert_backbone).card.seed == 1
+
+
+def test_a_second_fit_into_a_folder_is_refused_while_the_first_is_at_work(
+    bert_backbone, pictures, tmp_path, monkeypatch
+):
+    out, refused = tmp_path / "m", []
+    prepare = ogkd.fitting.pipeline.prepare
+
+    def meanwhile(*args):
+        with pytest.raises(StorageError, match="Another process is writing") as error:
+            fit(pictures, bert_backbone, out=out)
+        refused.append(error)
+        return prepare(*args)
+
+    monkeypatch.setattr(ogkd.fitting.pipeline, "prepare", meanwhile)
+    fit(pictures, bert_backbone, out=out)
+    assert len(refused) == 1
+    assert load(out, backbone=bert_backbone)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_a_class_without_training_images_is_named(bert_backbone, pictures):
@@ -153,7 +226,7 @@ def test_every_missing_file_is_named_at_once(bert_backbone, tmp_path):
         ({"settings": {**FAST, "gamma": 2}}, "gamma"),
         ({"settings": {**FAST, "context.n_ctx": 1000}}, "n_ctx=1000"),
         ({"shots": 0}, "shots must be at least 1"),
-        ({"seed": -1}, "seed must be a whole number from 0 on"),
+        ({"seed": -1}, "seed must be a whole number from 0 to"),
         ({"prompts": {"bright mark": ["x"]}}, "bright spot, dark field, striped tissue"),
         ({"prompts": {"bright spot": []}}, "no prompts"),
         ({"device": "warp"}, "device"),
@@ -204,7 +277,15 @@ def test_out_that_is_no_place_for_a_model_is_refused_before_any_work(
 def test_a_failed_training_leaves_the_earlier_model(bert_backbone, pictures, tmp_path):
     fit(pictures, bert_backbone, out=tmp_path / "m")
     before = (tmp_path / "m" / "model.json").read_bytes()
-    wild = {**FAST, "train.warmup_lr": 1e38, "train.lr": 1e38, "train.epochs": 5}
+    wild = {
+        **FAST,
+        "train.optimiser": "sgd",
+        "train.batch_size": 4,
+        "train.weight_decay": 5e-4,
+        "train.warmup_lr": 1e12,
+        "train.lr": 1e12,
+        "train.epochs": 5,
+    }
     with pytest.raises(TrainingError, match="no longer a number"):
         fit(pictures, bert_backbone, out=tmp_path / "m", settings=wild)
     assert (tmp_path / "m" / "model.json").read_bytes() == before

@@ -190,3 +190,30 @@ def test_a_checkpoint_without_a_fitting_context_says_what_it_holds(
 def test_class_names_must_be_two_and_different(bert_backbone, context, tmp_path, names):
     with pytest.raises(ConfigError, match="at least two different class names"):
         import_context(saved(tmp_path, {"ctx": context}), names, backbone=bert_backbone)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ctx: ctx.to_sparse(),
+        lambda ctx: ctx.to_sparse_csr(),
+        lambda ctx: ctx.to("meta"),
+        lambda ctx: torch.quantize_per_tensor(ctx, 0.1, 0, torch.qint8),
+        lambda ctx: torch.complex(ctx, ctx),
+        lambda ctx: ctx.long(),
+        lambda ctx: ctx.bool(),
+        lambda ctx: ctx[:0],
+        lambda ctx: ctx[:, :0],
+        lambda ctx: ctx[0],
+        lambda ctx: ctx[0, 0],
+        lambda ctx: ctx[None],
+        lambda ctx: ctx.repeat(200, 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:.*quantize", "ignore:.*TypedStorage")
+def test_a_context_that_is_not_a_plain_table_is_refused(bert_backbone, context, tmp_path, change):
+    path = saved(tmp_path, {"state_dict": {"prompt_learner.ctx": change(context)}})
+    with pytest.raises(ConfigError) as error:
+        import_context(path, NAMES, backbone=bert_backbone)
+    assert len(str(error.value)) < 500
+    assert "aten" not in str(error.value)

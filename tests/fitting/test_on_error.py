@@ -19,9 +19,9 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.fitting.pipeline import fit_seeds
 from ogkd.fitting.request import FitRequest
 from tiny_data import FAST, write_dataset
-from tiny_images import dicom, nifti, png
+from tiny_images import SHADES, dicom, nifti, png
 
-QUICK = ["--set", "train.epochs=1", "--set", "views=1"]
+QUICK = ["-b", "builtin", "--method", "ogkd", "--set", "train.epochs=1", "--set", "views=1"]
 
 
 @pytest.fixture
@@ -69,7 +69,8 @@ def test_by_default_all_bad_files_of_all_seeds_are_named(bert_backbone, data, vi
     settings = {**FAST, "views": views}
     with pytest.raises(DataError) as caught:
         fit_seeds(
-            FitRequest(data, shots=1, backbone=bert_backbone, settings=settings), [1, 2, 3, 4]
+            FitRequest(data, shots=1, backbone=bert_backbone, method="ogkd", settings=settings),
+            [1, 2, 3, 4],
         )
     text = str(caught.value)
     assert "2 file(s) could not be read" in text
@@ -81,7 +82,7 @@ def test_by_default_all_bad_files_of_all_seeds_are_named(bert_backbone, data, vi
 
 def test_a_fit_that_skips_is_the_fit_without_the_bad_files(bert_backbone, data, clean, tmp_path):
     for shots in (None, 2):
-        options = {"backbone": bert_backbone, "settings": FAST, "shots": shots}
+        options = {"backbone": bert_backbone, "method": "ogkd", "settings": FAST, "shots": shots}
         notes = []
         out = tmp_path / f"m{shots}"
         model = ogkd.fit(data, **options, on_error="skip", out=out, say=notes.append)
@@ -101,7 +102,7 @@ def test_files_that_are_not_there_are_skipped_too(bert_backbone, clean, tmp_path
     rows = [f"{path},{path.parent.name}" for path in sorted((clean / "train").rglob("*.png"))]
     table = tmp_path / "t.csv"
     table.write_text("\n".join(["path,label", *rows, "gone.png,normal_lung"]))
-    options = {"backbone": bert_backbone, "settings": FAST}
+    options = {"backbone": bert_backbone, "method": "ogkd", "settings": FAST}
     with pytest.raises(DataError, match=r"gone\.png"):
         ogkd.fit(table, **options)
     ogkd.fit(table, **options, on_error="skip", out=tmp_path / "m")
@@ -109,7 +110,7 @@ def test_files_that_are_not_there_are_skipped_too(bert_backbone, clean, tmp_path
 
 
 def test_nothing_to_skip_leaves_an_empty_list_and_stop_leaves_none(bert_backbone, clean, tmp_path):
-    options = {"backbone": bert_backbone, "settings": FAST}
+    options = {"backbone": bert_backbone, "method": "ogkd", "settings": FAST}
     ogkd.fit(clean, **options, on_error="skip", out=tmp_path / "a")
     assert (tmp_path / "a" / "skipped.csv").read_text() == "path,reason\n"
     ogkd.fit(clean, **options, out=tmp_path / "b")
@@ -173,7 +174,7 @@ def test_a_folder_of_mixed_formats_is_fitted_judged_and_predicted(command, mixed
     assert code == 0, said
     assert json.loads(result.read_text())["images"] == 6
     assert len(skipped(result.parent)) == 1
-    assert "Left out 1 file(s)" in said
+    assert "Left out 1 file that" in said
     code, text, said = command("predict", out, mixed / "test")
     assert code == 1
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -255,7 +256,7 @@ def test_slices_of_one_volume_are_told_apart_in_the_store(bert_backbone, volumes
 
 
 def test_a_class_with_fewer_images_than_shots_is_told(command, clean, tmp_path):
-    words = ["fit", clean, "-o", tmp_path / "m", "-m", "zero-shot", "--shots", 4]
+    words = ["fit", clean, "-b", "builtin", "-o", tmp_path / "m", "-m", "zero-shot", "--shots", 4]
     code, _, said = command(*words)
     assert code == 0
     assert "'benign tumor' has only 3 of 4 images" in said
@@ -263,8 +264,38 @@ def test_a_class_with_fewer_images_than_shots_is_told(command, clean, tmp_path):
 
 
 def test_a_model_that_skipped_files_is_replaced_by_a_new_fit(bert_backbone, data, clean, tmp_path):
-    options = {"backbone": bert_backbone, "settings": FAST, "out": tmp_path / "m"}
+    options = {"backbone": bert_backbone, "method": "ogkd", "settings": FAST, "out": tmp_path / "m"}
     ogkd.fit(data, **options, on_error="skip")
     assert (tmp_path / "m" / "skipped.csv").is_file()
-    ogkd.fit(clean, **options)
+    ogkd.fit(clean, **options, restart=True)
     assert not (tmp_path / "m" / "skipped.csv").exists()
+
+
+@pytest.mark.slow
+def test_dicom_files_without_the_extra_are_skipped_and_the_pip_line_is_said_once(
+    command, clean, tmp_path, monkeypatch
+):
+    """In fit, evaluate and data check, with skip and with stop."""
+    for split in ("train", "test"):
+        for number in range(3):
+            dicom(clean / split / "normal_lung" / f"{number}.dcm", SHADES)
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    model = tmp_path / "model"
+    code, _, said = command(
+        "fit", clean, "--out", model, "--method", "gda", "--backbone", "builtin"
+    )
+    assert (code, said.count("pip install")) == (2, 1)
+    assert said.count(".dcm is a DICOM file") == 3
+    skip = ("--on-error", "skip")
+    code, _, said = command(
+        "fit", clean, "--out", model, "--method", "gda", "--backbone", "builtin", *skip
+    )
+    assert (code, said.count("pip install")) == (0, 1)
+    assert "Skipped 3 file(s)" in said
+    assert all("DICOM" in row["reason"] for row in skipped(model))
+    code, _, said = command("evaluate", model, clean, *skip)
+    assert (code, said.count("pip install")) == (0, 1)
+    assert said.count(".dcm is a DICOM file") == 3
+    code, out, said = command("data", "check", clean)
+    assert (out + said).count("pip install") == 1
+    assert "Files that cannot be read: 6 of" in out + said

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -14,8 +16,8 @@ from PIL import Image
 
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
-from ogkd.images.decode import find_images, read_image
-from tiny_images import SHADES, dicom, own_range, png
+from ogkd.images.decode import find_images, read_image, silence_decoders
+from tiny_images import SHADES, dicom, nifti, own_range, png
 
 GRADIENT = np.tile(np.arange(64, dtype=np.uint8) * 4, (48, 1))  # [48, 64]
 
@@ -212,3 +214,29 @@ def test_nothing_found_says_what_to_give(tmp_path):
         find_images([tmp_path])
     with pytest.raises(DataError, match="no file or folder"):
         find_images([tmp_path / "gone"])
+
+
+@pytest.mark.parametrize("value", [0, 7, 255])
+def test_a_blank_image_is_refused_where_it_would_be_learned_from(tmp_path, value):
+    Image.new("L", (30, 20), value).save(tmp_path / "a.png")
+    assert read_image(tmp_path / "a.png").shape == (20, 30, 3)
+    with pytest.raises(DataError, match=r"a\.png is blank"):
+        read_image(tmp_path / "a.png", blank=False)
+
+
+@pytest.mark.parametrize("ending", ["tif", "nii#axis=2,index=0"])
+def test_a_decoder_does_not_write_to_the_terminal_beside_our_error(tmp_path, capfd, ending):
+    file = tmp_path / f"a.{ending.split('#')[0]}"
+    file.write_bytes(b"II*\0\x08\0\0\0")  # a TIFF without a directory, of which Pillow warns
+    if file.suffix == ".nii":
+        nifti(file, np.arange(24, dtype=np.int16).reshape(2, 3, 4))
+        content = bytearray(file.read_bytes())
+        content[80:84] = struct.pack("<f", -1.0)  # nibabel corrects this size, and logs it
+        file.write_bytes(content)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        silence_decoders()
+        with contextlib.suppress(DataError):
+            read_image(f"{tmp_path}/a.{ending}")
+    assert said == []
+    assert capfd.readouterr() == ("", "")

@@ -23,7 +23,7 @@ from pydicom.uid import (
     RLELossless,
 )
 
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 from ogkd.images import decode, read_image
 from ogkd.images import dicom as reader
 from tiny_images import SHADES, dicom, dicom_dataset, encapsulated, lossless_jpeg, own_range
@@ -319,7 +319,7 @@ def test_a_file_that_only_has_the_ending_is_named(tmp_path):
 def test_without_pydicom_the_message_says_what_to_install(tmp_path, monkeypatch):
     file = dicom(tmp_path / "a", SHADES)
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with pytest.raises(ConfigError, match=r"pip install \"ogkd\[dicom\]\""):
+    with pytest.raises(DataError, match=r"pip install \"ogkd\[dicom\]\""):
         read_image(file)
     assert reader.frame_count(file) == 1
 
@@ -329,5 +329,5 @@ def test_without_a_decoder_the_message_says_what_to_install(tmp_path, monkeypatc
     from pydicom.pixels.decoders import base
 
     monkeypatch.setattr(base.JPEG2000LosslessDecoder, "_available", {})
-    with pytest.raises(ConfigError, match=r"pip install \"ogkd\[dicom\]\""):
+    with pytest.raises(DataError, match=r"pip install \"ogkd\[dicom\]\""):
         read_image(file)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 from ogkd.images import decode, read_image
 from ogkd.images import nifti as reader
 from tiny_images import nifti, own_range
@@ -175,7 +175,7 @@ def test_voxels_that_are_missing_are_told(tmp_path):
 def test_without_nibabel_the_message_says_what_to_install(tmp_path, monkeypatch):
     file = nifti(tmp_path / "a.nii", VOLUME)
     monkeypatch.setitem(sys.modules, "nibabel", None)
-    with pytest.raises(ConfigError, match=r"pip install \"ogkd\[dicom\]\""):
+    with pytest.raises(DataError, match=r"pip install \"ogkd\[dicom\]\""):
         read_image(f"{file}#axis=2,index=0")
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ogkd.errors import DataError
-from ogkd.images import npz, read_image
+from ogkd.images import decode, npz, read_image
 from tiny_images import medmnist, own_range
 
 RNG = np.random.default_rng(0)
@@ -128,3 +128,17 @@ def test_sizes_are_checked_before_memory_is_taken(tmp_path, monkeypatch):
     claim((1000, 1000, 1000))
     with pytest.raises(DataError, match=r"should have 1,000,000,000 bytes"):
         read_image(f"{tmp_path}/m.npz#test/0")
+
+
+def test_a_decompression_bomb_is_not_opened(tmp_path):
+    bomb = np.zeros((1, 16_000, 16_000), np.uint8)
+    np.savez_compressed(tmp_path / "m.npz", test_images=bomb)
+    with pytest.raises(DataError, match="It is not opened"):
+        read_image(f"{tmp_path}/m.npz#test/0")
+
+
+def test_more_pixels_than_any_image_may_have_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "MAX_PIXELS", 99)
+    file = medmnist(tmp_path / "m.npz", test_images=np.zeros((2, 10, 10), np.uint8))
+    with pytest.raises(DataError, match="10 x 10 pixels"):
+        read_image(f"{file}#test/0")

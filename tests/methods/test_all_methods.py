@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from feature_toys import NAMES, make_support, unit
+from safetensors.torch import save_file
 
 import ogkd
 from ogkd.errors import ConfigError
@@ -14,6 +15,7 @@ from ogkd.methods import METHODS, FeatureMethod, MethodConfig, TextSide, make_me
 from ogkd.methods.zero_shot import ZeroShotEnsemble
 from ogkd.model.card import BackboneCard, ModelCard
 from ogkd.model.classifier import Classifier, load
+from tiny_data import edit_sealed
 
 WORDS = ("a dark", "a bright", "one")
 
@@ -48,6 +50,22 @@ def support_of(method, backbone, counts=(3, 3, 3), **options):
 def fit(method, supports, text, seeds=(1,)):
     needed = list(supports) if method.needs_images else []
     return method.fit(needed, text, seeds=list(seeds))
+
+
+def classifier_of(method, head, backbone):
+    card = ModelCard(
+        method=method.name,
+        config=method.config.model_dump(mode="json"),
+        class_names=NAMES[:3],
+        backbone=BackboneCard.of(backbone),
+        logit_scale=backbone.logit_scale,
+        prompts_sha256="",
+        data_sha256="",
+        support_counts=(3, 3, 3),
+        seed=1,
+        versions={},
+    )
+    return Classifier(backbone, head, card)
 
 
 def probabilities(head, backbone):
@@ -124,22 +142,11 @@ def test_several_views_of_an_image_are_taken(name, bert_backbone):
 def test_a_saved_model_answers_as_before(name, bert_backbone, tmp_path):
     method, text = quick(name), text_of(bert_backbone)
     (head,) = fit(method, [support_of(method, bert_backbone)], text)
-    card = ModelCard(
-        method=name,
-        config=method.config.model_dump(mode="json"),
-        class_names=text.class_names,
-        backbone=BackboneCard.of(bert_backbone),
-        logit_scale=bert_backbone.logit_scale,
-        prompts_sha256="",
-        data_sha256="",
-        support_counts=(3, 3, 3),
-        seed=1,
-        versions={},
-    )
-    Classifier(bert_backbone, head, card).save(tmp_path / "model")
+    model = classifier_of(method, head, bert_backbone)
+    model.save(tmp_path / "model")
     again = load(tmp_path / "model", backbone=bert_backbone)
     v = unit(9, bert_backbone.embed_dim, seed=5)
-    expected = Classifier(bert_backbone, head, card).probabilities(v)
+    expected = model.probabilities(v)
     np.testing.assert_allclose(again.probabilities(v), expected, atol=1e-6)
 
 
@@ -196,3 +203,45 @@ def test_the_type_parameter_is_the_class_of_the_settings(name):
     method = METHODS[name]
     assert isinstance(make_method(name).config, method.Config)
     assert method.Config is not MethodConfig or issubclass(method, FeatureMethod | ZeroShotEnsemble)
+
+
+def other_shapes_and_types(tensor):
+    """What a tensor of a weights file can be instead."""
+    flat = tensor.reshape(-1)
+    yield "empty", torch.zeros(0)
+    yield "no rows", tensor.new_zeros((0, *tensor.shape[1:]))
+    yield "no columns", tensor.new_zeros((*tensor.shape[:1], 0))
+    yield "a number", torch.tensor(0.5)
+    yield "a row", flat.clone()
+    yield "one more dimension", tensor[None].clone()
+    yield "dimension 3", tensor.new_ones(2, 2, 2)
+    yield "transposed", tensor.T.contiguous() if tensor.dim() == 2 else flat[:1].repeat(3)
+    for dtype in (torch.int64, torch.uint8, torch.bool):
+        yield str(dtype), tensor.to(dtype)
+    for dtype in (torch.float64, torch.bfloat16, torch.float16):
+        yield f"same {dtype}", tensor.to(dtype)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_weights_of_other_shapes_and_types_are_refused_or_right(name, bert_backbone, tmp_path):
+    method, text = quick(name), text_of(bert_backbone)
+    (head,) = fit(method, [support_of(method, bert_backbone)], text)
+    classifier_of(method, head, bert_backbone).save(tmp_path / "m")
+    weights = tmp_path / "m" / "weights.safetensors"
+    edit_sealed(tmp_path / "m" / "model.json", lambda card: card.pop("weights_sha256"))
+    saved = head.tensors()
+    for key, tensor in saved.items():
+        for what, other in other_shapes_and_types(tensor):
+            save_file(saved | {key: other}, weights)
+            try:
+                again = load(tmp_path / "m", backbone=bert_backbone)
+            except ConfigError:
+                assert "same" not in what or not other.isfinite().all(), (key, what)
+                continue
+            found = probabilities(again.head, bert_backbone)
+            right = other.shape == tensor.shape and other.is_floating_point()
+            assert right, f"{key}: {what} gave a model"
+            rounded = method.read_head(
+                saved | {key: other.float()}, text, bert_backbone.logit_scale
+            )
+            assert torch.equal(found, probabilities(rounded, bert_backbone)), (key, what)

@@ -12,11 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
+from ogkd.backbones.base import ImageFeatures
 from ogkd.core.geometry import prototypes
 from ogkd.errors import ConfigError
-from ogkd.methods import TextHead, TextSide, make_method
+from ogkd.features.views import FixedViews
+from ogkd.methods import Support, TextHead, TextSide, make_method
+from ogkd.methods.experts import Experts, Space, Texts, experts, with_unlabelled
 from ogkd.methods.feature_method import rows_of
-from ogkd.methods.fused import FusedConfig, choose, experts, fuse
+from ogkd.methods.fused_choice import FusedConfig, choose, weights
 
 
 def fit(support, text=None, **options):
@@ -47,13 +50,25 @@ def plain(X, y, T, v, scale, kappa, rho, nu):
     return np.array(out)
 
 
+def fitted(X, y, T, *, rho, nu):
+    """The experts of rows on global features."""
+    space = Space.of(X, X.shape[1])
+    Z = torch.nn.functional.one_hot(y, len(T)).double()
+    return space, experts(space, Z, Texts(T, 30.0, nu), rho=rho)
+
+
+def chosen(support, T, **settings):
+    rows, config = rows_of(support, NAMES[: len(T)]), FusedConfig(**settings)
+    return choose(rows, Space.of(rows.features, T.shape[1]), Texts(T, 30.0, config.nu), config)
+
+
 @pytest.mark.parametrize("counts", [(4, 4, 4, 4), (1, 1, 1), (6, 1, 3)])
 @pytest.mark.parametrize("kappa", [0.5, 8.0])
 def test_logits_equal_a_plain_reading_of_the_equations(counts, kappa):
     X, y = make_support(counts).rows()
     T = unit(len(counts), 12, seed=9)
-    both = experts(X, y, T, scale=30.0, views=1, rho=0.7, nu=3.0)
-    W, b = fuse(both, kappa)
+    space, both = fitted(X, y, T, rho=0.7, nu=3.0)
+    W, b = both.joined(space, kappa, deep=False)
     for v in unit(5, 12, seed=4).double():
         arrays = (x.double().numpy() for x in (X, y, T, v))
         X64, y64, T64, v64 = arrays
@@ -70,10 +85,10 @@ def test_much_text_and_no_centring_is_the_zero_shot_head():
 
 def test_hardly_any_text_is_the_gaussian_head_alone():
     X, y = make_support().rows()
-    both = experts(X, y, unit(4, 12, seed=9), scale=30.0, views=1, rho=1.0, nu=4.0)
-    W, b = fuse(both, 1e-9)
-    torch.testing.assert_close(W, both.W_visual, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(b, both.b_visual, atol=1e-6, rtol=1e-6)
+    space, both = fitted(X, y, unit(4, 12, seed=9), rho=1.0, nu=4.0)
+    W, b = both.joined(space, 1e-9, deep=False)
+    torch.testing.assert_close(W, both.visual[0][0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(b, both.visual[0][1], atol=1e-6, rtol=1e-6)
 
 
 def test_text_fades_as_images_come_in():
@@ -81,33 +96,30 @@ def test_text_fades_as_images_come_in():
 
     def share(shots):
         X, y = make_support((shots,) * 4).rows()
-        both = experts(X, y, T, scale=30.0, views=1, rho=1.0, nu=4.0)
-        far = both.W_text + 100.0  # how much of a change in the text arrives
-        moved = type(both)(both.W_visual, both.b_visual, far, both.b_text, both.n)
-        return float((fuse(moved, 2.0)[0] - fuse(both, 2.0)[0]).mean()) / 100
+        space, both = fitted(X, y, T, rho=1.0, nu=4.0)
+        far = both.text[0] + 100.0  # how much of a change in the text arrives
+        moved = Experts(both.visual, (far, both.text[1]), both.n)
+        heads = [some.joined(space, 2.0, deep=False)[0] for some in (moved, both)]
+        return float((heads[0] - heads[1]).mean()) / 100
 
     assert [share(n) for n in (1, 2, 16)] == pytest.approx([2 / 3, 1 / 2, 1 / 9])
 
 
 def test_one_shot_takes_the_prior_and_never_holds_out():
-    rows = rows_of(make_support((1, 1, 1)), NAMES[:3])
-    assert choose(rows, unit(3, 12), 30.0, FusedConfig(kappa0=3.0)) == (3.0, 1.0)
+    found = chosen(make_support((1, 1, 1)), unit(3, 12), kappa0=3.0)
+    assert (found.kappa, found.heat) == (3.0, 1.0)
 
 
 def test_useful_text_gets_more_weight_than_misleading_text():
     support = make_support((6, 6, 6, 6), spread=3.0)
-    rows, centres = rows_of(support, NAMES), unit(4, 12, seed=100)
-    good, _ = choose(rows, centres, 30.0, FusedConfig())
-    bad, _ = choose(rows, centres.roll(1, 0), 30.0, FusedConfig())
-    assert good >= 8 * bad
+    centres = unit(4, 12, seed=100)
+    good, bad = chosen(support, centres).kappa, chosen(support, centres.roll(1, 0)).kappa
+    assert good >= 4 * bad
 
 
 def test_logits_of_hard_images_are_cooled_and_of_easy_ones_not():
     T = unit(4, 12, seed=100)
-    heats = [
-        choose(rows_of(make_support((8,) * 4, spread=spread), NAMES), T, 30.0, FusedConfig())[1]
-        for spread in (0.5, 6.0)
-    ]
+    heats = [chosen(make_support((8,) * 4, spread=spread), T).heat for spread in (0.5, 6.0)]
     assert heats[0] >= 1 > heats[1]
 
 
@@ -209,6 +221,7 @@ def test_the_mean_of_learned_and_bank_texts_is_taken(bert_backbone):
         ({"text": "gda"}, "'gda' does not learn"),
         ({"text": "cocoop"}, "'cocoop' does not learn"),
         ({"text": "ogkd", "train.epochs": 0}, r"train\.epochs"),
+        ({"train.epochs": 5}, "trains nothing with the texts of 'bank'"),
     ],
 )
 def test_a_text_side_that_cannot_be_is_refused_before_anything_is_trained(settings, message):
@@ -220,3 +233,190 @@ def test_validation_images_are_not_looked_at():
     support = make_support((4, 4, 4))
     with_more = replace(support, validation=(unit(30, 12, seed=5), torch.arange(30) % 3))
     assert torch.equal(fit(support).W, fit(with_more).W)
+
+
+def deep_support(counts, *, pool=0, classes=None, seed=0, d=12, widths=(9, 20)):
+    """Rows with two deeper parts; `pool` unlabelled images of each of `classes`."""
+    centres = [unit(len(counts), width, seed=50 + width) for width in (d, *widths)]
+
+    def rows(labels, place):
+        noise = [unit(len(labels), w, seed=1000 * seed + place + w) for w in (d, *widths)]
+        parts = [
+            normalize(c[labels] + 0.8 * n, dim=-1) for c, n in zip(centres, noise, strict=True)
+        ]
+        return parts[0], torch.cat(parts[1:], dim=1)
+
+    labels = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    v, deep = rows(labels, 1)
+    unlabelled = None
+    if pool:
+        truth = torch.tensor(range(len(counts)) if classes is None else classes)
+        unlabelled = ImageFeatures(*_spread(rows(truth.repeat_interleave(pool), 500))).rows
+    views = FixedViews(ImageFeatures(v[:, None], None, deep[:, None]))
+    return Support(views, labels, None, unlabelled), rows
+
+
+def _spread(pair):
+    return pair[0], None, pair[1]
+
+
+def deep_text(classes, widths=(9, 20)):
+    text = make_text(classes)
+    text.backbone.deep_parts, text.backbone.name = widths, "toy"
+    return text
+
+
+def test_a_deep_head_is_the_mean_of_gaussian_heads_and_text():
+    support, rows = deep_support((3, 4, 5))
+    text, kappa = deep_text(3), 2.0
+    head = fit(support, text, kappa=kappa, rho=0.5)
+    v, deep = rows(torch.arange(3).repeat(4), 900)
+    features = support.views.features
+    parts = [features.deep[:, 0, :9], features.deep[:, 0, 9:]]
+    T = prototypes(text.bank).double().numpy()
+    y = support.labels.numpy()
+    expected = []
+    for i in range(len(v)):
+        visual = 0
+        for part, new in zip(parts, (deep[i, :9], deep[i, 9:]), strict=True):
+            x = part.double().numpy()
+            none = np.zeros((3, x.shape[1]))  # text without a say
+            visual = visual + plain(x, y, none, new.double().numpy(), 30.0, 1e-12, 0.5, 16.0) / 2
+        V = features.globals[:, 0].double().numpy()
+        m = np.mean([V[y == c].mean(0) for c in range(3)], axis=0)
+        said = 30.0 * (T - T.mean(0)) @ (v[i].double().numpy() - 12 / (12 + 16) * m)
+        n = np.array([3, 4, 5])
+        expected.append((kappa * said + n * visual) / (kappa + n))
+    got = head.logits(ImageFeatures(v, None, deep).rows).double().numpy()
+    ratio = got / np.array(expected)  # the factor on logits is the only difference
+    np.testing.assert_allclose(ratio, ratio.flat[0], rtol=2e-3)
+    assert head.shape == (3, 12 + 29)
+    assert head.of_patches(unit(7, 12)).shape == (7, 3)
+
+
+def test_few_rows_in_their_span_give_the_head_of_the_whole_space():
+    support, _ = deep_support((2, 3, 2), widths=(40, 60))
+    rows = rows_of(support, NAMES[:3])
+    T, Z = Texts(unit(3, 12, seed=9), 30.0, 16.0), weights(rows)
+    spanned = Space.of(rows.features, 12, (40, 60))
+    assert spanned.compared[0].shape == (7, 7)
+    whole = Space(
+        spanned.v,
+        tuple(X @ B.mT for X, B in zip(spanned.compared, spanned.bases, strict=True)),
+        (None, None),
+    )
+    heads = [experts(s, Z, T, rho=0.3).joined(s, 8.0, deep=True) for s in (spanned, whole)]
+    torch.testing.assert_close(heads[0][0], heads[1][0], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(heads[0][1], heads[1][1], atol=1e-6, rtol=1e-6)
+
+
+def test_expectation_maximisation_equals_a_plain_loop():
+    support, _ = deep_support((2, 2, 3), pool=5)
+    rows = rows_of(support, NAMES[:3])
+    space = Space.of(torch.cat([rows.features, support.unlabelled]), 12, (9, 20))
+    T, Z = Texts(unit(3, 12, seed=9), 30.0, 16.0), weights(rows)
+    options = {"rho": 0.3, "kappa": 4.0, "beta": 0.3}
+    found = with_unlabelled(space, Z, T, **options, rounds=3)
+    known = torch.arange(len(space.v)) < len(Z)
+    z = experts(space.rows(known), Z, T, rho=0.3).logits(space.rows(~known), 4.0).softmax(-1)
+    ridges = []
+    for round in range(3):
+        both = torch.cat([Z, 0.3 * z])
+        n = both.sum(0)
+        seen = []
+        for place, X in enumerate(space.compared):
+            means = both.mT @ X / n[:, None]
+            m = means.mean(0)
+            S = torch.zeros(X.shape[1], X.shape[1], dtype=torch.float64)
+            for c in range(3):
+                for row in range(len(X)):
+                    S += both[row, c] * torch.outer(X[row] - means[c], X[row] - means[c])
+                S += n[c] / (1 + n[c]) * torch.outer(means[c] - m, means[c] - m)
+            S /= n.sum()
+            if round == 0:
+                ridges.append(0.3 * S.trace() / n.sum())
+            P = torch.linalg.inv(S + ridges[place] * torch.eye(len(S), dtype=torch.float64))
+            W = (means - m) @ P
+            seen.append((W, -(W * (means - m)).sum(1) / 2 - W @ m))
+        v = (both.mT @ space.v / n[:, None]).mean(0)
+        plain = Experts(tuple(seen), T.expert(v, n.sum()), n)
+        z = plain.logits(space.rows(~known), 4.0).softmax(-1)
+    torch.testing.assert_close(found.logits(space, 4.0), plain.logits(space, 4.0))
+
+
+def test_unlabelled_images_help_where_there_is_one_label_per_class():
+    better = []
+    for seed in range(8):
+        support, rows = deep_support((1, 1, 1), pool=40, seed=seed)
+        truth = torch.arange(3).repeat_interleave(60)
+        v, deep = rows(truth, 9000)
+        new = ImageFeatures(v, None, deep).rows
+        alone = replace(support, unlabelled=None)
+        hits = [
+            float((fit(s, deep_text(3)).logits(new).argmax(1) == truth).float().mean())
+            for s in (alone, support)
+        ]
+        better.append(hits[1] - hits[0])
+    assert np.mean(better) > 0.02
+
+
+def test_a_pool_of_nonsense_is_not_used_and_says_why():
+    support, rows = deep_support((8, 8, 8))
+    # Every unlabelled image is a mixture of two classes with another class's deeper features.
+    v, deep = rows(torch.arange(3).repeat(200), 700)
+    mixed = ImageFeatures(v, None, deep.roll(1, 0) + deep.roll(2, 0)).rows
+    head = fit(replace(support, unlabelled=mixed), deep_text(3), beta=1.0)
+    assert "not used" in head.notes[0]
+    torch.testing.assert_close(
+        head.logits(mixed).argmax(1), fit(support, deep_text(3)).logits(mixed).argmax(1)
+    )
+
+
+def test_a_backbone_without_deeper_features_is_refused_only_if_they_are_asked_for():
+    backbone = make_text().backbone
+    backbone.deep_parts, backbone.name = (), "flat"
+    assert not make_method("fused").uses_deep(backbone)
+    with pytest.raises(ConfigError, match="'flat' has no deeper features"):
+        make_method("fused", settings={"features": "deep"}).uses_deep(backbone)
+    backbone.deep_parts = (9, 20)
+    assert make_method("fused").uses_deep(backbone)
+    assert not make_method("fused", settings={"features": "global"}).uses_deep(backbone)
+
+
+def test_images_answered_together_are_answered_better_on_average():
+    gains = []
+    for seed in range(12):
+        support, rows = deep_support((1, 1, 1), seed=seed)
+        text, method = deep_text(3), make_method("fused")
+        centres = unit(3, 12, seed=50 + 12)
+        text.bank = [normalize(centres[c] + 0.9 * unit(3, 12, seed=c), dim=-1) for c in range(3)]
+        head = method.fit([support], text, seeds=[1])[0]
+        truth = torch.arange(3).repeat_interleave(20)
+        v, deep = rows(truth, 700)
+        batch = ImageFeatures(v, None, deep).rows
+        known, labels = support.rows()
+        found = method.together(head, (known, labels), batch, text)
+        right = [(h.logits(batch).argmax(1) == truth).float().mean() for h in (head, found)]
+        gains.append(float(right[1] - right[0]))
+    assert np.mean(gains) > 0.01
+
+
+def test_a_batch_that_does_not_help_leaves_the_head_as_it_is():
+    support, _ = deep_support((8, 8, 8))
+    text, method = deep_text(3), make_method("fused", settings={"beta": 1.0})
+    head = method.fit([support], text, seeds=[1])[0]
+    batch = normalize(-support.rows()[0].repeat(10, 1) + 0.3 * unit(240, 41, seed=5), dim=-1)
+    found = method.together(head, support.rows(), batch, text)
+    assert "not used" in found.notes[0]
+    assert torch.equal(found.W, head.W)
+
+
+def test_what_answering_together_needs_is_saved(bert_backbone):
+    method, text, head = ogkd_head(bert_backbone)
+    again = method.read_head(head.tensors(), text, bert_backbone.logit_scale)
+    torch.testing.assert_close(again.bank, prototypes(text.bank))
+    assert method.together_error(again) is None
+    old = {name: tensor for name, tensor in head.tensors().items() if name != "bank"}
+    assert "earlier version" in method.together_error(method.read_head(old, text, 30.0))
+    pooled = replace(head, pool=7)
+    assert method.read_head(pooled.tensors(), text, 30.0).pool == 7

@@ -315,3 +315,48 @@ def test_every_variant_of_lgd_trains(bert_backbone, variant):
     method = make_method("ogkd", settings=quick(lgd_variant=variant))
     (head,) = method.fit([make_support(bert_backbone)], text_of(bert_backbone), seeds=[1])
     assert head.T.isfinite().all()
+
+
+def test_the_papers_teacher_is_selected_once_and_the_released_one_for_each_batch():
+    config = OGKDConfig(fidelity="paper", tau=0.9)
+    first, second = make_batch(), Batch(unit(1, 4, 8, seed=5), make_batch().labels, None)
+    seen = torch.cat([first.globals[0], second.globals[0]])
+    fixed, free = make_objective(config), make_objective(config)
+    fixed.fix_teacher([seen])
+    T_hat = unit(1, 3, 8, seed=3)
+    # Plainly: each class keeps its prompts near the mean score over all support images.
+    E = torch.stack([normalize(unit(4, 8, seed=10 + c), dim=-1) for c in range(3)])
+    scores = torch.einsum("bd,cnd->cn", seen, E) / len(seen)
+    z = (scores - scores.mean(1, keepdim=True)) / scores.std(1, keepdim=True)
+    assert not (z.abs() <= 0.9).all()
+    T_tilde = torch.stack(
+        [normalize(rows[keep].mean(0), dim=0) for rows, keep in zip(E, z.abs() <= 0.9, strict=True)]
+    )
+    torch.testing.assert_close(fixed.T_tilde[0], T_tilde)
+    assert not torch.equal(free.teacher(first.globals), free.teacher(second.globals))
+    z_tea = 30.0 * second.globals[0] @ T_tilde.T
+    z_stu = 30.0 * second.globals[0] @ T_hat[0].T
+    W, gamma = fixed.W[0], config.gamma
+    target = z_tea.log_softmax(1)
+    target = (1 - gamma) * target + gamma * target @ W
+    gad = (target.exp() * (target - z_stu.log_softmax(1))).sum() / 4
+    torch.testing.assert_close(fixed(T_hat, second)["gad"][0], gad)
+    assert abs(float(free(T_hat, second)["gad"][0] - gad)) > 1e-4
+
+
+@pytest.mark.parametrize("fidelity", ["paper", "released"])
+def test_a_fit_fixes_the_teacher_only_as_the_paper_does(bert_backbone, fidelity, monkeypatch):
+    settings = {"fidelity": fidelity, "train.epochs": 1, "lambda_lgd": 0.0, "views": 0}
+    settings |= {"options.text_dropout": False}
+    method = make_method("ogkd", settings=settings)
+    fixed = []
+    monkeypatch.setattr(OGKDObjective, "fix_teacher", lambda _, images: fixed.append(images))
+    support = make_support(bert_backbone)
+    method.fit([support], text_of(bert_backbone), seeds=[1])
+    assert len(fixed) == (fidelity == "paper")
+    for features in fixed:  # one view of each image
+        views = support.views.features.globals
+        assert features[0].shape == views[:, 0].shape
+        assert all(
+            bool((row == own).all(-1).any()) for row, own in zip(features[0], views, strict=True)
+        )

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tiny_prompts import batch_of, fit, quick, support_of, text_of, unit
 
 import ogkd.methods.prograd
+from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PromptLearner
-from ogkd.core.training import OwnGradient, TrainConfig, train_step
+from ogkd.core.training import OwnGradient, train_step
 from ogkd.methods import make_method
 from ogkd.methods.prograd import ProGradConfig, ProGradObjective, project
 

@@ -56,7 +56,8 @@ def test_an_interrupted_training_ends_with_the_same_bits(name, bert_backbone, tm
     (resumed,) = fit(
         quick(name), bert_backbone, support, folder=TrainingFolder(tmp_path, "x", seen.append)
     )
-    assert [entry["epoch"] for entry in seen] == [0, 1, 2]
+    # An epoch whose logging was interrupted is logged again; the file keeps one line of it.
+    assert list(dict.fromkeys(entry["epoch"] for entry in seen)) == [0, 1, 2]
     for key, tensor in whole.tensors().items():
         assert torch.equal(tensor, resumed.tensors()[key]), key
 

@@ -15,12 +15,12 @@ from ogkd.errors import ConfigError
 from ogkd.model.calibration import (
     Calibration,
     aps_scores,
-    fit_temperature,
     held_out_for_risk,
     images_needed_for_coverage,
-    softmax,
     split_units,
 )
+from ogkd.model.temperature import fit_temperature, softmax
+from tiny_data import edit_sealed
 
 
 def draw(count, *, classes=4, sharpness=1.0, seed=0):
@@ -52,7 +52,8 @@ def test_no_other_temperature_has_a_smaller_loss():
     found = fit_temperature(logits, labels)
 
     def loss(t):
-        return -log_softmax(logits / t, axis=1)[np.arange(300), labels].mean()
+        fit = -log_softmax(logits / t, axis=1)[np.arange(300), labels].mean()
+        return fit + (np.log(t) / 0.7) ** 2 / 2 / 300  # the prior
 
     others = np.geomspace(0.05, 20, 2000)
     assert loss(found) <= min(map(loss, others)) + 1e-9
@@ -76,7 +77,7 @@ def test_calibrated_probabilities_keep_the_order_of_the_classes():
 
 
 def test_what_is_kept_is_of_the_images_that_did_not_fit_the_temperature():
-    logits, labels = draw(90, sharpness=2.0)
+    logits, labels = draw(90, sharpness=4.0)
     keys = names(90)
     found = Calibration.fit(logits, labels, keys)
     first = split_units(keys)
@@ -214,7 +215,7 @@ def test_the_number_of_images_that_sets_need_is_the_smallest_that_works(coverage
     needed = images_needed_for_coverage(coverage)
     p = softmax(draw(5)[0])
     calibrated(needed).sets(p, coverage=coverage)
-    with pytest.raises(ConfigError, match=f"has {needed - 1}, .* at least 1 more are needed"):
+    with pytest.raises(ConfigError, match=f"has {needed - 1}, .* at least 1 more is needed"):
         calibrated(needed - 1).sets(p, coverage=coverage)
 
 
@@ -361,8 +362,10 @@ def test_a_file_gives_the_same_calibration_back(tmp_path):
 def test_a_file_that_cannot_be_right_is_refused(tmp_path, change, message):
     path = tmp_path / "c.json"
     calibrated(60).write(path)
-    content = [1] if change is None else json.loads(path.read_text()) | change
-    path.write_text(json.dumps(content))
+    if change is None:
+        path.write_text("[1]")
+    else:
+        edit_sealed(path, lambda content: content.update(change))
     with pytest.raises(ConfigError, match=message):
         Calibration.read(path)
 
@@ -388,3 +391,23 @@ def test_more_coverage_never_makes_a_set_smaller(count, classes, seed, coverage)
             except ConfigError:
                 return
         assert (sets[0] <= sets[1]).all()
+
+
+def test_a_file_that_was_changed_is_refused(tmp_path):
+    path = tmp_path / "c.json"
+    calibrated(60).write(path)
+    path.write_text(path.read_text().replace('"images": 60', '"images":  60'))
+    assert Calibration.read(path) is not None  # the same content
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"temperature": content["temperature"] + 1e-9}))
+    with pytest.raises(ConfigError, match="does not match its checksum"):
+        Calibration.read(path)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 50.0, 1e308])
+def test_a_temperature_that_no_fit_gives_is_refused(tmp_path, temperature):
+    path = tmp_path / "c.json"
+    calibrated(60).write(path)
+    edit_sealed(path, lambda content: content.update(temperature=temperature))
+    with pytest.raises(ConfigError, match="temperature"):
+        Calibration.read(path)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ogkd.errors import ConfigError
-from ogkd.model.calibration import Calibration, softmax
+from ogkd.model.calibration import Calibration
+from ogkd.model.temperature import softmax
 
 
 def fitted(groups):

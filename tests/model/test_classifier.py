@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader, TensorDataset
 
 import ogkd
+from ogkd.datasets.manifest import Manifest
 from ogkd.errors import BackboneError, ConfigError, DataError
-from ogkd.images import ImageRef
+from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import place_for_model
+from ogkd.model.familiarity import SupportFeatures
 from tiny_backbones import make_clip
-from tiny_data import CLASSES, FAST, write_dataset, write_image
+from tiny_data import CLASSES, FAST, edit_sealed, item_of, write_dataset, write_image
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +39,7 @@ def fitted(clip, data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
         out = tmp_path_factory.mktemp("models") / "m"
-        return ogkd.fit(data, backbone=clip, settings=FAST, out=out), out
+        return ogkd.fit(data, backbone=clip, method="ogkd", settings=FAST, out=out), out
 
 
 @pytest.fixture
@@ -112,9 +117,63 @@ def test_one_path_is_one_image_not_a_list_of_letters(fitted, test_files):
     assert model.predict(test_files[0]) == expected
 
 
-def test_nothing_to_predict_is_refused(fitted):
+@pytest.mark.parametrize("nothing", [[], (), np.zeros((0, 8, 8), np.uint8)])
+def test_nothing_to_predict_is_refused(fitted, nothing):
     with pytest.raises(DataError, match="No image"):
-        fitted[0].predict([])
+        fitted[0].predict(nothing)
+
+
+def test_a_picture_has_the_same_probabilities_in_every_form(fitted, test_files):
+    model, _ = fitted
+    pixels = np.stack([read_image(file) for file in test_files])
+    tensors = torch.tensor(pixels).permute(0, 3, 1, 2)
+    labels = torch.arange(len(pixels))
+    forms = {
+        "bytes": [file.read_bytes() for file in test_files],
+        "PIL images": [Image.fromarray(image) for image in pixels],
+        "arrays": list(pixels),
+        "batch": pixels,
+        "shares": pixels / 255,
+        "tensors": tensors,
+        "pairs": list(zip(test_files, labels, strict=True)),
+        "dataset": TensorDataset(tensors, labels),
+        "loader": DataLoader(TensorDataset(tensors, labels), batch_size=4),
+        "manifest": Manifest(tuple(item_of(file, 0) for file in test_files), CLASSES),
+    }
+    expected = model.predict_proba(test_files)
+    for name, images in forms.items():
+        np.testing.assert_array_equal(model.predict_proba(images), expected, err_msg=name)
+    one = model.predict_proba(pixels[0])
+    np.testing.assert_array_equal(one, model.predict_proba(test_files[0]))
+    assert one.shape == (1, 3)
+    (found,) = ogkd.explain(model, pixels[0])
+    (same,) = ogkd.explain(model, test_files[0])
+    np.testing.assert_array_equal(found.grid, same.grid)
+
+
+def test_an_image_in_memory_that_is_wrong_is_named_by_its_number(fitted, test_files):
+    model, _ = fitted
+    images = [test_files[0], read_image(test_files[0]) * 3.0]
+    said = list(model.decide(images))
+    assert said[1].error.startswith("Image 1 has float64 values from ")
+    assert [decision.image for decision in said] == [ImageRef(test_files[0]), None]
+    with pytest.raises(DataError, match="Image 1 has float64"):
+        model.predict(images)
+
+
+def test_a_stream_is_read_as_it_is_used(fitted):
+    model, _ = fitted
+    given = []
+
+    def endless():
+        while True:
+            given.append(1)
+            yield np.full((8, 8), len(given) % 256, np.uint8)
+
+    decisions = model.decide(endless(), batch_size=4)
+    assert [next(decisions).label for _ in range(10)]
+    assert len(given) <= 20
+    decisions.close()
 
 
 def test_the_same_classes_give_the_same_head(fitted):
@@ -204,9 +263,7 @@ def test_weights_of_another_model_are_refused(folder):
 @pytest.mark.parametrize("tensors", [{}, {"T": torch.zeros(2, 3)}, {"t": torch.zeros(3, 20)}])
 def test_weights_of_another_shape_are_refused_even_without_a_hash(folder, tensors):
     save_file(tensors, folder / "weights.safetensors")
-    card = json.loads((folder / "model.json").read_text())
-    del card["weights_sha256"]
-    (folder / "model.json").write_text(json.dumps(card))
+    edit_sealed(folder / "model.json", lambda card: card.pop("weights_sha256"))
     with pytest.raises(ConfigError, match=r"weights\.safetensors"):
         ogkd.load(folder)
 
@@ -214,9 +271,8 @@ def test_weights_of_another_shape_are_refused_even_without_a_hash(folder, tensor
 def test_a_backbone_that_moved_can_be_passed(folder, clip, tmp_path, test_files):
     expected = ogkd.load(folder).predict(test_files)
     moved = shutil.copytree(clip, tmp_path / "moved")
-    card = json.loads((folder / "model.json").read_text())
-    card["backbone"]["name"] = str(tmp_path / "gone")
-    (folder / "model.json").write_text(json.dumps(card))
+    gone = {"name": str(tmp_path / "gone")}
+    edit_sealed(folder / "model.json", lambda card: card["backbone"].update(gone))
     with pytest.raises(BackboneError, match="If it has moved, pass its folder"):
         ogkd.load(folder)
     assert ogkd.load(folder, backbone=moved).predict(test_files) == expected
@@ -259,7 +315,8 @@ def test_a_zero_shot_model_keeps_no_support(clip, data, tmp_path):
 def test_a_folder_of_an_older_version_is_still_read(folder, fitted, test_files):
     (folder / "support.safetensors").unlink()
     card = json.loads((folder / "model.json").read_text())
-    del card["support_images"]
+    for later in ("support_images", "support_sha256", "sha256"):
+        del card[later]
     (folder / "model.json").write_text(json.dumps(card))
     again = ogkd.load(folder)
     assert (again.support, again.calibration, again.card.support_images) == (None, None, ())
@@ -279,3 +336,48 @@ def test_a_support_file_of_another_model_is_refused(folder, tensors):
     save_file(tensors, folder / "support.safetensors")
     with pytest.raises(ConfigError, match=r"support\.safetensors is damaged"):
         ogkd.load(folder)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["b", "a", "c"], ["a", "b", "x"], ["a", "a", "c"], ["", "b", "c"]],
+)
+def test_changed_class_names_are_refused(folder, names):
+    card = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps(card | {"class_names": names}))
+    with pytest.raises(ConfigError, match="does not match its checksum"):
+        ogkd.load(folder)
+
+
+@pytest.mark.parametrize("names", [["a", "a", "c"], ["", "b", "c"], ["\ud800", "b", "c"]])
+def test_impossible_class_names_are_refused_even_with_a_checksum(folder, names):
+    edit_sealed(folder / "model.json", lambda card: card.update(class_names=names))
+    with pytest.raises(ConfigError, match="damaged"):
+        ogkd.load(folder)
+
+
+def test_the_support_of_another_model_is_refused(folder):
+    support = SupportFeatures.read(folder / "support.safetensors", classes=3, width=20)
+    other = SupportFeatures(support.features[::-1], support.labels)
+    (folder / "support.safetensors").write_bytes(other.to_bytes())
+    with pytest.raises(ConfigError, match=r"support\.safetensors.*does not match its checksum"):
+        ogkd.load(folder)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_numbers_are_refused(folder, value):
+    tensors = load_file(folder / "weights.safetensors")
+    name = next(iter(tensors))
+    tensors[name].view(-1)[0] = value
+    save_file(tensors, folder / "weights.safetensors")
+    edit_sealed(folder / "model.json", lambda card: card.pop("weights_sha256"))
+    with pytest.raises(ConfigError, match=f"not numbers .{name}"):
+        ogkd.load(folder)
+
+
+def test_an_answer_that_is_not_a_number_is_an_error(fitted):
+    model = fitted[0]
+    features = np.zeros((3, model.backbone.embed_dim), np.float32)
+    features[1] = np.nan
+    with pytest.raises(ConfigError, match="no answer for 1 of 3 images"):
+        model.probabilities(features)

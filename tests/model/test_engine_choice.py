@@ -44,7 +44,9 @@ def data(tmp_path: Path) -> Path:
 def test_the_engine_of_the_fit_is_in_the_model_and_asked_for_again(
     deep: Backbone, data: Path, tmp_path: Path
 ) -> None:
-    model = ogkd.fit(data, backbone=deep, engine="onnx-int8", settings=FAST, out=tmp_path / "m")
+    model = ogkd.fit(
+        data, backbone=deep, engine="onnx-int8", method="ogkd", settings=FAST, out=tmp_path / "m"
+    )
     assert model.card.backbone.engine == "onnx-int8"
     images = sorted((data / "test").rglob("*.png"))
     again = load(tmp_path / "m", backbone=with_engine(deep, "onnx-int8"))
@@ -56,7 +58,7 @@ def test_the_engine_of_the_fit_is_in_the_model_and_asked_for_again(
 def test_another_engine_is_used_only_where_it_is_asked_for(
     deep: Backbone, data: Path, tmp_path: Path
 ) -> None:
-    model = ogkd.fit(data, backbone=deep, settings=FAST, out=tmp_path / "m")
+    model = ogkd.fit(data, backbone=deep, method="ogkd", settings=FAST, out=tmp_path / "m")
     images = sorted((data / "test").rglob("*.png"))
     with pytest.raises(BackboneError, match="another backbone"):
         load(tmp_path / "m", backbone=with_engine(deep, "onnx-int8"))

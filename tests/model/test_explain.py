@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -15,7 +13,7 @@ from ogkd.images.decode import read_image
 from ogkd.images.transforms import center_crop
 from ogkd.methods.heads import KernelHead, LinearHead, TextHead
 from ogkd.model.classifier import Classifier
-from ogkd.model.explain import Evidence, draw, evidence, patch_evidence
+from ogkd.model.explain import evidence, patch_evidence
 from tiny_backbones import make_clip
 from tiny_data import write_dataset, write_image
 
@@ -40,7 +38,8 @@ class Bright:
         self.patch_grid = grid
         self.embed_dim = WIDTH
         self.device = torch.device("cpu")
-        self.name = "bright"
+        self.name = self.digest = "bright"
+        self.engine = "torch"
 
     def encode_images(self, pixels, *, patches=True):
         h, w = self.patch_grid
@@ -89,6 +88,8 @@ def test_a_bright_patch_is_found_at_its_row_and_column(classifier, tmp_path, kin
     assert np.unravel_index(found.grid.argmax(), GRID) == place
     assert found.top == [place]
     assert (found.ref, found.label) == (ImageRef(file), 0)
+    assert found.name == classifier.class_names[0]
+    assert found.probability == pytest.approx(bright(classifier, kind).predict_proba([file])[0][0])
 
 
 @pytest.mark.parametrize(("shape", "offset"), [((32, 48), (0, 8)), ((64, 32), (16, 0))])
@@ -170,58 +171,3 @@ def test_an_unreadable_file_is_a_data_error(classifier, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match="not a readable image"):
         list(evidence(classifier, [tmp_path / "a.png"]))
-
-
-def flat(size, grid, place, *, level=60):
-    values = np.zeros(grid, np.float32)
-    values[place] = 1.0
-    picture = Image.new("RGB", (size, size), (level,) * 3)
-    return Evidence(ref=None, image=picture, label=0, grid=values, top=[place])
-
-
-@pytest.mark.parametrize(
-    ("size", "side"), [(32, 672), (128, 640), (224, 672), (336, 672), (384, 384), (1024, 672)]
-)
-def test_a_drawn_map_is_a_square_of_at_most_672_pixels(size, side):
-    drawn = draw(flat(size, (4, 4), (0, 0)))
-    assert (drawn.size, drawn.mode) == ((side, side), "RGB")
-
-
-def test_heat_lies_where_the_evidence_is_and_nowhere_else():
-    drawn = np.asarray(draw(replace(flat(224, (4, 4), (1, 3)), top=[]))).astype(int)
-    changed = np.abs(drawn - 60).sum(axis=2)
-    hottest = np.unravel_index(changed.argmax(), changed.shape)
-    assert (hottest[0] // 168, hottest[1] // 168) == (1, 3)
-    assert changed[:, :168].max() == 0
-    assert changed[500:].max() == 0
-
-
-def test_the_hottest_place_is_lighter_on_dark_ground():
-    """Colours alone must not carry the message."""
-    drawn = np.asarray(draw(replace(flat(224, (4, 4), (2, 2)), top=[])).convert("L")).astype(int)
-    assert drawn.max() > 60 + 60
-
-
-def test_top_patches_are_outlined_together():
-    spec = replace(flat(224, (4, 4), (0, 0)), top=[(2, 1), (2, 2)], grid=np.zeros((4, 4), "f4"))
-    drawn = np.asarray(draw(spec)).astype(int).sum(axis=2)
-    line, ground = 3 * 255, 3 * 60
-    assert drawn[336, 250] == line  # above the left patch
-    assert drawn[420, 168] == line  # to its left
-    assert drawn[420, 504 - 1] == line or drawn[420, 504] == line  # right of the right patch
-    assert drawn[420, 336] == ground  # no line between them
-    assert drawn[100, 100] == ground
-
-
-def test_patches_that_do_not_fill_the_image_are_drawn_at_their_true_size():
-    """384 pixels in patches of 14 leave 6 pixels over: 27 patches end at 378."""
-    found = replace(flat(384, (27, 27), (26, 26)), grid=np.zeros((27, 27), "f4"))
-    drawn = np.asarray(draw(found)).astype(int).sum(axis=2)
-    rows = np.flatnonzero((drawn == 3 * 255).any(axis=1))
-    assert rows.min() == pytest.approx(26 * 14, abs=1)
-    assert rows.max() == pytest.approx(27 * 14, abs=1)
-
-
-def test_a_map_without_differences_leaves_the_picture_as_it_is():
-    found = replace(flat(224, (4, 4), (0, 0)), grid=np.full((4, 4), 3.0, "f4"), top=[])
-    assert set(np.asarray(draw(found)).flatten()) == {60}

@@ -11,6 +11,7 @@ from ogkd.model.familiarity import (
     SupportFeatures,
     can_judge,
     nearest,
+    of_this_kind,
     unfamiliar,
 )
 
@@ -109,3 +110,25 @@ def test_nearest_gives_the_most_alike_support_images_first(world):
         assert list(found) == sorted(range(12), key=lambda place: -everything[place])[:3]
         np.testing.assert_allclose(near, everything[found], atol=1e-6)
     assert nearest(support, rows, 99)[0].shape == (4, 12)
+
+
+def test_images_to_learn_from_are_as_near_as_the_support_is_to_itself():
+    rng = np.random.default_rng(3)
+    middle = rng.normal(size=(4, 32))  # of classes of one kind, which share a direction
+    middle[:, 0] += 6.0
+
+    def draw(centres, each):
+        rows = np.repeat(centres, each, axis=0)
+        rows = rows + 0.6 * rng.normal(size=rows.shape)
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+    other = rng.normal(size=(4, 32))
+    other[:, 1] += 6.0
+    for shots in (1, 4):
+        support = SupportFeatures(draw(middle, shots), np.repeat(np.arange(4), shots))
+        assert of_this_kind(support, draw(middle, 50), 32).mean() > 0.6
+        assert of_this_kind(support, draw(other, 50), 32).mean() < 0.05
+    # What follows the global feature in a row does not count.
+    rows = draw(middle, 5)
+    longer = np.concatenate([rows, draw(other, 5)], axis=1)
+    assert (of_this_kind(support, longer, 32) == of_this_kind(support, rows, 32)).all()

@@ -58,7 +58,7 @@ def run(installed, folder, line, *, module="ogkd"):
     environment = os.environ | {"PYTHONPATH": str(installed), "OGKD_CACHE": str(folder / "cache")}
     command = [sys.executable, "-m", module, *shlex.split(line)]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=800
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -82,7 +82,7 @@ def test_the_wheel_has_the_licence_and_the_command(wheel):
     assert any(name.endswith("licenses/LICENSE") for name in names)
     (entry_points,) = [name for name in names if name.endswith("entry_points.txt")]
     text = zipfile.ZipFile(wheel[0]).read(entry_points).decode()
-    assert "ogkd = ogkd.cli:main" in text
+    assert "ogkd = ogkd.__main__:main" in text
 
 
 def test_version_methods_and_catalogues_are_read_from_the_wheel(installed, tmp_path):

@@ -15,7 +15,7 @@ BANK = {"kidney stone": ["bright, dense dot", "white spot"], "normal": ["smooth 
     [
         BANK,
         {
-            "kidney_stone": [" bright,  dense dot", "white spot", "white\nspot"],
+            "kidney_stone": [" bright,  dense dot", "white\nspot"],
             "normal": "smooth kidney",
         },
         {
@@ -32,6 +32,13 @@ def test_json_of_several_forms_is_read(tmp_path, content):
     path = tmp_path / "in.json"
     path.write_text(json.dumps(content), encoding="utf-8")
     assert import_bank(path) == BANK
+
+
+def test_repetitions_are_kept_unless_they_are_to_be_dropped(tmp_path):
+    path = tmp_path / "in.json"
+    path.write_text(json.dumps({"a": ["one", "two", "one", "one "], "b": ["one"]}))
+    assert import_bank(path) == {"a": ["one", "two", "one", "one"], "b": ["one"]}
+    assert import_bank(path, drop_doubles=True) == {"a": ["one", "two"], "b": ["one"]}
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from report_world import HOSTILE, NAMES, make_world, read_page
 
 from ogkd.audit import audit_data
-from ogkd.model.calibration import softmax
+from ogkd.evaluation import evaluate_predictions
 from ogkd.model.card import CAUTION
+from ogkd.model.temperature import softmax
 from ogkd.report import write_report
 
 
@@ -88,10 +89,10 @@ def test_every_part_that_the_report_promises_is_there(page):
         "screening",
         "selective",
         "calibration",
-        "conformal",
         "errors",
         "examples",
         "graph",
+        "statistics",
         "data",
         "making",
         "caution",
@@ -109,6 +110,38 @@ def test_numbers_are_those_of_the_judged_images(page, world):
     assert world.classifier.weights_sha256 in page.text
     assert world.classifier.card.data_sha256 in page.text
     assert "ogkd report model data" in page.text
+
+
+def test_the_page_begins_with_the_verdict_in_words_and_a_sign(page, world):
+    found = evaluate_predictions(
+        world.predictions, world.classifier.calibration, card=world.classifier.card
+    )["verdict"]
+    before = page.text[: page.text.index("Caution")]
+    assert found["headline"] in before
+    assert found["details"] in before.replace("\u00a0", " ")
+    assert any(sign in before for sign in "\u2713\u2717?")
+
+
+def test_statisticians_words_are_folded(text):
+    start = text.index("<details><summary>Area under")
+    folded = text[start : text.index("</details>", start)]
+    for words in (
+        "Excess AURC",
+        "AUGRC",
+        "(LAC)",
+        "(APS)",
+        "Brier score",
+        "Negative log-likelihood",
+    ):
+        assert words in folded
+        assert words not in text.replace(folded, "")
+
+
+def test_sensitivity_is_shown_with_false_alarms_and_with_what_chance_reaches(page, world):
+    tiles = page.text[page.text.index("Summary") : page.text.index("Its most frequent")]
+    assert "of findings detected, with" in tiles
+    assert "false alarms flagging as many at random:" in tiles
+    assert "calibration error" not in tiles
 
 
 def test_file_names_stay_out_unless_asked_for(world, text):
@@ -135,7 +168,7 @@ def test_a_model_that_was_not_calibrated_says_so(world):
     plain = replace(world, classifier=_uncalibrated(world.classifier))
     page = read_page(build(plain, images=False))
     assert "not calibrated" in page.text
-    assert "conformal" not in [attrs["id"] for _, attrs in page.all("section")]
+    assert "Prediction sets" not in page.text
     assert "After calibration" not in page.text
 
 
@@ -151,7 +184,7 @@ def test_a_calibration_of_another_engine_is_warned_of(world, made):
 def test_images_that_were_learned_from_are_pointed_out(clip, pictures_of):
     learned = make_world(clip, pictures_of, "gda", calibrated=False).on_split("train")
     text = read_page(build(learned, images=False)).text
-    assert "9 of the 9 evaluated images were learned from" in text
+    assert "learned from or was calibrated on 9 of the 9 evaluated images" in text
 
 
 def test_what_the_data_check_found_is_told_without_files(world, pictures_of, text):
@@ -167,9 +200,7 @@ def test_what_the_data_check_found_is_told_without_files(world, pictures_of, tex
 
 def test_a_perfect_model_and_classes_without_images_are_no_trouble(world):
     rows = [r for r, label in enumerate(world.predictions.labels) if label != 1]
-    judged = world.predictions.without(
-        {key for r, key in enumerate(world.predictions.keys) if r not in rows}
-    )
+    judged = world.predictions.without(world.predictions.labels == 1)
     perfect = judged.logits.copy() * 0
     perfect[range(len(rows)), judged.labels] = 9
     page = read_page(build(replace(world, predictions=replace(judged, logits=perfect))))

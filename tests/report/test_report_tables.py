@@ -72,7 +72,7 @@ def colours(dark):
 def test_text_is_readable_on_every_ground(dark):
     tone = colours(dark)
     for ground in ("ground", "card"):
-        for ink in ("text", "quiet", "error", "warning", "note"):
+        for ink in ("text", "quiet", "error", "warning", "note", "good"):
             assert contrast(tone[ink], tone[ground]) >= 4.5, (ink, ground)
     for heat in ("heat", "wrong"):  # the darkest cell of a table
         pairs = zip(tone[heat], tone["ground"], strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,15 +30,24 @@ class Batch:
 class Source:
     """Batches by step number: step k is the same whatever was run before."""
 
-    def __init__(self, pools: list[Pool], tokenizer: Tokenizer, seed: int, size: int) -> None:
+    def __init__(
+        self,
+        pools: list[Pool],
+        tokenizer: Tokenizer,
+        seed: int,
+        size: int,
+        favoured: Sequence[str] = (),
+    ) -> None:
         self.pools, self.tokenizer, self.seed, self.size = pools, tokenizer, seed, size
+        weights = np.array([4.0 if pool.name in favoured else 1.0 for pool in pools])
+        self.chances = weights / weights.sum()
         self.keys = _fact_keys(pools)
         self.columns = {fact: i for i, fact in enumerate(_flat(self.keys))}
 
     def batch(self, step: int, keep: int = GRID * GRID) -> Batch:
         rng = np.random.default_rng([self.seed, step])
         # Few families per batch: the negatives are then of the same kind, and hard.
-        families = rng.choice(len(self.pools), 4, replace=False)
+        families = rng.choice(len(self.pools), 4, replace=False, p=self.chances)
         views = []
         for place in range(self.size):
             pool = self.pools[families[place % 4]]

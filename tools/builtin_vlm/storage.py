@@ -43,6 +43,18 @@ def load_checkpoint(path: Path, model: Trainee, optimizer: torch.optim.AdamW) ->
         return int(file.metadata()["step"])
 
 
+def load_weights(folder: Path, model: Trainee, tokenizer: Tokenizer) -> None:
+    """Take the weights of a model that `export` wrote; its helper heads start at random."""
+    if Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() != tokenizer.get_vocab():
+        raise SystemExit(
+            f"{folder} has another vocabulary than the captions now need, so its text weights do "
+            "not fit. Train without --start-from, or use only words of its vocabulary."
+        )
+    model.clip.load_state_dict(
+        {name: value.float() for name, value in load_file(folder / "model.safetensors").items()}
+    )
+
+
 def export(out: Path, model: Trainee, tokenizer: Tokenizer) -> None:
     """Write the folder that the package loads; the model card beside it is kept."""
     card = out / "MODEL_CARD.md"

@@ -17,15 +17,17 @@ from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import Item
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import EncodedBatch, encode_files
-from ogkd.images import read_image
+from ogkd.images import data_uri, read_image
 from ogkd.model.card import CAUTION, ModelCard
 from ogkd.model.classifier import CARD, Classifier, load
 from ogkd.model.decide import Decider, Decision, Policy, engine_note
-from ogkd.model.explain import data_uri, draw, evidence_of
+from ogkd.model.explain import evidence_of
 from ogkd.model.familiarity import nearest
+from ogkd.model.picture import draw
 from ogkd.progress import progress_bar
 
 PREVIEW = 640  # pixels of the longer side
+_EVIDENCE = 1024  # pixels of the longer side of an evidence picture, so that its words are legible
 _SIMILAR = 4  # support images shown
 _SAME = 0.999  # cosine above which features are of one image; they are kept in half precision
 _THUMB = 160  # pixels
@@ -73,7 +75,7 @@ def load_models(
         if classifier.calibration is not None:
             policy = Policy(max_risk=max_risk, coverage=coverage)
         elif max_risk is None:
-            policy = Policy()
+            policy = Policy(coverage=None if classifier.head.ranking is None else coverage)
         else:
             raise ConfigError(
                 f"max_risk needs calibrated models, and {name} is not. Calibrate it with labelled "
@@ -148,6 +150,7 @@ class Answer:
     similar: tuple[tuple[str, float, str], ...]  # support images: class, cosine, data URI or ""
     evidence: str = ""  # data URI
     note: str = ""  # a warning if the calibration was made with another engine
+    withheld: bool = False  # an unfamiliar image or an abstention: no number to rely on
 
     @property
     def uncertain(self) -> bool:
@@ -165,7 +168,8 @@ def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -
         backbone = model.classifier.backbone
         batch = encoded.get(backbone.digest)
         if batch is None:
-            batch = next(encode_files(backbone, [upload.image], patches=pictures))
+            deep = any(m.classifier.deep for m in models if m.classifier.backbone is backbone)
+            batch = next(encode_files(backbone, [upload.image], patches=pictures, deep=deep))
             encoded[backbone.digest] = batch
         decision = next(model.decider.decide_batches([batch]))
         if decision.error is not None:  # names our copy of the file, so it is not shown
@@ -182,7 +186,7 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
     inside = decision.set
     evidence = ""
     if pictures:
-        evidence = data_uri(draw(evidence_of(classifier, decision)), most=PREVIEW)
+        evidence = data_uri(draw(evidence_of(classifier, decision)), most=_EVIDENCE)
     return Answer(
         model=model.name,
         method=classifier.card.method,
@@ -194,6 +198,7 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
         similar=_similar(model, decision),
         evidence=evidence,
         note=model.note,
+        withheld=bool(decision.unfamiliar or decision.abstain),
     )
 
 
@@ -223,11 +228,13 @@ def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[
                 "conformal_set": None if answer.plausible is None else list(answer.plausible),
                 "coverage": answer.coverage,
                 "uncertain": answer.uncertain,
+                "withheld": answer.withheld,
                 "reasons": list(answer.reasons),
                 "note": answer.note,
                 "similar": [
                     {"class": name, "similarity": round(cosine, 4)}
-                    for name, cosine, _ in answer.similar
+                    | ({"picture": picture} if pictures and picture else {})
+                    for name, cosine, picture in answer.similar
                 ],
                 **({"evidence": answer.evidence} if pictures else {}),
             }

@@ -5,40 +5,29 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import logging
-import os
-import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ogkd.app.guard import UPLOAD, Guard
+from ogkd.app.guard import PREDICT, Guard
+from ogkd.app.limits import patient_protocol
 from ogkd.app.models import Model
-from ogkd.app.page import TEMPLATES, make_page
 from ogkd.app.uploads import Uploads
+from ogkd.app.web import Line, use_routes
 from ogkd.errors import ConfigError
 
 _PORT = 7860
+_MOST_BYTES = 2_000_000_000  # of all waiting uploads
 _TRIED = 100  # ports, from the default one on
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
-_ENVIRONMENT = {
-    # Read by Gradio and the hub client when they are imported.
-    "GRADIO_ANALYTICS_ENABLED": "False",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "DO_NOT_TRACK": "1",
-    "GRADIO_ANALYTICS_MAX_EVENTS": "100",  # it keeps a list of them in memory
-    "GRADIO_RUN_HISTORY": "False",
-    "GRADIO_SHARE": "False",
-    "GRADIO_MCP_SERVER": "False",
-    "GRADIO_SSR_MODE": "False",
-    "GRADIO_ALLOWED_PATHS": "",
-    "GRADIO_ROOT_PATH": "",
-}
+_CONNECTING = frozenset({"socket.connect", "socket.getaddrinfo", "socket.sendto"})
+_serving, _hooked = threading.Event(), threading.Event()
 
 
 @dataclass(frozen=True)
@@ -51,14 +40,15 @@ class Settings:
     waiting: int = 256  # images; more are refused
 
 
-def require_gradio() -> None:
+def require_server() -> None:
     """Raise a ConfigError if the extra is not installed, before any model is loaded."""
-    os.environ.update(_ENVIRONMENT)
     try:
-        import gradio  # noqa: F401
+        import h11  # noqa: F401
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            'The page needs Gradio. Install it with: pip install "ogkd[serve]".'
+            'The page needs a web server. Install it with: pip install "ogkd[serve]".'
         ) from error
 
 
@@ -71,22 +61,23 @@ def is_loopback(host: str) -> bool:
         return False  # a name may resolve to anything
 
 
-def serve(models: Sequence[Model], settings: Settings, *, say: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C; `say` receives the address once it responds."""
+def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[str], None]) -> None:
+    """Serve an app until Ctrl-C; `say` receives the address once it responds.
+
+    `make` is given a private folder for uploads, which is removed at the end.
+    """
     if settings.password is None and not is_loopback(settings.host):
         raise ConfigError(
             f"{settings.host} can be reached from other machines, so the page needs a password.",
             argument="host",
         )
-    require_gradio()
+    require_server()
     import uvicorn
 
-    logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # malformed forms
     _raise_on_sigterm()
     with _private_folder() as folder, contextlib.closing(_listen(settings)) as listener:
-        app = make_app(models, folder, settings)
         config = uvicorn.Config(
-            app,
+            make(folder),
             log_level="critical",
             access_log=False,
             server_header=False,
@@ -94,6 +85,7 @@ def serve(models: Sequence[Model], settings: Settings, *, say: Callable[[str], N
             proxy_headers=False,
             timeout_graceful_shutdown=2,
             ws="none",
+            http=patient_protocol(),
         )
         address = _address(listener)
 
@@ -101,87 +93,70 @@ def serve(models: Sequence[Model], settings: Settings, *, say: Callable[[str], N
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
                 await super().startup(sockets=sockets)
                 say(address)
+                _serving.set()  # from now on; an event loop may connect to itself when it is made
 
         # uvicorn shuts the server down and then raises the signal again.
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), refuse_connections():
             Server(config).run(sockets=[listener])
 
 
+@contextlib.contextmanager
+def refuse_connections() -> Iterator[None]:
+    """While `_serving` is set, nothing in this process can open a connection or look up a name.
+
+    The page has no use for either; requests are checked as well, so this is the second lock.
+    """
+    if not _hooked.is_set():
+        _hooked.set()
+        sys.addaudithook(_refuse_connection)  # cannot be removed again
+    try:
+        yield
+    finally:
+        _serving.clear()
+
+
+def _refuse_connection(event: str, _: object) -> None:
+    if event in _CONNECTING and _serving.is_set():
+        raise ConnectionRefusedError("The page opens no connections to other machines.")
+
+
+def serve_models(
+    models: Sequence[Model], settings: Settings, *, say: Callable[[str], None]
+) -> None:
+    """Serve the page and the API of fitted models until Ctrl-C."""
+    serve(lambda folder: make_app(models, folder, settings), settings, say=say)
+
+
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
-    import gradio as gr
-    from fastapi import FastAPI
+    from starlette.applications import Starlette
 
     slices = [model.classifier.card.slice for model in models if model.classifier.card.slice]
-    frame = slices[0] if slices else "index=middle"
-    uploads = Uploads(folder, max_pixels=settings.max_pixels, frame=frame)
-    page = make_page(models, uploads, max_bytes=settings.max_bytes, waiting=settings.waiting)
-    page.state_session_capacity = 64  # sessions whose answers stay in memory; the default is 10,000
-    outer = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    _add_upload(outer, uploads, settings)
-    gr.mount_gradio_app(
-        outer,
-        page,
-        path="/",
-        show_error=False,
-        max_file_size=settings.max_bytes,
-        allowed_paths=[],
-        run_history=False,
-        enable_monitoring=False,
-        ssr_mode=False,
-        pwa=False,
-        mcp_server=False,
-        footer_links=[],
-        theme=gr.themes.Default(
-            primary_hue=gr.themes.colors.sky,
-            font=["system-ui", "sans-serif"],  # Gradio would load its own from other servers
-            font_mono=["ui-monospace", "monospace"],
-        ),
-        css=(TEMPLATES / "page.css").read_text(encoding="utf-8"),
-    )
-    page.has_launched = True  # otherwise Gradio skips its check of paths
-    return guarded(outer, settings, lambda: len(page._queue) >= settings.waiting)
+    uploads = make_uploads(folder, settings, frame=slices[0] if slices else "index=middle")
+    line = Line(settings.waiting)
+    routes = use_routes(lambda: models, uploads, line, max_bytes=settings.max_bytes)
+    return guarded(Starlette(routes=routes), settings, line)
 
 
-def guarded(outer: Any, settings: Settings, busy: Callable[[], bool]) -> Guard:
-    """The app behind its guard, which checks the host name or, if there is one, the password."""
+def make_uploads(folder: Path, settings: Settings, *, frame: str) -> Uploads:
+    most = max(_MOST_BYTES, 2 * settings.max_bytes)
+    return Uploads(folder, max_pixels=settings.max_pixels, frame=frame, most_bytes=most)
+
+
+def guarded(
+    app: Any, settings: Settings, line: Line, uploads: Mapping[str, int] | None = None
+) -> Guard:
+    """The app behind its guard, which checks the host name or, if there is one, the password.
+
+    `uploads` are routes that take files beside /predict, and their limits in bytes.
+    """
     hosts = _LOOPBACK | {settings.host.lower()}
     return Guard(
-        outer,
-        max_bytes=settings.max_bytes,
+        app,
+        uploads={PREDICT: settings.max_bytes, **(uploads or {})},
         hosts=hosts if settings.password is None else None,
         password=settings.password,
-        busy=busy,
+        busy=lambda: line.is_full,
     )
-
-
-def _add_upload(outer: Any, uploads: Uploads, settings: Settings) -> None:
-    """Our own upload route: Gradio stores equal files once, so one deletion would hit two users."""
-    from starlette.datastructures import UploadFile
-    from starlette.exceptions import HTTPException
-    from starlette.responses import JSONResponse, Response
-
-    async def upload(request: Any) -> Response:
-        try:
-            async with request.form(max_files=1, max_fields=4) as form:
-                file = form.get("files")
-                if not isinstance(file, UploadFile):
-                    raise HTTPException(400)
-                if (file.size or 0) > settings.max_bytes:
-                    most = f"The image is larger than the limit of {settings.max_bytes / 1e6:g} MB."
-                    return JSONResponse({"detail": most}, 413)
-                place = uploads.place(file.filename or "")
-                with place.open("wb") as target:
-                    shutil.copyfileobj(file.file, target)
-        except HTTPException:
-            return JSONResponse({"detail": "Send one file, as the field 'files' of a form."}, 400)
-        return JSONResponse([str(place)])
-
-    async def progress(_: Any) -> Response:
-        """The page polls the progress of an upload; report it as done."""
-        return Response('data: {"msg": "done"}\n\n', media_type="text/event-stream")
-
-    outer.add_route(UPLOAD, upload, methods=["POST"])
-    outer.add_route("/gradio_api/upload_progress", progress, methods=["GET"])
 
 
 def _raise_on_sigterm() -> None:
@@ -194,16 +169,7 @@ def _raise_on_sigterm() -> None:
 def _private_folder() -> Iterator[Path]:
     """A folder for uploads that only this user can read; removed at the end."""
     with tempfile.TemporaryDirectory(prefix="ogkd-app-", ignore_cleanup_errors=True) as name:
-        folder = Path(name).resolve()
-        before = os.environ.get("GRADIO_TEMP_DIR")
-        os.environ["GRADIO_TEMP_DIR"] = str(folder)
-        try:
-            yield folder
-        finally:
-            if before is None:
-                os.environ.pop("GRADIO_TEMP_DIR", None)
-            else:
-                os.environ["GRADIO_TEMP_DIR"] = before
+        yield Path(name).resolve()
 
 
 def _listen(settings: Settings) -> socket.socket:

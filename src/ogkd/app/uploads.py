@@ -18,12 +18,20 @@ from PIL import Image, UnidentifiedImageError
 from ogkd.errors import DataError, OgkdError
 from ogkd.images import ImageRef, SliceRule
 from ogkd.images.dicom import frame_count, read_dicom
-from ogkd.images.plain import read_plain
+from ogkd.images.plain import TIFF_MARKS, read_plain
 
-_MARKS = ((b"\x89PNG\r\n\x1a\n", 0, ".png"), (b"\xff\xd8\xff", 0, ".jpg"), (b"DICM", 128, ".dcm"))
-_NOT_AN_IMAGE = "The file is not a PNG, JPEG or DICOM image. Choose another."
+FORMATS = "PNG, JPEG, TIFF, BMP, WebP or DICOM"
+_MARKS = (  # bytes, where they are, and the ending by which the file is then read
+    (b"DICM", 128, ".dcm"),
+    (b"\x89PNG\r\n\x1a\n", 0, ".png"),
+    (b"\xff\xd8\xff", 0, ".jpg"),
+    *((mark, 0, ".tif") for mark in TIFF_MARKS),
+    (b"BM", 0, ".bmp"),
+    (b"WEBP", 8, ".webp"),
+)
+_NOT_AN_IMAGE = f"The file is not a {FORMATS} image. Choose another."
 _DAMAGED = "The file is damaged or incomplete. Save it again, or choose another."
-_ABANDONED = 3600.0  # seconds after which an upload that was never used is removed
+_ABANDONED = 600.0  # seconds after which an upload that was never used is removed
 _NAME = 60  # characters of a file name that are kept; at 4 bytes each they still fit
 _START = 30  # of these, how many from the start
 
@@ -39,14 +47,30 @@ class Upload:
 class Uploads:
     """The folder of all uploads; each is in a separate folder whose name cannot be guessed."""
 
-    def __init__(self, folder: Path, *, max_pixels: int, frame: str = "index=middle") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        max_pixels: int,
+        frame: str = "index=middle",
+        most: int = 512,
+        most_bytes: int = 2_000_000_000,
+    ) -> None:
         self.folder = folder.resolve()
+        self.most, self.most_bytes = most, most_bytes  # of waiting uploads, in number and in size
         self.max_pixels = max_pixels
         self.frame = SliceRule.parse(frame)  # used for a file with several frames
 
     def place(self, name: str) -> Path:
-        """Where to write a new upload with this name."""
+        """Where to write a new upload with this name; a DataError if too much waits already."""
         self.sweep()
+        files, size = 0, 0
+        for own in self.folder.iterdir():
+            with contextlib.suppress(OSError):  # answered and deleted meanwhile
+                sizes = [file.stat().st_size for file in own.iterdir()]
+                files, size = files + len(sizes), size + sum(sizes)
+        if files >= self.most or size >= self.most_bytes:
+            raise DataError("Too many uploads are waiting. Try again in a minute.")
         # Keep only what is harmless in a path and in a page; the extension is not used.
         clean = re.sub(r"[^\w. ()+-]", "_", Path(name).name).strip(" .") or "image"
         if len(clean) > _NAME:  # keep both ends and show that something is missing
@@ -54,16 +78,6 @@ class Uploads:
         own = self.folder / uuid.uuid4().hex
         own.mkdir(mode=0o700)
         return own / clean
-
-    def find(self, path: str) -> Path:
-        """The upload at a path from a request; any other path is a DataError."""
-        asked = Path(path)
-        inside = asked.is_absolute() and asked.parent.parent == self.folder
-        if not (inside and re.fullmatch(r"[0-9a-f]{32}", asked.parent.name)):
-            raise DataError("This is not an uploaded file. Upload the image first.")
-        if asked.is_symlink() or not asked.is_file():
-            raise DataError("This upload is gone: each is used once. Upload the image again.")
-        return asked
 
     @contextlib.contextmanager
     def take(self, upload: Path) -> Iterator[Upload]:

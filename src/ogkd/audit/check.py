@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections import defaultdict
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ogkd.audit.duplicates import MAX_DISTANCE, Duplicates, components, find_duplicates, small_gray
+from ogkd.audit.duplicates import MAX_DISTANCE, Duplicates, find_duplicates, small_gray
 from ogkd.audit.findings import all_findings, gather_facts
 from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, LabelReport, Record, ScannedImage
+from ogkd.datasets.groups import components
 from ogkd.errors import ConfigError, DataError
-from ogkd.images import ImageRef, read_image
+from ogkd.images import ImageRef, pixel_digest, read_image
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def audit_data(
         duplicates.exact,
         duplicates.near,
         labels,
+        reasons,
     )
 
 
@@ -113,9 +114,8 @@ def _scan(ref: ImageRef) -> ScannedImage | str:
     height, width = image.shape[:2]
     if not height or not width:
         return f"{ref} has no pixels. Replace or remove the file."
-    digest = hashlib.sha256(f"{height} {width} ".encode() + image.tobytes()).digest()
     gray = bool((image[..., 0] == image[..., 1]).all() and (image[..., 1] == image[..., 2]).all())
-    return ScannedImage(width, height, gray, digest, small_gray(image))
+    return ScannedImage(width, height, gray, pixel_digest(image), small_gray(image))
 
 
 def _check_labels(

@@ -82,17 +82,6 @@ def _equal(images: Iterable[tuple[int, ScannedImage]]) -> tuple[tuple[int, ...],
     return tuple(tuple(members) for members in by_digest.values() if len(members) > 1)
 
 
-def components(count: int, links: Iterable[Sequence[int]]) -> list[int]:
-    """A number for each of `count` nodes, the same for nodes that a chain of links connects."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    pairs = [(members[0], other) for members in links for other in members[1:]]
-    first, second = np.array(pairs, np.intp).reshape(-1, 2).T
-    graph = coo_array((np.ones(len(pairs)), (first, second)), shape=(count, count))
-    return list(connected_components(graph, directed=False)[1].tolist())
-
-
 def small_gray(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """An RGB image as a grey one of SIDE x SIDE, each pixel the mean of what it covers."""
     gray = Image.fromarray(image).convert("L")

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from ogkd.audit.duplicates import Duplicates
 from ogkd.audit.result import Case, Facts, Finding, LabelReport, Record, ScannedImage, Severity
+from ogkd.images.ref import install_once
 
 FEW = 16  # shots of the usual benchmark
 _UNEVEN = 10.0  # times as many images in the largest class as in the smallest
@@ -61,8 +62,9 @@ def all_findings(
     duplicates: Duplicates,
     labels: LabelReport | None,
 ) -> tuple[Finding, ...]:
-    bad = [Case((records[number].file,), reason) for number, reason in unreadable.items()]
-    unread = f"Files that cannot be read: {len(bad)} of {len(records)}."
+    short, install = install_once(list(unreadable.values()))
+    bad = [Case((records[n].file,), reason) for n, reason in zip(unreadable, short, strict=True)]
+    unread = f"Files that cannot be read: {len(bad)} of {len(records)}. {install}".rstrip()
     found = [
         *([_finding("unreadable", "error", unread, bad)] if bad else []),
         *_duplicates(records, duplicates),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -103,6 +104,7 @@ class Audit:
     exact: tuple[tuple[int, ...], ...] = ()
     near: tuple[NearPair, ...] = ()
     labels: LabelReport | None = None
+    unreadable: Mapping[int, str] = field(default_factory=dict)  # the reason of each
 
     def count(self, severity: Severity) -> int:
         return sum(finding.severity == severity for finding in self.findings)

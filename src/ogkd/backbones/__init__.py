@@ -1,5 +1,7 @@
 """Frozen vision-language models behind one contract: `load_backbone(...) -> Backbone`."""
 
+import warnings
+
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
 from ogkd.backbones.catalog import Record, catalog, register_backbone
 from ogkd.backbones.loading import load_backbone
@@ -14,3 +16,6 @@ __all__ = [
     "load_backbone",
     "register_backbone",
 ]
+
+# tqdm, which transformers imports, asks for ipywidgets in a notebook; our bars need none.
+warnings.filterwarnings("ignore", message="IProgress not found")

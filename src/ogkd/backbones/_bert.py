@@ -1,7 +1,8 @@
 """BERT's forward pass from word embeddings to hidden states, with optional dropout.
 
-The modules and weights are transformers'; the forward pass here is differentiable in the
-word embeddings and takes its dropout from the caller's random streams.
+The forward pass is differentiable in the word embeddings and takes its dropout from the caller's
+random streams. It reads transformers' BertModel, or `Bert`: the same layers under the same names,
+without the import, which takes longer than encoding a text.
 
 A training step passes a few dozen tokens through the text tower. A plain product of so few rows
 spends much of its time rearranging the weights into the kernel's layout. Frozen weights never
@@ -10,23 +11,31 @@ change, so `frozen_linear` keeps them in that layout, for the product and for it
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BertConfig, BertModel
 
 from ogkd.backbones._folder import KeyTable, Weights
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
-from ogkd.backbones._towers import attend
+from ogkd.backbones._towers import attend, empty_embedding
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
 
 _BERT = "text.transformer."
 _STANDARD_WIDTHS = (128, 256, 512, 768, 1024)  # of the BERT family with heads of 64
 MOST_ROWS = 128  # with more rows, torch's own product is as fast or faster
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_new": partial(nn.GELU, approximate="tanh"),
+    "relu": nn.ReLU,
+}
 
 _packs: WeakKeyDictionary[nn.Linear, tuple[Tensor, Tensor]] = WeakKeyDictionary()
 
@@ -56,6 +65,45 @@ def derive_bert_config(weights: Weights) -> BertConfigFile:
     )
 
 
+class Bert(nn.Module):
+    """BERT's layers under transformers' names; `bert_hidden` computes with them."""
+
+    def __init__(self, config: BertConfigFile, *, pooler: bool) -> None:
+        super().__init__()
+        self.config = config
+        width, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
+
+        def tree(**parts: nn.Module) -> nn.Module:
+            module = nn.Module()
+            for name, part in parts.items():
+                module.add_module(name, part)
+            return module
+
+        def output(size: int) -> nn.Module:
+            return tree(dense=nn.Linear(size, width), LayerNorm=nn.LayerNorm(width, eps))
+
+        def layer() -> nn.Module:
+            queries = {name: nn.Linear(width, width) for name in ("query", "key", "value")}
+            dense, act = nn.Linear(width, inner), _ACTIVATIONS[config.hidden_act]()
+            return tree(
+                attention=tree(self=tree(**queries), output=output(width)),
+                intermediate=tree(dense=dense, intermediate_act_fn=act),
+                output=output(inner),
+            )
+
+        self.embeddings: Any = tree(
+            word_embeddings=empty_embedding(config.vocab_size, width),
+            position_embeddings=empty_embedding(config.max_position_embeddings, width),
+            token_type_embeddings=empty_embedding(config.type_vocab_size, width),
+            LayerNorm=nn.LayerNorm(width, eps),
+        )
+        layers = nn.ModuleList(layer() for _ in range(config.num_hidden_layers))
+        self.encoder = tree(layer=layers)
+        if pooler:
+            dense = OrderedDict(dense=nn.Linear(width, width), activation=nn.Tanh())
+            self.pooler = nn.Sequential(dense)
+
+
 class TextTower(nn.Module):
     """Map word embeddings [B, L, w] to one projected feature per text."""
 
@@ -67,8 +115,7 @@ class TextTower(nn.Module):
                 f"{bert.num_attention_heads} attention heads. Correct the file."
             )
         self.pooling = config.text_cfg.hf_pooler_type
-        fields = bert.model_dump(exclude={"model_type", "position_embedding_type", "is_decoder"})
-        self.bert = BertModel(BertConfig(**fields), add_pooling_layer=self.pooling == "cls_pooler")
+        self.bert = Bert(bert, pooler=self.pooling == "cls_pooler")
         self.proj = _projection(config, bert.hidden_size)
 
     def forward(self, embeddings: Tensor, mask: Tensor, dropout: TextDropout | None) -> Tensor:
@@ -84,7 +131,7 @@ class TextTower(nn.Module):
         if self.pooling == "max_pooler":
             return hidden.masked_fill(~mask.unsqueeze(-1), -torch.inf).amax(dim=1)
         if self.pooling == "cls_pooler":
-            return self.bert.pooler(hidden)  # type: ignore[no-any-return]
+            return self.bert.pooler(hidden[:, 0])  # type: ignore[no-any-return]
         return hidden[:, 0]
 
 

@@ -9,6 +9,8 @@ import contextlib
 import hashlib
 import json
 import pickle
+import re
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +21,26 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from ogkd.errors import BackboneError
+from ogkd import files
+from ogkd.errors import BackboneError, StorageError, out_of_memory
 from ogkd.files import sha256_file
 
 # A key of the file -> the parameters it fills, stacked along their first axis in the file.
 KeyTable = Mapping[str, tuple[str, ...]]
 
+_WORTH_REMEMBERING = 2**24  # bytes
+_TICK = 2_000_000_000  # nanoseconds: the coarsest clock that a file system has
 _SHOWN = 8  # keys listed in a message before "and N more"
+# The largest sizes that a configuration may have, several times those of any model of this kind.
+_MOST = {
+    **dict.fromkeys(("num_hidden_layers", "depth"), 200),
+    **dict.fromkeys(("num_attention_heads", "num_heads", "mlp_ratio"), 512),
+    **dict.fromkeys(("hidden_size", "embed_dim", "projection_dim", "projection_size"), 32_768),
+    **dict.fromkeys(("intermediate_size", "max_position_embeddings", "context_length"), 131_072),
+    **dict.fromkeys(("image_size", "patch_size", "type_vocab_size"), 8_192),
+    **dict.fromkeys(("num_channels", "num_register_tokens"), 64),
+    "vocab_size": 2_000_000,
+}
 _DAMAGED = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError)
 
 
@@ -48,7 +63,7 @@ def advising(name: str) -> Iterator[None]:
 def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object, or say which file is wrong and where."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = files.read_json(path)
     except FileNotFoundError as error:
         raise WrongFileError(f"There is no file {path}.") from error
     except OSError as error:
@@ -60,10 +75,40 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def check_sizes(config: Mapping[str, Any], path: Path) -> None:
+    """Refuse a configuration of a network that does not exist, before any of it is built."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            check_sizes(value, path)
+        elif isinstance(value, int | float) and not value <= (most := _MOST.get(key, value)):
+            raise BackboneError(
+                f"{path} has {key} = {value:g}, more than any known model has ({most:,}). Use the "
+                "file that was published with the model."
+            )
+
+
+def _check_total(config: Mapping[str, Any], weights: Weights) -> None:
+    """Refuse a configuration of a much larger network than the weights are of."""
+
+    def least(part: Mapping[str, Any]) -> int:
+        size = {key: value for key, value in part.items() if isinstance(value, int)}
+        width, rows = size.get("hidden_size", 0), size.get("vocab_size", 0)
+        layers = 2 * size.get("num_hidden_layers", 0) * size.get("intermediate_size", 0)
+        own: int = width * (layers + rows + size.get("max_position_embeddings", 0))
+        return own + sum(least(value) for value in part.values() if isinstance(value, Mapping))
+
+    stored = sum(tensor.numel() for tensor in weights.tensors.values())
+    if (described := least(config)) > 2 * stored + 10_000_000:
+        raise WrongFileError(
+            f"The config.json for {weights.file} describes a network of at least {described:,} "
+            f"numbers, but the file has {stored:,}: they do not belong together."
+        )
+
+
 def peek(path: Path, *keys: str) -> Any:
     """What is under `keys` in a JSON file; None if there is no such thing, or no such file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = files.read_json(path)
         for key in keys:
             value = value[key]
     except (OSError, ValueError, KeyError, TypeError):
@@ -110,6 +155,8 @@ def read_weights(path: Path) -> Weights:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (*_DAMAGED, pickle.UnpicklingError) as error:
+        if out_of_memory(error):
+            raise MemoryError(str(error)) from error
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise WrongFileError(
             f"{path} ({path.stat().st_size:,} bytes) is damaged, incomplete or not a weight file: "
@@ -129,12 +176,39 @@ def backbone_digest(weights: Path, parts: Mapping[str, str]) -> str:
     the hash of the tokenizer file; their order does not matter.
     """
     try:
-        record = {"weights": sha256_file(weights), "parts": dict(parts)}
+        record = {"weights": _known_sha256(weights), "parts": dict(parts)}
     except OSError as error:
         raise BackboneError(
             f"Cannot read {weights}: {error.strerror or error}. Check the path and its permissions."
         ) from error
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def _known_sha256(path: Path) -> str:
+    """The SHA-256 of a file, remembered while the file is unchanged.
+
+    Hashing takes longer than encoding an image. A file that was written just now may change again
+    within the same tick of its clock, so nothing is remembered about it.
+    """
+    if path.stat().st_size < _WORTH_REMEMBERING:
+        return sha256_file(path)
+    address = hashlib.sha256(str(path.resolve()).encode(errors="replace")).hexdigest()
+    place = files.cache_dir() / "digests" / f"{address}.json"
+    state = _state(path)
+    known = str(peek(place, "sha256"))
+    if peek(place, "state") == state and re.fullmatch("[0-9a-f]{64}", known):
+        return known
+    found = sha256_file(path)
+    if _state(path) == state and time.time_ns() - max(state[-2:]) > _TICK:
+        with contextlib.suppress(StorageError):  # it costs time, nothing else
+            files.write_json(place, {"state": state, "sha256": found}, ours=True)
+    return found
+
+
+def _state(path: Path) -> list[int]:
+    """What changes with a file's content; the time of the last change cannot be set back."""
+    found = path.stat()
+    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def assign_weights(
@@ -143,13 +217,6 @@ def assign_weights(
     """Fill every parameter of `model` as float32, or say exactly what disagrees."""
     own = dict(model.named_parameters())
     state = weights.tensors
-    filled = {target for targets in table.values() for target in targets}
-    if filled != own.keys():
-        # Only another release of the library, with renamed modules, can cause this.
-        raise BackboneError(
-            "The installed transformers names its modules differently "
-            f"({_some(sorted(filled ^ own.keys()))}). Install the version in constraints.txt."
-        )
     wrong: list[str] = []
     new: dict[str, Tensor] = {}
     for key, targets in table.items():
@@ -181,6 +248,7 @@ def load_into_transformers(model_class: Any, config: dict[str, Any], weights: We
     transformers renames the keys that its own releases have renamed, and skips the stored
     position ids of old checkpoints; every other difference is named in the error.
     """
+    _check_total(config, weights)
     with _quiet_transformers():
         try:
             model, info = model_class.from_pretrained(
@@ -192,6 +260,8 @@ def load_into_transformers(model_class: Any, config: dict[str, Any], weights: We
                 output_loading_info=True,
             )
         except Exception as error:  # transformers raises many kinds for a bad configuration
+            if out_of_memory(error):
+                raise MemoryError(str(error)) from error
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BackboneError(
                 f"The config.json for {weights.file} does not describe a {model_class.__name__} "

@@ -28,21 +28,22 @@ _SMOOTHING = 0.4  # how much of an input channel's range is moved to the weights
 _SAMPLES = 8  # synthetic images from which the range of each channel is measured
 
 
-def tower_graph(backbone: Backbone, engine: str, *, patches: bool) -> Path:
+def tower_graph(backbone: Backbone, engine: str, *, patches: bool, deep: bool = False) -> Path:
     """The cached ONNX file of an image tower, made if it is not there yet."""
     import onnxruntime
 
     versions = [_VERSION, str(torch.__version__), onnxruntime.__version__]
-    facts = [backbone.digest, engine, patches, *versions]
+    facts = [backbone.digest, engine, patches, *versions, *(["deep"] if deep else [])]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     path = cache_dir() / "engines" / f"{key}.onnx"
     if not path.is_file():
-        with write_atomically(path) as aside:
+        with write_atomically(path, ours=True) as aside:
             if engine == "onnx-int8":
                 smooth, layers = _smoothed(backbone)
-                _quantise(_export(smooth, patches=patches), layers, aside)
+                _quantise(_export(smooth, patches=patches, deep=deep), layers, aside)
             else:
-                aside.write_bytes(_export(backbone, patches=patches).SerializeToString())
+                graph = _export(backbone, patches=patches, deep=deep)
+                aside.write_bytes(graph.SerializeToString())
     return path
 
 
@@ -87,34 +88,36 @@ def _unsuited(backbone: Backbone, problem: str) -> ConfigError:
 class _ImageTower(nn.Module):
     """`encode_images` as a module that can be exported."""
 
-    def __init__(self, backbone: Backbone, *, patches: bool) -> None:
+    def __init__(self, backbone: Backbone, *, patches: bool, deep: bool) -> None:
         super().__init__()
-        self.backbone, self.patches = backbone, patches
+        self.backbone, self.patches, self.deep = backbone, patches, deep
         # A backbone is not a module; its modules must be ours for their weights to be found.
         for index, module in enumerate(_modules(backbone)):
             self.add_module(f"tower{index}", module)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
-        found = self.backbone.encode_images(pixels, patches=self.patches)
-        return (found.globals,) if found.patches is None else (found.globals, found.patches)
+        found = self.backbone.encode_images(pixels, patches=self.patches, deep=self.deep)
+        outputs = (found.globals, found.patches, found.deep)
+        return tuple(output for output in outputs if output is not None)
 
 
 def _modules(backbone: Backbone) -> list[nn.Module]:
     return [value for value in vars(backbone).values() if isinstance(value, nn.Module)]
 
 
-def _export(backbone: Backbone, *, patches: bool) -> Any:
+def _export(backbone: Backbone, *, patches: bool, deep: bool) -> Any:
     """The image tower as an onnx.ModelProto for one image at a time."""
     size = backbone.preprocessing.size
+    outputs = {"globals": True, "patches": patches, "deep": deep}
     try:
         with quiet_exporter(), torch.no_grad():
             program = torch.onnx.export(
-                _ImageTower(backbone, patches=patches).eval(),
+                _ImageTower(backbone, patches=patches, deep=deep).eval(),
                 (torch.zeros(1, 3, size, size),),
                 dynamo=True,
                 opset_version=_OPSET,
                 input_names=["pixels"],
-                output_names=["globals", "patches"][: 1 + patches],
+                output_names=[name for name, wanted in outputs.items() if wanted],
                 verbose=False,
             )
             model = program.model_proto  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ from pydantic import (
     ValidationError,
 )
 
-from ogkd.backbones._folder import read_json
+from ogkd.backbones._folder import check_sizes, read_json
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import CLIP_MEAN, CLIP_STD
 
@@ -191,6 +191,8 @@ def read_tokenizer_settings(folder: Path) -> TokenizerSettings:
 
 
 def _record(kind: type[Record], raw: Any, path: Path) -> Record:
+    if isinstance(raw, dict):
+        check_sizes(raw, path)
     try:
         return kind.model_validate(raw)
     except ValidationError as error:

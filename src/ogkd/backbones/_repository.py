@@ -28,6 +28,7 @@ from huggingface_hub.errors import (
 )
 
 from ogkd.backbones.catalog import Record
+from ogkd.download import hub_mirror
 from ogkd.errors import BackboneError, OgkdError
 from ogkd.files import storage_errors
 
@@ -52,7 +53,7 @@ class Repository:
         self.cache = Path(constants.HF_HUB_CACHE)
         self._revision = self._next = revision or "main"
         # Read here, not at import: a program may set them after it has started.
-        self._endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
+        self._endpoint = hub_mirror() or constants.ENDPOINT
         setting = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
         offline = setting or constants.HF_HUB_OFFLINE
         self.offline: str | None = "HF_HUB_OFFLINE is set" if offline else None

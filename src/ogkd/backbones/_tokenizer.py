@@ -28,6 +28,7 @@ from ogkd.backbones._open_clip_config import (
 )
 from ogkd.backbones.base import Tokens
 from ogkd.errors import BackboneError
+from ogkd.files import read_text
 
 # Typographic quotes, ligatures and wide letters become plain ones, as in the texts the models
 # were trained on (open_clip cleans with ftfy, whose other repairs concern broken encodings).
@@ -217,7 +218,7 @@ def _wordpiece(folder: Path, settings: TokenizerSettings) -> tuple[Path, Any]:
 
 
 def _from_vocabulary(path: Path) -> Any:
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = read_text(path).split("\n")
     vocabulary = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.strip()}
     backend = Backend(WordPiece(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

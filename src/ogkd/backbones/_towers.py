@@ -44,6 +44,7 @@ class TowersBackbone(Backbone):
         self.device = device
         self.embed_dim, side = self._image_sizes()
         self.patch_grid = (side, side)
+        self.deep_parts = self._deep_parts()
         self.text_width = self._word_embeddings().embedding_dim
         self._tokenizer = tokenizer
 
@@ -52,11 +53,17 @@ class TowersBackbone(Backbone):
         """embed_dim, and the number of patches along one side."""
 
     @abstractmethod
+    def _deep_parts(self) -> tuple[int, ...]:
+        """The widths of the parts of deeper features."""
+
+    @abstractmethod
     def _word_embeddings(self) -> nn.Embedding: ...
 
     @abstractmethod
-    def _encode_pixels(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor | None]:
-        """Unnormalised global features [B, d] and, if wanted, patch features [B, P, d]."""
+    def _encode_pixels(
+        self, pixels: Tensor, *, patches: bool, deep: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Unnormalised global features [B, d] and, if wanted, patches [B, P, d] and deep [B, D]."""
 
     @abstractmethod
     def _encode_embeddings(
@@ -66,13 +73,14 @@ class TowersBackbone(Backbone):
 
     # Not inference_mode: its tensors could not take part in a method's training afterwards.
     @torch.no_grad()
-    def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
+    def encode_images(
+        self, pixels: Tensor, *, patches: bool = True, deep: bool = False
+    ) -> ImageFeatures:
         self.check_pixels(pixels)
         pixels = pixels.to(self.device, torch.float32)
-        image, parts = self._encode_pixels(pixels, patches=patches)
-        if parts is None or not patches:
-            return ImageFeatures(normalize(image, dim=-1))
-        return ImageFeatures(normalize(image, dim=-1), normalize(parts, dim=-1))
+        image, parts, inner = self._encode_pixels(pixels, patches=patches, deep=deep)
+        wanted = normalize(parts, dim=-1) if parts is not None and patches else None
+        return ImageFeatures(normalize(image, dim=-1), wanted, inner if deep else None)
 
     def pieces(self, text: str) -> list[int]:
         return self._tokenizer.pieces(text)
@@ -104,6 +112,44 @@ class TowersBackbone(Backbone):
 
     def _here(self, tokens: Tokens) -> Tokens:
         return Tokens(tokens.ids.to(self.device), tokens.mask.to(self.device))
+
+
+def deep_blocks(depth: int) -> tuple[int, ...]:
+    """The blocks, counted from 1, that deeper features come from: the end of each third.
+
+    >>> deep_blocks(12), deep_blocks(32), deep_blocks(2)
+    ((4, 8, 12), (11, 22, 32), (1, 2))
+    """
+    return tuple(sorted({-(-depth * third // 3) for third in (1, 2, 3)}))
+
+
+def deep_features(states: Sequence[Tensor], *, class_token: bool) -> Tensor:
+    """Deeper features [B, D] of the states [B, T, w] after each of `deep_blocks`.
+
+    The class token of each (the mean patch where there is none); and of all but the last, whose
+    patches may not have been computed, mean and standard deviation of the patches. Every part
+    has unit length.
+    """
+    parts = [state[:, 0] if class_token else state.mean(dim=1) for state in states]
+    for state in states[:-1]:
+        patches = state[:, int(class_token) :]
+        mean = patches.mean(dim=1)
+        # Not torch.std, for which ONNX has no operator.
+        spread = (patches - mean.unsqueeze(1)).square().mean(dim=1).clamp_min(1e-12).sqrt()
+        parts += [mean, spread] if class_token else [spread]
+    return torch.cat([normalize(part, dim=-1) for part in parts], dim=-1)
+
+
+def deep_parts(depth: int, width: int, *, class_token: bool) -> tuple[int, ...]:
+    """The widths of the parts of `deep_features`."""
+    blocks = len(deep_blocks(depth))
+    return (width,) * (blocks + (blocks - 1) * (1 + class_token))
+
+
+def empty_embedding(rows: int, width: int) -> nn.Embedding:
+    """An embedding to be filled; torch's own initialisation on "meta" imports its compiler."""
+    found: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width))
+    return found
 
 
 def attend(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from ogkd.backbones._bert import bert_hidden
-from ogkd.backbones._folder import read_json
+from ogkd.backbones._folder import read_json, read_weights
 from ogkd.backbones._tokenizer import mismatch
-from ogkd.backbones._towers import TowersBackbone, attend
+from ogkd.backbones._towers import (
+    TowersBackbone,
+    attend,
+    deep_blocks,
+    deep_features,
+    deep_parts,
+)
 from ogkd.backbones.base import TextDropout, Tokens
 from ogkd.backbones.transformers_format import ModelFolder
 from ogkd.errors import BackboneError
@@ -30,9 +36,9 @@ _POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
 
 def load_clip(source: ModelFolder) -> ClipBackbone:
     """Load a CLIPModel folder: OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model."""
-    from transformers import CLIPModel
+    from ogkd.backbones._clip import load_clip_model
 
-    model = source.model(CLIPModel)
+    model = load_clip_model(source.config, read_weights(source.weights))
     usual = Preprocessing(size=model.config.vision_config.image_size)
     backbone = source.backbone(ClipBackbone, model, usual)
     backbone.check_tokenizer(source.path)
@@ -81,10 +87,27 @@ LOADERS: dict[str, Callable[[ModelFolder], TowersBackbone]] = {
 }
 
 
+_Encoded = tuple[Tensor, Tensor, Tensor | None]  # globals, patches and, if wanted, deep
+
+
 class _FamilyBackbone(TowersBackbone):
+    has_class_token = True
+
     def _image_sizes(self) -> tuple[int, int]:
         vision = self.model.config.vision_config
         return self.model.config.projection_dim, vision.image_size // vision.patch_size
+
+    def _deep_parts(self) -> tuple[int, ...]:
+        vision = self.model.config.vision_config
+        depth, width = vision.num_hidden_layers, vision.hidden_size
+        return deep_parts(depth, width, class_token=self.has_class_token)
+
+    def _deep(self, states: Sequence[Tensor] | None) -> Tensor | None:
+        """Deeper features of the states before the first and after every block, if given."""
+        if states is None:
+            return None
+        chosen = [states[number] for number in deep_blocks(len(states) - 1)]
+        return deep_features(chosen, class_token=self.has_class_token)
 
     def _word_embeddings(self) -> nn.Embedding:
         embeddings: nn.Embedding = self.model.text_model.get_input_embeddings()
@@ -98,11 +121,25 @@ class _FamilyBackbone(TowersBackbone):
         text = self.model.text_model
         rate = self.model.config.text_config.attention_dropout
         hidden: Tensor = text.embeddings(inputs_embeds=embeddings)
-        for layer in text.encoder.layers:
-            normed = layer.layer_norm1(hidden)
-            hidden = hidden + _attend(layer.self_attn, normed, causal, dropout, rate)
-            hidden = hidden + layer.mlp(layer.layer_norm2(hidden))
-        return hidden
+        return _run_layers(text.encoder.layers, hidden, causal, dropout, rate)
+
+
+def _run_layers(
+    layers: Iterable[Any],
+    hidden: Tensor,
+    causal: bool = False,
+    dropout: TextDropout | None = None,
+    rate: float = 0.0,
+    states: list[Tensor] | None = None,
+) -> Tensor:
+    """What the last layer gives; `states` collects what all of them give."""
+    for layer in layers:
+        normed = layer.layer_norm1(hidden)
+        hidden = hidden + _attend(layer.self_attn, normed, causal, dropout, rate)
+        hidden = hidden + layer.mlp(layer.layer_norm2(hidden))
+        if states is not None:
+            states.append(hidden)
+    return hidden
 
 
 def _attend(
@@ -125,12 +162,15 @@ class ClipBackbone(_FamilyBackbone):
     texts trimmed to the longest of them give exactly the features of padded ones.
     """
 
-    def _encode_pixels(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor]:
+    def _encode_pixels(self, pixels: Tensor, *, patches: bool, deep: bool) -> _Encoded:
         vision = self.model.vision_model
-        hidden = vision(pixel_values=pixels).last_hidden_state  # [B, 1 + P, width]
+        hidden = vision.pre_layrnorm(vision.embeddings(pixels))
+        states = [hidden] if deep else None
+        # [B, 1 + P, width]
+        hidden = _run_layers(vision.encoder.layers, hidden, states=states)
         # The head was trained on the class token; it is applied to the patches too.
         projected = self.model.visual_projection(vision.post_layernorm(hidden))
-        return projected[:, 0], projected[:, 1:]
+        return projected[:, 0], projected[:, 1:], self._deep(states)
 
     def _encode_embeddings(
         self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None
@@ -174,14 +214,15 @@ class SiglipBackbone(_FamilyBackbone):
     """
 
     pads_fully = True
+    has_class_token = False
 
     def _image_sizes(self) -> tuple[int, int]:
         vision = self.model.config.vision_config
         return vision.hidden_size, vision.image_size // vision.patch_size
 
-    def _encode_pixels(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor]:
-        output = self.model.vision_model(pixel_values=pixels)
-        return output.pooler_output, output.last_hidden_state
+    def _encode_pixels(self, pixels: Tensor, *, patches: bool, deep: bool) -> _Encoded:
+        output = self.model.vision_model(pixel_values=pixels, output_hidden_states=deep)
+        return output.pooler_output, output.last_hidden_state, self._deep(output.hidden_states)
 
     def _encode_embeddings(
         self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None
@@ -218,10 +259,11 @@ class DualBackbone(_FamilyBackbone):
     norm or a dense layer, whichever it has) and the projection.
     """
 
-    def _encode_pixels(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor]:
-        hidden = self.model.vision_model(pixel_values=pixels).last_hidden_state  # [B, 1 + P, width]
+    def _encode_pixels(self, pixels: Tensor, *, patches: bool, deep: bool) -> _Encoded:
+        output = self.model.vision_model(pixel_values=pixels, output_hidden_states=deep)
+        hidden = output.last_hidden_state  # [B, 1 + P, width]
         projected = self.model.visual_projection(_pooling_head(self.model.vision_model, hidden))
-        return projected[:, 0], projected[:, 1:]
+        return projected[:, 0], projected[:, 1:], self._deep(output.hidden_states)
 
     def _encode_embeddings(
         self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None

@@ -1,7 +1,8 @@
-"""timm's plain vision transformer as transformers' Dinov2Model, with open_clip's head on top.
+"""timm's plain vision transformer, with open_clip's head on top.
 
-Dinov2's blocks are timm's blocks: norm, attention, LayerScale, norm, MLP, LayerScale. If a
-checkpoint has no LayerScale, identities take its place.
+A block is norm, attention, LayerScale, norm, MLP, LayerScale; if a checkpoint has no LayerScale,
+identities take its place. Written here, because importing a model class of transformers takes
+longer than encoding an image.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import Dinov2Config, Dinov2Model
 
 from ogkd.backbones._folder import KeyTable, Weights
 from ogkd.backbones._open_clip_config import OpenClipConfig, TimmConfigFile
+from ogkd.backbones._towers import deep_blocks, deep_features
 from ogkd.errors import BackboneError
 
 _TRUNK = "visual.trunk."
 _CACHE = 16 * 2**20  # bytes; larger activations also need new memory pages at each call
 _EPS = 1e-6  # timm's LayerNorm in every network that _NAME admits
 _NAME = re.compile(r"(?:vit|deit)_(tiny|small|base|large|huge)_patch\d+_(?:\d+|dinov2)(?:_in21k)?")
+# The layers of a block: timm's names and ours.
+_SAME = {
+    "norm1": "norm1",
+    "norm2": "norm2",
+    "attn.proj": "proj",
+    "mlp.fc1": "fc1",
+    "mlp.fc2": "fc2",
+}
 # width, depth, heads
 _SIZES = {
     "tiny": (192, 12, 3),
@@ -113,85 +122,115 @@ def vision_spec(config: OpenClipConfig, timm: TimmConfigFile, weights: Weights) 
     )
 
 
+class _Scale(nn.Module):
+    """LayerScale: one factor per channel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(width))
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values * self.gamma
+
+
+class _Block(nn.Module):
+    def __init__(self, spec: VisionSpec) -> None:
+        super().__init__()
+        width, inner = spec.width, spec.width * spec.mlp_ratio
+        self.heads = spec.heads
+        self.norm1, self.norm2 = nn.LayerNorm(width, _EPS), nn.LayerNorm(width, _EPS)
+        # Three layers rather than one: 8-bit engines give each its own scale.
+        self.query, self.key, self.value = (
+            nn.Linear(width, width, bias=spec.qkv_bias) for _ in range(3)
+        )
+        self.proj = nn.Linear(width, width)
+        self.fc1, self.act, self.fc2 = nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width)
+        self.ls1, self.ls2 = (
+            _Scale(width) if spec.layer_scale else nn.Identity() for _ in range(2)
+        )
+
+    def forward(self, hidden: Tensor, *, first_only: bool = False) -> Tensor:
+        """Tokens [B, T, w] to tokens, or to the first one alone, [B, 1, w]."""
+        count = 1 if first_only else hidden.shape[1]
+        normed = self.norm1(hidden)
+        query, key, value = (
+            states.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, heads, tokens, .]
+            for states in (self.query(normed[:, :count]), self.key(normed), self.value(normed))
+        )
+        mixed = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        hidden = hidden[:, :count] + self.ls1(self.proj(mixed))
+        final: Tensor = hidden + self.ls2(self.fc2(self.act(self.fc1(self.norm2(hidden)))))
+        return final
+
+
 class ImageTower(nn.Module):
     """Map pixels [B, 3, H, W] to projected features."""
 
     def __init__(self, spec: VisionSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.trunk = Dinov2Model(
-            Dinov2Config(
-                hidden_size=spec.width,
-                num_hidden_layers=spec.depth,
-                num_attention_heads=spec.heads,
-                mlp_ratio=spec.mlp_ratio,
-                image_size=spec.image_size,
-                patch_size=spec.patch,
-                qkv_bias=spec.qkv_bias,
-                layer_norm_eps=_EPS,
-                hidden_act="gelu",
-                use_mask_token=False,
-                attn_implementation="sdpa",
-            )
-        )
-        if not spec.layer_scale:
-            for layer in self.trunk.encoder.layer:
-                layer.layer_scale1, layer.layer_scale2 = nn.Identity(), nn.Identity()
-        self.late_norm: nn.Module = nn.Identity()
-        if spec.late_norm:
-            self.trunk.layernorm, self.late_norm = nn.Identity(), self.trunk.layernorm
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, spec.width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, spec.grid**2 + 1, spec.width))
+        self.patch_embed = nn.Conv2d(3, spec.width, spec.patch, stride=spec.patch)
+        self.blocks = nn.ModuleList(_Block(spec) for _ in range(spec.depth))
+        norm, nothing = nn.LayerNorm(spec.width, _EPS), nn.Identity()
+        self.norm: nn.Module = nothing if spec.late_norm else norm
+        self.late_norm: nn.Module = norm if spec.late_norm else nothing
         self.head = _head(spec)
 
-    def forward(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor | None]:
-        """Global features [B, d] and, if wanted, patch features [B, P, d]; not normalised."""
-        if pixels.device.type != "cpu" or torch.compiler.is_compiling():
-            return self._encode(pixels, patches=patches)
-        parts = [self._encode(part, patches=patches) for part in pixels.split(self._at_once())]
-        image = torch.cat([part for part, _ in parts])
-        found = [part for _, part in parts if part is not None]
-        return image, torch.cat(found) if found else None
+    def forward(
+        self, pixels: Tensor, *, patches: bool, deep: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Global features [B, d] and, if wanted, patches [B, P, d] and deep [B, D].
 
-    def _encode(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor | None]:
-        if self.spec.pool == "token" and not patches:
-            return self.head(self.late_norm(self._class_token(pixels))), None
-        tokens = self.trunk(pixels).last_hidden_state  # [B, 1 + P, w]
-        pooled = tokens[:, 0] if self.spec.pool == "token" else tokens[:, 1:].mean(dim=1)
+        Only the deeper features are normalised.
+        """
+        if pixels.device.type != "cpu" or torch.compiler.is_compiling():
+            return self._encode(pixels, patches=patches, deep=deep)
+        chunks = pixels.split(self._at_once())
+        images, *others = zip(
+            *(self._encode(chunk, patches=patches, deep=deep) for chunk in chunks), strict=True
+        )
+        parts, inner = (
+            None if found[0] is None else torch.cat([part for part in found if part is not None])
+            for found in others
+        )
+        return torch.cat(images), parts, inner
+
+    def _encode(
+        self, pixels: Tensor, *, patches: bool, deep: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        parts = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        hidden = torch.cat([self.cls_token.expand(parts.shape[0], -1, -1), parts], dim=1)
+        hidden = hidden + self.pos_embed
+        # The last block skips the patches if nobody reads them.
+        first_only = self.has_class_token and not patches
+        wanted = deep_blocks(len(self.blocks)) if deep else ()
+        states = []
+        for number, block in enumerate(self.blocks, start=1):
+            hidden = block(hidden, first_only=first_only and number == len(self.blocks))
+            if number in wanted:
+                states.append(hidden)
+        tokens = self.norm(hidden)  # [B, 1 + P, w], or [B, 1, w]
+        pooled = tokens[:, 0] if self.has_class_token else tokens[:, 1:].mean(dim=1)
         image = self.head(self.late_norm(pooled))
         # Patches reach the shared space in the same way as the pooled token.
-        return image, self.head(self.late_norm(tokens[:, 1:])) if patches else None
+        parts = self.head(self.late_norm(tokens[:, 1:])) if patches else None
+        skipped = 0 if self.has_class_token else 1  # a class token that nothing was trained to read
+        inner = [state[:, skipped:] for state in states]
+        found = deep_features(inner, class_token=self.has_class_token) if deep else None
+        return image, parts, found
 
-    def _class_token(self, pixels: Tensor) -> Tensor:
-        """The class token [B, w]; the last block skips the patches, which nobody reads."""
-        *layers, last = self.trunk.encoder.layer
-        hidden: Tensor = self.trunk.embeddings(pixels)
-        for layer in layers:
-            hidden = layer(hidden)
-        to_query, to_key, to_value, out = (
-            last.attention.get_submodule(name) for name in _attention_names(last.attention)
-        )
-        normed = last.norm1(hidden)
-        query, key, value = (
-            states.unflatten(-1, (self.spec.heads, -1)).transpose(1, 2)  # [B, heads, tokens, .]
-            for states in (to_query(normed[:, :1]), to_key(normed), to_value(normed))
-        )
-        mixed = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        token = hidden[:, :1] + last.layer_scale1(out(mixed))  # [B, 1, w]
-        token = token + last.layer_scale2(last.mlp(last.norm2(token)))
-        final: Tensor = self.trunk.layernorm(token[:, 0])
-        return final
+    @property
+    def has_class_token(self) -> bool:
+        """Whether the image feature comes from a class token, not from a mean of patches."""
+        return self.spec.pool == "token"
 
     def _at_once(self) -> int:
         """How many images to encode together so that the MLP's hidden states fit in the cache."""
         spec = self.spec
         floats = (spec.grid * spec.grid + 1) * spec.width * spec.mlp_ratio  # of one image
         return max(1, _CACHE // (4 * floats))
-
-
-def _attention_names(attention: nn.Module) -> tuple[str, str, str, str]:
-    """Query, key, value and output layers; transformers 5.18 renamed them."""
-    if hasattr(attention, "q_proj"):
-        return "q_proj", "k_proj", "v_proj", "o_proj"
-    return "attention.query", "attention.key", "attention.value", "output.dense"
 
 
 def _head(spec: VisionSpec) -> nn.Module:
@@ -217,31 +256,25 @@ def _head(spec: VisionSpec) -> nn.Module:
 def vision_table(tower: ImageTower, prefix: str) -> KeyTable:
     """Map keys of the file to parameters of `tower`, whose name in the whole model is `prefix`."""
     spec = tower.spec
-    trunk = f"{prefix}trunk."
     table: dict[str, tuple[str, ...]] = {
-        f"{_TRUNK}cls_token": (f"{trunk}embeddings.cls_token",),
-        f"{_TRUNK}pos_embed": (f"{trunk}embeddings.position_embeddings",),
+        f"{_TRUNK}{key}": (f"{prefix}{key}",) for key in ("cls_token", "pos_embed")
     }
 
     def both(key: str, *targets: str, bias: bool = True) -> None:
         for part in ("weight", "bias") if bias else ("weight",):
             table[f"{key}.{part}"] = tuple(f"{target}.{part}" for target in targets)
 
-    both(f"{_TRUNK}patch_embed.proj", f"{trunk}embeddings.patch_embeddings.projection")
-    *qkv, out = _attention_names(tower.trunk.encoder.layer[0].attention)
+    both(f"{_TRUNK}patch_embed.proj", f"{prefix}patch_embed")
     for index in range(spec.depth):
-        key, layer = f"{_TRUNK}blocks.{index}.", f"{trunk}encoder.layer.{index}."
-        for same in ("norm1", "norm2", "mlp.fc1", "mlp.fc2"):
-            both(key + same, layer + same)
-        both(f"{key}attn.qkv", *(f"{layer}attention.{x}" for x in qkv), bias=spec.qkv_bias)
-        both(f"{key}attn.proj", f"{layer}attention.{out}")
+        key, block = f"{_TRUNK}blocks.{index}.", f"{prefix}blocks.{index}."
+        for theirs, ours in _SAME.items():
+            both(key + theirs, block + ours)
+        qkv = (f"{block}{name}" for name in ("query", "key", "value"))
+        both(f"{key}attn.qkv", *qkv, bias=spec.qkv_bias)
         if spec.layer_scale:
-            table[f"{key}ls1.gamma"] = (f"{layer}layer_scale1.lambda1",)
-            table[f"{key}ls2.gamma"] = (f"{layer}layer_scale2.lambda1",)
-    if spec.late_norm:
-        both(f"{_TRUNK}fc_norm", f"{prefix}late_norm")
-    else:
-        both(f"{_TRUNK}norm", f"{trunk}layernorm")
+            table |= {f"{key}{ls}.gamma": (f"{block}{ls}.gamma",) for ls in ("ls1", "ls2")}
+    norm, own = ("fc_norm", "late_norm") if spec.late_norm else ("norm", "norm")
+    both(f"{_TRUNK}{norm}", f"{prefix}{own}")
     if spec.proj == "linear":
         both("visual.head.proj", f"{prefix}head", bias=spec.proj_bias)
     elif spec.proj == "trunk":

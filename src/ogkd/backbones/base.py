@@ -1,7 +1,7 @@
 """The contract of every frozen encoder, whatever its family: `Backbone`.
 
-Nothing here depends on a file format. All features are projected to the shared space and
-L2-normalised; no parameter ever requires a gradient.
+Nothing here depends on a file format. Global and patch features are projected to the shared space
+and L2-normalised; deeper ones are not projected. No parameter ever requires a gradient.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import Preprocessing
@@ -19,10 +20,21 @@ from ogkd.images.transforms import Preprocessing
 
 @dataclass(frozen=True)
 class ImageFeatures:
-    """Features of B images; `patches` is None if they were not asked for."""
+    """Features of B images; `patches` and `deep` are None if they were not asked for."""
 
     globals: Tensor  # [B, d], L2-normalised
     patches: Tensor | None = None  # [B, P, d], L2-normalised, row-major over the patch grid
+    deep: Tensor | None = None  # [B, D], parts of unit length side by side (Backbone.deep_parts)
+
+    @property
+    def rows(self) -> Tensor:
+        """What a head sees, of unit length: the globals, and the deeper parts if there are any.
+
+        The first d numbers are the global feature up to a factor, the same for all images.
+        """
+        if self.deep is None:
+            return self.globals
+        return normalize(torch.cat([self.globals, self.deep], dim=-1), dim=-1)
 
 
 @dataclass(frozen=True)
@@ -52,8 +64,8 @@ class TextDropout:
             raise ValueError(f"A batch of {values.shape[0]} does not divide into {slices} streams.")
         count = values.numel() // slices
         keep = torch.cat([_coins(count, rate, generator) for generator in self.generators])
-        scaled = keep.to(values.dtype).mul_(1.0 / (1.0 - rate)).view(values.shape)
-        return values * scaled.to(values.device)
+        keep = keep.to(values.device)  # a byte for each value: drawn here, the same on all devices
+        return values * keep.to(values.dtype).mul_(1.0 / (1.0 - rate)).view(values.shape)
 
 
 def _coins(count: int, rate: float, generator: torch.Generator) -> Tensor:
@@ -79,10 +91,17 @@ class Backbone(ABC):
     logit_scale: float  # tau, already exponentiated (about 85 for BiomedCLIP)
     device: torch.device
     engine: str = "torch"  # how images are encoded (ogkd.backbones.engines): features differ
+    deep_parts: tuple[int, ...] = ()  # widths of the parts of deeper features; empty: it has none
 
     @abstractmethod
-    def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
-        """Encode preprocessed pixels [B, 3, H, W] without gradient."""
+    def encode_images(
+        self, pixels: Tensor, *, patches: bool = True, deep: bool = False
+    ) -> ImageFeatures:
+        """Encode preprocessed pixels [B, 3, H, W] without gradient.
+
+        `deep` asks for what the image tower knew before the projection, in the same pass; only
+        a backbone with `deep_parts` is asked for it.
+        """
 
     def check_pixels(self, pixels: Tensor) -> None:
         """Raise unless these are pixels [B, 3, H, W] of the model's own size."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ogkd import plugins
 from ogkd.errors import BackboneError, OgkdError, did_you_mean
-from ogkd.files import cache_dir
+from ogkd.files import cache_dir, read_toml
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +72,7 @@ class Record(BaseModel):
 
 def read_catalog(path: Path) -> dict[str, Record]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = read_toml(path)
         return {name: Record(name=name, **table) for name, table in tables.items()}
     except OSError as error:
         raise BackboneError(f"The catalogue {path} cannot be read: {error.strerror}.") from error

@@ -39,22 +39,25 @@ class EngineBackbone(Backbone):
         self.base = base
         self.engine = engine
         self.digest = digest_with(base.digest, engine)
-        self._sessions: dict[bool, Any] = {}
+        self._sessions: dict[tuple[bool, bool], Any] = {}
 
-    def encode_images(self, pixels: Tensor, *, patches: bool = True) -> ImageFeatures:
+    def encode_images(
+        self, pixels: Tensor, *, patches: bool = True, deep: bool = False
+    ) -> ImageFeatures:
         self.check_pixels(pixels)
         if not len(pixels):
             none = torch.empty(0, self.patch_grid[0] * self.patch_grid[1], self.embed_dim)
-            return ImageFeatures(none[:, 0], none if patches else None)
-        if patches not in self._sessions:
-            graph = tower_graph(self.base, self.engine, patches=patches)
-            self._sessions[patches] = open_session(graph)
-        session = self._sessions[patches]
+            inner = torch.empty(0, sum(self.deep_parts)) if deep else None
+            return ImageFeatures(none[:, 0], none if patches else None, inner)
+        if (patches, deep) not in self._sessions:
+            graph = tower_graph(self.base, self.engine, patches=patches, deep=deep)
+            self._sessions[patches, deep] = open_session(graph)
+        session = self._sessions[patches, deep]
         # One by one: 8-bit activations share one scale, which must not depend on the other images.
         images = pixels.to("cpu", torch.float32).contiguous().numpy()
         found = [session.run(None, {"pixels": image[None]}) for image in images]
         parts = [torch.cat(list(map(torch.from_numpy, part))) for part in zip(*found, strict=True)]
-        return ImageFeatures(parts[0], parts[1] if patches else None)
+        return ImageFeatures(parts[0], parts[1] if patches else None, parts[-1] if deep else None)
 
     def pieces(self, text: str) -> list[int]:
         return self.base.pieces(text)

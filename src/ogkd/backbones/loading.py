@@ -11,6 +11,7 @@ from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import FAMILIES, Record, find_record, hub_record, loaders
 from ogkd.backbones.engines import require_engine, with_engine
 from ogkd.errors import BackboneError, ConfigError
+from ogkd.files import home
 
 # A small CLIP that is part of the package (see MODEL_CARD.md there). It knows phantom images
 # only; with it everything runs at once and offline.
@@ -75,7 +76,7 @@ def load_builtin(*, device: torch.device, folder: Path = BUILTIN_FOLDER) -> Back
 
 def resolve(wanted: str | Path) -> Record | Path:
     """What a name means: a record (built-in, known or a hub id) or a folder that exists."""
-    name, path = str(wanted), Path(wanted).expanduser()
+    name, path = str(wanted), home(wanted)
     record = None if isinstance(wanted, Path) else find_record(name)
     if record is not None and record.format == "builtin":
         return record
@@ -128,7 +129,7 @@ def resolve_device(device: str) -> torch.device:
     """The torch device of that name, if this machine has it."""
     if device == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda")
+            return _float32(torch.device("cuda"))
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
         found = torch.device(device)
@@ -147,4 +148,17 @@ def resolve_device(device: str) -> torch.device:
             + ("; for a GPU install torch's CUDA build." if found.type == "cuda" else "."),
             argument="device",
         )
-    return found
+    return _float32(found)
+
+
+def _float32(device: torch.device) -> torch.device:
+    """Have a GPU compute in float32, the same in every run: features are kept and compared.
+
+    Torch rounds convolutions to ten bits (TF32) otherwise, and tries several algorithms for each.
+    """
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+    return device

@@ -29,7 +29,7 @@ from ogkd.backbones._open_clip_config import (
     read_timm_config,
 )
 from ogkd.backbones._tokenizer import bert_tokenizer
-from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones._towers import TowersBackbone, deep_parts
 from ogkd.backbones._vit import ImageTower, VisionSpec, vision_spec, vision_table
 from ogkd.backbones.base import TextDropout, Tokens
 from ogkd.images.transforms import Preprocessing
@@ -60,12 +60,20 @@ class OpenClipBackbone(TowersBackbone):
     def _image_sizes(self) -> tuple[int, int]:
         return self.model.image.spec.embed_dim, self.model.image.spec.grid
 
+    def _deep_parts(self) -> tuple[int, ...]:
+        tower = self.model.image
+        depth, width = tower.spec.depth, tower.spec.width
+        return deep_parts(depth, width, class_token=tower.has_class_token)
+
     def _word_embeddings(self) -> nn.Embedding:
         embeddings: nn.Embedding = self.model.text.bert.embeddings.word_embeddings
         return embeddings
 
-    def _encode_pixels(self, pixels: Tensor, *, patches: bool) -> tuple[Tensor, Tensor | None]:
-        found: tuple[Tensor, Tensor | None] = self.model.image(pixels, patches=patches)
+    def _encode_pixels(
+        self, pixels: Tensor, *, patches: bool, deep: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        found: tuple[Tensor, Tensor | None, Tensor | None]
+        found = self.model.image(pixels, patches=patches, deep=deep)
         return found
 
     def _encode_embeddings(
@@ -100,7 +108,6 @@ def _load(folder: Path, weights: Path | None, name: str, device: torch.device) -
         "logit_scale": ("logit_scale",),
     }
     assign_weights(model, stored, table, ignored=_IGNORED)
-    _create_buffers(model)
     record = {
         "vision": asdict(spec),
         "text": bert.model_dump(mode="json"),
@@ -130,14 +137,3 @@ def _load(folder: Path, weights: Path | None, name: str, device: torch.device) -
         context_length=config.text_cfg.context_length,
         device=device,
     )
-
-
-def _create_buffers(model: nn.Module) -> None:
-    """Create BERT's position numbers and segment zeros, which are buffers, not weights."""
-    for module in model.modules():
-        for key, buffer in module.named_buffers(recurse=False):
-            if buffer.is_meta:
-                fresh = torch.zeros(buffer.shape, dtype=buffer.dtype)
-                if key == "position_ids":
-                    fresh = torch.arange(buffer.shape[-1]).expand(buffer.shape)
-                module.register_buffer(key, fresh, persistent=False)

@@ -17,6 +17,7 @@ import torch
 from ogkd.backbones._folder import (
     advising,
     backbone_digest,
+    check_sizes,
     find_weights,
     load_into_transformers,
     read_json,
@@ -52,6 +53,7 @@ def load_transformers(
 
     with advising(name):
         config = read_json(folder / "config.json")
+        check_sizes(config, folder / "config.json")
         file = weights or find_weights(folder, _WEIGHTS)
         family = str(config.get("model_type"))
         if family not in FAMILIES:

@@ -14,7 +14,7 @@ from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.paper import Published, benchmark_of, paper, plain_name, published
 from ogkd.bench.render import markdown_row
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
-from ogkd.bench.tidy import Average, Condition, Summary, csv_text
+from ogkd.bench.tidy import Average, Condition, Summary, csv_text, prompts_used
 from ogkd.datasets.catalog import benchmarks
 
 AVERAGE = "average"
@@ -38,6 +38,7 @@ class Comparison:
     published_std: float | None
     note: str
     backbone: str  # of ours
+    prompts: str  # of ours: whose, with a digest of their texts
 
 
 def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
@@ -47,20 +48,22 @@ def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
     names: dict[str, str] = {}  # if two of our datasets are the same benchmark, the first one
     methods: dict[str, str] = {}
     backbones: dict[str, set[str]] = {}
+    prompts = {label: prompts_used(run for name, run in runs if name == label) for label, _ in runs}
     for cell in plan.cells:
         name = benchmark_of(cell.spec)
         if name is not None and name not in names.values():
             names.setdefault(cell.spec.dataset, name)
         methods[cell.label] = cell.spec.method
         backbones.setdefault(cell.label, set()).add(cell.spec.backbone)
-    different = {run.spec.dataset: how for _, run in runs if (how := _other_classes(run))}
+    different = {run.spec.dataset: how for _, run in runs if (how := _difference(run))}
     found: list[Comparison] = []
     for label, condition in itertools.product(summary.labels, summary.conditions):
         if condition.value is not None:
             continue  # a swept setting: the paper has figures of these, but no tables
         theirs = _candidates(plan, label, methods[label], condition)
         backbone = ", ".join(sorted(backbones[label]))
-        row = _PlanRow(summary, label, condition, backbone, names, different, theirs)
+        said = prompts.get(label, "")
+        row = _PlanRow(summary, label, condition, backbone, said, names, different, theirs)
         parts = summary.parts(condition)
         parts += ["hm", "mean-hm"] if "novel" in parts else []
         for part in parts:
@@ -68,8 +71,10 @@ def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
     return found
 
 
-def _other_classes(run: FinishedRun) -> str:
-    """How a run's classes differ from the benchmark's, in any order; "" if they are the same."""
+def _difference(run: FinishedRun) -> str:
+    """How a run's images or classes differ from the benchmark's; "" if they do not."""
+    if run.spec.judge == "val":
+        return "validation images"
     name = benchmark_of(run.spec)
     if name is None:
         return ""
@@ -99,6 +104,7 @@ class _PlanRow:
     label: str
     condition: Condition
     backbone: str
+    prompts: str
     names: Mapping[str, str]  # our datasets -> names in the catalogue
     different: Mapping[str, str]  # our datasets with other classes than the benchmark's: how
     theirs: Sequence[Published]
@@ -109,7 +115,11 @@ class _PlanRow:
         if not printed:
             return
         wanted = set(self.summary.wanted(self.condition, part))
-        shared = {name: ours for ours, name in self.names.items() if ours in wanted}
+        # The paper has no base-to-novel numbers of some benchmarks.
+        theirs = _all_of_them(part) if len(printed) == 1 else printed
+        shared = {
+            name: ours for ours, name in self.names.items() if ours in wanted and name in theirs
+        }
         for name, ours in shared.items() if part != "mean-hm" else ():
             average = self.summary.of(self.label, ours, self.condition, part)
             if average is not None and name in printed:
@@ -131,8 +141,7 @@ class _PlanRow:
         average = self.summary.average(self.label, self.condition, part, datasets)
         if average is None:
             return
-        known = benchmarks().items()
-        all_of_them = [name for name, one in known if one.base_to_novel or part == "test"]
+        all_of_them = _all_of_them(part)
         row = printed[AVERAGE]
         comparable = average.complete and bool(same)
         notes = [] if average.complete else ["runs are missing"]
@@ -169,7 +178,13 @@ class _PlanRow:
             published_std=theirs.std,
             note="; ".join(notes),
             backbone=self.backbone,
+            prompts=self.prompts,
         )
+
+
+def _all_of_them(part: str) -> list[str]:
+    """The benchmarks that the paper averages over."""
+    return [name for name, one in benchmarks().items() if one.base_to_novel or part == "test"]
 
 
 def _published_average(theirs: Sequence[Published], part: str, datasets: Sequence[str]) -> float:
@@ -194,8 +209,13 @@ def comparison_markdown(rows: Sequence[Comparison]) -> str:
     if not rows:
         return "None of these runs has a counterpart in the paper's tables.\n"
     backbones = ", ".join(dict.fromkeys(row.backbone for row in rows))
+    prompts = ", ".join(dict.fromkeys(row.prompts for row in rows))
+    other = {word for row in rows for word in row.prompts.split(", ")}
+    other = {word for word in other if word.partition(" (")[0] != paper().prompts}
     lines = [
         f"Our backbone: {backbones}. The published numbers': {paper().backbone}.",
+        f"Our prompts: {prompts}. The published numbers': {paper().prompts}."
+        + (" Differences are also those of the prompts." if other else ""),
         "",
         "| table | dataset | method | K | flips | part | ours | published | difference | note |",
         "|---|---|---|---:|---:|---|---:|---:|---:|---|",

@@ -6,6 +6,7 @@ A grid is a TOML file. The package's own are eleven protocols in three variants 
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -18,13 +19,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ogkd.bench.paper import paper
 from ogkd.bench.runs import Cell, Plan, Protocol, RunSpec
 from ogkd.bench.sources import Source, find_sources
-from ogkd.datasets.splits import Sampling
+from ogkd.datasets.phantoms import MOST_IMAGES
+from ogkd.datasets.splits import MAX_SEED, Sampling
 from ogkd.errors import ConfigError, did_you_mean
+from ogkd.files import read_toml
 from ogkd.methods import METHODS, Method, make_method, presets
+from ogkd.prompts.bank import OURS
 
 _FEWEST = 4  # classes for base-to-novel: two base, two novel
-_Positive = Annotated[int, Field(ge=1)]
-_Whole = Annotated[int, Field(ge=0)]
+_MOST = 100_000  # runs of a grid
+_Positive = Annotated[int, Field(ge=1, le=1_000_000)]
+_Whole = Annotated[int, Field(ge=0, le=MAX_SEED)]
 
 
 class _Record(BaseModel):  # not imported: ruff must see that defaults are pydantic's
@@ -46,9 +51,9 @@ class GridRow(_Record):
 
 
 class PhantomCounts(_Record):
-    train: int = Field(default=16, ge=1)
-    val: int = Field(default=4, ge=1)
-    test: int = Field(default=20, ge=1)
+    train: int = Field(default=16, ge=1, le=MOST_IMAGES)
+    val: int = Field(default=4, ge=1, le=MOST_IMAGES)
+    test: int = Field(default=20, ge=1, le=MOST_IMAGES)
 
 
 class Grid(_Record):
@@ -61,13 +66,16 @@ class Grid(_Record):
     backbone: str = "biomedclip"
     data: str | None = None  # a folder of datasets, "phantoms", or None: the benchmarks by name
     datasets: list[str] = Field(min_length=1)  # names, or ["*"] for all in `data`
-    banks: dict[str, str] = {}  # prompt banks of datasets whose names are not a bank's
+    prompts: str = OURS  # whose prompts: "ours", "released", or a folder of DATASET.json
+    banks: dict[str, str] = {}  # prompt banks of single datasets: names or files
     shots: list[_Positive] = Field(default=[16], min_length=1)
     seeds: list[_Whole] = Field(default=[1, 2, 3], min_length=1)
     flips: list[_Whole] = Field(default=[0], min_length=1)
     budgets: list[_Positive | None] = Field(default=[None], min_length=1)
     sampling: Sampling = "released"
-    preset: str = "auto"  # "{bank}" is replaced; a method without it takes "auto", or its defaults
+    judge: Literal["test", "val"] = "test"  # which images: "val" to choose settings by
+    tuned: str | None = None  # a file of `bench tune`: settings by method and dataset
+    preset: str = "auto"  # "{dataset}" is replaced; see _preset
     settings: dict[str, Any] = {}  # for every row whose method has them
     sweep: dict[str, list[Any]] = {}  # one setting and its values
     methods: list[str] = []  # rows without other settings, in short
@@ -137,7 +145,7 @@ def _content(source: str | Path) -> dict[str, Any]:
     if not path.is_file() and str(source) in known:
         return dict(known[str(source)])
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}. Fix it and run again.") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -149,9 +157,17 @@ def _content(source: str | Path) -> dict[str, Any]:
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
-    sources = find_sources(grid.data, grid.datasets, grid.banks, grid.phantoms.model_dump())
+    sources = find_sources(
+        grid.data, grid.datasets, grid.banks, grid.phantoms.model_dump(), grid.prompts
+    )
     rows = _rows(grid)
     sources = _suitable(grid, rows, sources)
+    lists = (sources, rows, grid.shots, grid.seeds, grid.flips, grid.budgets, *grid.sweep.values())
+    if (count := math.prod(map(len, lists))) > _MOST:
+        raise ConfigError(
+            f"Grid '{grid.name}' has {count:,} runs, more than {_MOST:,}. Give it fewer datasets, "
+            "methods, shots or seeds, or make several grids."
+        )
     cells: dict[tuple[str, str], Cell] = {}
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
@@ -238,11 +254,10 @@ def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -
 
 def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
     fields = _method_class(row.method).Config.model_fields
-    bank = str(source.bank)
-    names = [grid.preset.replace("{bank}", bank), "auto"]
-    preset = next((name for name in names if name in presets(row.method)), None)
-    preset = preset if row.preset is None else row.preset.replace("{bank}", bank)
+    preset = _preset(grid, source, row)
     common = {key: value for key, value in grid.settings.items() if key.split(".")[0] in fields}
+    if grid.tuned is not None:
+        common |= read_tuned(grid.tuned).get(row.method, {}).get(source.name, {})
     ((axis, values),) = ((row.sweep and grid.sweep) or {"": [None]}).items()
     for value in values:
         settings = common | row.settings | ({} if value is None else {axis: value})
@@ -270,10 +285,65 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
                     budget=budget,
                     bank=source.bank,
                     sampling=grid.sampling,
+                    judge=grid.judge,
                     # A folder may be elsewhere on the next machine.
                     backbone=Path(grid.backbone).name,
                 ),
             )
+
+
+def _preset(grid: Grid, source: Source, row: GridRow) -> str | None:
+    """The preset of a row on a dataset.
+
+    The grid's is for the methods that have presets of its kind ("paper/..."); others take "auto",
+    or their defaults. So do datasets for which there is none: those that are not the paper's. Any
+    other preset that does not exist is an error.
+    """
+    known = presets(row.method)
+    pattern = grid.preset if row.preset is None else row.preset
+    wanted, by_dataset = pattern, False
+    for slot in ("{dataset}", "{bank}"):  # the second is its older name
+        by_dataset |= slot in pattern
+        wanted = wanted.replace(slot, str(source.benchmark))
+    kind = pattern.partition("/")[0]
+    has_kind = any(name.partition("/")[0] == kind for name in known)
+    if wanted in known or row.preset is not None:
+        return wanted  # a row's own is checked by `make_method`
+    if has_kind and wanted != "auto" and not (by_dataset and source.benchmark is None):
+        raise ConfigError(
+            f"{row.method} has no preset '{wanted}'.{did_you_mean(wanted, known)} Choose another "
+            "preset, such as auto, or leave the dataset or the method out.",
+            argument="preset",
+        )
+    return "auto" if "auto" in known else None
+
+
+def without_preset(grid: Grid, sources: Mapping[str, Source]) -> list[str]:
+    """The datasets that take "auto" because the grid's presets are for the paper's datasets."""
+    if not any(slot in grid.preset for slot in ("{dataset}", "{bank}")):
+        return []
+    return [name for name, source in sources.items() if source.benchmark is None]
+
+
+@cache
+def read_tuned(path: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Settings by method and dataset, as `bench tune` writes them."""
+    try:
+        found = read_toml(Path(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"Cannot read the tuned settings {path}: {error}. Give a file of `ogkd bench tune`.",
+            argument="tuned",
+        ) from None
+    for method, datasets in found.items():
+        if not isinstance(datasets, dict) or not all(
+            isinstance(settings, dict) for settings in datasets.values()
+        ):
+            raise ConfigError(
+                f"{path}: '{method}' must be tables [{method}.DATASET] of settings.",
+                argument="tuned",
+            )
+    return found
 
 
 def _method_class(name: str) -> type[Method]:

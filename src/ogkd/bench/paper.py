@@ -19,6 +19,7 @@ class Paper(FrozenRecord):
     method: str
     baseline: str
     backbone: str
+    prompts: str
     graph_setting: str
     normal_settings: tuple[str, ...]
 
@@ -57,13 +58,16 @@ def published() -> tuple[Published, ...]:
 
 
 def benchmark_of(spec: RunSpec) -> str | None:
-    """The benchmark that a run is on ("COVID_19" is "covid"); None for others and phantoms."""
+    """The benchmark that a run is on ("COVID_19" is "covid"); None for others and phantoms.
+
+    A bank of prompts says nothing about the images: own images can be described with any.
+    """
     if (spec.data or "").startswith("phantoms"):
         return None
     known: dict[str, str] = {}
     for name, record in benchmarks().items():
         known |= {plain_name(text): name for text in (name, record.title, record.folder)}
-    return known.get(plain_name(spec.dataset)) or known.get(plain_name(spec.bank or ""))
+    return known.get(plain_name(spec.dataset))
 
 
 def plain_name(text: str) -> str:

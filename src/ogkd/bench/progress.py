@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -13,44 +16,82 @@ from rich.table import Table
 
 from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, RunSpec
+from ogkd.errors import OgkdError
 from ogkd.methods import METHODS
 
 # Before any run of a method is finished: seconds of one run at 16 shots on one core, by its `cost`.
 _ROUGH = {"instant": 0.5, "seconds": 2.0, "minutes": 120.0, "slow": 300.0}
 _ONLINE = 12.0  # times as long if every step encodes new crops (measured: docs, cluster)
+_SPREAD = 5.0  # a guess may be wrong by this factor, in both directions
 _SHOTS = 16
 
 
-def estimate(specs: Sequence[RunSpec], finished: Sequence[FinishedRun]) -> float:
-    """Seconds for these runs, one after the other.
+@dataclass(frozen=True)
+class Span:
+    """Seconds from `least` to `most`; both are the same once runs of this kind were measured."""
 
-    A run takes, for each shot, what the median run of its method took: training passes over the
-    images a fixed number of times. Methods without finished runs are guessed roughly.
-    """
-    rates: dict[str, list[float]] = {}
-    for run in finished:
-        seconds = sum(took for phase, took in run.result["seconds"].items() if phase != "load")
-        rates.setdefault(run.spec.method, []).append(seconds / (run.spec.shots or _SHOTS))
-    total = 0.0
-    for spec in specs:
-        if spec.method in rates:
-            rate = median(rates[spec.method])
-        else:
-            rate = _ROUGH.get(METHODS[spec.method].cost, 2.0) / _SHOTS
-            rate *= _ONLINE if method_of(spec).config.views == "online" else 1.0
-        total += (spec.shots or _SHOTS) * rate
-    return total
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        if self.most <= 1.2 * self.least:
+            return f"about {duration(self.most)}"
+        return f"{duration(self.least)} to {duration(self.most)}"
+
+
+class Pace:
+    """How long a run takes, learned from finished runs by method and shots."""
+
+    def __init__(self, finished: Iterable[FinishedRun] = ()) -> None:
+        self._seen: dict[tuple[str, int], list[float]] = {}
+        self._errors: list[float] = []  # measured by guessed
+        for run in finished:
+            seconds = run.result["seconds"].items()
+            self.learn(run.spec, sum(took for phase, took in seconds if phase != "load"))
+
+    def learn(self, spec: RunSpec, seconds: float) -> None:
+        self._seen.setdefault((spec.method, spec.shots or _SHOTS), []).append(seconds)
+        with suppress(KeyError, OgkdError):  # of a plugin that is not loaded, or another version
+            self._errors.append(seconds / _guess(spec))
+
+    def of(self, spec: RunSpec) -> Span:
+        """Other shots take as long (heads on features) up to in proportion (training)."""
+        shots = spec.shots or _SHOTS
+        known = [count for method, count in self._seen if method == spec.method]
+        if known:
+            near = min(known, key=lambda count: abs(math.log(count / shots)))
+            seconds = median(self._seen[spec.method, near])
+            return Span(*sorted((seconds, seconds * shots / near)))
+        # A machine that was slow for other methods is slow for this one.
+        seconds = _guess(spec) * (median(self._errors) if self._errors else 1.0)
+        return Span(seconds / _SPREAD, seconds * _SPREAD)
+
+
+def _guess(spec: RunSpec) -> float:
+    """Seconds of a run by the cost of its method."""
+    seconds = _ROUGH.get(METHODS[spec.method].cost, 2.0) * (spec.shots or _SHOTS) / _SHOTS
+    return seconds * (_ONLINE if method_of(spec).config.views == "online" else 1.0)
+
+
+def estimate(specs: Iterable[RunSpec], pace: Pace) -> Span:
+    """Seconds for these runs, one after the other."""
+    spans = [pace.of(spec) for spec in specs]
+    return Span(sum(span.least for span in spans), sum(span.most for span in spans))
 
 
 class Progress:
-    """Shows the events of workers; a context manager that is called with each event."""
+    """Shows the events of workers; a context manager that is called with each event.
 
-    def __init__(self, *, total: int, done: int, seconds: float, workers: int) -> None:
-        self.total = total
+    What remains is estimated from `pace`, which learns from each run that ends.
+    """
+
+    def __init__(self, specs: Sequence[RunSpec], *, done: int, pace: Pace, workers: int) -> None:
+        self.total = done + len(specs)
         self.done = done
         self.failed = 0
-        self._at_start = done
-        self._estimate = seconds / max(1, workers)
+        self._left = {spec.hash: spec for spec in specs}
+        self._pace = pace
+        self._workers = max(1, workers)
         self._running: dict[str, tuple[str, float]] = {}
         self._began = time.perf_counter()
         console = self._console = Console(stderr=True)
@@ -71,14 +112,24 @@ class Progress:
             self._running[group] = (what, time.perf_counter())
             return
         seconds = time.perf_counter() - since
+        ended = [self._left.pop(key) for key in record.get("specs", ()) if key in self._left]
         if event == "done":
             self.done += record["runs"]
-            self._line(f"done   {self.done}/{self.total}  {what}  {seconds:.1f} s")
+            for spec in ended:
+                self._pace.learn(spec, seconds / len(record["specs"]))
+            left = f", {self.remaining} left" if self._left else ""
+            self._line(f"done   {self.done}/{self.total}  {what}  {seconds:.1f} s{left}")
         elif event == "failed":
             self.failed += record["runs"]
             self._line(f"FAILED {what}: {record['error']}", always=True)
         elif event == "died":
             self._line(f"A worker died (code {record['code']}); another one takes over.", True)
+
+    @property
+    def remaining(self) -> Span:
+        """The time left on all workers together."""
+        whole = estimate(self._left.values(), self._pace)
+        return Span(whole.least / self._workers, whole.most / self._workers)
 
     def _line(self, text: str, always: bool = False) -> None:
         if always or not self._console.is_terminal:
@@ -89,11 +140,8 @@ class Progress:
         for head in ("done", "running", "failed", "total", "elapsed", "remaining"):
             table.add_column(head, justify="right")
         now = time.perf_counter()
-        passed, new = now - self._began, self.done - self._at_start
-        left = self.total - self.done - self.failed
-        remaining = left * passed / new if new else self._estimate
         counts = (self.done, len(self._running), self.failed, self.total)
-        table.add_row(*map(str, counts), duration(passed), duration(remaining))
+        table.add_row(*map(str, counts), duration(now - self._began), str(self.remaining))
         for what, since in list(self._running.values()):
             table.add_row("", "", "", "", duration(now - since), what)
         return table

@@ -11,6 +11,7 @@ import platform
 import tempfile
 import time
 import traceback
+import warnings
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +19,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ogkd.bench.progress import estimate
+from ogkd.bench.progress import Pace, estimate
 from ogkd.bench.runner import RunGroup
 from ogkd.bench.runs import RunsFolder
 from ogkd.bench.sources import open_dataset
 from ogkd.bench.worker import MOST_ATTEMPTS, GroupAnswer, Job, Ledger, OnEvent, answer, make_runner
 from ogkd.datasets.fetch import locate_benchmark
-from ogkd.errors import ConfigError, OgkdError
-from ogkd.features.ray_cluster import absolute, cluster, fitting_workers, folders, use_folders
+from ogkd.errors import ConfigError, OgkdError, OgkdWarning
+from ogkd.features.ray_cluster import (
+    absolute,
+    cluster,
+    fitting_workers,
+    folders,
+    unused_gpus,
+    use_folders,
+)
 from ogkd.features.ray_encode import RayWorkers
 from ogkd.features.store import FeatureStore
 from ogkd.files import cache_dir
@@ -49,6 +57,13 @@ def run_ray(
                 f"No node of the cluster has {cpus:g} CPU(s) and {gpus:g} GPU(s) for a run. Ask "
                 "for less, or give the number of workers if the cluster grows on demand.",
                 argument="workers",
+            )
+        if there := unused_gpus(ray, gpus, job.device):
+            warnings.warn(
+                f"The cluster has {there:g} GPU(s), but its workers were given none, so they "
+                "compute on CPUs. Give each worker a GPU, or name the device cpu.",
+                OgkdWarning,
+                stacklevel=2,
             )
         cache_dir().mkdir(parents=True, exist_ok=True)
         # A worker that sees this file shares the cache with us.
@@ -159,9 +174,9 @@ class _Driver:
         self._digest = ""  # of the backbone on the nodes
         self._failed_starts = 0
         self._arguments = (job.model_dump_json(), folders(), marker, version("ogkd"))
-        finished = ledger.folder.readable_runs()
+        pace = Pace(ledger.folder.readable_runs())
         # The longest first: if a long one starts last, all others wait for it.
-        cost = {group.name: estimate(group.specs, finished) for group in ledger.left}
+        cost = {group.name: estimate(group.specs, pace).most for group in ledger.left}
         self._images = deque(_test_images(job, ledger.left))
         ledger.left.sort(key=lambda group: -cost[group.name])
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,19 +18,21 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone
 from ogkd.bench.paper import paper
-from ogkd.bench.runs import Predictions, RunSpec
-from ogkd.bench.sources import Dataset, Source, open_dataset
+from ogkd.bench.runs import RunSpec
+from ogkd.bench.sources import Dataset, Source, known_as, open_dataset
+from ogkd.bench.stored import Predictions
 from ogkd.core.geometry import class_graph, prototypes
 from ogkd.datasets.read import require_files
 from ogkd.datasets.splits import base_and_novel, flip_labels
-from ogkd.errors import DataError
+from ogkd.errors import DataError, TrainingError
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import draw, make_support, normal_labels, text_side
-from ogkd.methods import Head, Method, Support, TextSide, make_method, presets
+from ogkd.methods import Head, Method, Support, TextSide, make_method, presets, refuse_diverged
 from ogkd.model.card import versions
 
+_SMALL = 100_000_000  # multiplications, about 10 ms
 MOST_TOGETHER = 12  # runs in one pass: more would gain little, and a kill loses them all
 
 
@@ -100,7 +102,7 @@ class Runner:
         self._load = load
         self._sources = sources
         self._open = cache(lambda name: open_dataset(self._sources[name]))
-        self._features = cache(self._test_features)
+        self._features = cache(self._judged)
         self._text = cache(self._make_text)
 
     @property
@@ -136,7 +138,10 @@ class Runner:
         counts: Sequence[list[int] | None] = [count for _, count in drawn] or [None] * len(methods)
         clock.lap("encode")
         seeds = [spec.seed for spec in group.specs]
-        heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)
+        images = max((len(support.labels) for support in supports), default=0)
+        with _threads_that_pay(methods[0], images, backbone.embed_dim):
+            heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)
+        refuse_diverged(heads, methods[0].name)
         clock.lap("train")
         alpha = _graph_sharpness(first)
         predicted = [
@@ -151,6 +156,7 @@ class Runner:
             "seconds": share,
             "together": len(group.specs),
             "peak_mib": _peak_mib(),
+            **_device_facts(backbone.device),
             "versions": dict(versions()),
             "backbone_digest": backbone.digest,
             **dataset.digests,
@@ -177,22 +183,26 @@ class Runner:
         chosen: dict[str, Sequence[int]] = {"test": range(len(names))}
         if spec.protocol == "base-to-novel":
             chosen = dict(zip(spec.parts, base_and_novel(names), strict=True))
-        features, labels = self._features(spec.dataset)
+        deep = method_of(spec).uses_deep(self.backbone)
+        features, labels = self._features(spec.dataset, spec.judge, deep)
         parts = {}
         for name, classes in chosen.items():
             kept = torch.isin(labels, torch.tensor(classes))
             if not bool(kept.any()):
-                raise DataError(f"{spec.dataset} has no test images of its {name} classes.")
+                raise DataError(f"{spec.dataset} has no {spec.judge} images of its {name} classes.")
             new = labels[kept] - classes[0]  # the classes of a part are consecutive
             parts[name] = _Part(
                 features[kept], new, self._text(spec.dataset, spec.budget, tuple(classes))
             )
         return parts
 
-    def _test_features(self, name: str) -> tuple[Tensor, Tensor]:
-        items = self._open(name).manifest.part("test")
+    def _judged(self, name: str, split: str, deep: bool) -> tuple[Tensor, Tensor]:
+        manifest = self._open(name).manifest
+        if not manifest.has_splits and split != "test":
+            raise DataError(f"{name} has no validation images to judge on.")
+        items = manifest.part(split)
         require_files(items)
-        features = self._store.get([item.image for item in items]).globals[:, 0]
+        features = self._store.get([item.image for item in items], deep=deep).rows[:, 0]
         return features, torch.tensor([item.label for item in items])
 
     def _make_text(self, name: str, budget: int | None, classes: Sequence[int]) -> TextSide:
@@ -214,12 +224,28 @@ class Runner:
         base = base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None
         drawn = draw(
             dataset.manifest, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
-            classes=base,
+            classes=base, validation=spec.judge != "val",
         )  # fmt: skip
         labels = [item.label for item in drawn.support]
         flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=sorted(set(labels)))
         support = make_support(method, self._store, flipped, drawn.validation, spec.seed)
         return support, [labels.count(label) for label in range(len(base or names))]
+
+
+@contextmanager
+def _threads_that_pay(method: Method, images: int, width: int) -> Iterator[None]:
+    """Fit a head with one thread if its largest product, images x width^2, is small.
+
+    A second thread gains nothing there, and on a busy machine each product waits for it. Training
+    of a context has its own rule (core/training.py).
+    """
+    before = torch.get_num_threads()
+    if not method.needs_training and images * width**2 < _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _predict(
@@ -228,9 +254,14 @@ def _predict(
     found = {}
     for name, part in parts.items():
         mine = method.head_for(head, part.text) if name == "novel" else head
-        p = mine.logits(part.features).softmax(dim=-1)
+        p = mine.of_rows(part.features).softmax(dim=-1)
         W = class_graph(prototypes(part.text.bank), alpha)
-        found[name] = Predictions(part.labels.numpy(), p.float().numpy(), W.numpy())
+        said = Predictions(part.labels.numpy(), p.float().numpy(), W.float().numpy())
+        try:
+            said.check(len(part.text.class_names))
+        except ValueError as error:  # a finite head can overflow
+            raise TrainingError(f"{method.name} gave {error} on {name} images.") from error
+        found[name] = said
     return found
 
 
@@ -239,7 +270,10 @@ def _graph_sharpness(spec: RunSpec) -> float:
 
     It is the paper's for this benchmark, whatever the settings of the run.
     """
-    name, preset = paper().method, f"paper/{spec.protocol}/{spec.bank}"
+    dataset = (
+        None if (spec.data or "").startswith("phantoms") else known_as(spec.dataset, spec.bank)
+    )
+    name, preset = paper().method, f"paper/{spec.protocol}/{dataset}"
     method = make_method(name, preset=preset if preset in presets(name) else "auto")
     return float(getattr(method.config, paper().graph_setting))
 
@@ -272,6 +306,22 @@ class _Clock:
         self._then = now
 
 
-def _peak_mib() -> float:
+def _device_facts(device: torch.device) -> dict[str, Any]:
+    """Where it was computed; of a GPU also which one, and the most memory used so far."""
+    if device.type != "cuda":
+        return {"device": device.type}
+    peak = round(torch.cuda.max_memory_allocated(device) / 1024**2, 1)
+    return {
+        "device": device.type,
+        "gpu": torch.cuda.get_device_name(device),
+        "gpu_peak_mib": peak,
+    }
+
+
+def _peak_mib() -> float | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (1024**2 if sys.platform == "darwin" else 1024), 1)

@@ -1,8 +1,9 @@
 """Benchmark runs: what a run is, which runs a plan asks for, and finished runs on disk.
 
 RUNS/runs/HASH/{spec.json, result.json, predictions.safetensors} is a finished run; the folder
-appears by one rename. RUNS/plans/NAME.json says which runs a grid asks for and how tables name
-them; RUNS/failed/HASH.json says why a run did not finish.
+appears by one rename. It is checked when it is read (stored.py); a damaged one is named and left
+out. RUNS/plans/NAME.json says which runs a grid asks for and how tables name them;
+RUNS/failed/HASH.json says why a run did not finish.
 """
 
 from __future__ import annotations
@@ -10,25 +11,27 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load as read_arrays
 from safetensors.numpy import save as array_bytes
 
-from ogkd.datasets.splits import Sampling
-from ogkd.errors import ConfigError, DataError
-from ogkd.files import folder_atomically, write_json
+from ogkd.bench.stored import SCHEMA, Predictions, Result, read_record, sha256_bytes
+from ogkd.datasets.splits import MAX_SEED, Sampling
+from ogkd.errors import DataError, OgkdError
+from ogkd.files import folder_atomically, read_bytes, sealed, write_json
 
-SCHEMA = 1
 Protocol = Literal["few-shot", "base-to-novel"]
-Record = TypeVar("Record", bound=BaseModel)
+PREDICTIONS = "predictions.safetensors"
+_MOST = 1 << 32  # bytes of predictions
+_AGAIN = "Run its grid into this folder again to compute it again, or delete the run's folder."
 
 
 class FrozenRecord(BaseModel):
@@ -46,7 +49,7 @@ class RunSpec(FrozenRecord):
     data: str | None = None  # which collection the dataset is from; None: the paper's benchmarks
     method: str
     shots: int | None = Field(default=None, ge=1)
-    seed: int = Field(default=1, ge=0)
+    seed: int = Field(default=1, ge=0, le=MAX_SEED)
     preset: str | None = None
     settings: dict[str, Any] = {}  # over the preset's: {"gamma": 0.3, "train.epochs": 20}
     flips: int = Field(default=0, ge=0)  # wrong labels per class
@@ -54,6 +57,7 @@ class RunSpec(FrozenRecord):
     bank: str | None = None  # name of a prompt bank; None: templates, or the phantom's own
     sampling: Sampling = "released"
     backbone: str = "builtin"
+    judge: Literal["test", "val"] = "test"  # the images that it is judged on
 
     @property
     def hash(self) -> str:
@@ -62,12 +66,17 @@ class RunSpec(FrozenRecord):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The parts of the test images that are measured: ("test",) or ("base", "novel")."""
+        """The parts of the images that are measured: ("test",) or ("base", "novel").
+
+        Of a run that is judged on validation images they are parts of those.
+        """
         return ("base", "novel") if self.protocol == "base-to-novel" else ("test",)
 
     def without(self, *fields: str) -> str:
         """The specification as text, without `fields`: equal for runs that differ only in them."""
         content = self.model_dump(mode="json", exclude=set(fields))
+        if self.judge == "test":
+            content.pop("judge", None)  # runs of before there was a choice keep their names
         return json.dumps(content, sort_keys=True, ensure_ascii=True)
 
     def __str__(self) -> str:
@@ -75,6 +84,7 @@ class RunSpec(FrozenRecord):
         parts += [f"{key}={value}" for key, value in self.settings.items()]
         parts += [f"{self.flips} flips"] * bool(self.flips)
         parts += [f"{self.budget} prompts"] * bool(self.budget)
+        parts += ["on validation images"] * (self.judge == "val")
         return f"{self.protocol}: {', '.join(parts)}"
 
 
@@ -100,15 +110,6 @@ class Plan(FrozenRecord):
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """A run's predictions for one part of the test images."""
-
-    labels: NDArray[np.int64]  # [N]
-    probabilities: NDArray[np.float32]  # [N, C]
-    W: NDArray[np.float32]  # [C, C], the class graph of these classes
-
-
-@dataclass(frozen=True)
 class FinishedRun:
     spec: RunSpec
     result: Mapping[str, Any]
@@ -128,24 +129,37 @@ class FinishedRun:
         return tuple(self.result["class_names"][part])
 
     def predictions(self, part: str = "test") -> Predictions:
-        path = self.folder / "predictions.safetensors"
+        """The predictions of one part; DataError if they are missing or damaged."""
+        return self._read_predictions([part])[part]
+
+    def check_predictions(self) -> None:
+        """DataError if the predictions of any part are missing or damaged."""
+        self._read_predictions(self.parts)
+
+    def _read_predictions(self, parts: Iterable[str]) -> dict[str, Predictions]:
+        path = self.folder / PREDICTIONS
         try:
-            arrays = read_arrays(path.read_bytes())
-            found = [arrays[f"{part}/{name}"] for name in ("labels", "probabilities", "W")]
-        except (OSError, SafetensorError, KeyError) as error:
-            raise DataError(
-                f"{path} is missing or damaged ({error}). Remove {self.folder} and run again."
-            ) from error
-        return Predictions(*found)
+            content = read_bytes(path, most=_MOST)
+            if self.result.get("predictions_sha256") not in (None, sha256_bytes(content)):
+                raise ValueError("it was changed after it was written")
+            arrays, found = read_arrays(content), {}
+            for part in parts:
+                names = (f"{part}/{name}" for name in ("labels", "probabilities", "W"))
+                found[part] = Predictions(*(arrays[name] for name in names))
+                found[part].check(len(self.class_names(part)))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path} is missing or damaged ({error}).") from error
+        return found
 
 
 def same_images(runs: Sequence[FinishedRun], part: str) -> list[Predictions]:
     """The predictions of runs that were tested on the same images; DataError if they were not."""
     found = [run.predictions(part) for run in runs]
     for run, mine in zip(runs, found, strict=True):
-        if not np.array_equal(mine.labels, found[0].labels):
+        same = mine.probabilities.shape == found[0].probabilities.shape
+        if not same or not np.array_equal(mine.labels, found[0].labels):
             raise DataError(
-                f"{runs[0].folder} and {run.folder} were tested on different images of "
+                f"{runs[0].folder} and {run.folder} were tested on different images or classes of "
                 f"{run.spec.dataset}. Remove the older one and run again."
             )
     return found
@@ -160,21 +174,20 @@ class _Failure(FrozenRecord):
     spec: RunSpec
 
 
-class _Result(BaseModel):
-    """What every result has; there is more."""
-
-    model_config = ConfigDict(extra="allow")
-    metrics: dict[str, Any]
-    class_names: dict[str, Any]
-    normal: dict[str, Any]
-    seconds: dict[str, Any]
+def _warn(note: str) -> None:
+    warnings.warn(note, stacklevel=5)
 
 
 class RunsFolder:
-    """A folder of runs; several processes may work on it at once."""
+    """A folder of runs; several processes may work on it at once.
 
-    def __init__(self, root: Path) -> None:
+    `on_skip` receives a sentence about each damaged run that is left out; by default it is a
+    warning.
+    """
+
+    def __init__(self, root: Path, on_skip: Callable[[str], None] = _warn) -> None:
         self.root = root
+        self._on_skip = on_skip
 
     def folder_of(self, spec: RunSpec) -> Path:
         return self.root / "runs" / spec.hash
@@ -182,19 +195,28 @@ class RunsFolder:
     def has(self, spec: RunSpec) -> bool:
         return (self.folder_of(spec) / "result.json").is_file()
 
-    def read(self, spec: RunSpec) -> FinishedRun:
-        """A finished run; DataError if it is damaged."""
-        return _read_run(self.folder_of(spec))
+    def read(self, spec: RunSpec, *, predictions: bool = False) -> FinishedRun:
+        """A finished run, on request with a check of its predictions; DataError if damaged."""
+        return _read_run(self.folder_of(spec), predictions=predictions)
+
+    def damage(self, spec: RunSpec) -> str:
+        """Why a run that is there cannot be used; "" if it can be, or is not there."""
+        try:
+            if self.folder_of(spec).exists():
+                self.read(spec, predictions=True)
+        except OgkdError as error:
+            return str(error)
+        return ""
 
     def runs(self) -> list[FinishedRun]:
-        """Every finished run, by hash; DataError if one is damaged."""
-        return [_read_run(folder) for folder in self._folders()]
+        """Every finished run, by hash; damaged ones are left out with a note."""
+        return list(self._readable(self._folders()).values())
 
     def readable_runs(self) -> list[FinishedRun]:
-        """Every finished run that can be read, by hash."""
+        """Every finished run that can be read, by hash, without a word about others."""
         found = []
         for folder in self._folders():
-            with contextlib.suppress(DataError):
+            with contextlib.suppress(OgkdError):
                 found.append(_read_run(folder))
         return found
 
@@ -202,6 +224,24 @@ class RunsFolder:
         place = self.root / "runs"
         folders = sorted(place.iterdir()) if place.is_dir() else []
         return [folder for folder in folders if not folder.name.startswith(".")]
+
+    def _readable(
+        self, folders: Iterable[Path], *, predictions: bool = False
+    ) -> dict[str, FinishedRun]:
+        """The runs that are whole, by hash; DataError if there are only damaged ones."""
+        found, notes = {}, []
+        for folder in folders:
+            try:
+                found[folder.name] = _read_run(folder, predictions=predictions)
+            except OgkdError as error:
+                advice = f" {_AGAIN}" if isinstance(error, DataError) else ""
+                notes.append(f"{error}{advice}")
+        if notes and not found:
+            more = f" {len(notes)} runs are like this." if len(notes) > 1 else ""
+            raise DataError(f"No run in {self.root} can be used. {notes[0]}{more}")
+        for note in notes:
+            self._on_skip(f"Skipped: {note}")
+        return found
 
     def write(
         self, spec: RunSpec, result: Mapping[str, Any], predictions: Mapping[str, Predictions]
@@ -215,9 +255,12 @@ class RunsFolder:
             for name, value in vars(found).items()
         }
         with folder_atomically(self.folder_of(spec)) as place:
-            (place / "predictions.safetensors").write_bytes(array_bytes(arrays))
+            content = array_bytes(arrays)
+            (place / PREDICTIONS).write_bytes(content)
             write_json(place / "spec.json", spec.model_dump(mode="json"))
-            write_json(place / "result.json", {"schema_version": SCHEMA, **result})
+            digests = {"run": spec.hash, "predictions_sha256": sha256_bytes(content)}
+            everything = {"schema_version": SCHEMA, **result, **digests}
+            write_json(place / "result.json", sealed(everything))
         self.failure_of(spec).unlink(missing_ok=True)
 
     def failure_of(self, spec: RunSpec) -> Path:
@@ -226,47 +269,59 @@ class RunsFolder:
 
     def write_failure(self, spec: RunSpec, error: str) -> None:
         content = _Failure(error=error, spec=spec).model_dump(mode="json")
-        write_json(self.failure_of(spec), content)
+        write_json(self.failure_of(spec), content, ours=True)
 
     def failures(self) -> list[tuple[RunSpec, str]]:
         paths = sorted((self.root / "failed").glob("*.json"))
-        found = [_read(path, _Failure, "Remove it.") for path in paths]
+        found = [read_record(path, _Failure, "Remove it.") for path in paths]
         return [(failure.spec, failure.error) for failure in found]
 
     def write_plan(self, plan: Plan) -> None:
         """Store the plan, so that tables need nothing but this folder."""
-        write_json(self.root / "plans" / f"{plan.name}.json", plan.model_dump(mode="json"))
+        write_json(
+            self.root / "plans" / f"{plan.name}.json", plan.model_dump(mode="json"), ours=True
+        )
 
     def plans(self) -> dict[str, Plan]:
         """The plans of all grids that were run into this folder."""
-        paths = sorted((self.root / "plans").glob("*.json"))
-        return {path.stem: _read(path, Plan, "Run its grid again.") for path in paths}
+        return {
+            path.stem: self._plan(path) for path in sorted((self.root / "plans").glob("*.json"))
+        }
 
-    def finished(self, plan: Plan) -> LabelledRuns:
-        """The finished runs of a plan with their labels, in the plan's order."""
-        return [(cell.label, self.read(cell.spec)) for cell in plan.cells if self.has(cell.spec)]
+    def plan_to_replace(self, name: str) -> Plan | None:
+        """The plan of a name; if its file is damaged it is removed, so that it can be replaced."""
+        path = self.root / "plans" / f"{name}.json"
+        try:
+            return self._plan(path) if path.exists() else None
+        except DataError:
+            path.unlink()
+            return None
+
+    def _plan(self, path: Path) -> Plan:
+        return read_record(path, Plan, " Run its grid into this folder again.")
+
+    def finished(self, plan: Plan, *, predictions: bool = False) -> LabelledRuns:
+        """The finished runs of a plan with their labels, in the plan's order.
+
+        Damaged ones are left out with a note; DataError if there are no others. On request the
+        predictions are checked too.
+        """
+        there = [place for spec in plan.specs.values() if (place := self.folder_of(spec)).exists()]
+        found = self._readable(there, predictions=predictions)
+        hashes = ((cell.label, cell.spec.hash) for cell in plan.cells)
+        return [(label, found[name]) for label, name in hashes if name in found]
 
 
-def _read_run(folder: Path) -> FinishedRun:
-    advice = f"Remove {folder} and run again."
-    result = _read(folder / "result.json", _Result, advice).model_dump()
-    spec = _read(folder / "spec.json", RunSpec, advice)
+def _read_run(folder: Path, *, predictions: bool = False) -> FinishedRun:
+    result = read_record(folder / "result.json", Result)
+    spec = read_record(folder / "spec.json", RunSpec)
     if spec.hash != folder.name:
-        raise DataError(f"{folder} contains another run than its name says. {advice}")
-    return FinishedRun(spec, result, folder)
-
-
-def _read(path: Path, record: type[Record], advice: str) -> Record:
-    """A record from a file; ConfigError if a newer version of ogkd wrote it."""
+        raise DataError(f"{folder} contains another run than its name says.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        newer = isinstance(content, dict) and content.get("schema_version", 0) > SCHEMA
-        if not newer:
-            return record.model_validate(content)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-        raise DataError(f"{path} is missing or damaged ({why}). {advice}") from error
-    raise ConfigError(
-        f"{path} was written by a newer ogkd (schema {content['schema_version']}; this version "
-        f"reads up to {SCHEMA}). Upgrade with: pip install --upgrade ogkd."
-    )
+        result.check(spec.hash, spec.parts)
+    except ValueError as error:
+        raise DataError(f"{folder / 'result.json'} is damaged ({error}).") from error
+    run = FinishedRun(spec, result.model_dump(), folder)
+    if predictions:
+        run.check_predictions()
+    return run

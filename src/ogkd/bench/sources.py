@@ -18,9 +18,10 @@ from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, did_you_mean
-from ogkd.files import cache_dir
+from ogkd.files import cache_dir, home
 from ogkd.fitting.prepare import normal_labels
-from ogkd.prompts.bank import read_bank, shipped_banks
+from ogkd.prompts.bank import OURS, bank_digest, bank_file, read_bank, shipped_banks
+from ogkd.prompts.released import RELEASED, require_released
 
 _PHANTOMS = "phantoms"
 
@@ -30,7 +31,8 @@ class Source(FrozenRecord):
 
     name: str
     folder: str | None = None  # None: a downloaded benchmark
-    bank: str | None = None
+    bank: str | None = None  # its name in a run: a shipped bank's, "released", or NAME:DIGEST
+    bank_file: str | None = None  # of a bank that is a file
     phantom: tuple[tuple[str, int], ...] = ()  # images per class to draw for each split
 
     @property
@@ -51,10 +53,15 @@ class Source(FrozenRecord):
         return tuple(sorted({path.name.replace("_", " ") for path in places}))
 
     @property
+    def benchmark(self) -> str | None:
+        """The benchmark whose presets and normal classes it gets; None: it is none of them."""
+        return None if self.phantom else known_as(self.name, self.bank)
+
+    @property
     def has_normal(self) -> bool:
         if self.phantom:
             return phantom(self.name).normal is not None
-        known = benchmarks().get(self.bank or "")
+        known = benchmarks().get(self.benchmark or "")
         marked = set() if known is None else set(known.normal)
         return bool(marked & set(self.class_names) or normal_labels(self.class_names, None))
 
@@ -70,23 +77,34 @@ class Dataset:
     @property
     def digests(self) -> dict[str, str]:
         """Digests of images and prompts, to compare with those of earlier runs."""
-        texts = json.dumps(self.bank, sort_keys=True, ensure_ascii=True).encode()
-        return {
-            "data_sha256": self.manifest.sha256,
-            "bank_sha256": hashlib.sha256(texts).hexdigest(),
-        }
+        return {"data_sha256": self.manifest.sha256, "bank_sha256": bank_digest(self.bank)}
+
+
+def known_as(dataset: str, bank: str | None) -> str | None:
+    """The benchmark that a dataset is, by its name; else the one whose shipped bank it uses."""
+    record = find_benchmark(dataset)
+    if record is not None and record.name in benchmarks():
+        return record.name
+    return bank if bank in benchmarks() else None
 
 
 def find_sources(
-    data: str | None, names: Sequence[str], banks: Mapping[str, str], phantoms: Mapping[str, int]
+    data: str | None,
+    names: Sequence[str],
+    banks: Mapping[str, str],
+    phantoms: Mapping[str, int],
+    prompts: str = OURS,
 ) -> dict[str, Source]:
-    """Find every dataset before anything runs; an unknown name is an error."""
+    """Find every dataset before anything runs; an unknown name is an error.
+
+    `prompts` is where banks come from: "ours", "released", or a folder; `banks` names single ones.
+    """
     if data is None:
         known = list(benchmarks() if set(names) <= {"*", *benchmarks()} else known_benchmarks())
     elif data == _PHANTOMS:
         known = list(PHANTOMS)
     else:
-        known = sorted(path.parent.name for path in Path(data).expanduser().glob("*/train/"))
+        known = sorted(path.parent.name for path in home(data).glob("*/train/"))
         if not known:
             raise ConfigError(
                 f"There is no folder {data} with subfolders that are datasets: "
@@ -106,15 +124,52 @@ def find_sources(
                 f"[banks] names '{name}', which is not a dataset here. Known: {', '.join(known)}."
             )
         _bank(bank)  # fails now, not in its first run
-    return {
-        name: Source(
+    if data == _PHANTOMS and prompts != OURS:
+        raise ConfigError("Phantoms have their own prompts. Leave it out.", argument="prompts")
+    found = {}
+    for name in chosen:
+        own, file = _chosen_bank(name, banks.get(name), prompts)
+        found[name] = Source(
             name=name,
-            folder=str(Path(data).expanduser() / name) if data not in (None, _PHANTOMS) else None,
-            bank=banks.get(name) or _shipped_bank(name),
+            folder=str(home(data) / name) if data not in (None, _PHANTOMS) else None,
+            bank=own,
+            bank_file=file,
             phantom=tuple(phantoms.items()) if data == _PHANTOMS else (),
         )
-        for name in chosen
-    }
+    return found
+
+
+def require_banks(sources: Mapping[str, Source]) -> None:
+    """Fail now, not in the first run, if a bank cannot be read."""
+    for source in sources.values():
+        texts_of(source)
+
+
+def texts_of(source: Source) -> dict[str, list[str]] | None:
+    """The prompts of a dataset; None: templates."""
+    return None if source.bank is None else _bank(source.bank_file or source.bank)
+
+
+def _chosen_bank(dataset: str, own: str | None, prompts: str) -> tuple[str | None, str | None]:
+    """The name of a dataset's bank as runs have it, and its file if it is one.
+
+    A file's name has a digest of its texts, so that a run is named by them and not by a path.
+    """
+    if own is None and prompts in (OURS, RELEASED):
+        return _shipped_bank(dataset) if prompts == OURS else RELEASED, None
+    if own in (RELEASED, *shipped_banks()):
+        return own, None
+    place = home(own or prompts)
+    if own is None and not place.is_dir():
+        raise ConfigError(
+            f"There is no folder {prompts} of prompt banks. Give '{RELEASED}', '{OURS}', or a "
+            "folder with a file DATASET.json for each dataset.",
+            argument="prompts",
+        )
+    names = dict.fromkeys((dataset, known_as(dataset, None) or dataset))
+    there = next((name for name in names if (place / f"{name}.json").is_file()), dataset)
+    file = bank_file(place, there)
+    return f"{file.stem}:{bank_digest(read_bank(file))[:12]}", str(file.resolve())
 
 
 def open_dataset(source: Source) -> Dataset:
@@ -124,8 +179,8 @@ def open_dataset(source: Source) -> Dataset:
         bank = dict(zip(record.class_names, record.descriptions, strict=True))
         normal = [] if record.normal is None else [record.class_names[record.normal]]
         return Dataset(separate_groups(read_manifest(_drawn(source)))[0], bank, normal)
-    known = benchmarks().get(source.bank or "")
-    texts = None if source.bank is None else _bank(source.bank)
+    known = benchmarks().get(source.benchmark or "")
+    texts = texts_of(source)
     marked = None if known is None else known.normal
     manifest = read_manifest(source.folder) if source.folder else read_benchmark(source.name)
     if source.folder and marked is not None and not set(marked) <= set(manifest.class_names):
@@ -141,7 +196,9 @@ def _shipped_bank(name: str) -> str | None:
 
 
 def _bank(name: str) -> dict[str, list[str]]:
-    """A shipped bank by name, whatever is in the working folder, or a file."""
+    """A bank by name, whatever is in the working folder, or a file."""
+    if name == RELEASED:
+        return read_bank(require_released())
     return read_bank(shipped_banks().get(name, Path(name)))
 
 

@@ -118,7 +118,7 @@ def compare_labels(
                 f"Plan '{plan.name}' has no row '{label}'. Its rows: {', '.join(planned)}."
             )
     sides: dict[str, dict[Condition, list[FinishedRun]]] = {a: {}, b: {}}
-    for label, run in folder.finished(plan):
+    for label, run in folder.finished(plan, predictions=True):
         if label in sides:
             sides[label].setdefault(condition_of(run.spec, plan.sweep), []).append(run)
     columns: dict[Condition, Difference] = {}

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ogkd.bench.render import Block, Entry, Table, to_csv, to_latex, to_markdown
 from ogkd.bench.runs import LabelledRuns, Plan, RunsFolder
-from ogkd.bench.tidy import Condition, Summary
+from ogkd.bench.tidy import Condition, Summary, prompts_used
 from ogkd.errors import ConfigError, DataError
 
 Format = Literal["markdown", "latex", "csv"]
@@ -208,10 +208,17 @@ def _notes(summary: Summary, blocks: Sequence[Block], runs: LabelledRuns) -> Ite
     if short := _fewer_images(runs):
         words = [f"{name} {count} (K={shots})" for (shots, name), count in short.items()]
         yield f"Classes with fewer than K images, all of which were used: {', '.join(words)}."
+    if any(cell.spec.judge == "val" for cell in summary.plan.cells):
+        yield "Judged on validation images; the test images were not used."
+    if runs:
+        yield f"Prompts: {prompts_used(run for _, run in runs)}."
     several = len(summary.datasets) > 1
     if summary.plan.table == "few-shot":
         also = "; of an average: of the average over datasets at each seed" if several else ""
         yield f"± is the population standard deviation over seeds{also}."
+        if summary.benchmarked:
+            names = ", ".join(summary.benchmarked)
+            yield f"± of {names}: 1.96 times it / sqrt(seeds), as the benchmark prints theirs."
     if several and any("base" in summary.parts(condition) for condition in summary.conditions):
         yield (
             "HM of averages is the harmonic mean of the two averages; mean of HMs is the mean of "

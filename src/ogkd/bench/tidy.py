@@ -8,7 +8,8 @@ spread that the benchmark prints or draws is defined here, once:
   datasets' own harmonic means.
 - The spread (±, bands) is the population standard deviation over seeds of that same quantity:
   of a dataset's values, or, for several datasets, of their average at each seed that all of them
-  have. One seed has no spread (NaN).
+  have. One seed has no spread (NaN). Rows of adapters as the benchmark ran them have its own
+  spread, 1.96 standard deviations / sqrt(seeds) (fidelity.md, 53).
 
 Rejected: the mean of the datasets' own standard deviations, which is never smaller and does not
 say how much the printed average varies. The paper's "std over 3 runs" leaves open which it is;
@@ -31,9 +32,12 @@ from numpy.typing import NDArray
 
 from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
+from ogkd.bench.stored import sha256_bytes
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
-from ogkd.files import write_json, write_text
+from ogkd.files import BOM, harmless, write_json, write_text
+from ogkd.methods import METHODS, RivalConfig
+from ogkd.prompts.bank import shipped_banks
 
 Seeds = Mapping[int, float]
 """The value of each finished seed."""
@@ -45,6 +49,29 @@ class TidyRow(NamedTuple):
     part: str
     metric: str
     value: float | None  # None: not defined for these images
+
+
+def bank_title(spec: RunSpec) -> str:
+    """Whose prompts a run used: "released", "ours", "templates", or the name of a file."""
+    if spec.bank is None:
+        return "phantoms' own" if (spec.data or "").startswith("phantoms") else "templates"
+    return "ours" if spec.bank in shipped_banks() else spec.bank.partition(":")[0]
+
+
+def prompts_used(runs: Iterable[FinishedRun]) -> str:
+    """The names of the runs' prompt banks, with a digest of each name's texts.
+
+    Older runs have no digest. Several banks of one name, a file for each dataset, have one digest.
+    """
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        found.setdefault(bank_title(run.spec), set()).add(run.result.get("bank_sha256") or "")
+    words = []
+    for title, digests in found.items():
+        known = sorted(digests - {""})
+        one = known[0] if len(known) == 1 else sha256_bytes(" ".join(known).encode())
+        words.append(f"{title} (sha256 {one[:12]})" if known else title)
+    return ", ".join(words)
 
 
 def tidy_rows(runs: Iterable[tuple[str, FinishedRun]]) -> list[TidyRow]:
@@ -153,6 +180,9 @@ class Summary:
                 key = (row.label, spec.dataset, condition_of(spec, plan.sweep), row.part)
                 self._done.setdefault(key, {})[spec.seed] = float(row.value)
         self.labels = list(dict.fromkeys(cell.label for cell in plan.cells))
+        # Rows whose runs are all as the benchmark ran its adapters.
+        others = {cell.label for cell in plan.cells if not _as_benchmarked(cell.spec)}
+        self.benchmarked = [label for label in self.labels if label not in others]
         self.datasets = list(dict.fromkeys(cell.spec.dataset for cell in plan.cells))
         rows = dict.fromkeys((condition, label) for label, _, condition, _ in self._planned)
         conditions = dict.fromkeys(condition for condition, _ in rows)
@@ -181,7 +211,8 @@ class Summary:
             return None
         done = len(set.intersection(*map(set, seeds)))
         planned = len(self._planned[label, dataset, condition, names[0]])
-        return Average(*average_and_spread(part, [[mine] for mine in seeds]), done, planned)
+        value, std = average_and_spread(part, [[mine] for mine in seeds])
+        return Average(value, self._spread(label, std, done), done, planned)
 
     def average(
         self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
@@ -197,7 +228,19 @@ class Summary:
             for name in _measured(part)
         ]
         done = sum(mine is not None and mine.complete for mine in found.values())
-        return Average(*average_and_spread(part, values), done, len(datasets))
+        value, std = average_and_spread(part, values)
+        common = set.intersection(*(set(seeds) for row in values for seeds in row))
+        return Average(value, self._spread(label, std, len(common)), done, len(datasets))
+
+    def _spread(self, label: str, std: float, seeds: int) -> float:
+        return 1.96 * std / math.sqrt(seeds) if seeds and label in self.benchmarked else std
+
+
+def _as_benchmarked(spec: RunSpec) -> bool:
+    """Whether a run's method is an adapter or probe as the benchmark ran it."""
+    method = METHODS.get(spec.method)
+    rival = method is not None and issubclass(method.Config, RivalConfig)
+    return rival and spec.settings.get("fidelity") == "released"
 
 
 def indistinguishable(label: str, one: RunSpec, other: RunSpec) -> str:
@@ -216,8 +259,10 @@ def _measured(part: str) -> tuple[str, ...]:
     return ("base", "novel") if part in ("hm", "mean-hm") else (part,)
 
 
-def collect(folder: RunsFolder) -> list[dict[str, Any]]:
+def collect(folder: RunsFolder, *, excel: bool = False) -> list[dict[str, Any]]:
     """Write results.csv and results.json into the folder and return their records.
+
+    With `excel` the CSV starts with the mark by which Excel recognises UTF-8.
 
     A record has all metrics of one part of one run. Records follow the plans and their order;
     runs that are in no plan come last, with an empty plan.
@@ -235,7 +280,7 @@ def collect(folder: RunsFolder) -> list[dict[str, Any]]:
     records += _records("", left)
     names = list(dict.fromkeys(name for record in records for name in record))
     rows = [[_flat(record.get(name)) for name in names] for record in records]
-    write_text(folder.root / "results.csv", csv_text([names, *rows]))
+    write_text(folder.root / "results.csv", BOM * excel + csv_text([names, *rows]))
     write_json(folder.root / "results.json", records)
     return records
 
@@ -255,7 +300,17 @@ def _records(plan: str, runs: LabelledRuns) -> list[dict[str, Any]]:
     return found
 
 
-_FACTS = ("together", "peak_mib", "backbone_digest", "data_sha256", "versions")
+_FACTS = (
+    "together",
+    "peak_mib",
+    "device",
+    "gpu",
+    "gpu_peak_mib",
+    "backbone_digest",
+    "data_sha256",
+    "bank_sha256",
+    "versions",
+)
 
 
 def _flat(value: Any) -> Any:
@@ -263,7 +318,18 @@ def _flat(value: Any) -> Any:
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV with Unix line ends."""
+    """Rows as CSV with Unix line ends; no cell can act as a spreadsheet formula."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    safe = ([_safe(cell) for cell in row] for row in rows)
+    csv.writer(out, lineterminator="\n").writerows(safe)
     return out.getvalue()
+
+
+def _safe(cell: object) -> object:
+    if not isinstance(cell, str):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return harmless(cell)
+    return cell  # a negative number is no formula

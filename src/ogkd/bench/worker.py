@@ -23,7 +23,7 @@ from ogkd.backbones import load_backbone
 from ogkd.bench.runner import RunGroup, Runner, RunResult, group_runs
 from ogkd.bench.runs import FrozenRecord, RunsFolder, RunSpec
 from ogkd.bench.sources import Source
-from ogkd.errors import ConfigError, OgkdError, StorageError
+from ogkd.errors import ConfigError, OgkdError, StorageError, out_of_memory
 from ogkd.files import storage_errors
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -69,7 +69,9 @@ def answer(runner: Runner, group: RunGroup) -> GroupAnswer:
         return GroupAnswer(runner.run(group))
     except OgkdError as error:
         return GroupAnswer(error=str(error), no_space=isinstance(error, StorageError))
-    except Exception:
+    except Exception as error:
+        if out_of_memory(error):
+            return GroupAnswer(error="There was not enough memory for this run. Use fewer workers.")
         return GroupAnswer(error=traceback.format_exc(limit=8))
 
 
@@ -180,7 +182,8 @@ class Ledger:
         self._tell("failed", group, error=one_line(reason))
 
     def _tell(self, event: str, group: RunGroup, **more: Any) -> None:
-        what = {"group": group.name, "runs": len(group.specs), "what": str(group)}
+        hashes = [spec.hash for spec in group.specs]
+        what = {"group": group.name, "runs": len(hashes), "what": str(group), "specs": hashes}
         self.on_event({"event": event} | what | more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -10,13 +11,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
-from ogkd.bench.sources import Source, open_dataset
+from ogkd.bench.sources import Source, open_dataset, require_banks
 from ogkd.bench.worker import ATTEMPTS, Job, OnEvent, make_runner, run_groups, unsuitable
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import storage_errors, write_text
@@ -37,6 +40,7 @@ def prepare(
     Runs on other images or prompts than those of `sources` are refused. Returns notes for the
     user.
     """
+    require_banks(sources or {})
     root = folder.root
     problem = ""
     if root.is_dir() and any(root.iterdir()) and not (root / "plans").is_dir():
@@ -48,7 +52,7 @@ def prepare(
     notes = []
     made_with: dict[str, FinishedRun] = {}
     with storage_errors(root):
-        old = folder.plans().get(plan.name)
+        old = folder.plan_to_replace(plan.name)
         if hidden := len(set(old.specs if old else ()) - set(plan.specs)):
             notes.append(
                 f"The last '{plan.name}' in {root} asked for {hidden} other runs; tables now show "
@@ -58,12 +62,10 @@ def prepare(
             folder.failure_of(spec).unlink(missing_ok=True)
             (root / ".claims" / f"{spec.hash}{ATTEMPTS}").unlink(missing_ok=True)
             place = folder.folder_of(spec)
-            if not place.is_dir():
+            if not place.exists():
                 continue
             try:
-                run = folder.read(spec)
-                for part in run.parts:
-                    run.predictions(part)
+                run = folder.read(spec, predictions=True)
                 _refuse_other_settings(run)
                 made_with[spec.dataset] = run
             except DataError as error:
@@ -97,8 +99,10 @@ def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> 
 
 def _refuse_other_settings(run: FinishedRun) -> None:
     """A run is named by the settings asked for; defaults and presets may change with ogkd."""
-    config = run.result.get("config")
-    now = method_of(run.spec).config.model_dump(mode="json")
+    config, method = run.result.get("config"), method_of(run.spec)
+    now = method.config.model_dump(mode="json")
+    if config is not None:  # a setting that is newer than the run had its default's effect
+        config = method.Config().model_dump(mode="json") | config
     if config is not None and config != now:
         names = [name for name in {**now, **config} if config.get(name) != now.get(name)]
         raise DataError(
@@ -112,12 +116,19 @@ def run_here(folder: RunsFolder, job: Job, on_event: OnEvent) -> None:
 
 
 def run_processes(folder: RunsFolder, job: Job, on_event: OnEvent, *, workers: int) -> None:
-    """Run what is missing in `workers` processes; a process that dies is replaced."""
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    """Run what is missing in `workers` processes; a process that dies is replaced.
+
+    They share the cores, unless OMP_NUM_THREADS says how many threads each may use, and the GPUs,
+    unless a device is named.
+    """
+    threads = None
+    if not os.environ.get("OMP_NUM_THREADS"):
+        threads = max(1, (os.cpu_count() or 1) // workers)
     with tempfile.TemporaryDirectory(prefix=".job-", dir=folder.root) as place:
         path = Path(place, "job.json")
         write_text(path, job.model_copy(update={"threads": threads}).model_dump_json())
-        processes = _Processes(folder, path, threads)
+        gpus = torch.cuda.device_count() if job.device in ("auto", "cuda") else 0
+        processes = _Processes(folder, path, threads, visible_gpus(gpus))
         try:
             for _ in range(workers):
                 processes.start()
@@ -126,22 +137,34 @@ def run_processes(folder: RunsFolder, job: Job, on_event: OnEvent, *, workers: i
             processes.stop()
 
 
+def visible_gpus(count: int) -> list[str]:
+    """A name for each GPU that this process sees, as CUDA_VISIBLE_DEVICES takes it."""
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return [name for name in named if name][:count] or [str(number) for number in range(count)]
+
+
 class _Processes:
     """Worker processes and the events that they print."""
 
-    def __init__(self, folder: RunsFolder, job_file: Path, threads: int) -> None:
+    def __init__(
+        self, folder: RunsFolder, job_file: Path, threads: int | None, gpus: Sequence[str] = ()
+    ) -> None:
         self._log = folder.root / "workers.log"
         self._command = [sys.executable, "-m", "ogkd.bench.worker"]
         self._command += [str(folder.root), str(job_file)]
-        self._environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        self._environment = os.environ | own
+        self._gpus = itertools.cycle(gpus or ("",))
         self._lines: queue.Queue[tuple[subprocess.Popen[str], str | None]] = queue.Queue()
         self._alive: dict[subprocess.Popen[str], bool] = {}  # whether it has reached a group
 
     def start(self) -> None:
         out = subprocess.PIPE
+        gpu = next(self._gpus)
+        own = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                self._command, stdout=out, stderr=log, text=True, env=self._environment
+                self._command, stdout=out, stderr=log, text=True, env=self._environment | own
             )
         self._alive[process] = False
         threading.Thread(target=self._read, args=(process,), daemon=True).start()

@@ -5,20 +5,36 @@ Commands import torch and other heavy packages when they run, so that `ogkd --he
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 from typer import Option
 
-from ogkd.cli import backbones, bench, data, demo, deploy, doctor, evaluate, fit, predict, prompts
+from ogkd.cli import (
+    backbones,
+    bench,
+    data,
+    demo,
+    deploy,
+    doctor,
+    evaluate,
+    fit,
+    predict,
+    prompts,
+    start,
+    studio,
+    tune,
+)
 from ogkd.cli.options import CommandGroup
-from ogkd.errors import OgkdError
+from ogkd.errors import ConfigError, OgkdError, OgkdWarning, out_of_memory
 
 __all__ = ["app", "main"]
 
@@ -28,11 +44,13 @@ app = CommandGroup(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("start")(start.start)
 app.command("fit")(fit.fit)
 app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("report")(evaluate.report)
 app.command("calibrate")(evaluate.calibrate)
+app.command("studio")(studio.studio)
 app.command("app")(deploy.app)
 app.command("export")(deploy.export)
 app.command("embed")(backbones.embed)
@@ -44,7 +62,9 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(data.app, name="data")
+bench.app.command("tune")(tune.tune)
 app.add_typer(bench.app, name="bench")
+app.add_typer(studio.label_app, name="label")
 
 
 def _show_version(value: bool) -> None:
@@ -97,7 +117,16 @@ def main() -> None:
     _accept_any_file_name()
     try:
         try:
-            app(args=_plugins_first(sys.argv[1:]), prog_name="ogkd")
+            if "" in sys.argv:
+                raise ConfigError(
+                    "An argument is empty. Is a variable of your script not set, or a name missing?"
+                )
+            with _warnings_as_notes():
+                app(args=_plugins_first(sys.argv[1:]), prog_name="ogkd")
+        except SystemExit as end:
+            if isinstance(end.__context__, BrokenPipeError):  # typer has turned it into code 1
+                raise end.__context__ from None
+            raise
         finally:
             sys.stdout.flush()  # here, so that a closed pipe is handled below
     except OgkdError as error:
@@ -107,7 +136,15 @@ def main() -> None:
         # The reader of our output has finished (`ogkd ... | head`): not an error.
         _drop_output()
         sys.exit(0)
-    except OSError as error:
+    except (MemoryError, RuntimeError, ImportError, OSError) as error:
+        if out_of_memory(error):
+            _print_error(
+                "There is not enough memory for this. Use fewer or smaller images at once, or "
+                "close other programs."
+            )
+            sys.exit(2)
+        if not isinstance(error, OSError):
+            raise
         # A last resort: what the file system refuses is not a bug, so show no traceback.
         _print_error(
             f"{error.filename or 'Output'}: {error.strerror or error}. Check it and retry."
@@ -121,12 +158,34 @@ def _print_error(message: str) -> None:
     typer.echo(message, err=True)
 
 
+@contextlib.contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Print our own warnings as notes; those of libraries are for developers (`python -W`)."""
+
+    def show(message: Warning | str, category: type[Warning], *a: object, **b: object) -> None:
+        if issubclass(category, OgkdWarning):
+            typer.echo(f"Note: {message}", err=True)
+
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.showwarning = show
+        yield
+
+
 def _accept_any_file_name() -> None:
     """Print file names that are not valid text as raw bytes instead of failing."""
+
+    def spell(error: UnicodeError) -> tuple[str | bytes, int]:
+        try:
+            return codecs.lookup_error("surrogateescape")(error)
+        except UnicodeError:  # no bytes of a file name either
+            return codecs.backslashreplace_errors(error)
+
+    codecs.register_error("ogkd", spell)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             utf8 = stream.encoding.lower().replace("-", "") == "utf8"
-            stream.reconfigure(errors="surrogateescape" if utf8 else "backslashreplace")
+            stream.reconfigure(errors="ogkd" if utf8 else "backslashreplace")
 
 
 def _drop_output() -> None:

@@ -16,7 +16,7 @@ from ogkd.cli import options as opt
 from ogkd.cli.doctor import end_with
 from ogkd.cli.output import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, DataError
-from ogkd.files import write_atomically
+from ogkd.files import read_text, write_atomically
 
 if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
@@ -270,7 +270,7 @@ def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
+        lines = read_text(path, encoding="utf-8-sig").split("\n")
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}. Give a text file.") from error
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -15,6 +15,7 @@ from typer import Argument, Option
 from ogkd.cli import options as opt
 from ogkd.cli.output import print_facts, say
 from ogkd.errors import ConfigError
+from ogkd.files import BOM
 
 if TYPE_CHECKING:
     from ogkd.bench.progress import Progress
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ogkd.bench.worker import Job
 
 app = opt.CommandGroup("Reproduce the paper, or compare methods on your own data.")
+
+_MOST = 10_000  # numbers of an option
 
 RunsArgument = Annotated[Path, Argument(help="A folder written by `bench run --out`.")]
 PlanOption = Annotated[
@@ -52,21 +55,48 @@ class GridOptions:
     backbone: Annotated[
         str | None, Option("--backbone", "-b", help="Use this backbone instead of the grid's.")
     ] = None
+    prompts: Annotated[
+        str | None,
+        Option(help="Whose prompts: released, ours, or a folder with DATASET.json files."),
+    ] = None
+    preset: Annotated[
+        str | None, Option(help="Settings of the methods, such as auto, instead of the grid's.")
+    ] = None
+
+    judge: Annotated[
+        Literal["test", "val"] | None, Option(help="Which images the runs are judged on.")
+    ] = None
+    tuned: Annotated[
+        str | None, Option(help="Use the settings that `bench tune` wrote to this file.")
+    ] = None
 
     def expand(self) -> list[tuple[Plan, dict[str, Source], str]]:
         """Return the plan of each grid of the name, with its datasets and backbone."""
-        from ogkd.bench.grid import expand, grid_names, read_grid
+        from ogkd.bench.grid import expand, grid_names, read_grid, without_preset
 
-        changes = {
+        found = []
+        for name in grid_names(self.grid):
+            grid = read_grid(name, self.changes())
+            plan, sources = expand(grid)
+            if names := without_preset(grid, sources):
+                say(f"Note: the preset auto is used for: {', '.join(names)} (not the paper's).")
+            found.append((plan, sources, grid.backbone))
+        return found
+
+    def changes(self) -> dict[str, Any]:
+        """The fields of the grid that options replace."""
+        return {
             "data": self.data,
             "datasets": None if self.datasets is None else opt.split_list(self.datasets),
             "only": None if self.methods is None else opt.split_list(self.methods),
             "shots": _numbers("--shots", self.shots),
             "seeds": _numbers("--seeds", self.seeds),
             "backbone": self.backbone,
+            "prompts": self.prompts,
+            "preset": self.preset,
+            "judge": self.judge,
+            "tuned": self.tuned,
         }
-        grids = [read_grid(name, changes) for name in grid_names(self.grid)]
-        return [(*expand(found), found.backbone) for found in grids]
 
 
 @dataclass(frozen=True)
@@ -77,7 +107,11 @@ class WorkerOptions(opt.RayOptions):
 
     workers: Annotated[
         int | None,
-        Option(min=0, help="Processes (default: 1; with --ray: as many as fit); 0: this process."),
+        Option(
+            min=0,
+            max=1024,
+            help="Processes (default: 1; with --ray: as many as fit); 0: this process.",
+        ),
     ] = None
 
     def run(self, folder: RunsFolder, job: Job, progress: Progress) -> None:
@@ -101,7 +135,10 @@ def _numbers(option: str, text: str | None) -> list[int] | None:
     for part in parts:
         first, dash, last = part.partition("-")
         with contextlib.suppress(ValueError):
-            found += range(int(first), int(last if dash else first) + 1)
+            numbers = range(int(first), int(last if dash else first) + 1)
+            if numbers[_MOST:]:
+                raise ConfigError(f"{option} {part}: these are more than {_MOST:,} numbers.")
+            found += numbers
     if len(found) < max(1, len(parts)):
         raise ConfigError(f"{option} takes numbers such as 1,4,16 or 1-8, not '{text}'.")
     return found
@@ -126,19 +163,22 @@ def plan(
     show: Annotated[bool, Option("--show", help="Print one line per run.")] = False,
 ) -> None:
     """Show how many runs a grid has, how many are done, and an estimate of the time left."""
-    from ogkd.bench.progress import duration, estimate
+    from ogkd.bench.progress import Pace, estimate
     from ogkd.bench.runner import group_runs
     from ogkd.bench.runs import RunsFolder
+    from ogkd.bench.sources import require_banks
 
     plans = grid.expand()
     folder = RunsFolder(out) if out is not None else None
     finished = folder.readable_runs() if folder is not None else []
-    how = "from finished runs" if finished else "a rough guess until some runs are finished"
+    pace = Pace(finished)
     everything: dict[str, RunSpec] = {}
     for chosen, sources, _ in plans:
         specs = _specs([chosen])
         missing = {
-            key: spec for key, spec in specs.items() if folder is None or not folder.has(spec)
+            key: spec
+            for key, spec in specs.items()
+            if folder is None or not folder.has(spec) or folder.damage(spec)
         }
         everything |= missing
         if show:
@@ -147,15 +187,26 @@ def plan(
         # Whole groups are trained: all that have a missing run.
         groups = [group.specs for group in group_runs(list(specs.values()))]
         passes = [group for group in groups if any(spec.hash in missing for spec in group)]
-        seconds = estimate([spec for group in passes for spec in group], finished)
+        time = estimate([spec for group in passes for spec in group], pace)
+        known = {run.spec.method for run in finished}
+        guessed = sorted({spec.method for group in passes for spec in group} - known)
+        how = (
+            f"rough: no run of {', '.join(guessed)} is finished"
+            if guessed
+            else "from finished runs"
+        )
         typer.echo(f"{chosen.title}: {len(specs)} runs on {len(sources)} dataset(s)")
         typer.echo(f"  done      {len(specs) - len(missing)}")
         typer.echo(f"  missing   {len(missing)}, trained in {len(passes)} passes")
-        typer.echo(f"  about     {duration(seconds)} on one worker ({how})")
+        typer.echo(f"  time      {time} on one worker ({how})")
+        try:
+            require_banks(sources)
+        except ConfigError as error:
+            say(f"Note: {error}")
     if len(plans) > 1:
         typer.echo(
             f"Total: {len(everything)} different runs are missing, "
-            f"about {duration(estimate(list(everything.values()), finished))}"
+            f"{estimate(everything.values(), pace)}"
         )
 
 
@@ -175,27 +226,27 @@ def run(
     plans = grid.expand()
     for chosen, sources, place in plans:
         job = make_job(chosen, sources, place, device=device)
-        _run_plan(folder, chosen, sources, job, workers)
+        run_plan(folder, chosen, sources, job, workers)
     _close(folder, [chosen for chosen, _, _ in plans])
 
 
-def _run_plan(
+def run_plan(
     folder: RunsFolder, chosen: Plan, sources: dict[str, Source], job: Job, workers: WorkerOptions
 ) -> None:
     """Run what is missing of one plan, with a live table of progress."""
-    from ogkd.bench.progress import Progress, estimate
+    from ogkd.bench.progress import Pace, Progress
     from ogkd.bench.workers import prepare
 
     for note in prepare(folder, chosen, sources):
         say(f"Note: {note}")
     specs = _specs([chosen])
     missing = [spec for spec in specs.values() if not folder.has(spec)]
-    seconds = estimate(missing, folder.readable_runs())
+    pace = Pace(folder.readable_runs())
     done, count = len(specs) - len(missing), workers.workers or 1
     say(f"{chosen.title}: {len(specs)} runs, {done} of them done already.")
     if not missing:
         return
-    with Progress(total=len(specs), done=done, seconds=seconds, workers=count) as progress:
+    with Progress(missing, done=done, pace=pace, workers=count) as progress:
         try:
             workers.run(folder, job, progress)
         except KeyboardInterrupt:
@@ -217,32 +268,42 @@ def _close(folder: RunsFolder, plans: list[Plan]) -> None:
             say(f"  failed: {spec}: {one_line(reasons.get(spec.hash, ''))}")
         say(f"{len(failed)} failed; their errors are in {folder.root}/failed.")
         sys.exit(1)
-    choice = f" --plan {plans[0].name}" if len(folder.plans()) > 1 else ""
+    several = len(list((folder.root / "plans").glob("*.json"))) > 1
+    choice = f" --plan {plans[0].name}" if several else ""
     say(f"Next: ogkd bench table {folder.root}{choice}")
 
 
 @app.command()
 def status(runs: RunsArgument) -> None:
-    """Show what is done, missing and failed in a folder of runs."""
+    """Show what is done, missing, failed and damaged in a folder of runs."""
     from ogkd.bench.worker import one_line
 
     folder = _open(runs)
-    for name, found in folder.plans().items():
-        specs = _specs([found]).values()
-        done = sum(folder.has(spec) for spec in specs)
-        failed = sum(folder.failure_of(spec).is_file() for spec in specs)
-        missing = len(specs) - done - failed
-        typer.echo(f"{name}: {done} done, {missing} missing, {failed} failed of {len(specs)}")
+    plans = folder.plans()
+    checked = ((spec, folder.damage(spec)) for spec in _specs(plans.values()).values())
+    damaged = {spec.hash: (spec, why) for spec, why in checked if why}
+    for name, found in plans.items():
+        specs = _specs([found])
+        bad = len(damaged.keys() & specs.keys())
+        done = sum(folder.has(spec) and key not in damaged for key, spec in specs.items())
+        failed = sum(folder.failure_of(spec).is_file() for spec in specs.values())
+        missing = len(specs) - done - failed - bad
+        words = f"{name}: {done} done, {missing} missing, {failed} failed"
+        typer.echo(f"{words}{f', {bad} damaged' if bad else ''} of {len(specs)}")
     for spec, reason in folder.failures():
         typer.echo(f"failed: {spec}\n  {one_line(reason)}")
+    for spec, why in damaged.values():
+        typer.echo(f"damaged: {spec}\n  {why}")
+    if damaged:
+        say("Run the grid into this folder again: damaged runs are moved away and computed again.")
 
 
 @app.command()
-def collect(runs: RunsArgument) -> None:
+def collect(runs: RunsArgument, excel: opt.ExcelOption = False) -> None:
     """Write all finished runs to RUNS/results.csv and results.json."""
     from ogkd.bench.tidy import collect as collect_runs
 
-    rows = collect_runs(_open(runs))
+    rows = collect_runs(_open(runs), excel=excel)
     typer.echo(f"{len(rows)} rows: {runs / 'results.csv'}, {runs / 'results.json'}")
 
 
@@ -257,14 +318,16 @@ def table(
     every_dataset: Annotated[
         bool, Option("--datasets/--average", help="Also a table per dataset, or only the average.")
     ] = True,
+    excel: opt.ExcelOption = False,
 ) -> None:
     """Print the paper's table from finished runs; best bold, second underlined."""
     from ogkd.bench.tables import make_table
 
+    opt.refuse_excel(excel, format)
     found = make_table(
         *_chosen(runs, plan), metric=metric, format=format, per_dataset=every_dataset
     )
-    typer.echo(found)
+    typer.echo(BOM * excel + found)
 
 
 @app.command()
@@ -318,7 +381,7 @@ def _open(runs: Path) -> RunsFolder:
 
     if not (runs / "plans").is_dir():
         raise ConfigError(f"{runs} is not a folder of runs. Give one that `bench run --out` wrote.")
-    return RunsFolder(runs)
+    return RunsFolder(runs, on_skip=say)
 
 
 def _chosen(runs: Path, name: str | None) -> tuple[RunsFolder, Plan]:

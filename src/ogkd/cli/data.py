@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,14 +17,16 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError
-from ogkd.files import write_json
+from ogkd.files import resolved, write_json, write_new
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
+    from ogkd.audit.divide import Division
     from ogkd.audit.result import Severity
     from ogkd.datasets.catalog import Benchmark
+    from ogkd.datasets.manifest import Manifest
 
-app = opt.CommandGroup("Benchmark datasets and your own data: list, info, download, check.")
+app = opt.CommandGroup("Benchmark datasets and your own data: list, info, download, check, split.")
 
 _SHOWN = 5  # files listed under a finding; the JSON has all
 _COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "note": "blue"}
@@ -170,6 +175,7 @@ def check(
     from ogkd.audit import audit_data
     from ogkd.audit.labels import require_cleanlab
     from ogkd.datasets.fetch import resolve_data
+    from ogkd.fitting.choose import choose_backbone, warning_about
     from ogkd.images import SliceRule
     from ogkd.report import write_data_check
 
@@ -179,9 +185,14 @@ def check(
     manifest = resolve_data(data)
     if slice is not None:
         manifest = manifest.sliced(SliceRule.parse(slice))
-    model = ogkd.load_backbone(backbone or "builtin", device=device) if wanted else None
+    model = None
+    if wanted:
+        images = [item.image for item in manifest.items]
+        model = ogkd.load_backbone(backbone or choose_backbone(images, say=say), device=device)
+        if warning := warning_about(model, images):
+            say(f"WARNING: {warning}")
     audit = audit_data(
-        manifest, root=data_folder(data), name=data.resolve().name, near=near, backbone=model
+        manifest, root=data_folder(data), name=resolved(data).name, near=near, backbone=model
     )
     if as_json is not None:
         write_json(as_json, audit.as_json())
@@ -191,6 +202,92 @@ def check(
     for file in filter(None, (as_json, html)):
         say(f"-> {file}")
     raise typer.Exit(audit.exit_code)
+
+
+@app.command("split")
+def split(
+    data: opt.DataArgument,
+    out: Annotated[Path, Option("--out", "-o", help="The CSV file to write.")],
+    shares: Annotated[
+        str, Option(help="Sizes of train, val and test (or train and test), in any unit.")
+    ] = "0.6,0.2,0.2",
+    seed: Annotated[int, Option(min=0, help="Decides which image goes where.")] = 1,
+    left_out: Annotated[
+        Path | None, Option(help="Write a CSV file of the images left out, with the reasons.")
+    ] = None,
+    root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None,
+    classes: opt.ClassesOption = None,
+    slice: opt.SliceOption = None,
+    near: Annotated[
+        int, Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most.")
+    ] = 6,
+) -> None:
+    """Divide a dataset into parts to learn from, calibrate and test on; writes a CSV file.
+
+    Each class is divided alike. Images of one patient stay together, and so do
+    copies; unreadable files, repeated images and images with several labels are
+    left out. Splits that the data has stay, and a missing one is taken from train.
+    """
+    opt.refuse_folders(out=out, **{"left-out": left_out})
+    from ogkd.audit.divide import divide_checked, left_out_text
+    from ogkd.datasets.fetch import resolve_data
+    from ogkd.datasets.tables import table_text
+
+    wanted = _read_shares(shares)
+    manifest = resolve_data(data, root=root, class_names=opt.read_classes(classes))
+    audit = check_for_split(data, manifest, slice=slice, near=near)
+    division = divide_checked(manifest, audit, shares=wanted, seed=seed)
+    write_new(out, table_text(division.manifest, out.parent))
+    if left_out is not None:
+        write_new(left_out, left_out_text(division, left_out.parent))
+    counts = division.counts()
+    rows = [
+        [_plain(name), *(part[name] for part in counts.values())] for name in manifest.class_names
+    ]
+    rows.append(["all", *(part.total() for part in counts.values())])
+    print_table(("class", *counts), rows, numbers=tuple(counts))
+    for line in division_notes(division):
+        say(_plain(line))
+    typer.echo(f"-> {out}")
+    typer.echo(f"Next:  ogkd fit {shlex.quote(str(out))} --out my-model")
+
+
+def check_for_split(
+    data: Path, manifest: Manifest, *, slice: str | None = None, near: int = 6
+) -> Audit:
+    """Check the images of a dataset, as `ogkd data check` does without labels."""
+    from ogkd.audit import audit_data
+    from ogkd.images import SliceRule
+
+    rule = None if slice is None else SliceRule.parse(slice)
+    sliced = manifest.sliced(rule)
+    return audit_data(sliced, root=data_folder(data), name=data.resolve().name, near=near)
+
+
+def division_notes(division: Division) -> Iterator[str]:
+    """What a user should know about a division before relying on it."""
+    if division.left_out:
+        yield f"Left out {len(division.left_out)} images: {division.reasons()}."
+    if division.lost:
+        yield f"No image is left of: {', '.join(division.lost)}."
+    if division.note:
+        yield division.note
+    if untested := division.absent("test"):
+        yield f"No image to test on, so nothing will be known about: {', '.join(untested)}."
+
+
+def _read_shares(text: str) -> dict[str, float]:
+    try:
+        sizes = [float(part) for part in opt.split_list(text)]
+    except ValueError:
+        sizes = []
+    names = {2: ("train", "test"), 3: ("train", "val", "test")}.get(len(sizes), ())
+    if not names or not all(0 < size < math.inf for size in sizes):
+        raise ConfigError(
+            f"--shares takes two or three numbers above 0, such as 0.6,0.2,0.2 or 80,20, but got "
+            f"'{text}'."
+        )
+    return {name: size / sum(sizes) for name, size in zip(names, sizes, strict=True)}
 
 
 def data_folder(data: Path) -> Path:
@@ -237,9 +334,9 @@ def _plain(words: str) -> str:
 def phantoms(
     name: Annotated[str | None, Argument(help="A phantom dataset (see --list).")] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write.")] = None,
-    train: Annotated[int, Option(min=0, help="Training images per class.")] = 32,
-    val: Annotated[int, Option(min=0, help="Validation images per class.")] = 8,
-    test: Annotated[int, Option(min=0, help="Test images per class.")] = 50,
+    train: Annotated[int, Option(min=0, max=100_000, help="Training images per class.")] = 32,
+    val: Annotated[int, Option(min=0, max=100_000, help="Validation images per class.")] = 8,
+    test: Annotated[int, Option(min=0, max=100_000, help="Test images per class.")] = 50,
     seed: Annotated[int, Option(min=0, help="Random seed of the images.")] = 1,
     size: Annotated[int, Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
     list_: Annotated[bool, Option("--list", help="List the datasets.")] = False,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import shutil
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,15 +18,27 @@ from ogkd.cli import options as opt
 from ogkd.cli.output import print_table, write_csv
 from ogkd.errors import ConfigError
 from ogkd.files import write_json, write_text
+from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ogkd.datasets.manifest import Manifest
     from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
-_OUT, _DATASETS = Path("demo-output"), "fundus,us-breast"
-_METHODS = ("zero-shot", "zero-shot-ensemble", "ogkd")
+_OUT, _DATASETS = Path("demo-output"), "cxr,endoscopy"
+_UNTRAINED = {
+    "zero-shot": "the name of each class, no labelled image",
+    "zero-shot-ensemble": "a dozen descriptions of each class, no labelled image",
+}
+_TRAINED = {
+    "fused": "the descriptions and {shots} labelled images per class, in closed form",
+    "ogkd": "a prompt learned from {shots} labelled images per class, guided by the descriptions",
+}
+_METHODS = (*_UNTRAINED, *_TRAINED)
 _SHOTS = 16
+_FEW = 4  # labels per class, where the other training images have none
 _VAL = 30  # images per class to calibrate on
 _TEST = 50  # images per class
 _SHOWN = 6  # predictions
@@ -50,14 +64,23 @@ def demo(
     backbone = ogkd.load_backbone("builtin")
     _clear(out)
     rows: list[dict[str, Any]] = []
+    notes: list[str] = []
+    few: list[str] = []
     for name in names:
-        rows += _one_dataset(name, backbone, out, seed, first=name == names[0])
+        found, hits = _one_dataset(name, backbone, out, seed, first=name == names[0])
+        rows += found
+        notes += _notes(name, hits)
+        few.append(_few_labels(name, backbone, out, seed))
     write_json(out / "results.json", rows)
     with write_csv(out / "results.csv") as file:
         table = csv.DictWriter(file, list(rows[0]))
         table.writeheader()
         table.writerows(rows)
     _print(rows)
+    if notes:
+        typer.echo("\n" + "\n".join(notes))
+    typer.echo(f"\n{_FEW} labels per class are enough to start with (test accuracy of fused):")
+    typer.echo("\n".join(few))
     model, images = out / "models" / names[0], out / "images" / names[0] / "test"
     typer.echo(
         f"""
@@ -73,7 +96,8 @@ Open the report in a browser: {out / "report.html"}"""
 
 def _one_dataset(
     name: str, backbone: Any, out: Path, seed: int, *, first: bool
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], dict[str, NDArray[Any]]]:
+    """The rows of a dataset, and for each method which test images it gets right."""
     from ogkd.datasets.phantoms import phantom, write_folder
     from ogkd.evaluation import predict_labelled, summary_metrics
 
@@ -85,10 +109,10 @@ def _one_dataset(
     bank = dict(zip(record.class_names, record.descriptions, strict=True))
     write_json(out / "prompts" / f"{name}.json", {key: list(texts) for key, texts in bank.items()})
     manifest = ogkd.read_manifest(folder)
-    rows = []
+    rows, hits = [], {}
     for method in _METHODS:
         began = time.perf_counter()
-        place = out / "models" / name if method == "ogkd" else None
+        place = out / "models" / name if method == FitRequest.method else None
         model = ogkd.fit(
             manifest,
             backbone=backbone,
@@ -100,13 +124,15 @@ def _one_dataset(
         )
         seconds = time.perf_counter() - began
         judged = predict_labelled(model, manifest)
-        result = summary_metrics(judged.labels, judged.probabilities())
+        probabilities = judged.probabilities()
+        result = summary_metrics(judged.labels, probabilities)
+        hits[method] = probabilities.argmax(1) == judged.labels
         rows.append(
             {
                 "dataset": name,
                 "classes": len(record.class_names),
                 "method": method,
-                "shots": _SHOTS if method == "ogkd" else 0,
+                "shots": _SHOTS if method in _TRAINED else 0,
                 "accuracy": round(100 * result["accuracy"], 2),
                 "macro_f1": round(100 * result["macro_f1"], 2),
                 "test_images": len(judged.labels),
@@ -116,7 +142,59 @@ def _one_dataset(
         typer.echo(f"  {method:20} accuracy {rows[-1]['accuracy']:6.2f} %  ({seconds:.1f} s)")
         if first and place is not None:
             _report(model, manifest, judged, out, place)
-    return rows
+    return rows, hits
+
+
+def _few_labels(name: str, backbone: Any, out: Path, seed: int) -> str:
+    """What unlabelled images give, and labels of chosen images instead of random ones."""
+    import numpy as np
+
+    from ogkd.datasets.phantoms import phantom
+    from ogkd.evaluation import predict_labelled, summary_metrics
+    from ogkd.features.store import FeatureStore
+    from ogkd.studio.queue import OPEN, next_images
+
+    record, folder = phantom(name), out / "images" / name
+    manifest = ogkd.read_manifest(folder)
+    bank = dict(zip(record.class_names, record.descriptions, strict=True))
+
+    def accuracy(data: Manifest, **options: Any) -> str:
+        fit = {"backbone": backbone, "method": FitRequest.method, "seed": seed, "prompts": bank}
+        judged = predict_labelled(ogkd.fit(data, **fit, **options), manifest)
+        found = summary_metrics(judged.labels, judged.probabilities())["accuracy"]
+        return f"{100 * found:.1f} %"
+
+    train = manifest.part("train")
+    features = FeatureStore(backbone).get([item.image for item in train]).globals[:, 0].numpy()
+    classes = len(record.class_names)
+    open_rows = np.full(len(train), OPEN)
+    rows = next_images(features, open_rows, classes=classes, n=_FEW * classes)
+    asked = [train[row] for row in rows]
+    line = f"  {name}: random images {accuracy(manifest, shots=_FEW)}"
+    line += ", with the other training images unlabelled "
+    line += accuracy(manifest, shots=_FEW, unlabelled=folder / "train")
+    if {item.label for item in asked} == set(range(classes)):
+        line += f", images chosen to be labelled {accuracy(replace(manifest, items=tuple(asked)))}"
+    return line
+
+
+def _notes(name: str, hits: Mapping[str, NDArray[Any]]) -> Iterator[str]:
+    """One sentence for each trained method below the best untrained one: is it chance, or why."""
+    best = max(_UNTRAINED, key=lambda method: hits[method].mean())
+    for method in _TRAINED:
+        change = 100.0 * (hits[best].astype(float) - hits[method])
+        lost, images = change.mean(), len(change)
+        if lost <= 0:
+            continue
+        margin = 1.96 * change.std() / images**0.5  # of the difference, both on the same images
+        start = f"{name}: {method} is {lost:.1f} points below {best}"
+        if lost <= margin:
+            yield f"{start}, which may be chance ({images} test images: ± {margin:.1f} points)."
+        else:
+            yield (
+                f"{start}, more than chance explains (± {margin:.1f} points): the descriptions, "
+                f"written for these drawings, tell more than {_SHOTS} images per class."
+            )
 
 
 def _report(
@@ -162,6 +240,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
     numbers = ("chance", *_METHODS)
     typer.echo(f"\nTest accuracy on phantoms ({_SHOTS} shots)")
     print_table(("dataset", *numbers), cells, numbers=numbers)
+    typer.echo("\nWhat each method uses:")
+    for method, words in (_UNTRAINED | _TRAINED).items():
+        typer.echo(f"  {method:18}  {words.format(shots=_SHOTS)}")
 
 
 def _clear(out: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +17,18 @@ from ogkd.cli.output import say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ogkd.app.server import Settings
     from ogkd.export import Exported
 
 _PASSWORD = "OGKD_APP_PASSWORD"
 _SHORTEST = 8  # characters of a password
+HostOption = Annotated[
+    str, Option(help="Address to listen on. Other than loopback needs a password.")
+]
+PortOption = Annotated[
+    int | None, Option(min=0, max=65535, help="Port (default: 7860, or the next free one).")
+]
+OpenOption = Annotated[bool, Option("--open", help="Open the page in the browser.")]
 
 
 def export(
@@ -30,6 +39,13 @@ def export(
         Option(
             "--include-preprocessing",
             help="Take uint8 [N, H, W, 3] and normalise inside the graph; resizing stays outside.",
+        ),
+    ] = False,
+    raw_pixels: Annotated[
+        bool,
+        Option(
+            "--raw-pixels",
+            help="Take uint8 [H, W, 3], one image of any size; resize and crop inside the graph.",
         ),
     ] = False,
     check: Annotated[
@@ -82,6 +98,7 @@ def export(
         images=images,
         labels=labels,
         include_preprocessing=include_preprocessing,
+        raw_pixels=raw_pixels,
         int8=int8,
         max_risk=max_risk,
         tolerance=tolerance,
@@ -99,6 +116,12 @@ def _print_export(exported: Exported, tolerance: float) -> None:
         f"Compared with torch on {images}, in batches of 1, 2 and 7: largest difference of a "
         f"probability {exported.largest_difference:.1e}, allowed {tolerance:.0e}."
     )
+    if (resizing := exported.resizing) is not None:
+        typer.echo(
+            f"Resizing inside the graph instead of with Pillow: largest difference "
+            f"{resizing.largest_difference:.1e}, same class in {100 * resizing.agreement:.1f} % of "
+            f"{resizing.images} images."
+        )
     rates = exported.images_per_second
     shown = ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
     typer.echo(f"Images per second, one at a time: {shown}.")
@@ -136,15 +159,11 @@ def app(
         float, Option(help="How often the set of classes contains the true one.")
     ] = 0.9,
     backbone: opt.MovedBackbone = None,
-    host: Annotated[
-        str, Option(help="Address to listen on. Other than loopback needs a password.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None, Option(min=0, max=65535, help="Port (default: 7860, or the next free one).")
-    ] = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
     max_mb: Annotated[float, Option(help="Largest upload, in megabytes.")] = 50,
     max_pixels: Annotated[float, Option(help="Largest image, in pixels; at most 100e6.")] = 50e6,
-    open_browser: Annotated[bool, Option("--open", help="Open the page in the browser.")] = False,
+    open_browser: OpenOption = False,
     device: opt.DeviceOption = "auto",
 ) -> None:
     """Serve a web page that classifies one image at a time. Ctrl-C stops it.
@@ -153,22 +172,16 @@ def app(
     others can; it then needs a password, which is asked for or read from
     OGKD_APP_PASSWORD. Uploads are deleted as soon as they are answered.
     """
-    from ogkd.app.server import Settings, is_loopback, require_gradio, serve
-    from ogkd.images.decode import MAX_PIXELS
+    names = ", ".join(folder.name for folder in models)
+    say(f"Starting the page for {names}: loading torch ...")
+    from ogkd.app.server import require_server, serve_models
 
-    limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
-    limits["max_pixels"] = _count("--max-pixels", max_pixels)
-    if limits["max_pixels"] > MAX_PIXELS:
-        raise ConfigError(
-            f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read. Cut them into "
-            "tiles or scale them down first."
-        )
-    require_gradio()
-    password = None if is_loopback(host) else _ask_password(host)
-    settings = Settings(host=host, port=port, password=password, **limits)
+    require_server()
+    settings = server_settings(host, port, max_mb, max_pixels)
 
     from ogkd.app.models import load_models, with_support_images
 
+    say(f"Loading {len(models)} model(s) and their backbones ...")
     loaded = load_models(
         models, backbone=backbone, device=device, coverage=coverage, max_risk=max_risk
     )
@@ -178,16 +191,39 @@ def app(
         if model.note:
             say(f"Note on {model.name}: {model.note}")
 
+    serving = f"Serving {', '.join(model.name for model in loaded)}"
+    serve_models(loaded, settings, say=announcement(serving, settings, open_browser))
+    typer.echo("Stopped; no upload is kept.")
+
+
+def server_settings(host: str, port: int | None, max_mb: float, max_pixels: float) -> Settings:
+    """Where to serve and how much to take, checked; asks for a password if others can connect."""
+    from ogkd.app.server import Settings, is_loopback
+    from ogkd.images.decode import MAX_PIXELS
+
+    limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
+    limits["max_pixels"] = _count("--max-pixels", max_pixels)
+    if limits["max_pixels"] > MAX_PIXELS:
+        raise ConfigError(
+            f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read. Cut them into "
+            "tiles or scale them down first."
+        )
+    password = None if is_loopback(host) else _ask_password(host)
+    return Settings(host=host, port=port, password=password, **limits)
+
+
+def announcement(what: str, settings: Settings, open_browser: bool) -> Callable[[str], None]:
+    """What to do once the page responds at its address."""
+
     def announce(address: str) -> None:
-        typer.echo(f"Serving {', '.join(model.name for model in loaded)}")
+        typer.echo(what)
         typer.echo(f"Page: {address}    (Ctrl-C stops it)")
-        if password is not None:
+        if settings.password is not None:
             typer.echo("The password is sent unencrypted: use it only in a network that you trust.")
         if open_browser:
             typer.launch(address)
 
-    serve(loaded, settings, say=announce)
-    typer.echo("Stopped; no upload is kept.")
+    return announce
 
 
 def _count(option: str, value: float) -> int:

@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
 _COLOURS = {"PASS": "green", "WARN": "yellow", "SKIP": "yellow", "FAIL": "red"}
 _GIB = 1024**3
+_WORTHWHILE = 1.5  # an engine gains about half of what its products do
 _EXTRAS = {
     "dicom": ("pydicom", "DICOM and NIfTI files"),
-    "serve": ("gradio", "the web page"),
+    "serve": ("uvicorn", "the web page"),
     "onnx": ("onnxruntime", "ONNX export"),
     "ray": ("ray", "clusters"),
     "audit": ("cleanlab", "label-error search"),
@@ -81,7 +82,7 @@ def end_with(checks: Iterable[Finding | Check], *, quiet: bool = False) -> None:
 
 def examine() -> Iterator[Finding]:
     """Run every check in turn; a check that crashes is a finding."""
-    checks = (_python, _packages, _device, _bf16, _memory, _cache, _hub, _backbones, _extras)
+    checks = (_python, _packages, _device, _bf16, _int8, _memory, _cache, _hub, _backbones, _extras)
     for check in checks:
         try:
             yield from check()
@@ -157,6 +158,17 @@ def _bf16() -> Iterator[Finding]:
     yield _warn_unless(code == 0, "bf16", found, fix)
 
 
+def _int8() -> Iterator[Finding]:
+    """Say what the 8-bit engine can gain here, where its packages are installed."""
+    if any(find_spec(name) is None for name in ("onnx", "onnxruntime")):
+        return
+    from ogkd.backbones._int8_probe import int8_gain
+
+    gain = int8_gain()
+    advice = "`--engine onnx-int8` is worth a try" if gain >= _WORTHWHILE else "nothing to gain"
+    yield Finding("PASS", "8-bit products", f"{gain:.1f}x as fast as float32 ({advice})")
+
+
 def _memory() -> Iterator[Finding]:
     import psutil
 
@@ -197,28 +209,32 @@ def _hub() -> Iterator[Finding]:
     if constants.HF_HUB_OFFLINE:
         yield Finding("WARN", "Model hub", "HF_HUB_OFFLINE is set: nothing is downloaded", fix)
         return
-    host = urlsplit(constants.ENDPOINT).netloc
+    host = constants.ENDPOINT
     try:
+        host = urlsplit(constants.ENDPOINT).netloc or host
         # Uses the proxy of the environment, if there is one.
         with urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=4):
             yield Finding("PASS", "Model hub", f"{host} answers")
     except HTTPError as error:
         yield Finding("PASS", "Model hub", f"{host} answers (with status {error.code})")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError is about the URL in HF_ENDPOINT
         yield Finding("WARN", "Model hub", f"{host} does not answer ({error})", fix)
 
 
 def _backbones() -> Iterator[Finding]:
     from ogkd.backbones.hub import present_backbones
+    from ogkd.fitting.choose import best_present
 
     try:
         ogkd.load_backbone("builtin")
     except BackboneError as error:
         yield Finding("FAIL", "Backbones", str(error), "reinstall ogkd: its files are damaged")
         return
-    present = ["builtin", *present_backbones()]
+    present = present_backbones()
     fine = "biomedclip" in present
-    found = ", ".join(present) + ("" if fine else "; no BiomedCLIP")
+    found = ", ".join(["builtin", *present]) + ("" if fine else "; no BiomedCLIP")
+    chosen = f"{name} is used" if (name := best_present()) else "none: a backbone must be named"
+    found += f" (for real images {chosen}; builtin only for phantoms)"
     fix = "ogkd backbones fetch biomedclip (0.8 GB), or pass --backbone FOLDER"
     yield _warn_unless(fine, "Backbones", found, fix)
 

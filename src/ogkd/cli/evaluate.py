@@ -16,7 +16,7 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.data import data_folder
 from ogkd.cli.output import evaluation_lines, harmless, harmless_path, print_json, say, write_csv
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, counted
 from ogkd.files import write_json
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class InputOptions:
     def read(self, split: str, *, calibrated: bool = True) -> _Inputs:
         """Load the model and read the data."""
         from ogkd.datasets.fetch import resolve_data
-        from ogkd.features.unreadable import readable_items
+        from ogkd.features.unreadable import list_reasons, readable_items
         from ogkd.images import SliceRule
 
         rule = None if self.slice is None else SliceRule.parse(self.slice)
@@ -67,9 +67,10 @@ class InputOptions:
         if self.on_error == "skip":
             items, skipped = readable_items(part.items, manifest.class_names)
             part = replace(part, items=tuple(items))
-            say(f"Left out {len(skipped)} file(s) that cannot be read; {len(items)} remain.")
-            for file in skipped[:20]:
-                say(f"  {file.reason}")
+            files = counted(len(skipped), "file")
+            say(f"Left out {files} that cannot be read; {len(items)} remain.")
+            if skipped:
+                say(list_reasons(skipped))
         return _Inputs(classifier, manifest, part, skipped)
 
 
@@ -92,6 +93,17 @@ class EvaluationOptions:
     resamples: Annotated[
         int, Option(min=0, max=100_000, help="Bootstrap resamples; 0 for no intervals.")
     ] = 1000
+    leave_out_used: Annotated[
+        bool,
+        Option(help="Leave out images that the model learned from or was calibrated on."),
+    ] = False
+    prior: Annotated[
+        str | None,
+        Option(
+            metavar="CLASS=SHARE,...",
+            help="Also say what the numbers become where classes are as frequent as this.",
+        ),
+    ] = None
     names: Annotated[
         bool, Option("--names", help="Show file names and full paths in the report.")
     ] = False
@@ -103,32 +115,49 @@ class EvaluationOptions:
         """Evaluate, and warn about everything that makes the numbers look too good."""
         from ogkd.evaluation import evaluate_predictions, predict_labelled
         from ogkd.model.decide import engine_note
+        from ogkd.model.support_sets import SupportSets
 
+        prior = opt.read_prior(self.prior)
+        if isinstance(prior, str):
+            raise ConfigError(
+                "--prior takes a share for every class here: the true classes are known, so there "
+                "is nothing to estimate."
+            )
         inputs = options.read(self.split)
         classifier = inputs.classifier
         judged = predict_labelled(classifier, inputs.part, split=self.split)
-        learned = classifier.card.support_images
+        if self.leave_out_used:
+            judged = judged.unused(classifier)
+            say(
+                f"Left out {counted(judged.left_out, 'image')} that the model learned from or was "
+                f"calibrated on; {len(judged.labels)} remain."
+            )
         result = evaluate_predictions(
             judged,
             classifier.calibration,
             graded=self.graded,
             resamples=self.resamples,
-            learned=learned,
+            card=classifier.card,
+            prior=prior,
+            support_sets=SupportSets.of(classifier),
         )
         images = result["images"]
+        for warning in result["warnings"]:
+            say(f"WARNING: {warning}")
         if used := result["learned_from"]:
             say(
                 f"Warning: the model learned from {used} of these {images} images, so the results "
-                "look better than they are."
+                "look better than they are. --leave-out-used evaluates the others."
             )
         if used := result["calibrated_on"]:
             say(
                 f"Warning: the model was calibrated on {used} of these {images} images, so its "
-                "probabilities, sets and thresholds look better than they are."
+                "probabilities, sets and thresholds look better than they are. --leave-out-used "
+                "evaluates the others."
             )
         if note := engine_note(classifier):
             say(f"Note: {note}")
-        if not inputs.manifest.has_splits and not learned:
+        if not inputs.manifest.has_splits and not classifier.card.seen:
             say(
                 f"Note: {options.data} has no splits, so all of its images are evaluated. If the "
                 "model learned from some of them, the results look better than they are."
@@ -169,6 +198,9 @@ class _Evaluation:
 def evaluate(
     inputs: InputOptions,
     how: EvaluationOptions,
+    everything: Annotated[
+        bool, Option("--all", help="Print every table: intervals, confusions, calibration, sets.")
+    ] = False,
     as_json: opt.JsonOption = False,
     out: Annotated[
         Path | None, Option("--out", "-o", help="Also write the JSON to this file.")
@@ -179,12 +211,14 @@ def evaluate(
     paths: Annotated[
         bool, Option("--paths", help="Put file paths into --csv (default: only hashes).")
     ] = False,
+    excel: opt.ExcelOption = False,
     report: Annotated[
         Path | None, Option(help="Write an HTML page with plots and images to this file.")
     ] = None,
 ) -> None:
-    """Measure how good a model is: metrics with intervals, classes, confusions, calibration.
+    """Say how good a model is: better than guessing or not, its weakest class, what would help.
 
+    --all adds the statistics: intervals, confusions, referral, calibration, sets.
     With --on-error skip, unreadable files are left out and listed in
     skipped.csv next to --out. Volumes without a slice get the one of --slice,
     or else the one that the model was fitted on.
@@ -192,18 +226,20 @@ def evaluate(
     opt.refuse_folders(out=out, csv=csv_file, report=report)
     if report is None and (how.names or not how.images):
         raise ConfigError("--names and --no-images only apply to --report, which is not given.")
+    if excel and csv_file is None:
+        raise ConfigError("--excel only applies to --csv, which is not given.")
     found = how.evaluate(inputs)
     if out is not None:
         write_json(out, found.result)
         found.write_skipped(out)
     if csv_file is not None:
-        _write_rows(csv_file, found, paths=paths)
+        _write_rows(csv_file, found, paths=paths, excel=excel)
     if report is not None:
         found.write_report(report)
     if as_json:
         print_json(found.result, ascii=True)
     else:
-        typer.echo("\n".join(evaluation_lines(found.result)))
+        typer.echo("\n".join(evaluation_lines(found.result, everything=everything)))
 
 
 def report(
@@ -265,19 +301,19 @@ def calibrate(
     change = "less" if found.temperature > 1 else "more"
     typer.echo(
         f"temperature {found.temperature:.3f}: the model is now {change} confident than before."
-        if found.temperature != 1.0
-        else "temperature 1: probabilities stay as they are."
+        if found.applied
+        else f"temperature 1: {found.reason}"
     )
     typer.echo(f"accuracy on those {held_out}: {100 * sum(found.correct) / held_out:.1f} %")
     typer.echo(f"Wrote {place}")
 
 
-def _write_rows(file: Path, found: _Evaluation, *, paths: bool) -> None:
+def _write_rows(file: Path, found: _Evaluation, *, paths: bool, excel: bool) -> None:
     """Write a row per image: hash, path (if asked for), true class, prediction, probabilities."""
     judged, classifier = found.judged, found.inputs.classifier
     shown = [harmless(name) for name in classifier.class_names]
     rows = classifier.probabilities(judged.features)
-    with write_csv(file) as opened:
+    with write_csv(file, excel=excel) as opened:
         table = csv.writer(opened, lineterminator="\n")
         head = ["image", "path"] if paths else ["image"]
         table.writerow([*head, "truth", "prediction", "probability", *shown])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, fields
@@ -34,18 +35,46 @@ _OPTIONS: dict[str, Any] = {
 
 def fit(**options: Any) -> None:
     """Learn a classifier from labelled images. Run the same command again to resume."""
-    from ogkd.fitting.pipeline import fit_request
+    from ogkd.fitting.choose import NoRealBackbone
+    from ogkd.fitting.pipeline import fit_or_find
 
     options["settings"] = opt.read_settings(options["settings"] or [])
     options["class_names"] = opt.read_classes(options["class_names"])
     began = time.perf_counter()
-    card = fit_request(FitRequest(**options, say=say)).card
+    request = FitRequest(**options, say=say)
+    try:
+        fitted, found = fit_or_find(request)
+    except NoRealBackbone:
+        if not fetch_now():
+            raise
+        fitted, found = fit_or_find(request)
+    card = fitted.card
     seconds = time.perf_counter() - began
     counts = zip(card.class_names, card.support_counts, strict=True)
     images = f"{sum(card.support_counts)} images"
     each = ", ".join(f"{name} {count}" for name, count in counts)
-    typer.echo(f"Fitted {card.method} on {images} ({each}) in {seconds:.1f} s.")
+    when = "before; --restart fits again" if found else f"in {seconds:.1f} s"
+    typer.echo(f"Fitted {card.method} on {images} ({each}) {when}.")
+    if card.method == FitRequest.method:
+        say(f"{card.method} is the default; --method ogkd learns a prompt, as the paper does.")
     _print_next(options["out"])
+
+
+def fetch_now() -> bool:
+    """Ask on a terminal whether to fetch the best backbone; never download without an answer."""
+    from ogkd.backbones.catalog import catalog
+    from ogkd.backbones.hub import fetch
+    from ogkd.fitting.choose import BEST
+
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    record = catalog()[BEST]
+    say("These images need a real backbone, and none is on this machine.")
+    question = f"Fetch {BEST} now ({(record.size or 0) / 1e9:.1f} GB)?"
+    if not typer.confirm(question, default=False, err=True):
+        return False
+    fetch(record)
+    return True
 
 
 def _fit_options() -> Iterator[tuple[str, Any, Any]]:

@@ -16,6 +16,7 @@ from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
 
 from ogkd.errors import ConfigError, OgkdError, StorageError
+from ogkd.files import resolved
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ogkd.features.ray_encode import RayWorkers
     from ogkd.images import ImageRef
     from ogkd.model.classifier import Classifier
+    from ogkd.model.prior import Prior
 
 # What the options of a fit do; other commands have some of them too.
 HELP = {
@@ -57,6 +59,9 @@ EngineOverride = Annotated[
 ]
 
 # Output
+ExcelOption = Annotated[
+    bool, Option("--excel", help="Start the CSV with a mark (BOM), so that Excel reads UTF-8.")
+]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
@@ -70,12 +75,14 @@ class RayOptions:
     address: Annotated[
         str | None, Option(help="Ray cluster: auto or HOST:PORT (default: start one here).")
     ] = None
-    workers: Annotated[int | None, Option(min=1, help="Ray workers (default: as many as fit).")] = (
-        None
-    )
-    cpus_per_worker: Annotated[float, Option(min=0.1, help="CPU cores for each Ray worker.")] = 1.0
+    workers: Annotated[
+        int | None, Option(min=1, max=10_000, help="Ray workers (default: as many as fit).")
+    ] = None
+    cpus_per_worker: Annotated[
+        float, Option(min=0.1, max=10_000, help="CPU cores for each Ray worker.")
+    ] = 1.0
     gpus_per_worker: Annotated[
-        float, Option(min=0.0, help="GPUs for each Ray worker: 1, or 0.25.")
+        float, Option(min=0.0, max=10_000, help="GPUs for each Ray worker: 1, or 0.25.")
     ] = 0.0
 
     def cluster(self) -> RayWorkers | None:
@@ -100,7 +107,7 @@ class EncodingOptions(RayOptions):
     """Options of commands that encode many images, here or on a Ray cluster."""
 
     slice: SliceOption = None
-    batch_size: Annotated[int, Option(min=1, help="Images encoded at once.")] = 32
+    batch_size: Annotated[int, Option(min=1, max=4096, help="Images encoded at once.")] = 32
     device: DeviceOption = "auto"
 
     def find(self, images: Sequence[Path]) -> list[ImageRef]:
@@ -118,6 +125,7 @@ class EncodingOptions(RayOptions):
         place: str,
         engine: str,
         patches: bool,
+        deep: bool = False,
     ) -> Iterator[EncodedBatch]:
         """Encode here, or on the workers of a cluster, which load the backbone from `place`."""
         from ogkd.features import encode_files
@@ -125,7 +133,7 @@ class EncodingOptions(RayOptions):
 
         size = self.batch_size
         if (workers := self.cluster()) is None:
-            return encode_files(backbone, images, patches=patches, batch_size=size)
+            return encode_files(backbone, images, patches=patches, deep=deep, batch_size=size)
         return encode_files_on_ray(
             backbone,
             images,
@@ -134,6 +142,7 @@ class EncodingOptions(RayOptions):
             device=self.device,
             engine=engine,
             patches=patches,
+            deep=deep,
             batch_size=size,
         )
 
@@ -146,6 +155,31 @@ def split_list(text: str) -> list[str]:
 def read_classes(text: str | None) -> list[str] | None:
     """Split class names at commas. An empty name is kept, so that it is reported as one."""
     return None if text is None else [name.strip() for name in text.split(",")]
+
+
+def read_prior(text: str | None) -> Prior | None:
+    """Shares of classes, as `benign=0.9,malignant=0.1`, or "estimate"."""
+    if text is None:
+        return None
+    if text.strip().casefold() == "estimate":
+        return "estimate"
+    shares: dict[str, float] = {}
+    for pair in text.split(","):
+        name, equals, value = (part.strip() for part in pair.rpartition("="))
+        if not equals or not name:
+            raise ConfigError(
+                "--prior takes a share for every class, such as benign=0.9,malignant=0.1, or "
+                f"estimate, but got '{pair.strip()}'."
+            )
+        if name in shares:
+            raise ConfigError(f"--prior names the class '{name}' twice.")
+        try:
+            shares[name] = float(value)
+        except ValueError:
+            raise ConfigError(
+                f"--prior is '{value}' for '{name}', which is not a number."
+            ) from None
+    return shares
 
 
 def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
@@ -179,6 +213,12 @@ def refuse_folders(**files: Path | None) -> None:
             raise ConfigError(f"--{option} {file} is a folder. Give the name of a file in it.")
 
 
+def refuse_excel(excel: bool, format: str) -> None:
+    """Refuse --excel for another format than CSV."""
+    if excel and format != "csv":
+        raise ConfigError(f"--excel is for CSV, but --format is {format}. Use one of them.")
+
+
 # The library's name of an argument -> the command line's, if they differ.
 _OTHER_NAMES = {"class_names": "classes", "show_names": "names", "out": "onnx"}
 
@@ -203,7 +243,7 @@ def with_option(message: str, argument: str, params: Sequence[Any]) -> str | Non
 def _written_to(message: str, values: Mapping[str, Any]) -> str | None:
     """Return the parameter whose path could not be written; None if it is the cache's."""
     for name, value in values.items():
-        for path in (value, value.resolve()) if isinstance(value, Path) else ():
+        for path in (value, resolved(value)) if isinstance(value, Path) else ():
             if re.search(rf"writ(e|ing) {re.escape(str(path))}(?=[/.:])", message):
                 return name
     return None

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import typer
 
+from ogkd.errors import StorageError, counted
+from ogkd.files import harmless as harmless
+from ogkd.files import harmless_path as harmless_path
 from ogkd.files import write_atomically
+from ogkd.kinds import is_text_file
+from ogkd.notebook import text_table
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that start with these
 _MOST_CLASSES = 12  # a larger confusion matrix is only written to --out
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
+_PREDICTIVE = {
+    "ppv": "right if finding",
+    "npv": "right if normal",
+    "accuracy": "right in all",
+}
 
 
 def say(note: str) -> None:
@@ -52,37 +63,46 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def write_csv(path: Path) -> Iterator[TextIO]:
-    """Open a text file that appears at `path` once everything is written."""
+def write_csv(path: Path, *, excel: bool = False) -> Iterator[TextIO]:
+    """Open a text file that appears at `path` once everything is written.
+
+    With `excel` it starts with the mark (BOM) by which Excel recognises UTF-8.
+    """
+    encoding = "utf-8-sig" if excel else "utf-8"
+    if path.is_file() and not is_text_file(path):  # now, not after an hour of work
+        raise StorageError(
+            f"{path} exists and is not a table, so it is not overwritten. Choose another name.",
+            argument="out",
+        )
     with (
         write_atomically(path) as aside,
         # A file name that is not valid text is written as the bytes it consists of.
-        aside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
+        aside.open("w", encoding=encoding, errors="surrogateescape", newline="") as file,
     ):
         yield file
 
 
-def harmless(text: str) -> str:
-    """Quote a cell that a spreadsheet would evaluate as a formula."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
-
-
-def harmless_path(path: object) -> str:
-    """Write a path so that it still opens the same file but is never a formula."""
-    text = str(path)
-    return f"./{text}" if text.startswith(_FORMULA) else text
-
-
-def evaluation_lines(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines that `ogkd evaluate` prints."""
+def evaluation_lines(result: dict[str, Any], *, everything: bool = False) -> Iterator[str]:
+    """Yield the lines that `ogkd evaluate` prints: the verdict, the classes, and all the rest."""
+    yield from textwrap.wrap(result["verdict"]["text"], _width(), break_on_hyphens=False)
+    if found := result["calibration"]:
+        yield from textwrap.wrap(found["text"], _width(), break_on_hyphens=False)
+    yield ""
+    yield from _found(result)
+    yield from _at_prior(result)
+    if not everything:
+        yield "\nMore: --all (every table), --report FILE.html (a page), --json (all numbers)."
+        return
     from ogkd.evaluation.names import METRICS
 
     groups, how = result["groups"], result["bootstrap"]
-    yield f"{result['images']} images" + (f" of {groups} patients or groups" if groups else "")
+    yield "\nFor statisticians"
+    yield counted(result["images"], "image") + (
+        f" of {groups} patients or groups" if groups else ""
+    )
     if how["resamples"]:
         by = "patients or groups" if how["by"] == "group" else "images"
-        level = f"{100 * how['level']:g} % intervals"
-        yield f"in brackets: {level}, {how['resamples']} resamples of {by}"
+        yield f"in brackets: {100 * how['level']:g} % intervals by {by}"
     yield ""
     for key in _SUMMARY:
         if key in result:
@@ -91,10 +111,27 @@ def evaluation_lines(result: dict[str, Any]) -> Iterator[str]:
         yield from part(result)
 
 
+def _found(result: dict[str, Any]) -> Iterator[str]:
+    """For each class: how many images, how many of them are found, how often it is right."""
+    rows = []
+    for label, (name, row) in enumerate(result["per_class"].items()):
+        said = sum(counts[label] for counts in result["confusion"])
+        hits = result["confusion"][label][label]
+        rows.append(
+            [
+                name,
+                row["images"],
+                f"{hits} ({100 * row['recall']:.0f} %)" if row["images"] else "-",
+                f"{hits} of {said} ({100 * row['precision']:.0f} %)" if said else "-",
+            ]
+        )
+    yield from text_table(["class", "images", "found", "right when predicted"], rows)
+
+
 def _classes(result: dict[str, Any]) -> Iterator[str]:
     yield "\nEach class against all others (%)"
     head = ["class", "images", "recall", "specificity", "precision", "F1", "AUROC"]
-    yield from _table(
+    yield from text_table(
         head,
         [
             [name, row["images"], *(_share(row, column.lower()) for column in head[2:])]
@@ -110,7 +147,7 @@ def _confusion(result: dict[str, Any]) -> Iterator[str]:
     yield "\nConfusion matrix (rows: true class, columns: predicted class)"
     letters = [chr(ord("A") + number) for number in range(len(names))]
     rows = zip(letters, names, result["confusion"], strict=True)
-    yield from _table(
+    yield from text_table(
         ["", *letters], [[f"{letter} {name}", *counts] for letter, name, counts in rows]
     )
 
@@ -128,7 +165,35 @@ def _screening(result: dict[str, Any]) -> Iterator[str]:
         "AUROC": "with 1 - p(normal) as the score",
     }
     for name, note in notes.items():
-        yield f"{name:20} {_share(found, name.lower(), ' % ')}  {note}"
+        yield f"{name:12} {_share(found, name.lower(), ' % ')}  {note}"
+    yield "\nIf findings were as frequent as this (%)"
+    yield from text_table(
+        ["findings", *_PREDICTIVE.values()],
+        [
+            [f"{100 * row['prevalence']:g}", *(_share(row, key) for key in _PREDICTIVE)]
+            for row in found["at_prevalence"]
+        ],
+    )
+
+
+def _at_prior(result: dict[str, Any]) -> Iterator[str]:
+    """What the numbers become where classes have the frequencies that were given."""
+    found = result["at_prior"]
+    if found is None:
+        return
+    frequencies = ", ".join(f"{name} {100 * p:.3g} %" for name, p in found["prior"].items())
+    yield f"\nWhere the classes are as frequent as this: {frequencies} (%)"
+    if found["absent"]:
+        yield f"Unknown: there are no images of {', '.join(found['absent'])} to measure with."
+        return
+    rows = []
+    for key, words in {"as_is": "as they are", "with_prior": "by these frequencies"}.items():
+        cells = [_share(found[key]["whole"], "accuracy")]
+        if side := found[key]["screening"]:
+            cells += [_share(side, name) for name in ("ppv", "npv")]
+        rows.append([words, *cells])
+    head = ["answers", "accuracy", _PREDICTIVE["ppv"], _PREDICTIVE["npv"]]
+    yield from text_table(head[: len(rows[0])], rows)
 
 
 def _selective(result: dict[str, Any]) -> Iterator[str]:
@@ -146,6 +211,8 @@ def _calibration(result: dict[str, Any]) -> Iterator[str]:
     found = result["calibration"]
     if found is None:
         how, scores = "not calibrated: see `ogkd calibrate`", {"uncalibrated": result}
+    elif not found["applied"]:
+        how, scores = f"as training left them: {found['images']} images, not rescaled", {"": result}
     else:
         images, temperature = found["images"], f"temperature {found['temperature']:.3f}"
         how = f"calibrated on {images} images, {temperature}"
@@ -155,22 +222,30 @@ def _calibration(result: dict[str, Any]) -> Iterator[str]:
         [name, f"{100 * row['ece']:.1f}", f"{row['brier']:.4f}", f"{row['nll']:.4f}"]
         for name, row in scores.items()
     ]
-    yield from _table(["", "ECE (%)", "Brier", "NLL"], rows)
+    yield from text_table(["", "ECE (%)", "Brier", "NLL"], rows)
 
 
 def _abstain(result: dict[str, Any]) -> Iterator[str]:
     if not result["abstain"]:
         return
     yield "\nThresholds that limit the errors among kept images (90 % confidence)"
-    rows = []
-    for row in result["abstain"]:
-        texts = ["none", "", ""]
-        if "threshold" in row:
-            texts = [f"{row['threshold']:.4f}", _share(row, "coverage"), _share(row, "risk")]
-        rows.append([f"{100 * row['max_risk']:g} %", *texts])
-    yield from _table(["at most", "threshold", "kept here (%)", "wrong among them (%)"], rows)
-    if notes := [row["note"] for row in result["abstain"] if "note" in row]:
-        yield notes[-1]
+    rows = [
+        [
+            f"{100 * row['max_risk']:g} %",
+            f"{row['threshold']:.4f}",
+            _share(row, "coverage"),
+            _share(row, "risk"),
+        ]
+        for row in result["abstain"]
+        if "threshold" in row
+    ]
+    if rows:
+        yield from text_table(
+            ["at most", "threshold", "kept here (%)", "wrong among them (%)"], rows
+        )
+    if notes := [row for row in result["abstain"] if "note" in row]:
+        limits = ", ".join(f"{100 * row['max_risk']:g} %" for row in notes)
+        yield from textwrap.wrap(f"None for at most {limits}. {notes[-1]['note']}", _width())
 
 
 def _sets(result: dict[str, Any]) -> Iterator[str]:
@@ -179,21 +254,23 @@ def _sets(result: dict[str, Any]) -> Iterator[str]:
     yield "\nConformal sets that contain the true class (empty: no class fits)"
     rows = []
     for row in result["sets"]:
-        texts = ["too few calibration images", "", "", ""]
         if "coverage" in row:
             held = _share({**row, "intervals": {"coverage": row["interval"]}}, "coverage")
-            size = f"{row['mean_size']:.2f}"
-            texts = [held, size, _share(row, "single"), _share(row, "empty")]
-        rows.append([row["kind"].upper(), f"{100 * row['wanted']:g} %", *texts])
-    head = ["kind", "promised", "contain it (%)", "mean size", "single (%)", "empty (%)"]
-    yield from _table(head, rows)
+            texts = [held, f"{row['mean_size']:.2f}", _share(row, "single"), _share(row, "empty")]
+            kind = "by class" if row["kind"] == "support" else row["kind"].upper()
+            rows.append([kind, f"{100 * row['wanted']:g} %", *texts])
+    if rows:
+        head = ["kind", "promised", "contain it (%)", "mean size", "single (%)", "empty (%)"]
+        yield from text_table(head, rows)
+    few = dict.fromkeys(f"{100 * row['wanted']:g} %" for row in result["sets"] if "note" in row)
+    if few:
+        of = "images per class" if row["kind"] == "support" else "calibration images"
+        yield f"None with {' or '.join(few)}: too few {of}."
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
-    widths = [max(len(str(cell)) for cell in column) for column in zip(head, *rows, strict=True)]
-    for first, *others in (head, *rows):
-        cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
-        yield "  ".join([f"{first:{widths[0]}}", *cells]).rstrip()
+def _width() -> int:
+    """Columns of the terminal; 80 where there is none."""
+    return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
 def _share(values: Mapping[str, Any], key: str, between: str = " ", width: int = 0) -> str:

@@ -7,8 +7,9 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
@@ -18,9 +19,11 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import harmless, harmless_path, say, write_csv
 from ogkd.errors import ConfigError
-from ogkd.files import storage_errors, write_atomically
+from ogkd.files import BOM, storage_errors, write_atomically
+from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
+    from ogkd.features.encode import EncodedBatch
     from ogkd.model.classifier import Classifier
     from ogkd.model.decide import Decision
     from ogkd.progress import Bar
@@ -28,8 +31,18 @@ if TYPE_CHECKING:
 
 def predict(
     model: opt.ModelArgument,
-    images: Annotated[list[Path], opt.IMAGES],
+    images: Annotated[list[Path] | None, opt.IMAGES] = None,
     *,
+    zero_shot: Annotated[
+        str | None,
+        Option(
+            metavar="CLASSES",
+            help="Instead of a model: class names, separated by commas. All arguments are images.",
+        ),
+    ] = None,
+    prompts: Annotated[
+        str | None, Option(help="With --zero-shot: texts of the classes, as for `ogkd fit`.")
+    ] = None,
     out: Annotated[
         Path | None, Option("--out", "-o", help="The file to write (default: standard output).")
     ] = None,
@@ -50,7 +63,26 @@ def predict(
     sets: Annotated[
         Literal["lac", "aps"], Option(help="Kind of sets: lac (smallest) or aps.")
     ] = "lac",
-    backbone: opt.MovedBackbone = None,
+    prior: Annotated[
+        str | None,
+        Option(
+            metavar="CLASS=SHARE,...",
+            help="How frequent the classes are, or `estimate` from the images (default: equally).",
+        ),
+    ] = None,
+    together: Annotated[
+        bool, Option("--together", help="Learn from all of these images before answering them.")
+    ] = False,
+    excel: opt.ExcelOption = False,
+    backbone: Annotated[
+        str | None,
+        Option(
+            "--backbone",
+            "-b",
+            help="Where the model's backbone is, if it has moved; with --zero-shot, its name, "
+            "folder or hub id (default: the best one on this machine).",
+        ),
+    ] = None,
     engine: opt.EngineOverride = None,
     encoding: opt.EncodingOptions,
 ) -> None:
@@ -60,27 +92,63 @@ def predict(
     and the probability of every class.
 
     A file that cannot be read gets a row with the reason, and the exit code is
-    1. `abstain` needs --max-risk, and `set` a calibrated model (`ogkd
-    calibrate`). `unfamiliar` marks images unlike everything that the model
-    learned from. Volumes without a slice get the one of --slice, or else the
-    one that the model was fitted on. For very large folders, --ray spreads
-    the work over a cluster.
+    1. `abstain` needs --max-risk and a calibrated model (`ogkd calibrate`);
+    `set` that, or a model that learned from enough images. `unfamiliar` marks
+    images unlike everything that the model learned from. Volumes without a
+    slice get the one of --slice, or else the one that the model was fitted on.
+    For very large folders, --ray spreads the work over a cluster.
+
+    --prior reweights probabilities where classes are not equally frequent.
+    With --together, or --prior estimate, answers depend on the whole batch;
+    with either option, the promises of a calibration do not hold and are not given.
+
+    Without any labelled image: `ogkd predict --zero-shot "normal, cataract"
+    IMAGES...` compares images with the texts of classes. Nothing is learned,
+    and the probabilities are not calibrated.
     """
+    from ogkd.backbones.builtin import builtin_warning
+    from ogkd.images.ref import install_once
     from ogkd.model.decide import Decider, Policy
     from ogkd.progress import progress_bar
 
     encoding.cluster()  # refuses what cannot work, before anything is read
     opt.refuse_folders(out=out)
-    policy = Policy(max_risk, confidence, coverage, sets)
-    found = encoding.find(images)
-    classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
+    opt.refuse_excel(excel, format)
+    policy = Policy(max_risk, confidence, coverage, sets, opt.read_prior(prior), together)
+    if zero_shot is None:
+        if prompts is not None:
+            raise ConfigError("--prompts only applies to --zero-shot, which is not given.")
+        if not images:
+            raise ConfigError(
+                f"Give image files or folders after the model: ogkd predict {model} IMAGES..."
+            )
+        found = encoding.find(images)
+        classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
+    else:
+        _refuse_guarantees(max_risk=max_risk, coverage=coverage)
+        found = encoding.find([model, *(images or [])])
+        classifier = ogkd.zero_shot(
+            opt.read_classes(zero_shot) or [],
+            backbone=backbone or FitRequest.backbone,
+            prompts=prompts,
+            images=found if backbone is None else (),  # else it warns now, and below again
+            device=encoding.device,
+            engine=engine or FitRequest.engine,
+            say=say,
+        )
+        say(
+            f"Zero-shot with {classifier.card.backbone.short_name}: nothing was learned from "
+            "images, and the probabilities are not calibrated."
+        )
     refs = classifier.refs(found)
-    opt.require_calibration(classifier, max_risk=max_risk, coverage=coverage)
+    needs = None if classifier.head.ranking is not None else coverage
+    opt.require_calibration(classifier, max_risk=max_risk, coverage=needs)
     decider = Decider(classifier, policy)
     if explain is not None:
         _prepare(explain)
     for note in decider.notes:
         say(note)
+    told = len(decider.notes)
     card = classifier.card.backbone
     batches = encoding.encode(
         classifier.backbone,
@@ -88,27 +156,39 @@ def predict(
         place=backbone or card.name,
         engine=engine or card.engine,
         patches=explain is not None,
+        deep=classifier.deep,
     )
-    failed = strange = 0
+    failed = strange = real = 0
+    install = ""
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
     bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(refs))
     if out is not None:
-        output = write_csv(out)
+        output = write_csv(out, excel=excel)
     elif sys.stdout.isatty():
         bars = nullcontext()  # the rows themselves are printed on the terminal
     try:
         with output as file, bars as bar:
+            rows = decider.decide_batches(_counted(batches, bar))
+            rows = chain(
+                [next(rows)], rows
+            )  # what cannot be answered fails before anything is written
+            for note in decider.notes[told:]:
+                say(note)
+            if excel and out is None:
+                file.write(BOM)
             write = (_csv if format == "csv" else _jsonl)(file, classifier.class_names)
-            for number, row in enumerate(decider.decide_batches(batches), start=1):
+            for number, row in enumerate(rows, start=1):
                 failed += row.error is not None
-                strange += row.unfamiliar is True
+                install = install or install_once([row.error or ""])[1]
+                strange += row.unfamiliar is True and not row.not_phantom
+                real += row.not_phantom is True
                 if explain is not None and row.error is None:
                     _draw(classifier, row, explain, number)
                 write(row)
-                if bar is not None:
-                    bar.advance()
     except BrokenPipeError:
         return  # the reader of our output has finished (`| head`)
+    if warning := builtin_warning(real, len(refs) - failed):
+        say(f"WARNING: {warning}")
     if strange:
         say(
             f"Warning: {strange} of {len(refs)} image(s) are unlike everything that the model "
@@ -116,8 +196,25 @@ def predict(
             "these predictions."
         )
     if failed:
-        say(f"{failed} of {len(refs)} file(s) could not be read.")
+        say(f"{failed} of {len(refs)} file(s) could not be read. {install}".rstrip())
         sys.exit(1)
+
+
+def _counted(batches: Iterable[EncodedBatch], bar: Bar | None) -> Iterator[EncodedBatch]:
+    for batch in batches:
+        yield batch
+        if bar is not None:
+            bar.advance(len(batch.images))
+
+
+def _refuse_guarantees(**wanted: float | None) -> None:
+    for option, value in wanted.items():
+        if value is not None:
+            raise ConfigError(
+                f"--{option.replace('_', '-')} needs a calibrated model, and zero-shot has none. "
+                "With labelled images: `ogkd fit DATA -m zero-shot-ensemble -o MODEL`, then `ogkd "
+                "calibrate MODEL DATA`, then predict with that model."
+            )
 
 
 def _prepare(folder: Path) -> None:

@@ -16,16 +16,19 @@ from ogkd.cli import options as opt
 from ogkd.cli.output import print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted
 from ogkd.files import write_json
-from ogkd.prompts.bank import fold, read_bank, shipped_banks
+from ogkd.prompts.bank import bank_digest, fold, read_bank, shipped_banks
 from ogkd.prompts.check import check_bank
 from ogkd.prompts.convert import import_bank, keep_classes
+from ogkd.prompts.released import RELEASED, fetch_released, import_released, pin, released_path
 from ogkd.prompts.templates import find_modality, modality_bank, require_classes
 
 if TYPE_CHECKING:
     from ogkd.prompts.chat import Chat
     from ogkd.prompts.generate import Order
 
-app = opt.CommandGroup("Banks of texts for classes: list, show, check, new, generate, import.")
+app = opt.CommandGroup(
+    "Banks of texts for classes: list, show, check, new, generate, import, fetch."
+)
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 _SHIPPED = 50  # prompts per class of the banks that come with the package
@@ -58,9 +61,10 @@ class SubjectOptions:
 
 @app.command("list")
 def list_banks(as_json: opt.JsonOption = False) -> None:
-    """Show the banks that come with the package."""
+    """Show the banks that come with the package, and the released one if it was fetched."""
     rows: list[dict[str, Any]] = []
-    for name, path in shipped_banks().items():
+    released = {RELEASED: released_path()} if released_path().is_file() else {}
+    for name, path in (shipped_banks() | released).items():
         bank = read_bank(path)
         counts = {key: len(texts) for key, texts in bank.items()}
         rows.append({"name": name, "prompts": sum(counts.values()), "classes": counts})
@@ -200,10 +204,14 @@ def generate(
     key_env: Annotated[
         str, Option(help="The environment variable with the API key, if one is needed.")
     ] = "OGKD_LLM_KEY",
-    count: Annotated[int, Option(min=1, help="Texts per class.")] = 50,
-    rounds: Annotated[int, Option(min=1, help="At most this many requests per class.")] = 8,
-    timeout: Annotated[float, Option(min=0.1, help="Seconds to wait for an answer.")] = 120.0,
-    attempts: Annotated[int, Option(min=1, help="Attempts per request.")] = 5,
+    count: Annotated[int, Option(min=1, max=1000, help="Texts per class.")] = 50,
+    rounds: Annotated[
+        int, Option(min=1, max=1000, help="At most this many requests per class.")
+    ] = 8,
+    timeout: Annotated[
+        float, Option(min=0.1, max=86_400, help="Seconds to wait for an answer.")
+    ] = 120.0,
+    attempts: Annotated[int, Option(min=1, max=100, help="Attempts per request.")] = 5,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Show what would be sent; send nothing.")
     ] = False,
@@ -240,10 +248,21 @@ def generate(
 @app.command("import")
 def import_prompts(
     source: Annotated[Path, Argument(help="JSON, CSV, TSV, .py, or a folder of .txt.")],
-    out: _OutOption,
+    out: Annotated[
+        Path | None,
+        Option(
+            "--out",
+            "-o",
+            help="The JSON file to write (default: SOURCE is the released bank's file, and is "
+            "stored as `released`).",
+        ),
+    ] = None,
     classes: Annotated[
         list[str] | None, Option("--classes", "-c", help="Keep only this class. May be repeated.")
     ] = None,
+    drop_doubles: Annotated[
+        bool, Option("--drop-doubles", help="Keep one of several equal texts of a class.")
+    ] = False,
 ) -> None:
     """Convert prompts from another format into a bank.
 
@@ -251,8 +270,13 @@ def import_prompts(
     TSV with columns class and text; Python source with a dictionary (it is
     not run); a folder with one .txt per class, one text per line.
     """
+    if out is None:
+        if classes or drop_doubles:
+            raise ConfigError("--classes and --drop-doubles need --out: the file to write.")
+        _print_released(import_released(source))
+        return
     _refuse_existing(out)
-    bank = import_bank(source)
+    bank = import_bank(source, drop_doubles=drop_doubles)
     if classes:
         bank = keep_classes(bank, classes)
     write_json(out, bank)
@@ -262,6 +286,27 @@ def import_prompts(
         errors = sum(found.severity == "error" for found in findings)
         tally = f"{errors} error(s) and {len(findings) - errors} warning(s)"
         say(f"{tally} in the texts: see them with `ogkd prompts check {out}`.")
+
+
+@app.command("fetch")
+def fetch(
+    name: Annotated[str, Argument(help="released: the bank behind the published numbers.")],
+) -> None:
+    """Download the bank that the published numbers were computed with.
+
+    One Python file of a public repository at a pinned commit. It is read, never run.
+    """
+    if name != RELEASED:
+        raise ConfigError(f"There is no bank '{name}' to fetch, only '{RELEASED}'.")
+    say(f"{pin().path} of {pin().repository} at {pin().commit[:12]}, licence {pin().licence}")
+    _print_released(fetch_released())
+
+
+def _print_released(bank: Mapping[str, Sequence[str]]) -> None:
+    texts = sum(map(len, bank.values()))
+    typer.echo(f"{len(bank)} classes with {texts} texts -> {released_path()}")
+    typer.echo(f"sha256 of the texts: {bank_digest(bank)}")
+    typer.echo("Use it: --prompts released, in `ogkd fit` and `ogkd bench run`.")
 
 
 def _refuse_existing(out: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,14 +15,17 @@ from torch import Tensor
 from ogkd.errors import ConfigError
 from ogkd.files import write_atomically
 
+_TENSORS = ("contexts", "momentum", "losses")
+
 
 @dataclass(frozen=True)
 class TrainingState:
     """All that the loop needs to resume; randomness is a function of seed and epoch."""
 
     contexts: Tensor
-    momentum: Tensor  # empty before the first step
+    momentum: Tensor  # empty before the first step; Adam's two averages are stacked
     epoch: int  # epochs done
+    losses: Tensor  # of each epoch and run [epoch, S]
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,13 @@ class Checkpoint:
 
     def save(self, state: TrainingState) -> None:
         """Replace the file with this state in one step."""
-        tensors = {"contexts": state.contexts.contiguous(), "momentum": state.momentum}
-        metadata = {"fingerprint": self.fingerprint, "epoch": str(state.epoch)}
-        with write_atomically(self.path) as aside:
+        tensors = {name: getattr(state, name).contiguous() for name in _TENSORS}
+        metadata = {
+            "fingerprint": self.fingerprint,
+            "epoch": str(state.epoch),
+            "sha256": _digest(tensors, state.epoch),
+        }
+        with write_atomically(self.path, ours=True) as aside:
             aside.write_bytes(save(tensors, metadata))  # so that a full disk is an OSError
 
     def load(self) -> TrainingState | None:
@@ -44,8 +53,13 @@ class Checkpoint:
         try:
             with safe_open(self.path, "pt") as file:
                 metadata = file.metadata() or {}
-                contexts, momentum = file.get_tensor("contexts"), file.get_tensor("momentum")
-        except (SafetensorError, OSError) as error:
+                # A checkpoint of an earlier version has no losses.
+                there = set(file.keys()) | {"contexts", "momentum"}
+                tensors = {name: file.get_tensor(name) for name in _TENSORS if name in there}
+            epoch = int(metadata["epoch"])
+            if metadata["sha256"] != _digest(tensors, epoch):
+                raise ValueError("its content does not match its checksum")
+        except (SafetensorError, OSError, KeyError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"The checkpoint {self.path} is damaged ({error}). Delete it, or restart the "
                 "training from the beginning.",
@@ -57,4 +71,13 @@ class Checkpoint:
                 "backbone. Choose another output folder, or discard it and restart.",
                 argument="restart",
             )
-        return TrainingState(contexts, momentum.to(torch.float32), int(metadata["epoch"]))
+        losses = tensors.get("losses", torch.zeros(0, len(tensors["contexts"])))
+        return TrainingState(tensors["contexts"], tensors["momentum"], epoch, losses)
+
+
+def _digest(tensors: Mapping[str, Tensor], epoch: int) -> str:
+    found = hashlib.sha256(str(epoch).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        found.update(tensor.contiguous().numpy().tobytes())
+    return found.hexdigest()

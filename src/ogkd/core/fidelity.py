@@ -22,7 +22,7 @@ class Fidelity(BaseModel):
     'class'
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # 1, eq. 6: Σ/(B·C) as released, Σ/B in the paper.
     gad_normalisation: GadNormalisation = "batch_class"
@@ -38,6 +38,8 @@ class Fidelity(BaseModel):
     patch_rounding: PatchRounding = "half_even"
     # 12, §3.2: one choice per batch for all classes as released, "per class" in the paper.
     selector: Selector = "batch"
+    # 43, Alg. 2: the teacher of each batch as released; one for the whole training in the paper.
+    fixed_teacher: bool = False
     # 22: the released loop leaves the text tower's dropout on; "frozen" in the paper.
     text_dropout: bool = True
     # 4, eq. 5 and 11: neither makes the diffused teacher a distribution again.
@@ -52,6 +54,7 @@ PAPER = Fidelity(
     patch_score="signed",
     patch_rounding="floor",
     selector="class",
+    fixed_teacher=True,
     text_dropout=False,
 )
 PRESETS = {"released": RELEASED, "paper": PAPER}

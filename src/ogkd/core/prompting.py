@@ -20,7 +20,7 @@ class ContextConfig(BaseModel):
     of a" has four); otherwise it is drawn from N(0, 0.02).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     n_ctx: int = Field(default=4, ge=1)
     init: str = "a photo of a"

@@ -7,53 +7,56 @@ continued, and a run trained with others sees the same draws as when trained alo
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ogkd.backbones.base import ImageFeatures, TextDropout
 from ogkd.core.checkpoint import Checkpoint, TrainingState
+from ogkd.core.optimisers import TrainConfig, learning_rate, make_optimiser, snapshot
 from ogkd.core.prompting import PromptLearner
 from ogkd.errors import ConfigError, Interrupted, TrainingError
 from ogkd.progress import progress_bar
 
 # Streams of one epoch's randomness, kept separate so that using one never shifts another.
 _ORDER, _DROPOUT, _INIT = range(3)
+_WINDOW = 20  # epochs
 _SMALL_STEP = 10_000_000  # tokens times width squared; BiomedCLIP at 4 classes has twice that
 
 
-class TrainConfig(BaseModel):
-    """Optimiser and schedule (fidelity.md, 23-26) with the released code's values."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    epochs: int = Field(default=100, ge=1)
-    batch_size: int = Field(default=4, ge=1)
-    lr: float = Field(default=2.5e-3, gt=0)
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    weight_decay: float = Field(default=5e-4, ge=0)
-    warmup_epochs: int = Field(default=1, ge=0)
-    warmup_lr: float = Field(default=1e-5, ge=0)
-    drop_last: bool = True
-    checkpoint_every: int = Field(default=5, ge=1)
+T = TypeVar("T")
 
 
 class Views(Protocol):
-    """The support images as training sees them: cached crops, or a new one each time."""
+    """The support images as training sees them: cached crops, or a new one each time.
+
+    Views that have an attribute `still` which is True look the same each time.
+    """
 
     def __len__(self) -> int: ...
 
     def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
         """Return the features of one view of each image."""
+        ...
+
+
+@runtime_checkable
+class EncodingViews(Protocol):
+    """Views that encode what they show: those of several runs can be encoded in one pass."""
+
+    def crops(self, images: NDArray[np.int64], rng: np.random.Generator) -> list[NDArray[np.uint8]]:
+        """Draw a new crop of each image."""
+        ...
+
+    def encode(self, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:
+        """Return the features of crops of any run's images."""
         ...
 
 
@@ -75,6 +78,20 @@ class Batch:
     patches: Tensor | None  # [S, B, P, d]
 
 
+class PerBatch(Generic[T]):
+    """Computes something once per batch: where all images are one batch, once per training."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Batch, T] | None = None
+
+    def of(self, batch: Batch, compute: Callable[[Batch], T]) -> T:
+        """What `compute` gives for this batch, which is the last one or a new one."""
+        if self._last is None or self._last[0] is not batch:
+            self._last = None  # before the next is made: both need memory
+            self._last = batch, compute(batch)
+        return self._last[1]
+
+
 class Objective(Protocol):
     """What a method minimises: a dict of terms, one value per run [S], including "total".
 
@@ -93,12 +110,20 @@ class OwnGradient(Protocol):
         ...
 
 
-def learning_rate(epoch: int, config: TrainConfig) -> float:
-    """Constant warm-up, then a cosine over all epochs, stepped per epoch (fidelity.md, 24)."""
-    if epoch < config.warmup_epochs:
-        return config.warmup_lr
-    turn = math.pi * (epoch - config.warmup_epochs) / config.epochs
-    return config.lr * (1 + math.cos(turn)) / 2
+def converged(losses: Tensor, tolerance: float) -> Tensor:
+    """Which runs [S] have ended, by the losses [t, S] of their epochs so far.
+
+    A run ends when the last 20 epochs have lowered its loss by no more than `tolerance` of what
+    all have. Images that were left out would tell more, but one shot leaves none to leave out.
+
+    >>> converged(torch.arange(22.0).unsqueeze(1).neg(), 0.5), converged(torch.ones(22, 1), 0.5)
+    (tensor([False]), tensor([True]))
+    """
+    if not tolerance or len(losses) <= _WINDOW:
+        return torch.zeros(losses.shape[1:], dtype=torch.bool)
+    late = losses[_WINDOW:]
+    ended: Tensor = losses[:-_WINDOW] - late <= tolerance * (losses[0] - late)  # [t - 20, S]
+    return ended.any(dim=0)
 
 
 def train_contexts(
@@ -120,40 +145,59 @@ def train_contexts(
     _refuse_unequal(runs)
     device = learner.embeddings.device
     start = [learner.initial_context(_torch_rng(run.seed, 0, _INIT)) for run in runs]
-    state = TrainingState(torch.stack(start), torch.zeros(0), epoch=0)
+    state = TrainingState(torch.stack(start), torch.zeros(0), 0, torch.zeros(0, len(runs)))
     if checkpoint is not None and (found := checkpoint.load()) is not None:
         state = found
-    contexts = state.contexts.to(device).requires_grad_()
-    optimiser = torch.optim.SGD(
-        [contexts], lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-    )
-    if state.momentum.numel():
-        optimiser.state[contexts]["momentum_buffer"] = state.momentum.to(device)
+    # A copy: an interruption in the first epoch saves the state as it was before.
+    contexts = state.contexts.clone().to(device).requires_grad_()
+    steps = state.epoch * len(_batches(len(runs[0].views), config))
+    optimiser = make_optimiser(contexts, state, config, steps)
+    still = _whole(runs, config) and all(getattr(run.views, "still", False) for run in runs)
+    batch = _gather_all(runs, device) if still else None
     with _fitting_threads(learner, len(runs)), progress_bar("Training", config.epochs) as bar:
         bar.advance(state.epoch)
+        entry: dict[str, Any] | None = None  # of the last epoch, until it is logged
         try:
             for epoch in range(state.epoch, config.epochs):
-                began = time.perf_counter()
+                ended = converged(state.losses, config.tolerance).to(device)
+                if bool(ended.all()):
+                    break
+                began, before = time.perf_counter(), contexts.detach().clone()
                 for group in optimiser.param_groups:
                     group["lr"] = learning_rate(epoch, config)
                 terms = _one_epoch(
-                    learner, runs, objective, config, contexts, optimiser, epoch, text_dropout
+                    learner,
+                    runs,
+                    objective,
+                    config,
+                    contexts,
+                    optimiser,
+                    epoch,
+                    text_dropout,
+                    batch,
                 )
-                state = _snapshot(contexts, optimiser, epoch + 1)
-                last = epoch + 1 == config.epochs
+                with torch.no_grad():  # a run that has ended waits for the others
+                    contexts[ended] = before[ended]
+                losses = torch.cat([state.losses, torch.tensor([terms["total"]])])
+                state = snapshot(contexts, optimiser, epoch + 1, losses)
+                rate, seconds = learning_rate(epoch, config), time.perf_counter() - began
+                entry = {"epoch": epoch, "lr": rate, "seconds": seconds, "terms": terms}
+                last = epoch + 1 == config.epochs or bool(converged(losses, config.tolerance).all())
                 if checkpoint is not None and (last or (epoch + 1) % config.checkpoint_every == 0):
                     checkpoint.save(state)
-                seconds = time.perf_counter() - began
                 if log is not None:
-                    rate = learning_rate(epoch, config)
-                    log({"epoch": epoch, "lr": rate, "seconds": seconds, "terms": terms})
+                    log(entry)
+                entry = None
                 bar.advance()
-                shown = "  ".join(f"{n} {np.mean(v):.3f}" for n, v in terms.items())
-                bar.describe(f"{shown}  {1 / seconds:.1f} epochs/s")
+                bar.describe(f"loss {np.mean(terms['total']):.3f}")  # its terms are in the log
         except KeyboardInterrupt:
             if checkpoint is None:
                 raise
             checkpoint.save(state)
+            if log is not None and entry is not None:
+                # The epoch is done, so it must be in the log; twice does no harm.
+                with suppress(KeyboardInterrupt):
+                    log(entry)
             raise Interrupted(
                 f"Stopped after epoch {state.epoch} of {config.epochs}; saved as "
                 f"{checkpoint.path}. Run the same fit again to resume from there."
@@ -183,17 +227,24 @@ def _one_epoch(
     optimiser: torch.optim.Optimizer,
     epoch: int,
     text_dropout: bool,
+    still: Batch | None,
 ) -> dict[str, list[float]]:
-    """Step through every batch; return each term's mean over the steps, one number per run."""
+    """Step through every batch; return each term's mean over the steps, one number per run.
+
+    `still` is the one batch of a training that sees the same images in every step.
+    """
     device = contexts.device
     rngs = [np.random.default_rng([run.seed, epoch, _ORDER]) for run in runs]
-    orders = [rng.permutation(len(run.views)) for rng, run in zip(rngs, runs, strict=True)]
+    if _whole(runs, config):
+        orders = [np.arange(len(run.views)) for run in runs]
+    else:
+        orders = [rng.permutation(len(run.views)) for rng, run in zip(rngs, runs, strict=True)]
     dropout = None
     if text_dropout:
         dropout = TextDropout([_torch_rng(run.seed, epoch, _DROPOUT) for run in runs])
     history: dict[str, list[Tensor]] = {}
     for step, places in enumerate(_batches(len(orders[0]), config)):
-        batch = _gather(runs, [order[places] for order in orders], rngs, device)
+        batch = still or _gather(runs, [order[places] for order in orders], rngs, device)
         terms = train_step(learner, objective, contexts, optimiser, batch, dropout)
         _refuse_nonfinite(terms, epoch, step)
         for name, value in terms.items():
@@ -225,7 +276,8 @@ def train_step(
 def _batches(count: int, config: TrainConfig) -> list[slice]:
     """Split into batches; an incomplete last one is dropped if others remain (fidelity.md, 26)."""
     size = config.batch_size
-    whole = count // size * size if config.drop_last and count >= size else count
+    drop_last = config.drop_last and config.optimiser == "sgd" and count >= size
+    whole = count // size * size if drop_last else count
     return [slice(begin, min(begin + size, whole)) for begin in range(0, whole, size)]
 
 
@@ -235,7 +287,7 @@ def _gather(
     rngs: Sequence[np.random.Generator],
     device: torch.device,
 ) -> Batch:
-    seen = [run.views.look(rows, rng) for run, rows, rng in zip(runs, images, rngs, strict=True)]
+    seen = _look(runs, images, rngs)
     patches = [view.patches for view in seen if view.patches is not None]
     labels = [run.labels[torch.from_numpy(rows)] for run, rows in zip(runs, images, strict=True)]
     return Batch(
@@ -245,10 +297,31 @@ def _gather(
     )
 
 
-def _snapshot(contexts: Tensor, optimiser: torch.optim.Optimizer, epoch: int) -> TrainingState:
-    momentum = optimiser.state[contexts].get("momentum_buffer")
-    kept = torch.zeros(0) if momentum is None else momentum.detach().cpu().clone()
-    return TrainingState(contexts.detach().cpu().clone(), kept, epoch)
+def _look(
+    runs: Sequence[Run],
+    images: Sequence[NDArray[np.int64]],
+    rngs: Sequence[np.random.Generator],
+) -> list[ImageFeatures]:
+    """What each run sees; crops that are encoded on the way go through the tower together."""
+    each = list(zip(runs, images, rngs, strict=True))
+    first = runs[0].views
+    if len(runs) == 1 or not isinstance(first, EncodingViews):
+        return [run.views.look(rows, rng) for run, rows, rng in each]
+    crops = [run.views.crops(rows, rng) for run, rows, rng in each]  # type: ignore[attr-defined]
+    found = first.encode([crop for mine in crops for crop in mine])
+    sizes = [len(mine) for mine in crops]
+    patches = [None] * len(runs) if found.patches is None else found.patches.split(sizes)
+    return [ImageFeatures(*both) for both in zip(found.globals.split(sizes), patches, strict=True)]
+
+
+def _whole(runs: Sequence[Run], config: TrainConfig) -> bool:
+    """Whether all images are one batch, in their own order."""
+    return config.optimiser == "adam" and len(runs[0].views) <= config.batch_size
+
+
+def _gather_all(runs: Sequence[Run], device: torch.device) -> Batch:
+    rngs = [np.random.default_rng(run.seed) for run in runs]  # of no effect on still views
+    return _gather(runs, [np.arange(len(run.views)) for run in runs], rngs, device)
 
 
 def _torch_rng(seed: int, epoch: int, stream: int) -> torch.Generator:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
+from ogkd.files import read_toml
 
 HUB = "https://huggingface.co"
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -49,6 +50,7 @@ class Benchmark(_Record):
     split_file: _FileName
     split_url: str | None = None  # for an archive without its split file
     split_sha256: _Sha256 | None = None
+    split_git_blob: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None
     counts: Counts
     citation: str
     licence: str
@@ -77,7 +79,7 @@ class Benchmark(_Record):
 
 def read_catalog(path: Path) -> dict[str, Benchmark]:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = read_toml(path)
         source = tables.pop("source")
         found = {}
         for name, table in tables.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -17,6 +16,7 @@ from ogkd.datasets.manifest import (
     split_name,
 )
 from ogkd.errors import DataError
+from ogkd.files import read_json
 from ogkd.images import ImageRef
 
 _FORM = (
@@ -57,7 +57,7 @@ def read_coop_json(
 
 def _parts(path: Path) -> list[tuple[str, list[Any]]]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = read_json(path, encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}. Check the file.") from error
     except (ValueError, RecursionError) as error:

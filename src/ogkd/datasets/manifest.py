@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,6 +46,16 @@ class Manifest:
 
     items: tuple[Item, ...]
     class_names: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        from ogkd.datasets.show import manifest_text
+
+        return manifest_text(self)
+
+    def _repr_html_(self) -> str:
+        from ogkd.datasets.show import manifest_html
+
+        return manifest_html(self)
 
     @property
     def has_splits(self) -> bool:
@@ -93,6 +105,15 @@ def split_name(name: str) -> str:
     return _SPLIT_NAMES.get(lower, lower)
 
 
+def misspelt_split(name: str) -> str | None:
+    """The split that a name is probably a misspelling of, such as "trian"; None for others."""
+    found = split_name(name)
+    if found in SPLITS or not found.isalpha():
+        return None
+    near = difflib.get_close_matches(found, _SPLIT_NAMES, n=1, cutoff=0.7)
+    return _SPLIT_NAMES[near[0]] if near else None
+
+
 def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
     """Names as people write them, refused where two of them would read the same."""
     names = tuple(_clean(name) for name in raw)
@@ -100,8 +121,13 @@ def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
         raise DataError(
             "A class name is empty, or consists of underscores only. Give each class a name."
         )
-    folded = [name.casefold() for name in names]
-    if twice := sorted({name for name in names if folded.count(name.casefold()) > 1}):
+    if odd := next((name for name in names if _unreadable(name)), None):
+        raise DataError(
+            f"The class name {odd!a} has characters that are not text. Is a folder's name or a "
+            "file not UTF-8? Rename the class."
+        )
+    counts = Counter(name.casefold() for name in names)
+    if twice := sorted({name for name in names if counts[name.casefold()] > 1}):
         raise DataError(
             f"Class names that differ only in case, spaces or underscores: {', '.join(twice)}. "
             "Rename them so that each class has one name."
@@ -112,6 +138,11 @@ def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
 def _clean(name: str) -> str:
     # One form for each letter: some systems store "é" as two characters, others as one.
     return " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split())
+
+
+def _unreadable(name: str) -> bool:
+    """Whether a name has control characters or is not UTF-8, such as a folder from an old disk."""
+    return any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name)
 
 
 def refuse_twice(source: Path, places: Sequence[tuple[str, Item]]) -> None:

@@ -12,6 +12,7 @@ from ogkd.datasets.manifest import (
     Manifest,
     class_labels,
     first_lines,
+    misspelt_split,
     read_class_names,
     split_name,
 )
@@ -66,6 +67,8 @@ def _read_folders(root: Path, class_names: Sequence[str] | None) -> Manifest:
     named = [(split_name(path.name), path) for path in _folders(root)]
     parts = [part for part in named if part[0] in SPLITS]
     parts = sorted(parts, key=lambda part: SPLITS.index(part[0])) or [("", root)]
+    if parts[0][0]:
+        _refuse_lost_splits(root, parts, [path for name, path in named if name not in SPLITS])
     place = parts[0][1]
     folders = sorted({folder.name for _, part in parts for folder in _folders(part)})
     if len(folders) < 2:
@@ -86,6 +89,22 @@ def _read_folders(root: Path, class_names: Sequence[str] | None) -> Manifest:
             f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove the folder(s)."
         )
     return Manifest(tuple(items), names)
+
+
+def _refuse_lost_splits(
+    root: Path, parts: Sequence[tuple[str, Path]], others: Sequence[Path]
+) -> None:
+    """Refuse a folder that would be left out although it is meant as a split."""
+    classes = {folder.name for _, part in parts for folder in _folders(part)}
+    for other in others:
+        near = misspelt_split(other.name)
+        if near or classes & {folder.name for folder in _folders(other)}:
+            guess = f" Is it '{near}'?" if near else ""
+            raise DataError(
+                f"{root} contains {', '.join(part.name for _, part in parts)} and '{other.name}', "
+                f"which is not the name of a split.{guess} Rename it to train, val or test, or "
+                "move it out of this folder."
+            )
 
 
 def _too_few_classes(place: Path, folders: Sequence[str]) -> str:

@@ -12,7 +12,15 @@ from ogkd.datasets.manifest import Item, Manifest
 from ogkd.errors import ConfigError
 
 Sampling = Literal["released", "nested"]
+MAX_SEED = 2**32 - 1  # what every generator takes
 _VAL_SHOTS = 4  # the released code draws min(shots, 4) images per class to validate on
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed <= MAX_SEED:
+        raise ConfigError(
+            f"seed must be a whole number from 0 to {MAX_SEED}, but is {seed}.", argument="seed"
+        )
 
 
 def few_shot(

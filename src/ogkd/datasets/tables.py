@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
-from ogkd.datasets.manifest import Item, Manifest, class_labels, refuse_twice, split_name
+from ogkd.datasets.manifest import (
+    Item,
+    Manifest,
+    class_labels,
+    first_lines,
+    misspelt_split,
+    refuse_twice,
+    split_name,
+)
 from ogkd.errors import DataError
+from ogkd.files import harmless, harmless_path, read_bytes, unquoted
 from ogkd.images import ImageRef
 from ogkd.images.ref import kind_of
 
+_MOST = 1 << 29  # bytes of a table
 _GROUPS = ("patient", "group", "lesion", "patient_id", "group_id", "lesion_id")
+_EMPTY = ("nan", "<na>", "#n/a", "null")
 _KNOWN = ("path", "label", "split", *_GROUPS)
 
 
@@ -31,6 +45,16 @@ def read_table(
         raise DataError(
             f"{path} names {len(names)} class(es) in its column label; at least 2 are needed."
         )
+    for line, row in rows:
+        if row["label"].casefold() in _EMPTY:
+            raise DataError(
+                f"{path}, line {line}: the label is '{row['label']}', which is how programs write "
+                "an empty cell. Fill it in, remove the line, or rename the class."
+            )
+        if near := misspelt_split(row.get("split", "")):
+            raise DataError(
+                f"{path}, line {line}: the split is '{row['split']}'. Is it '{near}'? Correct it."
+            )
     without = [line for line, row in rows if not row.get("split")]
     if 0 < len(without) < len(rows):
         raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
@@ -43,6 +67,57 @@ def read_table(
     lines = [f"line {line}" for line, _ in rows]
     refuse_twice(path, list(zip(lines, items, strict=True)))
     return Manifest(tuple(items), names)
+
+
+def table_text(manifest: Manifest, folder: Path) -> str:
+    """The dataset as a table that `read_table` reads in `folder`; never a formula."""
+    if bad := [str(item.image) for item in manifest.items if not writable(item.image)]:
+        raise DataError(
+            f"{len(bad)} file name(s) cannot be listed in a UTF-8 table:\n"
+            f"{first_lines(list(map(ascii, bad)))}\nRename these files."
+        )
+    grouped = any(item.group is not None for item in manifest.items)
+    rows = [["path", "label", "split", *(["patient"] if grouped else [])]]
+    place = relative_to(folder)
+    for item in manifest.items:
+        group = [harmless(item.group or "")] if grouped else []
+        label = harmless(manifest.class_names[item.label])
+        rows.append([place(item.image), label, item.split, *group])
+    return csv_text(rows)
+
+
+def csv_text(rows: Sequence[Sequence[object]]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def writable(image: ImageRef) -> bool:
+    """Whether a table can list the image: its address is text that does not end in a space."""
+    address = str(image)
+    try:
+        address.encode()
+    except UnicodeEncodeError:
+        return False
+    return address == address.rstrip()
+
+
+def relative_to(folder: Path) -> Callable[[ImageRef], str]:
+    """A function that writes the address of an image for a table in `folder`."""
+    here = folder.resolve()
+
+    @cache
+    def real(parent: Path) -> Path:
+        return parent.resolve()
+
+    def place(image: ImageRef) -> str:
+        file = real(image.file.parent) / image.file.name
+        with contextlib.suppress(ValueError):  # on another drive it stays absolute
+            file = Path(os.path.relpath(file, here))
+        address = harmless_path(ImageRef(file, image.part).as_posix())
+        return address if address == address.lstrip() else f"./{address}"
+
+    return place
 
 
 def _volume(path: str, image: ImageRef) -> str | None:
@@ -101,7 +176,7 @@ def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, most=_MOST)
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}. Check the file.") from error
     if content.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
@@ -131,4 +206,4 @@ def _delimiter(text: str) -> str:
 def _cells(text: str, delimiter: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     header = [cell.strip().lower() for cell in next(reader, [])]
-    return header, [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    return header, [(reader.line_num, [unquoted(cell.strip()) for cell in row]) for row in reader]

@@ -3,8 +3,10 @@
 from ogkd.evaluation.evaluate import evaluate, evaluate_predictions
 from ogkd.evaluation.metrics import summary_metrics
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
+from ogkd.evaluation.show import Evaluation
 
 __all__ = [
+    "Evaluation",
     "LabelledPredictions",
     "evaluate",
     "evaluate_predictions",

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 from ogkd.model.calibration import (
-    BOUNDS,
     Calibration,
     held_out_for_coverage,
     held_out_for_risk,
     images_needed_for_coverage,
+    more_needed,
 )
 from ogkd.model.classifier import Classifier
+from ogkd.model.temperature import BOUNDS
 
 FEWEST = images_needed_for_coverage(0.9)
 _PURPOSES = {
@@ -42,12 +43,12 @@ def calibrate(
     """
     card = classifier.card
     found = predict_labelled(classifier, data, split=split)
-    found = _unused(found, set(card.support_images), leave_out_used=leave_out_used)
+    found = _unused(found, card.seen, leave_out_used=leave_out_used)
     if (images := len(found.labels)) < FEWEST:
         raise DataError(
-            f"{images} images are too few to calibrate on: prediction sets that contain the true "
-            f"class with 90 % probability need at least {FEWEST}, so {FEWEST - images} more. Label "
-            "more images that the model has not learned from."
+            f"Too few images to calibrate on: {images}. Prediction sets that contain the true "
+            f"class with 90 % probability need at least {FEWEST}: label {FEWEST - images} more "
+            "that the model has not learned from."
         )
     if len({group or key for group, key in zip(found.groups, found.keys, strict=True)}) < 2:
         raise DataError(
@@ -59,10 +60,13 @@ def calibrate(
         found.labels,
         found.keys,
         groups=found.groups,
+        pixels=[image.pixel_fingerprint for image in found.images],
         weights_sha256=classifier.weights_sha256,
         engine=classifier.backbone.engine,
     )
     if say is not None:
+        for warning in found.warnings:
+            say(f"WARNING: {warning}")
         if not card.support_images and any(card.support_counts):
             say(
                 "Note: this model does not record which images it learned from. Make sure that "
@@ -75,9 +79,10 @@ def calibrate(
 
 
 def _unused(
-    found: LabelledPredictions, learned: set[str], *, leave_out_used: bool
+    found: LabelledPredictions, learned: Collection[str], *, leave_out_used: bool
 ) -> LabelledPredictions:
-    used, images = found.count_in(learned), len(found.labels)
+    copies, images = found.copies_of(learned), len(found.labels)
+    used = int(copies.sum())
     if used and used == images:
         raise DataError(
             f"All {images} images were used for fitting this model. Calibrate on images that it "
@@ -86,23 +91,18 @@ def _unused(
         )
     if used and not leave_out_used:
         raise DataError(
-            f"{used} of the {images} images were used for fitting this model and would make it "
-            f"look more confident than it should be. Leave them out (leave_out_used) and calibrate "
-            f"on the other {images - used}, or choose another split.",
+            f"The model learned from {used} of the {images} images, which would make it look more "
+            f"confident than it should be. Leave out what it learned from (leave_out_used) and "
+            f"calibrate on the other {images - used}, or choose another split.",
             argument="leave_out_used",
         )
-    return found.without(learned) if used else found
+    return found.without(copies)
 
 
 def _notes(found: LabelledPredictions, calibration: Calibration) -> Iterator[str]:
     """What a user should know about this calibration before relying on it."""
     low, high = BOUNDS
-    if calibration.temperature == 1.0:
-        yield (
-            "all images available for fitting the temperature are classified correctly, so it "
-            "stays at 1. More or harder images would determine it."
-        )
-    elif not low * 1.01 < calibration.temperature < high / 1.01:
+    if not low * 1.01 < calibration.temperature < high / 1.01:
         yield (
             f"the temperature {calibration.temperature:.3g} is at the limit of the allowed range: "
             "the probabilities say little about how often the model is correct."
@@ -119,4 +119,4 @@ def _notes(found: LabelledPredictions, calibration: Calibration) -> Iterator[str
     for what, held_out in _PURPOSES.items():
         if more := calibration.missing(held_out):
             few = f"{calibration.images} images are too few for {what}"
-            yield f"{few}: at least {more} more are needed."
+            yield f"{few}: at least {more_needed(more)}."

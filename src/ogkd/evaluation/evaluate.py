@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,22 @@ from ogkd.errors import ConfigError
 from ogkd.evaluation import confidence
 from ogkd.evaluation.metrics import (
     LEVEL,
+    Array,
     BootstrappedMetrics,
     confusion_matrix,
     exact_interval,
+    mean_with_error,
     screening_masks,
 )
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
-from ogkd.model.calibration import Calibration, SetKind
+from ogkd.evaluation.prevalence import PREVALENCES, accuracy_at, screening_at
+from ogkd.evaluation.show import Evaluation
+from ogkd.evaluation.verdict import calibration_text, verdict
+from ogkd.model.calibration import Calibration
+from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
+from ogkd.model.prior import class_shares, equal, reweighted
+from ogkd.model.support_sets import SupportSets
 from ogkd.prompts.bank import fold
 
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -41,19 +49,26 @@ def evaluate(
     graded: bool | None = None,
     resamples: int = 1000,
     seed: int = 0,
-) -> dict[str, Any]:
+    leave_out_used: bool = False,
+    prior: Mapping[str, float] | None = None,
+) -> Evaluation:
     """Evaluate a classifier on one split, or on all images if the data has no splits.
 
     `graded` says whether the classes are grades in order (None: look them up in the catalogue,
-    which has its own order of grades).
+    which has its own order of grades). `leave_out_used` leaves out the images that the model
+    learned from or was calibrated on. `verdict` of the result says in words what it means.
+    `prior` adds `at_prior`: what the numbers become where classes have these frequencies.
     """
+    found = predict_labelled(classifier, data, split=split)
     return evaluate_predictions(
-        predict_labelled(classifier, data, split=split),
+        found.unused(classifier) if leave_out_used else found,
         classifier.calibration,
         graded=graded,
         resamples=resamples,
         seed=seed,
-        learned=classifier.card.support_images,
+        card=classifier.card,
+        prior=prior,
+        support_sets=SupportSets.of(classifier),
     )
 
 
@@ -64,20 +79,24 @@ def evaluate_predictions(
     graded: bool | None = None,
     resamples: int = 1000,
     seed: int = 0,
-    learned: Collection[str] = (),
-) -> dict[str, Any]:
+    card: ModelCard | None = None,
+    prior: Mapping[str, float] | None = None,
+    support_sets: SupportSets | None = None,
+) -> Evaluation:
     """Metrics with intervals, screening, selective prediction, calibration and prediction sets.
 
     Shares are 0..1, or None if undefined. Probabilities are calibrated if a calibration is
-    given. `learned` are the content keys of the images that the model learned from.
+    given. `card` says which images the model learned from; `support_sets` are measured if there
+    is no calibration.
     """
+    shares = None if prior is None else class_shares(prior, found.class_names)
     grades: bool | Sequence[int] = grade_order(found.class_names) if graded is None else graded
     labels, names, p = found.labels, found.class_names, found.probabilities(calibration)
     metrics = BootstrappedMetrics(found, p, graded=grades, resamples=resamples, seed=seed)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
     whole += ["kappa"] if grades else []
     groups = len({group for group in found.groups if group is not None}) or None
-    return {
+    result = {
         "images": len(labels),
         "groups": groups,
         **metrics.rows(whole),
@@ -90,19 +109,30 @@ def evaluate_predictions(
         "graded": bool(grades),
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
         "screening": _screening(found, p, metrics),
+        "at_prior": None if shares is None else _at_prior(found, p, shares, resamples > 0),
         "selective": _selective(labels, p),
         "reliability": [asdict(row) for row in confidence.bins(labels, p)],
         "calibration": calibration and _calibration(found, p, calibration),
-        "sets": calibration and _sets(labels, p, calibration),
+        "sets": _sets(found, p, calibration, support_sets),
         "abstain": calibration and _abstain(labels, p, calibration),
         "bootstrap": {
             "resamples": resamples,
             "by": "group" if groups else "image",
             "level": LEVEL,
         },
-        "learned_from": found.count_in(set(learned)),
-        "calibrated_on": found.count_in(set(calibration.image_keys) if calibration else ()),
+        "warnings": list(found.warnings),
+        "learned_from": int(found.copies_of(card.seen if card else ()).sum()),
+        "calibrated_on": int(found.copies_of(calibration.seen if calibration else ()).sum()),
+        "left_out": found.left_out,
     }
+    intervals = {key: metrics.share_interval(key) for key in ("accuracy", "balanced_accuracy")}
+    said = verdict(
+        result,
+        accuracy=intervals["accuracy"] or (0.0, 1.0),
+        balanced=intervals["balanced_accuracy"] or (0.0, 1.0),
+        support=card.support_counts if card else (),
+    )
+    return Evaluation({"verdict": said, **result})
 
 
 def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
@@ -131,7 +161,43 @@ def _screening(
         "missed": int((diseased & ~flagged).sum()),
         "false_positives": int((~diseased & flagged).sum()),
         **metrics.rows(("sensitivity", "specificity", "auroc"), "screening/"),
+        "at_prevalence": [
+            {
+                "prevalence": prevalence,
+                **screening_at(
+                    (prevalence, 1 - prevalence),
+                    (True, False),
+                    [metrics.counts(f"screening/{k}") for k in ("sensitivity", "specificity")],
+                    intervals=metrics.interval("screening/sensitivity") is not None,
+                ),
+            }
+            for prevalence in PREVALENCES
+        ],
     }
+
+
+def _at_prior(
+    found: LabelledPredictions, p: NDArray[np.float32], prior: Array, intervals: bool
+) -> dict[str, Any]:
+    """Accuracy and predictive values where classes have other frequencies, by class recall.
+
+    With the answers as they are, and with those that `Policy(prior=...)` gives.
+    """
+    classes = range(len(prior))
+    finding = ~np.isin(classes, found.normal)
+    told: dict[str, Any] = {
+        "prior": dict(zip(found.class_names, prior.tolist(), strict=True)),
+        "absent": [found.class_names[c] for c in classes if not (found.labels == c).any()],
+    }
+    for key, q in {"as_is": p, "with_prior": reweighted(p, prior, equal(len(prior)))}.items():
+        metrics = BootstrappedMetrics(found, q, graded=False, resamples=0, seed=0)
+        recall = [metrics.counts("class/recall", c) for c in classes]
+        told[key] = {"whole": accuracy_at(prior, recall, intervals=intervals), "screening": None}
+        if found.normal and finding.any():
+            names = {True: "screening/sensitivity", False: "screening/specificity"}
+            sides = [metrics.counts(names[bool(finding[c])], of=found.labels == c) for c in classes]
+            told[key]["screening"] = screening_at(prior, finding, sides, intervals=intervals)
+    return told
 
 
 def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, Any]:
@@ -161,16 +227,33 @@ def _calibration(
         }
         for state, values in {"before": found.probabilities(), "after": p}.items()
     }
-    return {"temperature": calibration.temperature, "images": calibration.images, **scores}
+    rows = [confidence.nll_rows(found.labels, values) for values in (found.probabilities(), p)]
+    about = {
+        "temperature": calibration.temperature,
+        "applied": calibration.applied,
+        "images": calibration.images,
+        "change": mean_with_error(rows[1] - rows[0], found.groups),
+    }
+    return {"text": calibration_text(about, calibration.reason), **about, **scores}
 
 
 def _sets(
-    labels: NDArray[np.int64], p: NDArray[np.float32], calibration: Calibration
-) -> list[dict[str, Any]]:
-    """Coverage and size of prediction sets on these images, or why there are none."""
+    found: LabelledPredictions,
+    p: NDArray[np.float32],
+    calibration: Calibration | None,
+    support_sets: SupportSets | None,
+) -> list[dict[str, Any]] | None:
+    """Coverage and size of prediction sets on these images, or why there are none.
 
-    def measure(wanted: float, kind: SetKind) -> dict[str, Any]:
-        members = calibration.sets(p, coverage=wanted, kind=kind)
+    They are those of the calibration ("lac", "aps"), or of the images learned from ("support").
+    """
+    labels = found.labels
+
+    def measure(wanted: float, kind: Any) -> dict[str, Any]:
+        if calibration is not None:
+            members = calibration.sets(p, coverage=wanted, kind=kind)
+        elif support_sets is not None:
+            members = support_sets.sets(found.features, coverage=wanted)
         held = int(members[np.arange(len(labels)), labels].sum())
         sizes = members.sum(axis=1)
         return {
@@ -181,7 +264,9 @@ def _sets(
             "empty": float((sizes == 0).mean()),
         }
 
-    kinds: tuple[SetKind, ...] = ("lac", "aps")
+    kinds: tuple[str, ...] = ("support",) if calibration is None else ("lac", "aps")
+    if calibration is None and support_sets is None:
+        return None
     return [
         {"kind": kind, "wanted": wanted, **_or_note(measure, wanted, kind)}
         for wanted in SET_COVERAGES

@@ -6,7 +6,7 @@ truth), so the same code serves one matrix and a thousand resampled ones. Undefi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from ogkd.evaluation.confidence import aurc, brier, brier_rows, ece, nll, nll_ro
 from ogkd.evaluation.predictions import LabelledPredictions
 
 LEVEL = 0.95
+_DRAWS = 20_000  # for the interval of a mean of shares
 _CELLS = 100_000  # of one block of weights: what fits into a processor's cache
 Array = NDArray[np.float64]
+Counts = tuple[float, float]  # hits, and images that they are a share of
 
 
 def confusion_matrix(labels: ArrayLike, predicted: ArrayLike, classes: int) -> NDArray[np.int64]:
@@ -167,8 +169,9 @@ class BootstrappedMetrics:
         seed: int,
     ) -> None:
         count, classes = len(found.labels), len(found.class_names)
+        self._labels = found.labels
         self._units = resampling_units(count, found.groups)
-        self._counted = _counted(found, p)
+        self._shares = _shares(found, p)
         self._values = _metrics(found, p, np.ones((1, count)), graded=graded)
         blocks = resample_weights(self._units, resamples=resamples, seed=seed, width=classes**2)
         tables = [_metrics(found, p, weights, graded=graded) for weights in blocks]
@@ -181,14 +184,30 @@ class BootstrappedMetrics:
         return plain(float(_of_class(self._values[name], label)[0]))
 
     def interval(self, name: str, label: int | None = None) -> list[float] | None:
-        """[low, high] by the bootstrap; the exact interval for a share of all or none."""
-        value = self.value(name, label)
-        if value is None or not self._resampled:
+        """[low, high]; None if no intervals were asked for. Shares of images need no resamples."""
+        if self.value(name, label) is None or not self._resampled:
             return None
-        if name in self._counted and value in (0.0, 1.0):
-            whole = len(np.unique(self._units[_of_class(self._counted[name], label)]))
-            return exact_interval(whole if value else 0, whole)
+        if name in self._shares or name == "balanced_accuracy":
+            return self.share_interval(name, label)
         return interval(_of_class(self._resampled[name], label))
+
+    def share_interval(self, name: str, label: int | None = None) -> list[float] | None:
+        """The interval of a share of images, or of the mean of such shares over the classes."""
+        if name == "balanced_accuracy":
+            return mean_interval(
+                [self.counts("accuracy", of=self._labels == c) for c in np.unique(self._labels)]
+            )
+        return exact_interval(*self.counts(name, label))
+
+    def counts(
+        self, name: str, label: int | None = None, *, of: NDArray[np.bool_] | None = None
+    ) -> Counts:
+        """Hits and images of a share, as if images were independent; `of` chooses some images."""
+        counted, hits = (
+            np.asarray(_of_class(mask, label), dtype=bool) for mask in self._shares[name]
+        )
+        chosen = counted if of is None else counted & of
+        return effective_counts(hits[chosen], self._units[chosen])
 
     def rows(self, keys: Sequence[str], part: str = "", label: int | None = None) -> dict[str, Any]:
         """The metrics `part` + key by their keys, and under "intervals" their intervals."""
@@ -239,11 +258,8 @@ def interval(values: ArrayLike, level: float = LEVEL) -> list[float] | None:
     return [float(low), float(high)]
 
 
-def exact_interval(part: int, whole: int, level: float = LEVEL) -> list[float] | None:
-    """Clopper-Pearson interval of a share, needed if all or none are correct.
-
-    Every resample is then the same, and the bootstrap would claim certainty.
-    """
+def exact_interval(part: float, whole: float, level: float = LEVEL) -> list[float] | None:
+    """Clopper-Pearson interval of a share; counts may be the effective ones of clustered images."""
     from scipy.stats import beta
 
     if whole == 0:
@@ -252,6 +268,67 @@ def exact_interval(part: int, whole: int, level: float = LEVEL) -> list[float] |
     low = 0.0 if part == 0 else float(beta.ppf(tail, part, whole - part + 1))
     high = 1.0 if part == whole else float(beta.ppf(1 - tail, part + 1, whole - part))
     return [low, high]
+
+
+def effective_counts(hits: NDArray[np.bool_], units: NDArray[np.int64]) -> Counts:
+    """Hits, and images they are a share of, as if all images were independent.
+
+    Images of one patient are alike, so they count for fewer (Korn and Graubard 1998): as many
+    independent images as would vary as much, fewer still if there are few patients, and the
+    number of patients if all or no images are hits.
+    """
+    from scipy.stats import t
+
+    images, part = len(hits), int(hits.sum())
+    _, place = np.unique(units, return_inverse=True)
+    sizes = np.bincount(place)
+    count = len(sizes)
+    if count == images or part in (0, images):
+        return (part, images) if count == images else (count if part else 0, count)
+    rate = part / images
+    if count == 1:
+        return rate, 1
+    spread = np.bincount(place, weights=hits) - rate * sizes
+    variance = count / (count - 1) * float((spread**2).sum()) / images**2
+    quantile = (1 + LEVEL) / 2
+    few = (t.ppf(quantile, images - 1) / t.ppf(quantile, count - 1)) ** 2
+    effective = min(float(images), rate * (1 - rate) / max(variance, 1e-12) * few)
+    return rate * effective, effective
+
+
+def mean_interval(counts: Sequence[Counts]) -> list[float]:
+    """Interval of the mean of independent shares, given as (hits, images) of each.
+
+    Each end is a quantile of the mean of draws from the distributions that bound each share
+    alone (Clopper and Pearson), so that few images never look like evidence.
+    """
+    return increasing_interval(counts, lambda shares: shares.mean(axis=0))
+
+
+def increasing_interval(counts: Sequence[Counts], value: Callable[[Array], Array]) -> list[float]:
+    """Interval of a value that increases with each of some independent shares.
+
+    `value` takes draws of the shares [G, R] and gives [R]. Each end is a quantile of the value of
+    draws from the distributions that bound each share alone, as in `mean_interval`.
+    """
+    tail = (1 - LEVEL) / 2
+    ends = []
+    for upper in (0, 1):  # Beta(hits, misses + 1) below, Beta(hits + 1, misses) above
+        rng = np.random.default_rng(0)
+        draws = np.zeros((len(counts), _DRAWS))
+        for row, (hits, images) in enumerate(counts):
+            a, b = hits + upper, images - hits + 1 - upper
+            draws[row] = rng.beta(a, b, _DRAWS) if a > 0 and b > 0 else float(a > 0)
+        ends.append(float(np.nanquantile(value(draws), 1 - tail if upper else tail)))
+    return ends
+
+
+def mean_with_error(values: Array, groups: Sequence[str | None] | None = None) -> list[float]:
+    """The mean and its standard error, by group where there are groups."""
+    units = resampling_units(len(values), groups)
+    mean = float(values.mean())
+    sums = np.bincount(units, weights=values - mean)
+    return [mean, float(np.sqrt((sums**2).sum()) / len(values))]
 
 
 def _of_class(table: NDArray[np.generic], label: int | None) -> NDArray[np.generic]:
@@ -286,17 +363,22 @@ def _metrics(
     return metrics
 
 
-def _counted(found: LabelledPredictions, p: NDArray[np.float32]) -> dict[str, NDArray[np.bool_]]:
-    """For each metric that is a plain share, the images it is a share of: [N] or [N, C]."""
+def _shares(
+    found: LabelledPredictions, p: NDArray[np.float32]
+) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
+    """For each metric that is a share of images: those it counts, and the hits; [N] or [N, C]."""
     classes = np.arange(len(found.class_names))
-    truth = found.labels[:, None] == classes
-    counted = {
-        "accuracy": np.ones(len(found.labels), dtype=bool),
-        "class/recall": truth,
-        "class/precision": p.argmax(axis=1)[:, None] == classes,
-        "class/specificity": ~truth,
+    truth, said = (row[:, None] == classes for row in (found.labels, p.argmax(axis=1)))
+    shares = {
+        "accuracy": (np.ones(len(truth), dtype=bool), (truth & said).any(axis=1)),
+        "class/recall": (truth, said),
+        "class/precision": (said, truth),
+        "class/specificity": (~truth, ~said),
     }
     if found.normal:
-        diseased, _ = screening_masks(found.labels, p, found.normal)
-        counted |= {"screening/sensitivity": diseased, "screening/specificity": ~diseased}
-    return counted
+        diseased, flagged = screening_masks(found.labels, p, found.normal)
+        shares |= {
+            "screening/sensitivity": (diseased, flagged),
+            "screening/specificity": (~diseased, ~flagged),
+        }
+    return shares

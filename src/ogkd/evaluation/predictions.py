@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ogkd.backbones.builtin import warning_of
 from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.images import ImageRef, SliceRule
-from ogkd.model.calibration import Calibration, softmax
+from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
+from ogkd.model.temperature import softmax
+from ogkd.progress import progress_bar
 from ogkd.prompts.bank import fold
 
 
@@ -32,12 +36,39 @@ class LabelledPredictions:
     keys: list[str]  # content keys, as in ModelCard.support_images
     class_names: tuple[str, ...]
     normal: tuple[int, ...]  # labels of the classes that mean "nothing found"
+    warnings: tuple[str, ...] = ()  # why nothing computed from these should be relied on
+    left_out: int = 0  # images that are not among these because the model was made with them
 
-    def without(self, keys: Collection[str]) -> LabelledPredictions:
-        """A copy without the images that have one of these content keys."""
-        rows = [row for row, key in enumerate(self.keys) if key not in keys]
+    def copies_of(self, seen: Collection[str]) -> NDArray[np.bool_]:
+        """Which images are among `seen`, by content or by pixels (a copy in another format)."""
+        known = np.array([key in seen for key in self.keys], dtype=bool)
+        if not seen or known.all():
+            return known
+        with ThreadPoolExecutor() as pool, progress_bar("Looking for copies", len(known)) as bar:
+            for row, pixels in enumerate(pool.map(lambda ref: ref.pixel_fingerprint, self.images)):
+                known[row] |= pixels in seen
+                bar.advance()
+        return known
+
+    def unused(self, classifier: Classifier) -> LabelledPredictions:
+        """A copy without the images that the model learned from or was calibrated on."""
+        calibration = classifier.calibration
+        seen = classifier.card.seen | (calibration.seen if calibration else frozenset())
+        used = self.copies_of(seen)
+        if used.all() and len(used):
+            raise DataError(
+                f"The model learned from or was calibrated on all of these {len(used)} images. "
+                "Evaluate others: another split, or other data.",
+                argument="split",
+            )
+        return self.without(used)
+
+    def without(self, left_out: NDArray[np.bool_]) -> LabelledPredictions:
+        """A copy without the marked images."""
+        rows = np.flatnonzero(~left_out).tolist()
         return replace(
             self,
+            left_out=self.left_out + int(left_out.sum()),
             labels=self.labels[rows],
             logits=self.logits[rows],
             features=self.features[rows],
@@ -49,9 +80,6 @@ class LabelledPredictions:
     def probabilities(self, calibration: Calibration | None = None) -> NDArray[np.float32]:
         """[N, C], calibrated if a calibration is given."""
         return softmax(self.logits, calibration.temperature if calibration else 1.0)
-
-    def count_in(self, keys: Collection[str]) -> int:
-        return sum(key in keys for key in self.keys)
 
 
 def predict_labelled(
@@ -73,8 +101,10 @@ def predict_labelled(
     label_of = _match_classes(names, manifest, {item.label for item in items})
     require_files(items)
     images = [item.image for item in items]
-    features = FeatureStore(classifier.backbone).get(images).globals[:, 0].numpy()
-    return LabelledPredictions(
+    store = FeatureStore(classifier.backbone)
+    features = store.get(images, deep=classifier.deep).rows[:, 0].numpy()
+    warning = warning_of(classifier.backbone, features)
+    found = LabelledPredictions(
         labels=np.array([label_of[item.label] for item in items], dtype=np.int64),
         logits=classifier.logits(features),
         features=features,
@@ -83,7 +113,16 @@ def predict_labelled(
         keys=[image.fingerprint for image in images],
         class_names=names,
         normal=tuple(c for c, name in enumerate(names) if name in classifier.card.normal),
+        warnings=(warning,) if warning else (),
     )
+    pooled = int(found.copies_of(frozenset(classifier.card.unlabelled_images)).sum())
+    if not pooled:
+        return found
+    said = (
+        f"{pooled} of these {len(images)} images were among the unlabelled images of the fit: for "
+        "new images the model may be a little worse than these numbers say."
+    )
+    return replace(found, warnings=(*found.warnings, said))
 
 
 def _match_classes(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from ogkd.backbones._onnx_tower import quiet_exporter
 from ogkd.errors import ConfigError
-from ogkd.images.transforms import Preprocessing
+from ogkd.export.resizing import check_resizing, prepend_resizing
+from ogkd.images.transforms import LONGEST, Preprocessing
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider, Policy, engine_note
@@ -41,6 +42,7 @@ class Graph(nn.Module):
             if isinstance(value, nn.Module):
                 self.add_module(name.strip("_"), value)
         self.head = classifier.head
+        self.wanted = {"deep": True} if classifier.deep else {}
         self.temperature = 1.0 if calibration is None else calibration.temperature
         self.include_preprocessing = include_preprocessing
         self.register_buffer("mean", torch.tensor(backbone.preprocessing.mean).view(1, 3, 1, 1))
@@ -57,15 +59,20 @@ class Graph(nn.Module):
         """[N, 3, H, W] float32, or with preprocessing [N, H, W, 3] uint8."""
         if self.include_preprocessing:
             pixels = (pixels.permute(0, 3, 1, 2).float() / 255.0 - self.mean) / self.std
-        features = self.backbone.encode_images(pixels, patches=False).globals
+        features = self.backbone.encode_images(pixels, patches=False, **self.wanted).rows
         logits = self.head.logits(features)
         return logits, (logits / self.temperature).softmax(dim=-1), features
 
 
-def build(classifier: Classifier, *, include_preprocessing: bool = False) -> Any:
-    """The model as an onnx.ModelProto for batches of any size."""
+def build(
+    classifier: Classifier, *, include_preprocessing: bool = False, raw_pixels: bool = False
+) -> Any:
+    """The model as an onnx.ModelProto for batches of any size, or for one image of any size."""
     _refuse(classifier)
-    module = Graph(classifier, include_preprocessing=include_preprocessing).eval()
+    if raw_pixels:
+        check_resizing(classifier.backbone.preprocessing)
+    inside = include_preprocessing or raw_pixels
+    module = Graph(classifier, include_preprocessing=inside).eval()
     try:
         with quiet_exporter(), torch.no_grad():
             program = torch.onnx.export(
@@ -92,6 +99,8 @@ def build(classifier: Classifier, *, include_preprocessing: bool = False) -> Any
             "into one ONNX file. Use the model folder itself, or a smaller backbone."
         )
     strip(model)
+    if raw_pixels:
+        prepend_resizing(model, classifier.backbone.preprocessing)
     return model
 
 
@@ -112,7 +121,7 @@ def _refuse(classifier: Classifier) -> None:
         )
     if (reason := head.export_error) is not None:
         raise ConfigError(f"A model of {classifier.card.method} cannot be exported. {reason}")
-    if bad := [name for name, tensor in head.tensors().items() if not tensor.isfinite().all()]:
+    if bad := head.not_finite():
         raise ConfigError(
             f"The model has weights that are not finite ({', '.join(bad)}). Fit it again."
         )
@@ -170,22 +179,26 @@ def file_metadata(
     classifier: Classifier,
     *,
     include_preprocessing: bool = False,
+    raw_pixels: bool = False,
     max_risk: float | None = None,
     int8: bool = False,
 ) -> dict[str, Any]:
     """Everything that a program needs besides the graph; contains no path and no file name."""
     card, prep = classifier.card, classifier.backbone.preprocessing
     size = prep.size
-    shape = ["N", size, size, 3] if include_preprocessing else ["N", 3, size, size]
+    bytes_in = include_preprocessing or raw_pixels
+    shape: list[str | int] = ["N", size, size, 3] if bytes_in else ["N", 3, size, size]
+    if raw_pixels:
+        shape = ["H", "W", 3]
     return {
         "schema_version": SCHEMA,
         "class_names": list(card.class_names),
         "normal": list(card.normal),
         "input": {
             "name": INPUT,
-            "type": "uint8" if include_preprocessing else "float32",
+            "type": "uint8" if bytes_in else "float32",
             "shape": shape,
-            "normalised": not include_preprocessing,
+            "normalised": not bytes_in,
         },
         "preprocessing": {
             "colour": "RGB",
@@ -196,7 +209,7 @@ def file_metadata(
             "antialias": True,
             "mean": list(prep.mean),
             "std": list(prep.std),
-            "steps": _steps(prep, include_preprocessing=include_preprocessing),
+            "steps": _steps(prep, bytes_in=bytes_in, raw_pixels=raw_pixels),
         },
         "slice": card.slice,
         "backbone": {"name": card.backbone.short_name, "digest": classifier.backbone.digest},
@@ -209,7 +222,12 @@ def file_metadata(
 
 
 def guarantee_note(classifier: Classifier, *, int8: bool) -> str:
-    """Why the calibration guarantees nothing for the file, if it was made with another engine."""
+    """Why the file has no guarantees that the model has, if there is a reason."""
+    if classifier.calibration is None:
+        known = classifier.head.ranking is not None and classifier.support is not None
+        return (
+            "Prediction sets from the images learned from need the model folder." if known else ""
+        )
     return engine_note(classifier, engine=_INT8 if int8 else None)
 
 
@@ -231,17 +249,19 @@ def _calibration(classifier: Classifier, max_risk: float | None, *, int8: bool) 
     return {"temperature": found.temperature, "calibration": values}
 
 
-def _steps(prep: Preprocessing, *, include_preprocessing: bool) -> str:
+def _steps(prep: Preprocessing, *, bytes_in: bool, raw_pixels: bool) -> str:
+    decode = "Decode to 8-bit RGB, upright by its EXIF orientation; scale deeper images by their "
+    decode += "own smallest and largest value. "
+    if raw_pixels:
+        return f"{decode}Pass the bytes of one whole image: the graph resizes and crops."
     size = prep.size
     scale, crop = f"Scale both sides to {size}", ""
     if prep.resize == "shortest":
         scale = f"Scale the short side to {size} and the long one to int({size} * long / short)"
         left = f"left = round((width - {size}) / 2), top likewise"
         crop = f" Crop the central {size} x {size}: {left}."
+        scale = f"Cut a side longer than {LONGEST} times the other to that, centrally. {scale}"
     end = " Pass the bytes unchanged."
-    if not include_preprocessing:
+    if not bytes_in:
         end = " Divide by 255, subtract mean and divide by std per channel, channels first."
-    return (
-        "Decode to 8-bit RGB, upright by its EXIF orientation. "
-        f"{scale} with Pillow's {prep.interpolation} filter.{crop}{end}"
-    )
+    return f"{decode}{scale} with Pillow's {prep.interpolation} filter.{crop}{end}"

@@ -47,6 +47,15 @@ class Int8:
 
 
 @dataclass(frozen=True)
+class Resizing:
+    """How resizing inside the graph changes the probabilities, compared with Pillow's."""
+
+    images: int
+    largest_difference: float
+    agreement: float  # share of images with the same most probable class
+
+
+@dataclass(frozen=True)
 class Exported:
     path: Path
     bytes: int
@@ -55,7 +64,8 @@ class Exported:
     largest_difference: float  # between the probabilities of the float32 graph and torch
     images_per_second: dict[str, float]  # torch, onnx and, if requested, int8; one image at a time
     int8: Int8 | None = None
-    note: str = ""  # why the calibration guarantees nothing for this file
+    resizing: Resizing | None = None  # only with raw_pixels
+    note: str = ""  # why guarantees of the model do not hold for this file
 
 
 def require_extra() -> None:
@@ -89,6 +99,7 @@ def export_onnx(
     images: Sequence[str | Path | ImageRef] = (),
     labels: Sequence[int] | NDArray[np.int64] | None = None,
     include_preprocessing: bool = False,
+    raw_pixels: bool = False,
     int8: bool = False,
     max_risk: float | None = None,
     tolerance: float = TOLERANCE,
@@ -101,6 +112,7 @@ def export_onnx(
         images: images to compare on; up to ten phantoms are added if there are only a few.
         labels: class numbers of `images`, to measure the accuracy lost with int8.
         include_preprocessing: take uint8 [N, H, W, 3] and normalise inside the graph.
+        raw_pixels: take uint8 [H, W, 3], one image of any size, and also resize and crop inside.
         int8: store and multiply the image tower's weights in 8 bits.
         max_risk: store the threshold for this error rate, from the model's calibration; not
             with int8, for which the calibration does not hold.
@@ -115,11 +127,10 @@ def export_onnx(
             f"There are {len(labels)} labels for {len(images)} images.", argument="labels"
         )
     refs, prep = classifier.refs(images), classifier.backbone.preprocessing
-    card = file_metadata(
-        classifier, include_preprocessing=include_preprocessing, max_risk=max_risk, int8=int8
-    )
+    how = {"include_preprocessing": include_preprocessing, "raw_pixels": raw_pixels}
+    card = file_metadata(classifier, **how, max_risk=max_risk, int8=int8)
     with write_atomically(place) as aside, tempfile.TemporaryDirectory() as folder:
-        model = build(classifier, include_preprocessing=include_preprocessing)
+        model = build(classifier, **how)
         full = Path(folder) / "float32.onnx"
         full.write_bytes(model.SerializeToString())
         predictors = {"torch": torch_predictor(classifier), "onnx": onnx_predictor(full, prep)}
@@ -129,6 +140,10 @@ def export_onnx(
             "largest_difference": difference,
             "tolerance": tolerance,
         }
+        resizing = None
+        if raw_pixels:
+            resizing = _resizing(predictors["onnx"], refs, reference)
+            card["check"]["resizing"] = asdict(resizing)
         if int8:
             small = Path(folder) / "int8.onnx"
             quantise(full, small)
@@ -154,6 +169,7 @@ def export_onnx(
         largest_difference=difference,
         images_per_second=per_second,
         int8=cost,
+        resizing=resizing,
         note=guarantee_note(classifier, int8=int8),
     )
 
@@ -167,7 +183,8 @@ def _check_guarantee(classifier: Classifier, *, int8: bool) -> None:
             "leave out max_risk and find a threshold from labelled images and the int8 file.",
             argument="max_risk",
         )
-    if note := guarantee_note(classifier, int8=False):
+    note = guarantee_note(classifier, int8=False)
+    if note and classifier.calibration is not None:
         raise ConfigError(f"{note} Do that first, or leave out max_risk.", argument="max_risk")
 
 
@@ -192,6 +209,15 @@ def _compare(
             argument="tolerance",
         )
     return reference, largest
+
+
+def _resizing(
+    predict: Predictor, refs: Sequence[ImageRef], reference: NDArray[np.float32]
+) -> Resizing:
+    """The graph on whole images against torch on Pillow's crops of them."""
+    rows = np.concatenate([predict([image]) for image in whole_images(refs, least=len(reference))])
+    same = rows.argmax(axis=1) == reference.argmax(axis=1)
+    return Resizing(len(rows), float(np.abs(rows - reference).max()), float(same.mean()))
 
 
 def _cost(
@@ -236,7 +262,8 @@ def _finish(model: Any, card: dict[str, Any], file: Path) -> None:
 def torch_predictor(classifier: Classifier) -> Predictor:
     def predict(crops: Sequence[RGB]) -> NDArray[np.float32]:
         pixels = normalise(crops, classifier.backbone.preprocessing)
-        features = classifier.backbone.encode_images(pixels, patches=False).globals
+        wanted = {"deep": True} if classifier.deep else {}
+        features = classifier.backbone.encode_images(pixels, patches=False, **wanted).rows
         return classifier.probabilities(features)
 
     return predict
@@ -258,9 +285,13 @@ def onnx_predictor(file: Path, prep: Preprocessing) -> Predictor:
             f"onnxruntime {onnxruntime.__version__} cannot run the exported graph "
             f"({str(error).splitlines()[0]}). Nothing was written. Try another version of it."
         ) from error
-    raw = session.get_inputs()[0].type == "tensor(uint8)"
+    given = session.get_inputs()[0]
+    raw, alone = given.type == "tensor(uint8)", len(given.shape) == 3
 
     def predict(crops: Sequence[RGB]) -> NDArray[np.float32]:
+        if alone:
+            each = [session.run(["probabilities"], {INPUT: crop})[0] for crop in crops]
+            return np.concatenate(each)
         pixels = np.stack(crops) if raw else normalise(crops, prep).numpy()
         found: NDArray[np.float32] = session.run(["probabilities"], {INPUT: pixels})[0]
         return found
@@ -272,13 +303,18 @@ def model_crops(
     images: Sequence[ImageRef], prep: Preprocessing, *, least: int = 1
 ) -> Iterator[RGB]:
     """The images at the model's size, followed by phantoms if there are fewer than `least`."""
+    for image in whole_images(images, least=least):
+        yield center_crop(image, prep)
+
+
+def whole_images(images: Sequence[ImageRef], *, least: int) -> Iterator[RGB]:
     for image in images:
-        yield center_crop(read_image(image), prep)
+        yield read_image(image)
     names = tuple(PHANTOMS)
     for index in range(least - len(images)):
         name = names[index % len(names)]
         label = index % len(PHANTOMS[name].class_names)
-        yield center_crop(render(name, label, seed=0, index=index).image, prep)
+        yield render(name, label, seed=0, index=index).image
 
 
 def in_batches(crops: Iterable[RGB], sizes: Sequence[int] = BATCHES) -> Iterator[list[RGB]]:

@@ -1,15 +1,17 @@
-"""Image files through a frozen image tower, batch by batch, with bad files set apart."""
+"""Images through a frozen image tower, batch by batch, with bad files set apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
-from ogkd.errors import DataError
+from ogkd.errors import BackboneError, ConfigError, DataError
 from ogkd.features.unreadable import BadFile, decode_ahead
 from ogkd.images import ImageRef, read_image
 from ogkd.images.transforms import Preprocessing, center_crop, normalise
@@ -36,27 +38,63 @@ class EncodedBatch:
 
 
 def encode_files(
-    backbone: Backbone, images: Sequence[ImageRef], *, patches: bool = False, batch_size: int = 32
+    backbone: Backbone,
+    images: Iterable[ImageRef],
+    *,
+    patches: bool = False,
+    deep: bool = False,
+    batch_size: int = 32,
 ) -> Iterator[EncodedBatch]:
     """Encode images in order; memory does not grow with their number."""
     prep = backbone.preprocessing
     decoded = decode_ahead(lambda image: whole_image(image, prep), images, batch_size=batch_size)
-    start = 0
     for found in decoded:
-        batch = images[start : start + len(found)]
-        start += len(found)
-        errors = {row: str(x) for row, x in enumerate(found) if isinstance(x, DataError)}
-        crops = [crop for crop in found if not isinstance(crop, DataError)]
+        batch = [image for image, _ in found]
+        errors = {row: str(x) for row, (_, x) in enumerate(found) if isinstance(x, DataError)}
+        crops = [crop for _, crop in found if not isinstance(crop, DataError)]
         features = None
         if crops:
-            pixels = normalise(crops, prep).to(backbone.device)
-            features = backbone.encode_images(pixels, patches=patches)
+            features = encode_crops(backbone, crops, patches=patches, deep=deep)
         yield EncodedBatch(batch, features, errors, crops)
+
+
+def in_one(batches: Iterable[EncodedBatch]) -> Iterator[EncodedBatch]:
+    """All batches as one, with rows alone: memory grows with the number of images by those."""
+    images: list[ImageRef] = []
+    errors: dict[int, str] = {}
+    rows: list[Tensor] = []
+    for batch in batches:
+        if batch.features is not None:
+            if batch.features.patches is not None:
+                raise ConfigError(
+                    "Evidence maps are drawn for images that are answered one by one, not for "
+                    "answers that depend on the whole batch (together, estimated frequencies)."
+                )
+            rows.append(batch.features.rows.detach().cpu().float())
+        errors |= {len(images) + row: why for row, why in batch.errors.items()}
+        images += batch.images
+    yield EncodedBatch(images, ImageFeatures(torch.cat(rows)) if rows else None, errors)
+
+
+def encode_crops(
+    backbone: Backbone, crops: Sequence[NDArray[np.uint8]], *, patches: bool, deep: bool = False
+) -> ImageFeatures:
+    """Features of crops that have the tower's size; they are numbers, or it is an error."""
+    pixels = normalise(crops, backbone.preprocessing).to(backbone.device)
+    # Backbones of other packages may not know the argument: they are never asked.
+    features = backbone.encode_images(pixels, patches=patches, **({"deep": True} if deep else {}))
+    if bool(features.rows.isfinite().all()):
+        return features
+    raise BackboneError(
+        f"The backbone '{backbone.name}' gives features that are not numbers: its weights are "
+        "damaged, or its engine does not work on this machine. Fetch or copy it again, or use the "
+        "engine torch."
+    )
 
 
 def whole_image(image: ImageRef, prep: Preprocessing) -> NDArray[np.uint8]:
     """The image as the tower sees it: resized and cropped to a square, [size, size, 3]."""
-    pixels = read_image(image)
+    pixels = read_image(image, blank=False)
     try:
         return center_crop(pixels, prep)
     except (ValueError, MemoryError) as error:

@@ -8,12 +8,11 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from ogkd import plugins
 from ogkd.errors import ConfigError
-from ogkd.files import cache_dir
+from ogkd.files import cache_dir, home
 
 _OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster that we start; more goes to disk
 _FOLDERS = ("OGKD_CACHE", "OGKD_DATA")
@@ -95,18 +94,24 @@ def fitting_workers(ray: Any, cpus: float, gpus: float) -> int:
     return sum(int(min(room, default=1)) for room in rooms)
 
 
+def unused_gpus(ray: Any, gpus: float, device: str) -> float:
+    """How many GPUs of the cluster workers would not use although they may."""
+    if gpus or device == "cpu":
+        return 0.0
+    alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
+    return float(sum(has.get("GPU", 0.0) for has in alive))
+
+
 def absolute(place: str) -> str:
     """The absolute path of a folder, for a process elsewhere; other names as they are."""
-    path = Path(place).expanduser()
+    path = home(place)
     return str(path.resolve()) if path.exists() else place
 
 
 def folders() -> dict[str, str]:
     """The cache, the benchmarks and the plugins of this process, for workers to use too."""
     found = {
-        name: str(Path(os.environ[name]).expanduser().resolve())
-        for name in _FOLDERS
-        if os.environ.get(name)
+        name: str(home(os.environ[name]).resolve()) for name in _FOLDERS if os.environ.get(name)
     }
     if loaded := os.environ.get(plugins.VARIABLE):
         found[plugins.VARIABLE] = loaded

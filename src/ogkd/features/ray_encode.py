@@ -43,6 +43,7 @@ class _Recipe:
     device: str
     engine: str
     patches: bool
+    deep: bool
     threads: int
 
 
@@ -55,6 +56,7 @@ def encode_files_on_ray(
     device: str = "auto",
     engine: str = "torch",
     patches: bool = False,
+    deep: bool = False,
     batch_size: int = 32,
 ) -> Iterator[EncodedBatch]:
     """Encode on a cluster what `encode_files` encodes here: the same order and batches.
@@ -62,14 +64,13 @@ def encode_files_on_ray(
     `backbone` was loaded here from `place`; workers load it from there too, and refuse a different
     one. Files must have the same path on every node. Unreadable files are reported in their batch.
     """
-    recipe = _Recipe(
-        absolute(place), backbone.digest, device, engine, patches, max(1, int(workers.cpus))
-    )
+    threads = max(1, int(workers.cpus))
+    recipe = _Recipe(absolute(place), backbone.digest, device, engine, patches, deep, threads)
     chunks = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
     asked = None if workers.count is None else workers.count * workers.cpus
     with cluster(workers.address, cpus=asked) as ray:
         for row in _rows(ray, chunks, recipe, workers):
-            yield _batch(chunks[row["index"]], row, patches=patches)
+            yield _batch(chunks[row["index"]], row, patches=patches, deep=deep)
 
 
 def _rows(
@@ -137,19 +138,20 @@ class _Encoder:
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         answer = {"index": int(row["index"]), "problem": self._problem}
-        answer |= {"bad": "{}", "shape": "[]", "globals": b"", "patches": b""}
+        answer |= {"bad": "{}", "shape": "[]", "globals": b"", "patches": b"", "deep": b""}
         if self._backbone is None:
             return answer
         images = [ImageRef.of(os.fsdecode(bytes(name))) for name in row["images"]]
-        (batch,) = encode_files(
-            self._backbone, images, patches=self._recipe.patches, batch_size=len(images)
-        )
+        wanted = {"patches": self._recipe.patches, "deep": self._recipe.deep}
+        (batch,) = encode_files(self._backbone, images, **wanted, batch_size=len(images))
         answer["bad"] = json.dumps(batch.errors)  # as text: an empty column has no type
         if batch.features is not None:
             answer["globals"] = raw(batch.features.globals)
             if batch.features.patches is not None:
                 answer["patches"] = raw(batch.features.patches)
                 answer["shape"] = json.dumps(batch.features.patches.shape[1:])
+            if batch.features.deep is not None:
+                answer["deep"] = raw(batch.features.deep)
         return answer
 
 
@@ -157,7 +159,9 @@ def _tensor(content: bytes, *shape: int) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, np.float32).copy().reshape(shape))
 
 
-def _batch(chunk: Sequence[ImageRef], row: dict[str, Any], *, patches: bool) -> EncodedBatch:
+def _batch(
+    chunk: Sequence[ImageRef], row: dict[str, Any], *, patches: bool, deep: bool
+) -> EncodedBatch:
     """The answer of a worker, with the names that the user gave."""
     errors = {}
     for index, reason in json.loads(row["bad"]).items():
@@ -169,5 +173,6 @@ def _batch(chunk: Sequence[ImageRef], row: dict[str, Any], *, patches: bool) -> 
         found = ImageFeatures(
             _tensor(row["globals"], good, -1),
             _tensor(row["patches"], good, *json.loads(row["shape"])) if patches else None,
+            _tensor(row["deep"], good, -1) if deep else None,
         )
     return EncodedBatch(chunk, found, errors)

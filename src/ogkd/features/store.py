@@ -1,7 +1,9 @@
 """Features on disk, addressed by what they are features of: nothing is encoded twice.
 
-The key is the image's bytes, the backbone's digest, the preprocessing and the view. Entries
-are kept in safetensors shards that are written whole; a shard cut short by a crash is skipped.
+The key is the image's bytes, the backbone's digest, the preprocessing, the kind of device and the
+view. Entries
+are kept in safetensors shards that are written whole. A shard is named by the SHA-256 of its
+bytes, which is checked before it is used; what fails is computed again.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import time
-import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -25,30 +26,43 @@ from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import DataError
-from ogkd.features.encode import whole_image
+from ogkd.features.encode import encode_crops, whole_image
 from ogkd.features.unreadable import decode_ahead, unreadable, unreadable_error
-from ogkd.files import cache_dir, write_atomically
+from ogkd.files import cache_dir, sha256_file, write_atomically
 from ogkd.images import ImageRef, read_image
-from ogkd.images.transforms import normalise, random_resized_crop
+from ogkd.images.transforms import ADAPTER_AREAS, random_resized_crop
 from ogkd.progress import progress_bar
 
 _BATCH = 32
+_NAME = f"{'[0-9a-f]' * 64}.safetensors"
 _SHARD = 256  # entries written at once: what a kill can lose
+_GLOBALS, _PATCHES, _DEEP = "", "/patches", "/deep"  # endings of the names of entries
 
 
 @dataclass(frozen=True)
 class View:
-    """The whole image (`crop` None), or the crop of that number in the series of `seed`."""
+    """The whole image (`crop` None), or the crop of that number in the series of `seed`.
+
+    With `adapter` it is one of the released adapters': larger, and flipped at random.
+    """
 
     crop: int | None = None
     seed: int = 0
+    adapter: bool = False
 
     @property
     def key(self) -> str:
-        return "whole" if self.crop is None else f"crop{self.seed}.{self.crop}"
+        kind = "adapter" if self.adapter else "crop"
+        return "whole" if self.crop is None else f"{kind}{self.seed}.{self.crop}"
 
 
 WHOLE = View()
+
+
+class _Damaged(Exception):
+    def __init__(self, shard: Path) -> None:
+        super().__init__(shard)
+        self.shard = shard
 
 
 class FeatureStore:
@@ -56,11 +70,16 @@ class FeatureStore:
 
     def __init__(self, backbone: Backbone, *, root: Path | None = None) -> None:
         self.backbone = backbone
-        recipe = json.dumps([backbone.digest, asdict(backbone.preprocessing)], sort_keys=True)
+        parts = [backbone.digest, asdict(backbone.preprocessing)]
+        if backbone.device.type != "cpu":  # another kind of device rounds in another way
+            parts.append(backbone.device.type)
+        recipe = json.dumps(parts, sort_keys=True)
         name = hashlib.sha256(recipe.encode()).hexdigest()[:24]
         self.folder = (root or cache_dir() / "features") / name
         self.encoded = 0  # views computed, not found, since this object was made
         self.seconds = 0.0  # what that took, decoding included
+        self.damaged: set[Path] = set()  # shards that were found changed, and not used
+        self._checked: set[Path] = set()
         self._entries: dict[str, Path] = {}
         self._shards: set[Path] = set()
 
@@ -70,47 +89,55 @@ class FeatureStore:
         views: Sequence[View] = (WHOLE,),
         *,
         patches: bool = False,
+        deep: bool = False,
     ) -> ImageFeatures:
         """Features of every view of every image: globals [N, V, d], patches [N, V, P, d] (fp16).
 
-        Unreadable images are one DataError that names all of them.
+        `deep` asks for deeper features [N, V, D] too. Unreadable images are one DataError that
+        names all of them.
         """
-        self._find_shards()
         refs = [ImageRef.of(image) for image in images]
-        try:
-            keys = self._complete(refs, views, patches=patches)
-        except DataError:
-            # One bad file stops the work: name all of them at once.
-            if bad := unreadable(refs):
-                raise unreadable_error(bad) from None
-            raise
         shape = (len(images), len(views))
-        globals_, kept = self._read(keys, patches=patches)
-        return ImageFeatures(
-            globals_.unflatten(0, shape), kept.unflatten(0, shape) if patches else None
-        )
+        kinds = [kind for kind, wanted in ((_PATCHES, patches), (_DEEP, deep)) if wanted]
+        while True:
+            self._find_shards()
+            try:
+                keys = self._complete(refs, views, kinds)
+            except DataError:
+                # One bad file stops the work: name all of them at once.
+                if bad := unreadable(refs):
+                    raise unreadable_error(bad) from None
+                raise
+            try:
+                found = self._read(keys, kinds)
+            except _Damaged as error:
+                self._forget(error.shard)
+                continue
+            kept = {kind: tensor.unflatten(0, shape) for kind, tensor in found.items()}
+            return ImageFeatures(kept[_GLOBALS], kept.get(_PATCHES), kept.get(_DEEP))
 
     def _complete(
-        self, images: Sequence[ImageRef], views: Sequence[View], *, patches: bool
+        self, images: Sequence[ImageRef], views: Sequence[View], kinds: Sequence[str]
     ) -> list[str]:
         """Encode what is missing; the keys of every view of every image."""
         with ThreadPoolExecutor(max_workers=2) as pool:
             list(pool.map(lambda image: image.key, images))  # each is hashed once
         jobs = [(image, view) for image in images for view in views]
         keys = [f"{image.key}-{view.key}" for image, view in jobs]
-        ending = "/patches" if patches else ""
         missing = {
             key: job
             for key, job in zip(keys, jobs, strict=True)
-            if not {key, f"{key}{ending}"} <= self._entries.keys()
+            if not {f"{key}{kind}" for kind in (_GLOBALS, *kinds)} <= self._entries.keys()
         }
         if missing:
-            self._encode(missing, patches=patches)
+            self._encode(missing, kinds)
         return keys
 
     def _find_shards(self) -> None:
         """Read the headers of shards not seen yet (other processes may have added some)."""
-        for shard in sorted(self.folder.glob("*.safetensors")):
+        # The oldest first, so that results do not depend on what was added later.
+        found = sorted((path.stat().st_mtime_ns, path) for path in self.folder.glob(_NAME))
+        for _, shard in found:
             if shard in self._shards:
                 continue
             with contextlib.suppress(SafetensorError, OSError), safe_open(shard, "pt") as file:
@@ -118,32 +145,59 @@ class FeatureStore:
                     self._entries.setdefault(key, shard)  # what was read once stays the same
             self._shards.add(shard)
 
-    def _read(self, keys: Sequence[str], *, patches: bool) -> tuple[Tensor, Tensor]:
+    def _read(self, keys: Sequence[str], kinds: Sequence[str]) -> dict[str, Tensor]:
         backbone = self.backbone
-        globals_ = torch.empty(len(keys), backbone.embed_dim)
         grid = backbone.patch_grid[0] * backbone.patch_grid[1]
-        rows = len(keys) if patches else 0
-        kept = torch.empty(rows, grid, backbone.embed_dim, dtype=torch.float16)
+        shapes = {
+            _GLOBALS: (backbone.embed_dim,),
+            _PATCHES: (grid, backbone.embed_dim),
+            _DEEP: (sum(backbone.deep_parts),),
+        }
+        found = {
+            kind: torch.empty(
+                len(keys), *shapes[kind], dtype=torch.float16 if kind == _PATCHES else torch.float32
+            )
+            for kind in (_GLOBALS, *kinds)
+        }
         by_shard: dict[Path, list[tuple[str, Tensor]]] = {}
-        for row, key in enumerate(keys):
-            by_shard.setdefault(self._entries[key], []).append((key, globals_[row]))
-            if patches:
-                name = f"{key}/patches"
-                by_shard.setdefault(self._entries[name], []).append((name, kept[row]))
+        for kind, places in found.items():
+            for key, place in zip(keys, places, strict=True):
+                name = f"{key}{kind}"
+                by_shard.setdefault(self._entries[name], []).append((name, place))
         for shard, wanted in by_shard.items():
-            with safe_open(shard, "pt") as file:
-                for name, place in wanted:
-                    place.copy_(file.get_tensor(name))
-        return globals_, kept
+            try:
+                self._check(shard)
+                with safe_open(shard, "pt") as file:
+                    for name, place in wanted:
+                        tensor = file.get_tensor(name)
+                        if tensor.shape != place.shape:  # copy_ would stretch it
+                            raise _Damaged(shard)
+                        place.copy_(tensor)
+            except (SafetensorError, OSError) as error:
+                raise _Damaged(shard) from error
+        return found
 
-    def _encode(self, missing: dict[str, tuple[ImageRef, View]], *, patches: bool) -> None:
+    def _check(self, shard: Path) -> None:
+        """Compare a shard with its name, once."""
+        if shard not in self._checked and sha256_file(shard) != shard.stem:
+            raise _Damaged(shard)
+        self._checked.add(shard)
+
+    def _forget(self, shard: Path) -> None:
+        self.damaged.add(shard)
+        self._entries = {key: place for key, place in self._entries.items() if place != shard}
+        # Deleted, so that what is computed now does not lose to it again.
+        with contextlib.suppress(OSError):
+            shard.unlink(missing_ok=True)
+
+    def _encode(self, missing: dict[str, tuple[ImageRef, View]], kinds: Sequence[str]) -> None:
         shard: dict[str, Tensor] = {}
         keys = list(missing)
         done, began = 0, time.perf_counter()
         with progress_bar("Encoding images", len(keys)) as bar:
             for found in decode_ahead(self._crop, list(missing.values()), batch_size=_BATCH):
-                crops = [_or_raise(outcome) for outcome in found]
-                self._encode_batch(keys[done : done + len(crops)], crops, shard, patches)
+                crops = [_or_raise(outcome) for _, outcome in found]
+                self._encode_batch(keys[done : done + len(crops)], crops, shard, kinds)
                 done += len(crops)
                 bar.advance(len(crops))
                 bar.describe(f"{done / (time.perf_counter() - began):.1f} images/s")
@@ -162,17 +216,21 @@ class FeatureStore:
             return whole_image(image, prep)
         # The crop depends on the image and the view alone, not on its neighbours or its name.
         rng = np.random.default_rng([view.seed, view.crop, int(image.key[:15], 16)])
-        return random_resized_crop(read_image(image), prep, rng)
+        pixels = read_image(image, blank=False)
+        if view.adapter:
+            return random_resized_crop(pixels, prep, rng, areas=ADAPTER_AREAS, flip=True)
+        return random_resized_crop(pixels, prep, rng)
 
     def _encode_batch(
         self,
         keys: Sequence[str],
         crops: Sequence[NDArray[np.uint8]],
         shard: dict[str, Tensor],
-        patches: bool,
+        kinds: Sequence[str],
     ) -> None:
-        pixels = normalise(crops, self.backbone.preprocessing).to(self.backbone.device)
-        features = self.backbone.encode_images(pixels, patches=patches)
+        features = encode_crops(
+            self.backbone, crops, patches=_PATCHES in kinds, deep=_DEEP in kinds
+        )
         self.encoded += len(keys)
         for row, key in enumerate(keys):
             if key not in self._entries:
@@ -180,11 +238,16 @@ class FeatureStore:
                 # patches rounds in another way, and results must not depend on the order.
                 shard[key] = features.globals[row].cpu().clone()
             if features.patches is not None:
-                shard[f"{key}/patches"] = features.patches[row].half().cpu().clone()
+                shard[f"{key}{_PATCHES}"] = features.patches[row].half().cpu().clone()
+            if features.deep is not None:
+                shard[f"{key}{_DEEP}"] = features.deep[row].cpu().clone()
 
     def _write(self, shard: dict[str, Tensor]) -> None:
-        with write_atomically(self.folder / f"{uuid.uuid4().hex}.safetensors") as aside:
-            aside.write_bytes(save(shard))  # a full disk is then an OSError
+        content = save(shard)
+        place = self.folder / f"{hashlib.sha256(content).hexdigest()}.safetensors"
+        with write_atomically(place, ours=True) as aside:
+            aside.write_bytes(content)  # a full disk is then an OSError
+        self._shards.discard(place)  # a damaged one may have had its name
 
 
 def _or_raise(outcome: NDArray[np.uint8] | DataError) -> NDArray[np.uint8]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -17,6 +18,7 @@ from ogkd.datasets.manifest import Item, first_lines
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef, read_image
+from ogkd.images.ref import install_once
 
 OnError = Literal["stop", "skip"]
 SKIPPED = "skipped.csv"
@@ -29,7 +31,7 @@ Found = TypeVar("Found")
 class BadFile:
     """An image that could not be read, and why."""
 
-    image: ImageRef
+    image: ImageRef | None  # None: it is not a file
     reason: str
 
 
@@ -41,24 +43,25 @@ def check_on_error(value: str) -> None:
 
 
 def decode_ahead(
-    decode: Callable[[Job], Found], jobs: Sequence[Job], *, batch_size: int = 32
-) -> Iterator[list[Found | DataError]]:
-    """Results in order, batch by batch; a job that fails with a DataError gives that error.
+    decode: Callable[[Job], Found], jobs: Iterable[Job], *, batch_size: int = 32
+) -> Iterator[list[tuple[Job, Found | DataError]]]:
+    """Jobs and results in order, batch by batch; a job that fails gives its DataError.
 
     The next batch is read while the caller works on this one. At most two batches are held, so
     memory does not grow with the number of jobs.
     """
 
-    def attempt(job: Job) -> Found | DataError:
+    def attempt(job: Job) -> tuple[Job, Found | DataError]:
         try:
-            return decode(job)
+            return job, decode(job)
         except DataError as error:
-            return error
+            return job, error
 
-    waiting: deque[Iterator[Found | DataError]] = deque()
+    waiting: deque[Iterator[tuple[Job, Found | DataError]]] = deque()
+    rest = iter(jobs)
     with ThreadPoolExecutor(max_workers=_WORKERS) as pool:
-        for start in range(0, len(jobs), batch_size):
-            waiting.append(pool.map(attempt, jobs[start : start + batch_size]))
+        while batch := list(islice(rest, batch_size)):
+            waiting.append(pool.map(attempt, batch))
             if len(waiting) > 1:
                 yield list(waiting.popleft())
         yield from map(list, waiting)
@@ -68,35 +71,41 @@ def unreadable(images: Sequence[ImageRef]) -> list[BadFile]:
     """The images that cannot be decoded, found without encoding anything."""
 
     def check(image: ImageRef) -> None:
-        read_image(image)
+        _read(image)
 
-    return _failures(images, [found for batch in decode_ahead(check, images) for found in batch])
+    return _failures([found for batch in decode_ahead(check, images) for found in batch])
 
 
 def read_all(images: Sequence[ImageRef]) -> list[NDArray[np.uint8]]:
     """The pixels of every image; those that cannot be read are one error that names them all."""
-    found = [pixels for batch in decode_ahead(read_image, images) for pixels in batch]
-    if bad := _failures(images, found):
+    found = [pair for batch in decode_ahead(_read, images) for pair in batch]
+    if bad := _failures(found):
         raise unreadable_error(bad)
-    return [pixels for pixels in found if not isinstance(pixels, DataError)]
+    return [pixels for _, pixels in found if not isinstance(pixels, DataError)]
 
 
-def _failures(images: Sequence[ImageRef], found: Sequence[object]) -> list[BadFile]:
-    return [
-        BadFile(image, str(outcome))
-        for image, outcome in zip(images, found, strict=True)
-        if isinstance(outcome, DataError)
-    ]
+def _read(image: ImageRef) -> NDArray[np.uint8]:
+    return read_image(image, blank=False)
+
+
+def _failures(found: Iterable[tuple[ImageRef, object]]) -> list[BadFile]:
+    return [BadFile(image, str(error)) for image, error in found if isinstance(error, DataError)]
 
 
 def unreadable_error(
     bad: Sequence[BadFile], advice: str = "Fix or remove them, or skip unreadable files."
 ) -> DataError:
     """One error that lists the unreadable files and says what to do about them."""
-    listed = first_lines([file.reason for file in bad])
+    listed = list_reasons(bad)
     return DataError(
         f"{len(bad)} file(s) could not be read:\n{listed}\n{advice}", argument="on_error"
     )
+
+
+def list_reasons(bad: Sequence[BadFile]) -> str:
+    """A line for each file, and once what to install if that is missing."""
+    lines, install = install_once([file.reason for file in bad])
+    return first_lines(lines) + (f"\n{install}" if install else "")
 
 
 def readable_items(

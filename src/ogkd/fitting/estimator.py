@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,33 +16,39 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from ogkd.datasets.manifest import Item, Manifest, read_class_names
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError, DataError, OgkdWarning, did_you_mean
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit_request
+from ogkd.fitting.prepare import default_preset
 from ogkd.fitting.request import FitRequest
-from ogkd.images import ImageRef
-from ogkd.images.scaling import stretch
-
-_AS_PNG = ("1", "L", "LA", "P", "RGB", "RGBA")  # Pillow's modes that a PNG can hold
+from ogkd.images import ImageRef, read_image
+from ogkd.images.memory import InMemory, as_ref, is_one_image
+from ogkd.methods import METHODS, make_method
 
 
 class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped there
     """A classifier on a frozen vision-language model, for scikit-learn's tools.
 
-    `X` is a sequence of image files, of arrays [H, W] or [H, W, 3] (uint8, or floats from 0 to
-    1), or of PIL images; an array [N, H, W] or [N, H, W, 3] works too. PIL images of the modes I
-    and F are scaled to bytes by their own range, like 16-bit files. `y` are labels of any kind.
+    `X` is a sequence of images of the kinds that `Classifier.predict` takes: files, bytes of
+    files, arrays, tensors or PIL images; an array [N, H, W] or [N, H, W, 3] works too. `y` are
+    labels of any kind.
     Their texts are what the text tower reads: the labels themselves if they are names, or
     `class_names`, a mapping from label to name. Other parameters are those of `ogkd.fit`.
+
+    Single settings of the method are parameters too: `settings__alpha` for `GridSearchCV`, and
+    `settings__train__epochs` for the setting train.epochs.
 
     After `fit`: `classes_`, and `model_`, the `Classifier`, which can be saved.
     """
 
+    method: str
+    preset: str | None
+    settings: Mapping[str, Any] | None
     class_names: Mapping[Any, str] | None
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -66,7 +71,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         names = self._names(classes)
         with _files(images) as paths:
             pairs = zip(paths, numbers, strict=True)
-            items = tuple(Item(ImageRef.of(path), int(number)) for path, number in pairs)
+            items = tuple(Item(path, int(number)) for path, number in pairs)
             options = {name: getattr(self, name) for name in _SHARED}
             self.model_ = fit_request(FitRequest(Manifest(items, names), **options))
         self.classes_ = classes
@@ -77,13 +82,47 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         check_is_fitted(self, "model_")
         with _files(_listed(X)) as paths:
             store = FeatureStore(self.model_.backbone)
-            features = store.get(paths).globals[:, 0]
+            features = store.get(paths, deep=self.model_.deep).rows[:, 0]
         return self.model_.probabilities(features)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The most probable label of each image."""
         best = self.predict_proba(X).argmax(axis=1)
         return np.asarray(self.classes_[best])
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters; with `deep` also every setting of the method, as settings__NAME."""
+        params: dict[str, Any] = super().get_params(deep=False)
+        if deep:
+            given = dict(self.settings or {})
+            with contextlib.suppress(ConfigError):  # fitting will say what is wrong with them
+                preset = self.preset or default_preset(self.method)
+                method = make_method(self.method, preset=preset, settings=given)
+                given = method.config.model_dump()
+            params |= {f"settings__{key}": value for key, value in _flat(given, "__")}
+        return params
+
+    def set_params(self, **params: Any) -> OGKDClassifier:
+        """Set parameters; settings__NAME is one setting, settings__train__epochs a nested one."""
+        plain = {name: value for name, value in params.items() if not name.startswith(_SETTING)}
+        super().set_params(**plain)
+        if nested := {
+            name.removeprefix(_SETTING).replace("__", "."): value
+            for name, value in params.items()
+            if name not in plain
+        }:
+            if self.method in METHODS:
+                known = dict(_flat(METHODS[self.method].Config().model_dump(), "."))
+                for name in nested:
+                    if name not in known:
+                        raise ConfigError(
+                            f"{self.method} has no setting '{name}'.{did_you_mean(name, known)} "
+                            f"Settings of {self.method}: {', '.join(known)}.",
+                            argument="settings",
+                        )
+            # A new mapping: clones share the old one.
+            self.settings = dict(_flat(self.settings or {}, ".")) | nested
+        return self
 
     def _names(self, classes: NDArray[Any]) -> tuple[str, ...]:
         """The class texts, in label order."""
@@ -93,6 +132,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
                 warnings.warn(
                     f"The labels are {', '.join(map(str, classes[:5]))}, which mean nothing to the "
                     "text tower. Pass their names: class_names={label: name}.",
+                    OgkdWarning,
                     stacklevel=3,
                 )
             return read_class_names([str(label) for label in classes])
@@ -127,6 +167,7 @@ _SHARED = (
     "device",
     "engine",
 )
+_SETTING = "settings__"
 _PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _REQUEST = inspect.signature(FitRequest).parameters
 # scikit-learn reads an estimator's parameters from here.
@@ -145,9 +186,19 @@ OGKDClassifier.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-
 )
 
 
+def _flat(settings: Mapping[str, Any], joint: str, start: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings by one name each, joined by dots or as scikit-learn does."""
+    for key, value in settings.items():
+        name = start + key.replace(".", joint)
+        if isinstance(value, Mapping):
+            yield from _flat(value, joint, f"{name}{joint}")
+        else:
+            yield name, value
+
+
 def _listed(X: Any) -> list[Any]:
     """X as a list of images; anything that is not a sequence of images is refused."""
-    if isinstance(X, str | os.PathLike | Image.Image):
+    if is_one_image(X):
         raise DataError("X is one image. Give a list of images, even if there is only one.")
     images = list(X)
     if not images:
@@ -156,41 +207,15 @@ def _listed(X: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _files(images: Sequence[Any]) -> Iterator[list[Path]]:
+def _files(images: Sequence[Any]) -> Iterator[list[ImageRef]]:
     """Image files with the content of the images; those made here are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ogkd-") as folder:
         yield [_file(image, Path(folder) / f"{row}.png") for row, image in enumerate(images)]
 
 
-def _file(image: Any, place: Path) -> Path:
-    if isinstance(image, str | os.PathLike):
-        return Path(image)
-    picture = image
-    if not isinstance(image, Image.Image):
-        picture = Image.fromarray(_pixels(np.asarray(image), int(place.stem)))
-    upright = ImageOps.exif_transpose(picture)
-    if upright.mode[:1] in ("F", "I"):  # deeper than bytes, where converting would only cut
-        upright = Image.fromarray(stretch(np.asarray(upright)))
-    elif upright.mode not in _AS_PNG:
-        upright = upright.convert("RGB")
-    upright.save(place, compress_level=1)
-    return place
-
-
-def _pixels(array: NDArray[Any], row: int) -> NDArray[np.uint8]:
-    """An array as bytes [H, W] or [H, W, 3]."""
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[:, :, 0]
-    colours = array.shape[2:] in ((), (3,))
-    if array.ndim not in (2, 3) or not colours or array.size == 0:
-        raise DataError(
-            f"Image {row} of X has shape {array.shape}. Arrays are [H, W] or [H, W, 3]."
-        )
-    if array.dtype == np.uint8:
-        return array
-    if array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:  # false for NaN too
-        return np.asarray(np.rint(array * 255), dtype=np.uint8)
-    raise DataError(
-        f"Image {row} of X has {array.dtype} values, not bytes or shares. Give uint8 "
-        "from 0 to 255, or floats from 0 to 1."
-    )
+def _file(image: Any, place: Path) -> ImageRef:
+    ref = as_ref(image, f"Image {place.stem} of X")
+    if not isinstance(ref, InMemory):
+        return ref
+    Image.fromarray(read_image(ref)).save(place, compress_level=1)
+    return ImageRef(place)

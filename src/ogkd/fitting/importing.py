@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
+from ogkd.datasets.manifest import read_class_names
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
-from ogkd.methods import DEFAULT, TextHead, TextSide, make_method
+from ogkd.methods import PAPER, TextHead, TextSide, make_method
 from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
 
@@ -33,6 +34,7 @@ def import_context(
             "Give at least two different class names, in the order of the labels, but got: "
             f"{', '.join(class_names) or 'none'}."
         )
+    names = read_class_names(names)
     context = _read_context(path)
     if not isinstance(backbone, Backbone):
         backbone = load_backbone(backbone, device=device)
@@ -41,7 +43,7 @@ def import_context(
             f"The context in {path} has shape {tuple(context.shape)}, but '{backbone.name}' needs "
             f"[n, {backbone.text_width}]. Pass the backbone it was trained with."
         )
-    method = make_method(DEFAULT, settings={"context.n_ctx": context.shape[0]})
+    method = make_method(PAPER, settings={"context.n_ctx": context.shape[0]})
     text = TextSide(backbone, names, tuple((name,) for name in names))
     head = method.head_for(TextHead(context, backbone.logit_scale, {"context": context}), text)
     card = ModelCard(
@@ -96,7 +98,14 @@ def _read_context(path: Path) -> Tensor:
     if not found or not isinstance(found[0], Tensor):
         known = ", ".join(sorted(map(str, state))[:8]) or "nothing"
         raise ConfigError(f"{path} contains no 'prompt_learner.ctx'. It contains: {known}.")
-    context = found[0].detach().float()
+    context = found[0].detach()
+    plain = context.layout is torch.strided and not context.is_meta and not context.is_nested
+    if not plain or not context.is_floating_point():
+        raise ConfigError(
+            f"The context in {path} is not a plain tensor of floating-point numbers "
+            f"({context.layout}, {context.dtype}). Give a file as the released code saved it."
+        )
+    context = context.float()
     if not bool(torch.isfinite(context).all()):
         raise ConfigError(f"The context in {path} is not finite: its training had failed.")
     return context

@@ -15,26 +15,41 @@ from typing import Any, ParamSpec
 from ogkd import plugins
 from ogkd.errors import ConfigError
 from ogkd.features.unreadable import SKIPPED, write_skipped
-from ogkd.files import folder_atomically, storage_errors, write_text
+from ogkd.files import folder_atomically, not_twice, storage_errors, write_text
+from ogkd.fitting.pool import Pool
 from ogkd.fitting.prepare import Drawn, Prepared, prepare
 from ogkd.fitting.request import FitRequest
-from ogkd.methods import TrainingFolder
+from ogkd.methods import TrainingFolder, refuse_diverged
+from ogkd.model.calibration import CALIBRATION
 from ogkd.model.card import BackboneCard, ModelCard, versions
-from ogkd.model.classifier import LOG, Classifier, place_for_model
+from ogkd.model.classifier import CARD, LOG, Classifier, load, place_for_model
 
 P = ParamSpec("P")
 
 
 def fit_request(request: FitRequest) -> Classifier:
     """Fit a classifier; with `out` it is saved, and an interrupted fit continues there."""
+    return fit_or_find(request)[0]
+
+
+def fit_or_find(request: FitRequest) -> tuple[Classifier, bool]:
+    """Fit a classifier, or find it in `out` (True): the same request is not fitted twice."""
     if request.out is None:
-        return fit_seeds(request, [request.seed])[0]
+        return fit_seeds(request, [request.seed])[0], False
     place = place_for_model(request.out)
+    with not_twice(place):
+        return _fit_into(place, request)
+
+
+def _fit_into(place: Path, request: FitRequest) -> tuple[Classifier, bool]:
     work = place.with_name(f".{place.name}.training")
     with storage_errors(place):
         work.mkdir(parents=True, exist_ok=True)  # now, not after an hour of encoding
     try:
         prepared = prepare(request, [request.seed])
+        if found := _finished(prepared, place):
+            shutil.rmtree(work, ignore_errors=True)  # left by a kill just after the end
+            return found, True
         fitted = train(prepared, work)[0]
         with folder_atomically(place) as aside:
             fitted.write_into(aside)
@@ -46,7 +61,70 @@ def fit_request(request: FitRequest) -> Classifier:
     finally:
         with contextlib.suppress(OSError):
             work.rmdir()  # goes only if there is no progress in it
-    return fitted
+    return fitted, False
+
+
+def _finished(prepared: Prepared, place: Path) -> Classifier | None:
+    """The model in `place` if this fit made it; says what happens to any other model there.
+
+    A calibration costs labelled images, so it is deleted only on request.
+    """
+    request = prepared.request
+    try:
+        old = ModelCard.read(place / CARD)
+    except ConfigError:
+        return None  # nothing there, or damaged
+    new = _card(prepared, prepared.drawn[0], prepared.pools[0], request.seed)
+    changed = _differences(old, new)
+    if request.on_error == "skip" and not (place / SKIPPED).is_file():
+        changed.append("on_error")  # the list of skipped files is missing
+    calibrated = (place / CALIBRATION).exists()
+    if not (changed or request.restart):
+        with contextlib.suppress(ConfigError):  # damaged: fit it again
+            found = load(place, backbone=prepared.text.backbone)
+            request.note(f"{request.out} is already fitted with these options: nothing to do.")
+            return found
+    if calibrated and changed and not request.restart:
+        raise ConfigError(
+            f"{request.out} contains a calibrated model, fitted with other {', '.join(changed)}. A "
+            "new fit would delete it and its calibration. Choose another folder, or ask for a "
+            "restart, and calibrate the new model afterwards.",
+            argument="restart",
+        )
+    why = f", which has other {', '.join(changed)}" if changed else ""
+    request.note(
+        f"Note: this fit replaces the model in {request.out}{why}."
+        + (" Its calibration is deleted with it: calibrate the new model." if calibrated else "")
+    )
+    return None
+
+
+# Fields of a card by the words of a fit. Versions are not among them: after an upgrade a model is
+# still the one that was asked for.
+_WORDS = {
+    "method": "method",
+    "config": "settings",
+    "class_names": "classes",
+    "normal": "normal classes",
+    "backbone": "backbone",
+    "prompts_sha256": "prompts",
+    "data_sha256": "images",
+    "support_images": "images",
+    "unlabelled_images": "unlabelled images",
+    "shots": "shots",
+    "seed": "seed",
+    "slice": "slice",
+    "imported_sha256": "weights (imported)",
+}
+
+
+def _differences(one: ModelCard, other: ModelCard) -> list[str]:
+    """In which words two fits differ; a backbone is its digest, wherever it is."""
+    first, second = (card.model_dump(mode="json") for card in (one, other))
+    for card in (first, second):
+        card["backbone"].pop("name")
+    words = (word for field, word in _WORDS.items() if first[field] != second[field])
+    return list(dict.fromkeys(words))
 
 
 def _as_function(request: Callable[P, FitRequest]) -> Callable[P, Classifier]:
@@ -83,8 +161,8 @@ def fit_seeds(
 def train(prepared: Prepared, work: Path | None = None) -> list[Classifier]:
     """Train all seeds in one pass; progress is kept in `work`."""
     cards = [
-        _card(prepared, drawn, seed)
-        for drawn, seed in zip(prepared.drawn, prepared.seeds, strict=True)
+        _card(prepared, drawn, pool, seed)
+        for drawn, pool, seed in zip(prepared.drawn, prepared.pools, prepared.seeds, strict=True)
     ]
     heads = prepared.method.fit(
         prepared.supports,
@@ -92,13 +170,20 @@ def train(prepared: Prepared, work: Path | None = None) -> list[Classifier]:
         seeds=prepared.seeds,
         folder=_training_folder(work, cards, restart=prepared.request.restart),
     )
-    return [
+    refuse_diverged(heads, prepared.method.name)
+    for note in dict.fromkeys(note for head in heads for note in head.notes):
+        prepared.request.note(f"Note: {note}")
+    fitted = [
         Classifier(prepared.text.backbone, head, card, support=support)
         for head, card, support in zip(heads, cards, prepared.kept, strict=True)
     ]
+    for one in fitted:
+        if one.support is not None:
+            one.logits(one.support.features)  # which refuses answers that are not numbers
+    return fitted
 
 
-def _card(prepared: Prepared, drawn: Drawn, seed: int) -> ModelCard:
+def _card(prepared: Prepared, drawn: Drawn, pool: Pool | None, seed: int) -> ModelCard:
     request, method, text = prepared.request, prepared.method, prepared.text
     # Images that settings were searched on are learned from too.
     used = [*drawn.support, *drawn.validation] if method.needs_images else []
@@ -112,10 +197,13 @@ def _card(prepared: Prepared, drawn: Drawn, seed: int) -> ModelCard:
         normal=tuple(text.class_names[label] for label in text.normal),
         backbone=BackboneCard.of(text.backbone),
         logit_scale=text.backbone.logit_scale,
+        prompts=prepared.bank,
         prompts_sha256=_digest(text.prompts),
         data_sha256=_digest(sorted((item.image.key, item.label) for item in drawn.support)),
         support_counts=tuple(labels.count(label) for label in range(len(text.class_names))),
         support_images=tuple(sorted({item.image.fingerprint for item in used})),
+        support_pixels=tuple(sorted({item.image.pixel_fingerprint for item in used})),
+        unlabelled_images=() if pool is None else pool.fingerprints,
         shots=request.shots,
         seed=seed,
         slice=None if request.slice_rule is None else str(request.slice_rule),
@@ -132,14 +220,15 @@ def _training_folder(
 ) -> TrainingFolder | None:
     if folder is None:
         return None
-    fingerprint = _digest([card.model_dump(mode="json") for card in cards])
+    # The texts are in it by content; what their bank is called decides nothing.
+    fingerprint = _digest([card.model_dump(mode="json", exclude={"prompts"}) for card in cards])
     if restart:
         shutil.rmtree(folder, ignore_errors=True)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     log_path = folder / LOG
     if log_path.is_file():
-        write_text(log_path, _log_lines(log_path))
+        write_text(log_path, _log_lines(log_path), ours=True)
 
     def log(entry: Mapping[str, Any]) -> None:
         with storage_errors(log_path), log_path.open("a", encoding="utf-8") as file:

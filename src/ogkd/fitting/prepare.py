@@ -25,12 +25,26 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import BadFile, readable_items, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
+from ogkd.fitting.choose import AUTO, choose_backbone, warning_about
+from ogkd.fitting.pool import Pool, pool_for, read_pool, require_unlabelled
 from ogkd.fitting.request import FitRequest, Prompts
+from ogkd.images import ImageRef
+from ogkd.images.ref import install_once
 from ogkd.methods import Method, Support, TextSide, make_method, presets
 from ogkd.model.familiarity import SupportFeatures
-from ogkd.prompts.bank import bank_for, fallback_note, fold, read_bank, shipped_banks
+from ogkd.prompts.bank import (
+    OURS,
+    bank_file,
+    bank_for,
+    bank_name,
+    fallback_note,
+    fold,
+    read_bank,
+    shipped_banks,
+)
 
 _GIB = 1024**3
+ONE_SET = 1  # the seed that the benchmark drew its adapters' images with
 
 
 @dataclass(frozen=True)
@@ -53,16 +67,20 @@ class Prepared:
     drawn: list[Drawn]
     supports: list[Support]  # empty if the method needs no images
     kept: list[SupportFeatures | None]  # the whole images, to compare new ones with
+    pools: list[Pool | None]  # unlabelled images
     skipped: list[BadFile]
+    bank: str | None = None  # name of the prompt bank
 
 
 def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
     """Read the data, draw the images, load the backbone and encode what is missing."""
     named = None if isinstance(request.data, Manifest) else named_benchmark(request.data)
-    preset = request.preset or _default_preset(request.method, named)
+    preset = request.preset or default_preset(request.method, named)
     method = make_method(request.method, preset=preset, settings=request.settings)
-    manifest, skipped = _training_data(request)
-    bank = _bank(request, named)
+    if request.unlabelled is not None:
+        require_unlabelled(method)
+    manifest, judged, skipped = _training_data(request)
+    name, bank = bank_of(request, named)
     if note := fallback_note(manifest.class_names, bank):
         request.note(f"Note: {note}")
     drawn = [
@@ -75,7 +93,8 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
             f"Note: '{name}' has only {count} of {request.shots} images; all of them are used."
         )
     require_files([item for one in drawn for item in one.support])
-    backbone = _backbone(request)
+    images = list(dict.fromkeys(item.image for one in drawn for item in one.support))
+    backbone = backbone_for(request, images)
     normal = named.normal if request.normal is None and named is not None else request.normal
     text = text_side(
         backbone, manifest.class_names, bank, normal_labels(manifest.class_names, normal)
@@ -84,23 +103,39 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
     _refuse_beyond_memory(method, backbone, sum(len(one.support) for one in drawn))
     supports: list[Support] = []
     kept: list[SupportFeatures | None] = [None] * len(drawn)
+    pools: list[Pool | None] = [None] * len(drawn)
     if method.needs_images:
         try:
             supports = [
                 make_support(method, store, one.support, one.validation, seed)
                 for one, seed in zip(drawn, seeds, strict=True)
             ]
-            kept = [_support_features(store, one.support) for one in drawn]
+            deep = method.uses_deep(backbone)
+            kept = [_support_features(store, one.support, deep=deep) for one in drawn]
+            if request.unlabelled is not None:
+                pool = read_pool(request, store, deep=deep, judged=judged)
+                classes, width = len(manifest.class_names), backbone.embed_dim
+                pools = [
+                    pool_for(request, pool, one.support, known, classes, width)
+                    for one, known in zip(drawn, kept, strict=True)
+                ]
+                supports = [
+                    support if found is None else replace(support, unlabelled=found.rows)
+                    for support, found in zip(supports, pools, strict=True)
+                ]
         except DataError:
             # One bad file stops the work: name those of all seeds at once.
-            images = dict.fromkeys(item.image for one in drawn for item in one.support)
-            if bad := unreadable(list(images)):
+            if bad := unreadable(images):
                 raise unreadable_error(bad) from None
             raise
+    for shard in sorted(store.damaged):
+        request.note(f"Note: the cached features {shard} were damaged; they were computed again.")
     if store.encoded:
         rate = store.encoded / max(store.seconds, 1e-9)
         request.note(f"Encoded {store.encoded} images or crops ({rate:.1f} images/s).")
-    return Prepared(request, tuple(seeds), method, preset, text, drawn, supports, kept, skipped)
+    return Prepared(
+        request, tuple(seeds), method, preset, text, drawn, supports, kept, pools, skipped, name
+    )
 
 
 def draw(
@@ -111,29 +146,33 @@ def draw(
     seed: int,
     sampling: Sampling = "released",
     classes: Sequence[int] | None = None,
+    validation: bool = True,
 ) -> Drawn:
     """Draw from the training part: shots of all classes, then only `classes`, numbered from 0.
 
-    This is the released order; base-to-novel gives the base labels as `classes`.
+    This is the released order; base-to-novel gives the base labels as `classes`. A method as the
+    benchmark ran it has one few-shot set for all seeds (fidelity.md, 52). Without `validation` no
+    validation images are drawn: they are kept to be judged on.
     """
+    seed = ONE_SET if method.as_benchmarked else seed
     val = [item for item in manifest.items if item.split == "val"]
-    support, validation = support_and_val(
+    support, held = support_and_val(
         manifest.part("train"),
-        val if method.uses_validation else [],
+        val if validation and method.uses_validation else [],
         shots,
         seed,
         sampling=sampling,
     )
     names = manifest.class_names
     if classes is not None:
-        support, validation = (
+        support, held = (
             list(keep_classes(Manifest(tuple(items), names), classes).items)
-            for items in (support, validation)
+            for items in (support, held)
         )
         names = tuple(names[label] for label in sorted(classes))
     if method.needs_training:
         _refuse_classes_without_images(names, support)
-    return Drawn(support, validation)
+    return Drawn(support, held)
 
 
 def text_side(
@@ -167,16 +206,21 @@ def make_support(
 ) -> Support:
     """Features of the images, in the views that the method asks for."""
     require_files([*support, *validation])
+    deep = method.uses_deep(store.backbone)
     chosen: tuple[Tensor, Tensor] | None = None
     if validation:
-        features = store.get([item.image for item in validation]).globals[:, 0]
+        features = store.get([item.image for item in validation], deep=deep).rows[:, 0]
         chosen = features, torch.tensor([item.label for item in validation])
     labels = torch.tensor([item.label for item in support])
     images = [item.image for item in support]
     patches, views = method.uses_patches, method.config.views
     if views == "online":
         return Support(OnlineViews(store.backbone, images, patches=patches), labels, chosen)
-    found = cached_views(store, images, count=views, seed=seed, patches=patches)
+    released = method.as_benchmarked
+    count = views or method.augmented if released else views
+    found = cached_views(
+        store, images, count=count, seed=seed, patches=patches, deep=deep, adapter=released
+    )
     return Support(found, labels, chosen)
 
 
@@ -200,8 +244,8 @@ def normal_labels(class_names: Sequence[str], normal: Sequence[str] | None) -> t
     return tuple(sorted({known[fold(name)] for name in normal}))
 
 
-def _training_data(request: FitRequest) -> tuple[Manifest, list[BadFile]]:
-    """The dataset with its slices chosen and groups kept apart, and the files skipped in it."""
+def _training_data(request: FitRequest) -> tuple[Manifest, list[Item], list[BadFile]]:
+    """The dataset with its slices chosen and groups kept apart; what judges models; bad files."""
     root = None if request.root is None else Path(request.root)
     manifest, shared = separate_groups(
         resolve_data(request.data, root=root, class_names=request.class_names)
@@ -214,40 +258,58 @@ def _training_data(request: FitRequest) -> tuple[Manifest, list[BadFile]]:
     train = manifest.part("train")
     rest = [item for item in manifest.items if item.split == "val"]
     used = replace(manifest, items=(*train, *rest)).sliced(request.slice_rule)
+    judged = [item for item in manifest.items if item.split not in ("", "train")]
     if request.on_error == "stop":
-        return used, []
+        return used, judged, []
     good, bad = readable_items(used.part("train"), manifest.class_names)
-    request.note(f"Skipped {len(bad)} file(s) that cannot be read; {len(good)} remain.")
+    _, install = install_once([file.reason for file in bad])
+    said = f"Skipped {len(bad)} file(s) that cannot be read; {len(good)} remain. {install}"
+    request.note(said.rstrip())
     rest = [item for item in used.items if item.split == "val"]
-    return replace(used, items=(*good, *rest)), bad
+    return replace(used, items=(*good, *rest)), judged, bad
 
 
-def _bank(request: FitRequest, named: Benchmark | None) -> Mapping[str, Sequence[str]] | None:
+def bank_of(
+    request: FitRequest, named: Benchmark | None
+) -> tuple[str | None, Mapping[str, Sequence[str]] | None]:
+    """The name and the texts of the prompt bank that a request asks for."""
     prompts: Prompts | None = request.prompts
-    if prompts is None and named is not None and named.name in shipped_banks():
-        prompts = named.name
-    return read_bank(Path(prompts)) if isinstance(prompts, str | Path) else prompts
+    dataset = None if named is None else named.name
+    if prompts is None and dataset in shipped_banks():
+        prompts = OURS
+    if not isinstance(prompts, str | Path):
+        return (None if prompts is None else "own texts"), prompts
+    return bank_name(prompts), read_bank(bank_file(prompts, dataset))
 
 
-def _backbone(request: FitRequest) -> Backbone:
-    if not isinstance(request.backbone, Backbone):
-        return load_backbone(request.backbone, device=request.device, engine=request.engine)
-    if request.engine != "torch":
-        return with_engine(request.backbone, request.engine)
-    return request.backbone
+def backbone_for(request: FitRequest, images: Sequence[ImageRef]) -> Backbone:
+    """The backbone that was asked for, or the one that suits the images."""
+    backbone = request.backbone
+    if backbone == AUTO:
+        backbone = choose_backbone(images, say=request.note)
+        return load_backbone(backbone, device=request.device, engine=request.engine)
+    if not isinstance(backbone, Backbone):
+        backbone = load_backbone(backbone, device=request.device, engine=request.engine)
+    elif request.engine != "torch":
+        backbone = with_engine(backbone, request.engine)
+    if warning := warning_about(backbone, images):
+        request.warn(warning)
+    return backbone
 
 
-def _default_preset(method: str, named: Benchmark | None) -> str | None:
+def default_preset(method: str, named: Benchmark | None = None) -> str | None:
     """The paper's settings for its own benchmarks, `auto` for everything else."""
     known = presets(method)
     wanted = [f"paper/few-shot/{named.name}"] if named is not None else []
     return next((preset for preset in [*wanted, "auto"] if preset in known), None)
 
 
-def _support_features(store: FeatureStore, items: Sequence[Item]) -> SupportFeatures | None:
+def _support_features(
+    store: FeatureStore, items: Sequence[Item], *, deep: bool
+) -> SupportFeatures | None:
     if not items:
         return None
-    rows = store.get([item.image for item in items]).globals[:, 0]
+    rows = store.get([item.image for item in items], deep=deep).rows[:, 0]
     labels = torch.tensor([item.label for item in items])
     return SupportFeatures(rows.float().numpy(), labels.numpy())
 

@@ -6,12 +6,13 @@ start with "In Python".
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ogkd.errors import ConfigError
+from ogkd.errors import OgkdWarning
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
@@ -30,17 +31,24 @@ class FitRequest:
     Args:
         data: class folders, {train,val,test}/class folders, a CSV, a split JSON, a MedMNIST .npz,
             or the name of a downloaded benchmark. In Python also a manifest.
-        backbone: a known name, a folder or a hub id. In Python also a loaded backbone.
-        method: such as ogkd, fused, gda or zero-shot; `ogkd methods` lists them.
+        backbone: a known name, a folder or a hub id; auto takes the built-in model for phantoms,
+            and for other images the best real backbone on this machine. In Python also a loaded
+            backbone.
+        method: fused (texts and images in closed form, a second), ogkd (the paper's, minutes), gda,
+            zero-shot and others; `ogkd methods` lists them.
         shots: images per class to learn from (default: all).
         seed: draws the images, and all other randomness.
         preset: named settings of the method, such as auto or paper/few-shot/btmri (default: the
             paper's for its own benchmarks, else auto).
         settings: single settings over the preset's, such as train.epochs.
-        prompts: texts of the classes: a JSON file of class name -> texts or the name of a shipped
-            bank (default: the benchmark's own bank, else templates). In Python also a mapping.
+        prompts: texts of the classes: a JSON file of class name -> texts, the name of a shipped
+            bank, released (the bank of the published numbers), or ours or a folder of banks, which
+            have one for each benchmark (default: the benchmark's own bank, else templates). In
+            Python also a mapping.
         normal: the classes that mean "nothing found" (default: the benchmark's, or those with
             "normal" or "healthy" in their name).
+        unlabelled: more images of the same kind, without labels, to learn from: a folder or a file.
+            In Python also a list of files. Only for methods that can use them, such as fused.
         sampling: how shots are drawn: released, as the released code does, or nested (the images
             of 1 shot are among those of 2).
         root: the folder that the paths of a table or split file are relative to.
@@ -49,8 +57,10 @@ class FitRequest:
             index=0.
         on_error: stop at unreadable files and name them all, or skip them before shots are drawn
             and list them in skipped.csv.
-        out: the model folder to write; an interrupted fit into it continues when called again.
-        restart: discard an interrupted fit into the same folder.
+        out: the model folder to write. Called again, an interrupted fit into it continues, and a
+            finished one is recognised.
+        restart: fit from the beginning: discard an interrupted fit into the same folder, and
+            replace a finished or calibrated model there.
         device: where to compute: auto, cpu, cuda, cuda:1 or mps.
         engine: how images are encoded: torch (float32), or on a CPU onnx or onnx-int8.
         say: receives short notes for the user.
@@ -58,14 +68,15 @@ class FitRequest:
 
     data: str | Path | Manifest
     _: KW_ONLY
-    backbone: str | Path | Backbone = "builtin"
-    method: str = "ogkd"
+    backbone: str | Path | Backbone = "auto"
+    method: str = "fused"
     shots: int | None = None
     seed: int = 1
     preset: str | None = None
     settings: Mapping[str, Any] | None = None
     prompts: Prompts | None = None
     normal: Sequence[str] | None = None
+    unlabelled: str | Path | Sequence[str | Path] | None = None
     sampling: Literal["released", "nested"] = "released"
     root: str | Path | None = None
     class_names: Sequence[str] | None = None
@@ -78,13 +89,11 @@ class FitRequest:
     say: Callable[[str], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        from ogkd.datasets.splits import check_seed
         from ogkd.features.unreadable import check_on_error
 
         check_on_error(self.on_error)
-        if self.seed < 0:
-            raise ConfigError(
-                f"seed must be a whole number from 0 on, but is {self.seed}.", argument="seed"
-            )
+        check_seed(self.seed)
 
     @property
     def slice_rule(self) -> SliceRule | None:
@@ -92,6 +101,13 @@ class FitRequest:
         from ogkd.images import SliceRule
 
         return None if self.slice is None else SliceRule.parse(self.slice)
+
+    def warn(self, text: str) -> None:
+        """Tell the user loudly: as a Python warning if nobody listens to notes."""
+        if self.say is not None:
+            self.say(f"WARNING: {text}")
+        else:
+            warnings.warn(text, OgkdWarning, stacklevel=2)
 
     def note(self, text: str) -> None:
         """Tell the user something, if anybody listens."""

@@ -1,7 +1,20 @@
 """Any medical image file to RGB pixels, and RGB pixels to a model's input."""
 
-from ogkd.images.decode import find_images, read_image
+from ogkd.images.decode import find_images, pixel_digest, read_image
+from ogkd.images.memory import ImageLike, Images, data_uri, image_refs
 from ogkd.images.ref import ImageRef, SliceRule
 from ogkd.images.transforms import Preprocessing, to_pixels
 
-__all__ = ["ImageRef", "Preprocessing", "SliceRule", "find_images", "read_image", "to_pixels"]
+__all__ = [
+    "ImageLike",
+    "ImageRef",
+    "Images",
+    "Preprocessing",
+    "SliceRule",
+    "data_uri",
+    "find_images",
+    "image_refs",
+    "pixel_digest",
+    "read_image",
+    "to_pixels",
+]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import stat
+import tempfile
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,44 +16,59 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from ogkd.errors import DataError, OgkdError
+from ogkd.errors import DataError, OgkdError, out_of_memory
 from ogkd.images.dicom import read_dicom
+from ogkd.images.memory import ImageLike, InMemory, array_to_rgb, as_ref
 from ogkd.images.nifti import read_nifti
 from ogkd.images.npz import read_npz
-from ogkd.images.plain import FORMATS, read_plain
+from ogkd.images.plain import FORMATS, check_size, read_plain, rgb_of
 from ogkd.images.ref import DICOM, NIFTI, PLAIN, ImageRef, kind_of, starts_as_dicom
 
 EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
 
-# What these libraries report about bad files goes into our errors, not to the terminal as well.
-for _name in ("pydicom", "openjpeg", "libjpeg", "tifffile", "PIL"):
-    logging.getLogger(_name).addHandler(logging.NullHandler())
+
+def silence_decoders() -> None:
+    """What these libraries report about bad files is in our errors; the terminal need not have it.
+
+    For the whole process: the filters of Python's warnings cannot differ between threads.
+    """
+    for name in ("pydicom", "openjpeg", "libjpeg", "nibabel", "tifffile", "PIL"):
+        logging.getLogger(name).addHandler(logging.NullHandler())
+        warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
 
 
-def read_image(image: str | Path | ImageRef) -> NDArray[np.uint8]:
+silence_decoders()
+
+
+def read_image(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
     """Read an image as RGB uint8 [H, W, 3], upright, deep images scaled by their own range.
 
-    A slice, frame or row of a file is named behind a #: see `ImageRef`. Whatever is wrong with
-    the file is a DataError that names it.
+    Takes a file, the bytes of one, a PIL image, an array [H, W] or [H, W, 3] or a tensor, which
+    may also be [3, H, W]; floats are shares from 0 to 1. A slice, frame or row of a file is named
+    behind a #: see `ImageRef`. Whatever is wrong with the image is a DataError that names it.
+    With `blank=False` an image whose pixels are all the same is refused: there is nothing in it.
     """
-    ref = ImageRef.of(image)
+    ref = as_ref(image)
     file = ref.file
     try:
-        facts = file.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            raise DataError(f"{file} is not a regular file. Give image files or folders of images.")
-        if facts.st_size == 0:
-            raise DataError(f"{file} is not a readable image: it is empty. Remove it.")
-        pixels = _read(ref)
+        pixels = _read_memory(ref) if isinstance(ref, InMemory) else _read_file(ref)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
             raise ValueError(f"an array of shape {pixels.shape}, not an image")
+        if not blank and (pixels == pixels[0, 0]).all():
+            raise DataError(f"{ref} is blank: all of its pixels are the same. Remove it.")
         return pixels
     except OgkdError:
         raise
     except Exception as error:
         # Decoders raise all kinds of things on hostile bytes; it is the file's fault each time.
         raise DataError(_problem(file, error)) from error
+
+
+def pixel_digest(pixels: NDArray[np.uint8]) -> bytes:
+    """The same for the same pixels, whatever file they come from: what makes images copies."""
+    height, width = pixels.shape[:2]
+    return hashlib.sha256(f"{height} {width} ".encode() + pixels.tobytes()).digest()
 
 
 def _problem(file: Path, error: Exception) -> str:
@@ -63,21 +81,53 @@ def _problem(file: Path, error: Exception) -> str:
         return f"{file} is not a readable image. Known formats: {known}."
     if isinstance(error, Image.DecompressionBombError):
         return f"{file} declares too many pixels: {error}. It is not opened."
+    if out_of_memory(error):
+        return f"There is not enough memory to read {file}. Make it smaller, or remove it."
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         return f"{file} is a link that leads back to itself. Remove it."
     reason = " ".join(str(error).split())[:300] or type(error).__name__
     return f"{file} is damaged or cut short ({reason}). Replace or remove it."
 
 
-def _read(ref: ImageRef) -> NDArray[np.uint8]:
+def _read_memory(ref: InMemory) -> NDArray[np.uint8]:
+    content, name = ref.content, str(ref.file)
+    if isinstance(content, bytes | bytearray | memoryview):
+        return _read_bytes(bytes(content), ref)
+    if isinstance(content, Image.Image):
+        check_size(ref.file, content.width, content.height, MAX_PIXELS)
+        return rgb_of(content)
+    pixels = array_to_rgb(content, name)
+    check_size(ref.file, pixels.shape[1], pixels.shape[0], MAX_PIXELS)
+    return pixels
+
+
+def _read_bytes(content: bytes, ref: InMemory) -> NDArray[np.uint8]:
+    """Bytes as the file that they are, with the same limits: a decoder may want a real one."""
+    gzipped, nifti = content[:2] == b"\x1f\x8b", content[344:348] in (b"n+1\0", b"ni1\0")
+    ending = ".nii.gz" if gzipped else ".nii" if nifti else ""
+    with tempfile.TemporaryDirectory(prefix="ogkd-") as folder:
+        file = Path(folder, f"image{ending}")
+        file.write_bytes(content)
+        try:
+            return read_image(ImageRef(file).sliced(ref.rule))
+        except OgkdError as error:
+            raise type(error)(str(error).replace(str(file), str(ref.file))) from None
+
+
+def _read_file(ref: ImageRef) -> NDArray[np.uint8]:
     file, part = ref.file, ref.part
+    facts = file.stat()
+    if not stat.S_ISREG(facts.st_mode):
+        raise DataError(f"{file} is not a regular file. Give image files or folders of images.")
+    if facts.st_size == 0:
+        raise DataError(f"{file} is not a readable image: it is empty. Remove it.")
     kind = kind_of(file)
     if kind == "dicom":
         return read_dicom(file, part, max_pixels=MAX_PIXELS)
     if kind == "nifti":
         return read_nifti(file, part, max_pixels=MAX_PIXELS)
     if kind == "npz":
-        return read_npz(file, part)
+        return read_npz(file, part, max_pixels=MAX_PIXELS)
     if part:
         raise DataError(f"{file} is a single picture, so '#{part}' has no meaning. Remove it.")
     return read_plain(file, max_pixels=MAX_PIXELS)

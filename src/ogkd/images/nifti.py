@@ -8,6 +8,7 @@ anterior and superior. The picture is oriented as a DICOM viewer shows it. Only 
 from __future__ import annotations
 
 import gzip
+import logging
 import math
 import struct
 from pathlib import Path
@@ -36,6 +37,7 @@ def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
     except ImportError as error:
         raise needs_extra(file, "a NIfTI file") from error
     _check_header(file)
+    logging.getLogger("nibabel.global").handlers.clear()  # its own, which prints on the terminal
     image = nibabel.load(file)
     if not isinstance(image, nibabel.Nifti1Image):  # NIfTI-2 is one of these too
         raise ValueError(f"a {type(image).__name__}, not a NIfTI volume")

@@ -20,12 +20,13 @@ from ogkd.errors import DataError
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 MAX_ARRAY_BYTES = 4 * 1024**3
+_DENSEST = 200  # times that images are packed at most; more is a decompression bomb
 _KEPT = 3  # train, val and test of one file
 _SPLITS = ("train", "val", "test")
 _lock = threading.Lock()
 
 
-def read_npz(file: Path, fragment: str) -> NDArray[np.uint8]:
+def read_npz(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:
     """One row as RGB [H, W, 3]."""
     match = re.fullmatch(r"(train|val|test)/([0-9]{1,12})", fragment)
     if match is None:
@@ -35,7 +36,7 @@ def read_npz(file: Path, fragment: str) -> NDArray[np.uint8]:
             f"such as {file.name}#test/0, or give the whole file to a command that takes a dataset."
         )
     split, row = match[1], int(match[2])
-    array = _array(file, split)
+    array = _array(file, split, max_pixels)
     if row >= len(array):
         raise DataError(f"{file} has {len(array)} {split} images: there is no row {row}.")
     picture = array[row]
@@ -45,18 +46,20 @@ def read_npz(file: Path, fragment: str) -> NDArray[np.uint8]:
     return gray_to_rgb(values) if values.ndim == 2 else np.array(values)
 
 
-def _array(file: Path, split: str) -> NDArray[np.generic]:
+def _array(file: Path, split: str, max_pixels: int) -> NDArray[np.generic]:
     facts = file.stat()
     with _lock:  # a second thread waits for the array instead of reading it again
-        return _kept(file, split, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+        return _kept(
+            file, split, max_pixels, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+        )
 
 
 @lru_cache(maxsize=_KEPT)
-def _kept(file: Path, split: str, *_facts: int) -> NDArray[np.generic]:
-    return _load(file, f"{split}_images")
+def _kept(file: Path, split: str, max_pixels: int, *_facts: int) -> NDArray[np.generic]:
+    return _load(file, f"{split}_images", max_pixels)
 
 
-def _load(file: Path, name: str) -> NDArray[np.generic]:
+def _load(file: Path, name: str, max_pixels: int) -> NDArray[np.generic]:
     with zipfile.ZipFile(file) as archive:
         members = set(archive.namelist())
         if f"{name}.npy" not in members:
@@ -73,6 +76,11 @@ def _load(file: Path, name: str) -> NDArray[np.generic]:
             # The shape is only a claim; the archive's own list says how many bytes there are.
             if size > info.file_size:
                 raise ValueError(f"{name} should have {size:,} bytes, not {info.file_size:,}")
+            if math.prod(shape[1:3]) > max_pixels or size > _DENSEST * max(info.compress_size, 1e6):
+                raise DataError(
+                    f"{file}: {name} declares {size:,} bytes in images of {shape[1]} x {shape[2]} "
+                    f"pixels, but has {info.compress_size:,} on the disk. It is not opened."
+                )
         with archive.open(info) as stream:
             array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
     return array

@@ -16,7 +16,7 @@ FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "WEBP")
 _DEEP_GRAY = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 # Colour PNGs of 16 bits: read as little-endian, the byte that Pillow keeps is the low one.
 _LOW_BYTES = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L", "LA;16B": "RGBA"}
-_TIFF_MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+TIFF_MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _BITS, _PHOTOMETRIC, _FORMAT = 258, 262, 339  # TIFF tags
 _WHITE_IS_ZERO = 0
 _PLAIN_COLOURS = (_WHITE_IS_ZERO, 1, 2)  # also: black is zero, RGB
@@ -28,20 +28,20 @@ def read_plain(file: Path, *, max_pixels: int) -> NDArray[np.uint8]:
     try:
         # Pillow's own limit would only warn at this size.
         with Image.open(file, formats=FORMATS) as image:
-            _check_size(file, image.width, image.height, max_pixels)
+            check_size(file, image.width, image.height, max_pixels)
             if image.format == "TIFF" and _beyond_pillow(image):
                 return _read_tiff(file, max_pixels)
             if image.format == "PNG" and image.tile and image.tile[0].args in _LOW_BYTES:
                 return _read_deep_png(file, image)
-            return _rgb(image)
+            return rgb_of(image)
     except UnidentifiedImageError:
         with file.open("rb") as stream:
-            if stream.read(4) not in _TIFF_MARKS:
+            if stream.read(4) not in TIFF_MARKS:
                 raise
         return _read_tiff(file, max_pixels)
 
 
-def _check_size(file: Path, width: int, height: int, max_pixels: int) -> None:
+def check_size(file: Path, width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise DataError(
             f"{file} has {width} x {height} pixels, more than the limit of {max_pixels:,}. "
@@ -49,11 +49,12 @@ def _check_size(file: Path, width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def _rgb(image: Image.Image) -> NDArray[np.uint8]:
+def rgb_of(image: Image.Image) -> NDArray[np.uint8]:
+    """A PIL image as RGB [H, W, 3], upright."""
     image.load()
     upright = ImageOps.exif_transpose(image)
     if upright.mode not in _DEEP_GRAY:
-        return np.asarray(upright.convert("RGB"))
+        return np.array(upright.convert("RGB"))  # a copy: `asarray` could not be written to
     gray = stretch(np.asarray(upright))
     tags: Any = getattr(image, "tag_v2", {})
     if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
@@ -90,7 +91,7 @@ def _read_tiff(file: Path, max_pixels: int) -> NDArray[np.uint8]:
 
     with tifffile.TiffFile(file) as tiff:
         page = tiff.pages[0]
-        _check_size(file, page.imagewidth, page.imagelength, max_pixels)
+        check_size(file, page.imagewidth, page.imagelength, max_pixels)
         if page.imagedepth != 1 or page.samplesperpixel > 8 or page.axes not in _AXES:
             raise DataError(f"{file} is a TIFF of shape {page.shape}, not a single picture.")
         white_is_zero = page.photometric == _WHITE_IS_ZERO

@@ -11,6 +11,7 @@ import os
 import re
 import stat
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -26,6 +27,7 @@ DICOM = (".dcm", ".dicom")
 NIFTI = (".nii", ".nii.gz")
 _ENDINGS: dict[Kind, tuple[str, ...]]
 _ENDINGS = {"plain": PLAIN, "dicom": DICOM, "nifti": NIFTI, "npz": (".npz",)}
+INSTALL = 'To read DICOM and NIfTI: pip install "ogkd[dicom]".'
 _WORDS = ("first", "middle", "last")
 _PART = re.compile(r"#((?:axis|index)=[^#/]*|(?:train|val|test)/\d+)$")
 _FORMS = "axis=0|1|2,index=N or index=N, where N counts from 0 or is first, middle or last"
@@ -80,8 +82,15 @@ def slice_in(file: Path, fragment: str, lack: str, how: str) -> SliceRule:
         raise DataError(f"{file}: {error} {how}") from None
 
 
-def needs_extra(file: Path, what: str) -> ConfigError:
-    return ConfigError(f'{file} is {what}; reading it needs: pip install "ogkd[dicom]".')
+def needs_extra(file: Path, what: str) -> DataError:
+    """An error of this file alone: the others of a folder are read all the same."""
+    return DataError(f"{file} is {what}, and what reads it is not installed. {INSTALL}")
+
+
+def install_once(reasons: Sequence[str]) -> tuple[list[str], str]:
+    """Reasons without the line that says what to install, and that line if any of them had it."""
+    short = [reason.removesuffix(INSTALL).rstrip() for reason in reasons]
+    return short, INSTALL if short != list(reasons) else ""
 
 
 def _no_rule(text: str) -> ConfigError:
@@ -148,6 +157,13 @@ class ImageRef:
     def fingerprint(self) -> str:
         """16 hex digits that recognise the image again and reveal nothing else about it."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
+
+    @cached_property
+    def pixel_fingerprint(self) -> str:
+        """The same for the pixels, so that a copy in another lossless format is recognised too."""
+        from ogkd.images.decode import pixel_digest, read_image
+
+        return hashlib.sha256(pixel_digest(read_image(self))).hexdigest()[:16]
 
     def sliced(self, rule: SliceRule | None) -> ImageRef:
         """The slice of `rule` if this is a whole volume; any other image as it is.

@@ -19,8 +19,9 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 RGB = NDArray[np.uint8]  # [H, W, 3]
 Triple = tuple[float, float, float]
 
-_LONGEST = 20  # times the short side; beyond it the ends cannot reach the centre crop
-_AREAS = (0.08, 1.0)  # of a random crop, as shares of the image
+LONGEST = 20  # times the short side; beyond it the ends cannot reach the centre crop
+AREAS = (0.08, 1.0)  # of a random crop, as shares of the image
+ADAPTER_AREAS = (0.5, 1.0)  # of the released adapters' crops (fidelity.md, 44)
 _ASPECTS = (3 / 4, 4 / 3)
 _RESAMPLE = {
     "bicubic": Image.Resampling.BICUBIC,
@@ -66,25 +67,38 @@ def center_crop(image: RGB, prep: Preprocessing) -> RGB:
 def _without_far_ends(picture: Image.Image) -> Image.Image:
     """Cut the ends of a very long strip, which the centre crop would lose after scaling them up."""
     width, height = picture.size
-    most = _LONGEST * min(width, height)
+    most = LONGEST * min(width, height)
     if max(width, height) <= most:
         return picture
     left, top = max(0, (width - most) // 2), max(0, (height - most) // 2)
     return picture.crop((left, top, left + min(width, most), top + min(height, most)))
 
 
-def random_resized_crop(image: RGB, prep: Preprocessing, rng: np.random.Generator) -> RGB:
-    """A random part of the image at the model's size, as in training (fidelity.md, 27)."""
+def random_resized_crop(
+    image: RGB,
+    prep: Preprocessing,
+    rng: np.random.Generator,
+    *,
+    areas: tuple[float, float] = AREAS,
+    flip: bool = False,
+) -> RGB:
+    """A random part of the image at the model's size, as in training (fidelity.md, 27).
+
+    With `flip`, every second one is mirrored left to right, at random.
+    """
     height, width = image.shape[:2]
-    top, left, rows, columns = _draw_crop(height, width, rng)
+    top, left, rows, columns = _draw_crop(height, width, rng, areas)
     picture = Image.fromarray(image[top : top + rows, left : left + columns])
-    return np.asarray(picture.resize((prep.size, prep.size), _RESAMPLE[prep.interpolation]))
+    crop = np.asarray(picture.resize((prep.size, prep.size), _RESAMPLE[prep.interpolation]))
+    return np.ascontiguousarray(crop[:, ::-1]) if flip and rng.random() < 0.5 else crop
 
 
-def _draw_crop(height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+def _draw_crop(
+    height: int, width: int, rng: np.random.Generator, areas: tuple[float, float] = AREAS
+) -> tuple[int, int, int, int]:
     """Ten tries at an area and an aspect, then the largest central part that fits."""
     for _ in range(10):
-        area = height * width * rng.uniform(*_AREAS)
+        area = height * width * rng.uniform(*areas)
         aspect = math.exp(rng.uniform(math.log(_ASPECTS[0]), math.log(_ASPECTS[1])))
         columns, rows = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < columns <= width and 0 < rows <= height:

@@ -8,17 +8,27 @@ plugins join when the registry is first asked for something else (docs/how-to/ad
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ogkd.core.training import Batch, Objective, TrainConfig
+from ogkd.core.optimisers import TrainConfig
+from ogkd.core.training import Batch, Objective
 from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
-from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, rows_of, text_prior
+from ogkd.methods.feature_method import (
+    FeatureMethod,
+    PriorConfig,
+    RivalConfig,
+    Rows,
+    rows_of,
+    text_prior,
+)
 from ogkd.methods.grid_search import Trial, choose, search, trials
-from ogkd.methods.heads import Head, KernelHead, LinearHead, TextHead
+from ogkd.methods.heads import Head, KernelHead, LinearHead, TextHead, refuse_diverged
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod, context_head, image_logits
-from ogkd.methods.registry import DEFAULT, METHODS, make_method, presets, register
+from ogkd.methods.ranking import Ranked
+from ogkd.methods.registry import DEFAULT, METHODS, PAPER, make_method, presets, register
 
 __all__ = [
     "DEFAULT",
     "METHODS",
+    "PAPER",
     "Batch",
     "FeatureMethod",
     "Head",
@@ -30,6 +40,8 @@ __all__ = [
     "PriorConfig",
     "PromptConfig",
     "PromptMethod",
+    "Ranked",
+    "RivalConfig",
     "Rows",
     "Support",
     "TextHead",
@@ -42,6 +54,7 @@ __all__ = [
     "image_logits",
     "make_method",
     "presets",
+    "refuse_diverged",
     "register",
     "rows_of",
     "search",

@@ -7,30 +7,52 @@ features) rather than from `Method` itself: docs/how-to/add-a-method.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, model_validator
 from torch import Tensor
 from typing_extensions import TypeVar
 
 from ogkd.backbones.base import Backbone
 from ogkd.core.training import Views
 from ogkd.errors import ConfigError
+from ogkd.features.texts import text_features
 from ogkd.features.views import FixedViews
 from ogkd.methods.heads import Head, TextHead
 from ogkd.prompts.bank import SINGLE
+
+LARGEST = 1e12  # number that a setting may be
+MOST_TIMES = 1e6  # whole number: it counts epochs, steps, views
 
 
 class MethodConfig(BaseModel):
     """Settings of a method; unknown or invalid ones are rejected by name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     views: NonNegativeInt | Literal["online"] = 0  # random crops per image; 0: the whole image
+
+    @model_validator(mode="after")
+    def _within_reason(self) -> Self:
+        """A number that no computation survives is refused by name, before any is done."""
+        for name, value in _numbers(self.model_dump()):
+            most = LARGEST if isinstance(value, float) else MOST_TIMES
+            if abs(value) > most:
+                raise ValueError(f"{name} = {value:g} is larger than {most:g}")
+        return self
+
+
+def _numbers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}.")
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(number, int | float):
+                yield f"{prefix}{name}", number
 
 
 ConfigT = TypeVar("ConfigT", bound=MethodConfig, default=MethodConfig, covariant=True)
@@ -42,13 +64,14 @@ class Support:
 
     views: Views
     labels: Tensor  # [N]
-    validation: tuple[Tensor, Tensor] | None = None  # features [M, d] and labels [M], if any
+    validation: tuple[Tensor, Tensor] | None = None  # rows [M, d] and labels [M], if any
+    unlabelled: Tensor | None = None  # rows [U, d] of images without a label, if any
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Every cached view as one row: features [N * V, d] and labels [N * V]."""
         if not isinstance(self.views, FixedViews):
             raise ConfigError("This method needs cached views: set views to a number.")
-        features = self.views.features.globals
+        features = self.views.features.rows
         return features.flatten(0, 1).float(), self.labels.repeat_interleave(features.shape[1])
 
 
@@ -64,13 +87,13 @@ class TextSide:
     @cached_property
     def single(self) -> Tensor:
         """Features of one template per class: [C, d], rows L2-normalised."""
-        return self.backbone.encode_texts([SINGLE.format(name) for name in self.class_names])
+        return text_features(self.backbone, [SINGLE.format(name) for name in self.class_names])
 
     @cached_property
     def bank(self) -> list[Tensor]:
         """Features of the prompts of each class, encoded once: C tensors [N_c, d]."""
         texts = [text for prompts in self.prompts for text in prompts]
-        features = self.backbone.encode_texts(texts)
+        features = text_features(self.backbone, texts)
         return list(features.split([len(prompts) for prompts in self.prompts]))
 
 
@@ -103,8 +126,11 @@ class Method(ABC, Generic[ConfigT]):
     needs_training: ClassVar[bool] = False  # of a context, through the text tower
     uses_validation: ClassVar[bool] = False
     learns_texts: ClassVar[bool] = False  # its head has one text feature per class
+    takes_unlabelled: ClassVar[bool] = False  # learns from images without labels, too
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in `fit_together`
+    tunable: ClassVar[Mapping[str, tuple[float, ...]]] = {}  # numbers to search, with their values
+    augmented: ClassVar[int] = 1  # views per image of the benchmark's code, if `as_benchmarked`
 
     def __init__(self, config: ConfigT) -> None:
         self.config = config
@@ -123,6 +149,15 @@ class Method(ABC, Generic[ConfigT]):
     def uses_patches(self) -> bool:
         """Whether this configuration needs patch features; they are only encoded if so."""
         return self.needs_patches
+
+    def uses_deep(self, backbone: Backbone) -> bool:
+        """Whether its heads see deeper features, too; only asked for if the backbone has them."""
+        return False
+
+    @property
+    def as_benchmarked(self) -> bool:
+        """Whether its images are drawn and seen as the benchmark's adapter code does."""
+        return False
 
     @abstractmethod
     def fit(
@@ -154,7 +189,24 @@ class Method(ABC, Generic[ConfigT]):
             "method that learns prompts, or zero-shot."
         )
 
+    def together_error(self, head: Head) -> str | None:
+        """Why images cannot be answered together; None if `together` can do it."""
+        return f"{self.name} answers each image by itself."
+
+    def together(
+        self, head: Head, support: tuple[Tensor, Tensor], batch: Tensor, text: TextSide
+    ) -> Head:
+        """Learn from a batch of rows [U, d] without labels, too: a head to answer it with.
+
+        `support` are the rows [N, d] and labels [N] of the images that `head` was fitted on. What
+        the user should know is in the new head's notes.
+        """
+        raise NotImplementedError
+
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
         """Rebuild a head from its saved tensors; a KeyError names one that is missing."""
-        extra = {name: tensor for name, tensor in tensors.items() if name != "T"}
-        return TextHead(tensors["T"].float(), scale, extra)
+        T = tensors["T"].float()
+        if T.dim() != 2:
+            raise ValueError(f"T of shape {tuple(T.shape)}")
+        extra = {name: tensor.float() for name, tensor in tensors.items() if name != "T"}
+        return TextHead(T, scale, extra)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ogkd.core.geometry import prototypes, stack_bank
 from ogkd.core.losses import cross_entropy, logits, sccm
 from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
+from ogkd.core.training import PerBatch
 from ogkd.methods import Batch, PromptConfig, PromptMethod, TextSide, image_logits, register
 
 
@@ -36,20 +38,26 @@ class BiomedCoOpObjective:
         self.config, self.scale = config, scale
         self.bank = stack_bank([rows[: config.n_prompts] for rows in bank])  # [C, N, d]
         self.T = prototypes(self.bank)  # [C, d]
+        self._teacher: PerBatch[Tensor] = PerBatch()
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         """Each term [S] and their weighted total."""
         config = self.config
-        keep = select_prompts(batch.globals, self.bank, tau=config.tau, selector=config.selector)
-        T_tilde = teacher_prototypes(self.bank, keep)  # [S, C, d]
+        log_q = self._teacher.of(batch, self._teach)
         z = image_logits(T_hat, batch, self.scale)  # [S, B, C]
         log_p = z.log_softmax(dim=-1)
-        log_q = logits(batch.globals, T_tilde, self.scale).log_softmax(dim=-1)
         ce = cross_entropy(z, batch.labels)
         near = sccm(T_hat, self.T)
         kdsp = (log_q.exp() * (log_q - log_p)).mean(dim=(-2, -1))
         total = ce + config.lambda_sccm * near + config.lambda_kdsp * kdsp
         return {"total": total, "ce": ce, "sccm": near, "kdsp": kdsp}
+
+    def _teach(self, batch: Batch) -> Tensor:
+        """Log-probabilities of the selected prompts [S, B, C]."""
+        config = self.config
+        keep = select_prompts(batch.globals, self.bank, tau=config.tau, selector=config.selector)
+        T_tilde = teacher_prototypes(self.bank, keep)  # [S, C, d]
+        return logits(batch.globals, T_tilde, self.scale).log_softmax(dim=-1)
 
 
 @register
@@ -59,6 +67,11 @@ class BiomedCoOp(PromptMethod[BiomedCoOpConfig]):
     name = "biomedcoop"
     summary = "learned context kept near the prompt bank, distilled from selected prompts"
     citation = "Koleilat et al. 2025, BiomedCoOp"
+    tunable: ClassVar = {
+        "lambda_sccm": (0.25, 0.5, 1.0, 5.0, 10.0),
+        "lambda_kdsp": (0.25, 0.5, 1.0, 2.0, 20.0),
+        "tau": (1.25, 1.5, 2.0),
+    }
 
     @property
     def text_dropout(self) -> bool:

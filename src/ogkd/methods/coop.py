@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
 from ogkd.core.losses import cross_entropy
-from ogkd.core.training import Batch, TrainConfig
+from ogkd.core.optimisers import TrainConfig
+from ogkd.core.training import Batch
 from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, register
 
 
@@ -36,6 +38,7 @@ class CoOp(PromptMethod[CoOpConfig]):
     name = "coop"
     summary = "learned context, cross-entropy alone"
     citation = "Zhou et al. 2022, Learning to Prompt for Vision-Language Models"
+    tunable: ClassVar = {"train.lr": (0.0005, 0.002, 0.008)}
 
     def objective(self, text: TextSide) -> CrossEntropy:
         return CrossEntropy(text.backbone.logit_scale)

@@ -25,6 +25,15 @@ class PriorConfig(MethodConfig):
     prior: Prior = "single"
 
 
+class RivalConfig(MethodConfig):
+    """`fidelity`: as the method's own paper has it, or "released": as the benchmark's code ran it.
+
+    The differences are in docs/concepts/fidelity.md, 44-53.
+    """
+
+    fidelity: Literal["own", "released"] = "own"
+
+
 @dataclass(frozen=True)
 class Rows:
     """Every view of every support image as one row; the rows of an image are consecutive."""
@@ -45,6 +54,11 @@ class Rows:
     def counts(self) -> Tensor:
         """Images (not rows) per class: [C]."""
         return self.one_hot.sum(0) / self.views
+
+    def view(self, number: int) -> Rows:
+        """One view of each image; of more than there are, from the first again."""
+        one = torch.arange(len(self.labels)) % self.views == number % self.views
+        return replace(self.keep(one), views=1)
 
     def keep(self, mask: Tensor) -> Rows:
         """Keep the rows where the mask is true."""
@@ -78,6 +92,10 @@ class FeatureMethod(Method[ConfigT]):
     """A head on cached features; each support is fitted separately, in seconds."""
 
     cost = "seconds"
+
+    @property
+    def as_benchmarked(self) -> bool:
+        return isinstance(self.config, RivalConfig) and self.config.fidelity == "released"
 
     def fit(
         self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None

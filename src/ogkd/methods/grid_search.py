@@ -67,10 +67,12 @@ def choose(
     T: Tensor | None = None,
     scale: float = 1.0,
     most: int = 8,
+    first: bool = False,
 ) -> tuple[int, int] | None:
     """Search on all trials of the rows together; None if there are none.
 
-    `extra` gives [G, M, C] for a trial. Texts T [C, d] add scale * v T' to it.
+    `extra` gives [G, M, C] for a trial. Texts T [C, d] add scale * v T' to it. `first`: see
+    `search`.
     """
     found = trials(rows, most=most)
     if not found:
@@ -78,21 +80,31 @@ def choose(
     parts = torch.cat([extra(trial) for trial in found], dim=1)
     v = torch.cat([trial.features for trial in found]).to(parts)
     text = torch.zeros_like(parts[0]) if T is None else scale * v @ T.to(parts).mT
-    return search(text, parts, weights, torch.cat([trial.labels for trial in found]))
+    labels = torch.cat([trial.labels for trial in found])
+    return search(text, parts, weights, labels, first=first)
 
 
 def search(
-    text: Tensor, extra: Tensor, weights: Sequence[float], labels: Tensor
+    text: Tensor,
+    extra: Tensor,
+    weights: Sequence[float],
+    labels: Tensor,
+    *,
+    first: bool = False,
 ) -> tuple[int, int]:
     """Return the indices of the best g and weight in logits = text + weight * extra[g].
 
     text [M, C], extra [G, M, C], labels [M]. The best has the highest accuracy; among ties, which
-    are many on few images, the lowest cross-entropy; then the first is taken.
+    are many on few images, the lowest cross-entropy; then the first is taken. With `first` the
+    first of the ties is taken at once, as in released code (fidelity.md, 45).
     """
     W = torch.tensor(weights, dtype=text.dtype)[:, None, None]  # [A, 1, 1]
     step = max(1, _CHUNK // text.numel())
     right = torch.cat([_accuracy(text, part, weights, labels) for part in extra.split(step)])
-    ties = (right == right.max()).nonzero()  # [n, 2]
+    ties = (right == right.max()).nonzero()  # [n, 2], the weights of the first g first
+    if first:
+        group, weight = ties[0].tolist()
+        return group, weight
     ties = ties[:: -(-len(ties) // _TIES)]
 
     def cross_entropy(pairs: Tensor) -> Tensor:

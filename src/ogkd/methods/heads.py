@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from ogkd.errors import TrainingError
+from ogkd.methods.ranking import Ranking
 
 
 class Head(ABC):
@@ -20,15 +23,37 @@ class Head(ABC):
 
     @abstractmethod
     def logits(self, features: Tensor) -> Tensor:
-        """Logits [N, C] of global features [N, d]."""
+        """Logits [N, C] of features [N, d]: globals, or rows with deeper features."""
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """Logits of rows that may have deeper features that this head does not read."""
+        return self.logits(rows[..., : self.shape[1]])
+
+    def of_patches(self, patches: Tensor) -> Tensor:
+        """Logits [P, C] of patches, which have no deeper features."""
+        return self.logits(patches)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to save, by name."""
 
+    def not_finite(self) -> list[str]:
+        """The tensors with values that are not numbers: after a training that diverged."""
+        return [name for name, tensor in self.tensors().items() if not tensor.isfinite().all()]
+
     @property
     def class_texts(self) -> Tensor | None:
         """Text features of the classes [C, d], if the head has one for each class."""
+        return None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about the fit."""
+        return ()
+
+    @property
+    def ranking(self) -> Ranking | None:
+        """How to rank a new image among those of the support; None if the method cannot."""
         return None
 
     @property
@@ -40,6 +65,16 @@ class Head(ABC):
     def export_error(self) -> str | None:
         """Why the head cannot be exported as a graph of tensor operations; None if it can."""
         return None
+
+
+def refuse_diverged(heads: Iterable[Head], method: str) -> None:
+    """Stop if a fit ended in values that are not numbers."""
+    for head in heads:
+        if names := head.not_finite():
+            raise TrainingError(
+                f"{method} diverged: what it learned ({', '.join(names)}) contains values that are "
+                "not numbers. Use settings nearer to the defaults, such as a lower learning rate."
+            )
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ogkd.core.losses import cross_entropy
-from ogkd.core.training import Batch, TrainConfig
+from ogkd.core.optimisers import TrainConfig
+from ogkd.core.training import Batch
 from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, register
 from ogkd.methods.prompt_method import LARGE_BATCHES
 
@@ -45,6 +47,7 @@ class KgCoOp(PromptMethod[KgCoOpConfig]):
     name = "kgcoop"
     summary = "learned context, its texts kept near one plain template"
     citation = "Yao et al. 2023, Visual-Language Prompt Tuning with Knowledge-guided CoOp"
+    tunable: ClassVar = {"weight": (1.0, 2.0, 4.0, 6.0, 8.0, 10.0)}
 
     def objective(self, text: TextSide) -> KgCoOpObjective:
         T = text.single.to(text.backbone.device)

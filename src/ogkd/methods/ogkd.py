@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -24,10 +26,13 @@ from ogkd.core.losses import (
     select_patches,
 )
 from ogkd.core.teacher import select_prompts, teacher_prototypes
-from ogkd.core.training import Batch
+from ogkd.core.training import Batch, PerBatch
 from ogkd.errors import ConfigError
 from ogkd.methods import Head, PromptConfig, PromptMethod, TextSide, register
-from ogkd.methods.base import Folder, Supports
+from ogkd.methods.base import Folder, Support, Supports
+
+_TEACHER = 3  # its own stream of randomness, beside those of training
+_AT_ONCE = 32  # images through the image tower
 
 
 class OGKDConfig(PromptConfig):
@@ -61,6 +66,15 @@ class OGKDConfig(PromptConfig):
         return fidelity(self.fidelity, **self.options)
 
 
+@dataclass(frozen=True)
+class _Teacher:
+    """What a batch alone decides, whatever the student has learned."""
+
+    z: Tensor  # logits [S, B, C]
+    patches: Tensor | None  # those that LGD looks at [S, B, K, d]
+    z_patches: Tensor | None  # their logits [S, B, K, C]
+
+
 class OGKDObjective:
     """Eq. 16 for S runs: T_hat and a batch of images in, one value per run and term out."""
 
@@ -86,52 +100,70 @@ class OGKDObjective:
         def weights(name: str) -> Tensor:
             return torch.tensor([getattr(config, name) for config in configs], device=device)
 
+        self.T_tilde: Tensor | None = None  # [S, C, d] if the teacher is fixed
         self.lambda_sccm = weights("lambda_sccm")  # [S]
         self.lambda_gad = weights("lambda_gad")
         self.lambda_lgd = weights("lambda_lgd")
+        self._teacher: PerBatch[_Teacher] = PerBatch()
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         """Return each term [S] and their weighted total (Alg. 2)."""
-        choice, config = self.choice, self.config
-        keep = select_prompts(batch.globals, self.bank, tau=config.tau, selector=choice.selector)
-        T_tilde = teacher_prototypes(self.bank, keep)  # [S, C, d]
+        choice = self.choice
+        teacher = self._teacher.of(batch, self._teach)
         z_stu = logits(batch.globals, T_hat, self.scale)  # [S, B, C]
-        z_tea = logits(batch.globals, T_tilde, self.scale)
         terms = LossTerms(
             ce=cross_entropy(z_stu, batch.labels),
             sccm=sccm(T_hat, self.T, normalisation=choice.sccm_normalisation),
             gad=gad(
                 z_stu,
-                z_tea,
+                teacher.z,
                 self.W,
                 self.gamma.unsqueeze(1),
                 temperature=choice.temperature,
                 normalisation=choice.gad_normalisation,
                 normalise_target=choice.normalise_target,
             ),
-            lgd=self._lgd(T_hat, T_tilde, batch),
+            lgd=self._lgd(T_hat, teacher, batch),
         )
         total = terms.total(
             lambda_sccm=self.lambda_sccm, lambda_gad=self.lambda_gad, lambda_lgd=self.lambda_lgd
         )
         return {"total": total, **vars(terms)}
 
-    def _lgd(self, T_hat: Tensor, T_tilde: Tensor, batch: Batch) -> Tensor:
+    def teacher(self, features: Tensor) -> Tensor:
+        """The teacher's prototypes [.., C, d], selected by images' features [.., B, d]."""
+        tau, selector = self.config.tau, self.choice.selector
+        keep = select_prompts(features, self.bank, tau=tau, selector=selector)
+        return teacher_prototypes(self.bank, keep)
+
+    def fix_teacher(self, images: Sequence[Tensor]) -> None:
+        """Select the prompts once, by each run's images [N, d], for the whole training (Alg. 2)."""
+        self.T_tilde = torch.stack([self.teacher(mine.to(self.bank)) for mine in images])
+
+    def _teach(self, batch: Batch) -> _Teacher:
         choice, config, patches = self.choice, self.config, batch.patches
+        T_tilde = self.teacher(batch.globals) if self.T_tilde is None else self.T_tilde  # [S, C, d]
+        z = logits(batch.globals, T_tilde, self.scale)
         if patches is None:
-            return T_hat.new_zeros(len(T_hat))
+            return _Teacher(z, None, None)
         if config.lgd_variant == "label_guided":
             K = patches_kept(patches.shape[-2], config.top_ratio, rounding=choice.patch_rounding)
             absolute = choice.patch_score == "absolute"
             best = select_patches(patches, T_tilde, batch.labels, K, absolute=absolute)
             patches = gather_patches(patches, best)  # [S, B, K, d]
+        return _Teacher(z, patches, logits(patches, T_tilde, self.scale))
+
+    def _lgd(self, T_hat: Tensor, teacher: _Teacher, batch: Batch) -> Tensor:
+        choice = self.choice
+        if teacher.patches is None or teacher.z_patches is None:
+            return T_hat.new_zeros(len(T_hat))
         return lgd(
-            logits(patches, T_hat, self.scale),
-            logits(patches, T_tilde, self.scale),
+            logits(teacher.patches, T_hat, self.scale),
+            teacher.z_patches,
             batch.labels,
             self.W.unsqueeze(1),
             self.gamma[:, None, None],
-            variant=config.lgd_variant,
+            variant=self.config.lgd_variant,
             temperature=choice.temperature,
             normalisation=choice.lgd_normalisation,
             normalise_target=choice.normalise_target,
@@ -146,6 +178,13 @@ class OGKD(PromptMethod[OGKDConfig]):
     summary = "learned context, teacher diffused along the class graph, globally and at patches"
     citation = "Tran and Shen, OGKD"
     needs_patches = True
+    tunable: ClassVar = {  # the ranges of the paper's table of hyper-parameters
+        "lambda_gad": (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 20.0),
+        "lambda_lgd": (0.01, 0.05, 0.25, 0.75, 2.0, 4.0),
+        "gamma": (0.05, 0.1, 0.3, 0.5, 0.7, 0.9),
+        "top_ratio": (0.03, 0.1, 0.3, 0.5, 0.8),
+        "lambda_sccm": (0.25, 0.5, 1.0, 5.0, 10.0),
+    }
     free = frozenset({"lambda_sccm", "lambda_gad", "lambda_lgd", "gamma", "gamma_normal", "alpha"})
 
     @property
@@ -178,12 +217,22 @@ class OGKD(PromptMethod[OGKDConfig]):
         """Train runs that differ in seed, images or `free` settings in one batched text pass."""
         configs = [method.config for method in methods]
         _refuse_other_shapes(configs)
-        return methods[0].train(_objective(configs, text), supports, text, seeds, folder)
+        objective = _objective(configs, text)
+        if configs[0].choice.fixed_teacher:
+            objective.fix_teacher([_looked_at(*one) for one in zip(supports, seeds, strict=True)])
+        return methods[0].train(objective, supports, text, seeds, folder)
 
 
 def _objective(configs: Sequence[OGKDConfig], text: TextSide) -> OGKDObjective:
     scale, device = text.backbone.logit_scale, text.backbone.device
     return OGKDObjective(configs, text.bank, scale, device, normal=text.normal)
+
+
+def _looked_at(support: Support, seed: int) -> Tensor:
+    """Global features [N, d] of one view of each image, always the same for a seed."""
+    rng = np.random.default_rng([seed, _TEACHER])
+    images = np.array_split(np.arange(len(support.views)), -(-len(support.views) // _AT_ONCE))
+    return torch.cat([support.views.look(some, rng).globals for some in images]).float()
 
 
 def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tensor:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from ogkd.core.losses import cross_entropy, logits
-from ogkd.core.training import Batch, TrainConfig
+from ogkd.core.optimisers import TrainConfig
+from ogkd.core.training import Batch
 from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, register
 from ogkd.methods.prompt_method import LARGE_BATCHES
 
@@ -80,6 +82,7 @@ class ProGrad(PromptMethod[ProGradConfig]):
     name = "prograd"
     summary = "learned context, steps against zero-shot knowledge are projected out"
     citation = "Zhu et al. 2023, Prompt-aligned Gradient for Prompt Tuning"
+    tunable: ClassVar = {"temperature": (0.25, 1.0, 2.0, 4.0)}
 
     def objective(self, text: TextSide) -> ProGradObjective:
         T_tea = text.single.to(text.backbone.device)

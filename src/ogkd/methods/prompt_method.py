@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from pydantic import field_validator
@@ -13,8 +13,9 @@ from typing_extensions import TypeVar
 
 from ogkd.core.checkpoint import Checkpoint
 from ogkd.core.losses import logits
+from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PromptLearner
-from ogkd.core.training import Batch, Objective, Run, TrainConfig, train_contexts
+from ogkd.core.training import Batch, Objective, Run, train_contexts
 from ogkd.errors import ConfigError
 from ogkd.methods.base import Folder, Method, MethodConfig, Supports, TextSide
 from ogkd.methods.heads import Head, TextHead
@@ -103,6 +104,14 @@ class PromptMethod(Method[PromptConfigT]):
         if self.config.context.class_specific:
             raise ConfigError("A class-specific context cannot be used for other classes.")
         return self.head(self.learner(text), self.learned(head))
+
+    def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
+        config = self.config.context
+        sets = (len(text.class_names),) if config.class_specific else ()
+        shape = (*sets, config.n_ctx, text.backbone.text_width)
+        if "context" in tensors and tensors["context"].shape != shape:
+            raise ValueError(f"context of shape {tuple(tensors['context'].shape)}, not {shape}")
+        return super().read_head(tensors, text, scale)
 
     def learned(self, head: Head) -> Tensor:
         """Return the context that a head of this method was made from."""

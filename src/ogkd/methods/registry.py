@@ -12,13 +12,14 @@ from importlib.resources import files
 from types import ModuleType
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ogkd import plugins
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.methods.base import Method
 
-DEFAULT = "ogkd"  # the method of a fit that names none
+DEFAULT = "fused"  # the method of a fit that names none: the best on few images, in a second
+PAPER = "ogkd"  # the paper's
 
 MethodT = TypeVar("MethodT", bound=type[Method])
 
@@ -113,12 +114,23 @@ def make_method(
     except ValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"])
-        fields = method.Config.model_fields
-        hint = did_you_mean(place, fields) if problem["type"] == "extra_forbidden" else ""
+        known_settings = list(_settings(method.Config))
+        strange = problem["type"] == "extra_forbidden"
+        hint = did_you_mean(place, known_settings) if strange else ""
         raise ConfigError(
             f"Setting '{place}' of {name} cannot be {problem['input']!r}: {problem['msg']}.{hint} "
-            f"Settings of {name}: {', '.join(fields)}."
+            f"Settings of {name}: {', '.join(known_settings)}."
         ) from None
+
+
+def _settings(config: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The names of settings, nested ones with a dot."""
+    for name, field in config.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _settings(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
 
 
 def presets(name: str) -> dict[str, dict[str, Any]]:

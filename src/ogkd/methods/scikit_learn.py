@@ -17,7 +17,7 @@ from ogkd.methods import FeatureMethod, Head, LinearHead, MethodConfig, Rows, Te
 class LogisticConfig(MethodConfig):
     """`C` and `class_weight` are scikit-learn's."""
 
-    C: float = Field(default=100.0, gt=0)
+    C: float = Field(default=100.0, ge=1e-9, le=1e9)  # the solvers take for ever far outside
     class_weight: Literal["balanced"] | None = None
 
 
@@ -43,7 +43,7 @@ class Logistic(FeatureMethod[LogisticConfig]):
 class SVMConfig(LogisticConfig):
     """`sharpness` multiplies the margins."""
 
-    C: float = Field(default=1.0, gt=0)
+    C: float = Field(default=1.0, ge=1e-9, le=1e9)
     sharpness: float = Field(default=3.0, gt=0)
 
 

@@ -13,14 +13,15 @@ from torch.nn.functional import cross_entropy
 from typing_extensions import TypeVar
 
 from ogkd.methods import Head, KernelHead, TextSide, register
-from ogkd.methods.feature_method import FeatureMethod, PriorConfig, Rows, text_prior
+from ogkd.methods.feature_method import FeatureMethod, PriorConfig, RivalConfig, Rows, text_prior
 from ogkd.methods.grid_search import Trial, choose
 
 # alpha and beta: 200 values each from 0.1 to 50, as in the benchmark (fidelity.md, baselines).
+RELEASED_ALPHAS = tuple(float(alpha) for alpha in range(10))
 GRID = tuple((torch.arange(200, dtype=torch.float64) * 49.9 / 200 + 0.1).tolist())
 
 
-class TipAdapterConfig(PriorConfig):
+class TipAdapterConfig(PriorConfig, RivalConfig):
     """`alpha` and `beta` are searched if None; at one shot without validation they are 1, 5.5."""
 
     alpha: float | None = Field(default=None, ge=0)
@@ -36,10 +37,10 @@ class TipAdapter(FeatureMethod[TipConfigT]):
 
     K are the features of the support images (keys), L their labels (values). alpha and beta
     come from a 200 x 200 grid on validation images, else by cross-validation.
-    Named differences from the benchmark's code: a key is the whole image, not one augmented
-    view; with views=N each crop is a key and an image's crops share its one vote; the scale is
-    the backbone's own; ties in accuracy are broken by cross-entropy; each seed has its own
-    few-shot set.
+    Named differences from the benchmark's code, unless fidelity is "released": a key is the whole
+    image, not one augmented view; with views=N each crop is a key and an image's crops share its
+    one vote; ties in accuracy are broken by cross-entropy; each seed has its own few-shot set.
+    In both, the scale is the backbone's own.
     """
 
     name = "tip-adapter"
@@ -49,14 +50,18 @@ class TipAdapter(FeatureMethod[TipConfigT]):
     folds: ClassVar[int] = 16  # of the cross-validation, at most: without training they are cheap
 
     def keys(self, rows: Rows, T: Tensor, scale: float, seed: int) -> Tensor:
-        """Return the keys K [R, d] of the rows."""
-        return rows.features
+        """Return the keys K [R, d] of the rows: of the first view only, as released."""
+        return self._cached(rows).features
+
+    def _cached(self, rows: Rows) -> Rows:
+        """The rows that have a key."""
+        return rows.view(0) if self.as_benchmarked else rows
 
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:
         T, scale = text_prior(text, self.config.prior), text.backbone.logit_scale
         alpha, beta = self._choose(rows, T, scale, seed)
         K = self.keys(rows, T, scale, seed).contiguous()
-        return KernelHead(T, scale, K, alpha * values(rows), beta)
+        return KernelHead(T, scale, K, alpha * values(self._cached(rows)), beta)
 
     def _choose(self, rows: Rows, T: Tensor, scale: float, seed: int) -> tuple[float, float]:
         alpha, beta = self.config.alpha, self.config.beta
@@ -67,9 +72,10 @@ class TipAdapter(FeatureMethod[TipConfigT]):
 
         def cache(trial: Trial) -> Tensor:
             K = self.keys(trial.rows, T, scale, seed)
-            return cache_logits(trial.features, K, values(trial.rows), betas)
+            return cache_logits(trial.features, K, values(self._cached(trial.rows)), betas)
 
-        best = choose(rows, cache, alphas, T=T, scale=scale, most=self.folds)
+        first = self.as_benchmarked
+        best = choose(rows, cache, alphas, T=T, scale=scale, most=self.folds, first=first)
         if best is None:
             return 1.0 if alpha is None else alpha, 5.5 if beta is None else beta
         return alphas[best[1]], betas[best[0]]
@@ -93,30 +99,39 @@ class TipAdapterF(TipAdapter[TipAdapterFConfig]):
     trainings for ten values of alpha share one tensor and the last training changes nothing;
     here K is trained once at the paper's alpha = 1, beta = 5.5, and once more in each fold of
     a cross-validation. The paper's own code keeps the epoch that is best on the test images;
-    here the last one is kept.
+    here the last one is kept. With fidelity "released" the keys are trained ten times over, at
+    alpha = 0 to 9 and beta = 1; an epoch sees one of 20 augmented views, the same in each of
+    the ten (there always a new one).
     """
 
     name = "tip-adapter-f"
     summary = "Tip-Adapter with trained keys"
     folds = 4
+    augmented = 21  # the keys, and one for each epoch
 
     def keys(self, rows: Rows, T: Tensor, scale: float, seed: int) -> Tensor:
-        config = self.config
+        config, released = self.config, self.as_benchmarked
         generator = torch.Generator().manual_seed(seed)
-        K = rows.features.clone().requires_grad_()
-        A = config.train_alpha * values(rows)
-        optimiser = torch.optim.AdamW([K], lr=config.lr, eps=1e-4)
-        batches = -(-len(K) // config.batch_size)
-        steps = max(1, config.epochs * batches)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-        head = KernelHead(T, scale, K, A, config.train_beta)
-        for _ in range(config.epochs):
-            for batch in torch.randperm(len(A), generator=generator).split(config.batch_size):
-                loss = cross_entropy(head.logits(rows.features[batch]), rows.labels[batch])
-                optimiser.zero_grad()
-                loss.backward()
-                optimiser.step()
-                schedule.step()
+        cached = self._cached(rows)
+        K = cached.features.clone().requires_grad_()
+        # Fidelity.md, 46: the ten trainings of the search for alpha share one tensor.
+        alphas = RELEASED_ALPHAS if released else (config.train_alpha,)
+        beta = 1.0 if released else config.train_beta
+        for alpha in alphas:
+            optimiser = torch.optim.AdamW([K], lr=config.lr, eps=1e-4)
+            batches = -(-len(K) // config.batch_size)
+            steps = max(1, config.epochs * batches)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
+            head = KernelHead(T, scale, K, alpha * values(cached), beta)
+            for epoch in range(config.epochs):
+                seen = rows.view(1 + epoch % max(1, rows.views - 1)) if released else rows
+                order = torch.randperm(len(seen.labels), generator=generator)
+                for batch in order.split(config.batch_size):
+                    loss = cross_entropy(head.logits(seen.features[batch]), seen.labels[batch])
+                    optimiser.zero_grad()
+                    loss.backward()
+                    optimiser.step()
+                    schedule.step()
         return K.detach()
 
 

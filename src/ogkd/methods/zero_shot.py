@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
+from ogkd.features.texts import text_features
 from ogkd.methods import Head, Method, MethodConfig, Support, TextHead, TextSide, register
 from ogkd.methods.base import ConfigT, Folder, Supports
 from ogkd.prompts.bank import SINGLE
@@ -55,7 +56,7 @@ class ZeroShot(_FromText[ZeroShotConfig]):
 
     def class_features(self, text: TextSide, support: Support | None = None) -> Tensor:
         texts = [self.config.template.replace("{}", name) for name in text.class_names]
-        return text.backbone.encode_texts(texts)
+        return text_features(text.backbone, texts)
 
 
 @register

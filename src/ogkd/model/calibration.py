@@ -19,13 +19,13 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ogkd.errors import ConfigError
-from ogkd.files import write_json
+from ogkd.files import check_seal, read_json, sealed, write_json
+from ogkd.model.temperature import BOUNDS, justified_temperature, softmax
 
 CALIBRATION = "calibration.json"
 SCHEMA = 1
 SetKind = Literal["lac", "aps"]
 STEPS = 20  # shares of images that thresholds are tried at: 5, 10, ... 100 %
-BOUNDS = (0.05, 20.0)  # of the temperature
 _Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -37,11 +37,13 @@ class Calibration(BaseModel):
     schema_version: int = SCHEMA
     weights_sha256: str  # of the model that it belongs to
     engine: str | None = None  # that encoded the images; None: not noted, as in older files
-    temperature: float = Field(gt=0, allow_inf_nan=False)
+    temperature: float = Field(ge=0.99 * BOUNDS[0], le=1.01 * BOUNDS[1])
+    reason: str | None = None  # why the temperature is 1; None if rescaling helps
     images: int = Field(ge=2)
     counts: tuple[int, ...]  # images of each class
     data_sha256: str
     image_keys: tuple[str, ...]  # as in ModelCard.support_images
+    image_pixels: tuple[str, ...] = ()  # as in ModelCard.support_pixels
     # Of the images that fitted the temperature, the most confident first:
     first_confidences: tuple[_Share, ...] = Field(min_length=1)
     first_correct: tuple[bool, ...]
@@ -61,6 +63,25 @@ class Calibration(BaseModel):
             raise ValueError(f"counts that do not add up to {self.images} images")
         return self
 
+    def __repr__(self) -> str:
+        right = 100 * sum(self.correct) / len(self.correct)
+        return (
+            f"<Calibration on {self.images} images: temperature {self.temperature:.3f}, "
+            f"{right:.1f} % of {len(self.correct)} correct>"
+        )
+
+    __str__ = __repr__
+
+    @property
+    def applied(self) -> bool:
+        """Whether probabilities are rescaled; sets and thresholds work either way."""
+        return self.temperature != 1.0
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """The calibration images by content and by pixels."""
+        return frozenset((*self.image_keys, *self.image_pixels))
+
     @classmethod
     def fit(
         cls,
@@ -69,16 +90,20 @@ class Calibration(BaseModel):
         keys: Sequence[str],
         *,
         groups: Sequence[str | None] | None = None,
+        pixels: Sequence[str] = (),
         weights_sha256: str = "",
         engine: str | None = None,
     ) -> Calibration:
         """Calibrate on logits [N, C] of images with labels [N]; `keys` name their content.
 
-        Images of one group (patient) stay on one side of the division. `engine` encoded them.
+        Images of one group (patient) stay on one side of the division. `engine` encoded them,
+        `pixels` are the fingerprints of their pixels. The temperature stays 1 unless the images
+        show that another one is better.
         """
         z, y = np.asarray(logits, dtype=np.float64), np.asarray(labels, dtype=np.int64)
         first = split_units(keys, groups)
-        temperature = fit_temperature(z[first], y[first])
+        units = len({unit for unit, fits in zip(_units(keys, groups), first, strict=True) if fits})
+        temperature, reason = justified_temperature(z[first], y[first], units=units)
         p = softmax(z, temperature)
         confidence = p.max(axis=1).astype(np.float64)
         right = p.argmax(axis=1) == y
@@ -90,10 +115,12 @@ class Calibration(BaseModel):
             weights_sha256=weights_sha256,
             engine=engine,
             temperature=temperature,
+            reason=reason,
             images=len(y),
             counts=tuple(np.bincount(y, minlength=z.shape[1]).tolist()),
             data_sha256=hashlib.sha256(json.dumps(images).encode()).hexdigest(),
             image_keys=tuple(sorted(set(keys))),
+            image_pixels=tuple(sorted(set(pixels))),
             first_confidences=tuple(confidence[fitted].tolist()),
             first_correct=tuple(right[fitted].tolist()),
             confidences=tuple(confidence[rest].tolist()),
@@ -117,7 +144,7 @@ class Calibration(BaseModel):
         empty: no class fits. "aps" grows sets where the model hesitates; not randomised, never
         empty, and so a little larger than need be.
         """
-        _check_share("coverage", coverage)
+        check_share("coverage", coverage)
         if kind not in ("lac", "aps"):
             raise ConfigError(f"Sets are 'lac' or 'aps', but got '{kind}'.")
         seen = np.sort(self.lac if kind == "lac" else self.aps)
@@ -128,7 +155,7 @@ class Calibration(BaseModel):
                 f"Sets that contain the true class with {100 * coverage:g} % probability need at "
                 f"least {needed} calibration images beside those that set the temperature. This "
                 f"calibration has {self.images}, of which {len(seen)} count: at least "
-                f"{self.missing(needed)} more are needed, of other patients if they are known. "
+                f"{more_needed(self.missing(needed))}, of other patients if they are known. "
                 "Calibrate again with more images, or ask for less coverage.",
                 argument="coverage",
             )
@@ -163,8 +190,8 @@ class Calibration(BaseModel):
         the most promising to lower and lower ones; on the others each is tested in turn by the
         exact binomial tail (fixed-sequence testing). The last before the first failure is given.
         """
-        _check_share("max_risk", max_risk)
-        _check_share("confidence", confidence)
+        check_share("max_risk", max_risk)
+        check_share("confidence", confidence)
         found = None
         for threshold in self._proposals(max_risk):
             if _tail(*self._kept(threshold), max_risk) > 1 - confidence:
@@ -208,10 +235,12 @@ class Calibration(BaseModel):
                 "and hardly fewer among those that the model is sure of. Allow a larger risk, or "
                 "use a better model."
             )
-        more = max(1, math.ceil(self.images * growth[enough.argmax(), 0]) - self.images)
+        more = math.ceil(self.images * growth[enough.argmax(), 0]) - self.images
+        # Some threshold may just pass on these images, but not one that the first third proposes.
+        more = max(more, math.ceil(self.images / 4))
         return ConfigError(
-            f"{self.images} calibration images are too few to promise {goal}. About {more} more "
-            "are needed if they are like these. Calibrate again with more images, or "
+            f"{self.images} calibration images are too few to promise {goal}. About "
+            f"{more_needed(more)} if they are like these. Calibrate again with more images, or "
             "allow a larger risk."
         )
 
@@ -219,7 +248,7 @@ class Calibration(BaseModel):
     def read(cls, path: Path, *, weights_sha256: str | None = None) -> Calibration | None:
         """Read and check; None if there is no such file. Other weights are refused."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
@@ -230,6 +259,10 @@ class Calibration(BaseModel):
                 f"{path} was written by a newer ogkd (schema {found}, this one reads up to "
                 f"{SCHEMA}). Upgrade with: pip install --upgrade ogkd."
             )
+        try:
+            check_seal(content if isinstance(content, dict) else {})
+        except ValueError as error:
+            raise _unusable(path, f"does not match its checksum: {error}, or is damaged") from error
         try:
             calibration = cls.model_validate(content)
         except ValidationError as error:
@@ -242,36 +275,12 @@ class Calibration(BaseModel):
 
     def write(self, path: Path) -> None:
         """Write the file in one step."""
-        write_json(path, self.model_dump(mode="json"))
+        write_json(path, sealed(self.model_dump(mode="json")), ours=True)
 
 
-def softmax(logits: ArrayLike, temperature: float = 1.0) -> NDArray[np.float32]:
-    """Probabilities [N, C] of logits [N, C], computed in double precision."""
-    z = np.asarray(logits, dtype=np.float64) / temperature
-    odds = np.exp(z - z.max(axis=1, keepdims=True))
-    p: NDArray[np.float32] = (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
-    return p
-
-
-def fit_temperature(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """The temperature with the smallest negative log-likelihood; 1 where all images are right.
-
-    There the likelihood would only grow as the temperature falls to 0: nothing is to be learned.
-    """
-    from scipy.optimize import minimize_scalar
-    from scipy.special import logsumexp
-
-    if np.all(logits.argmax(axis=1) == labels):
-        return 1.0
-    true = logits[np.arange(len(labels)), labels]
-
-    def loss(log_t: float) -> float:
-        t = math.exp(log_t)
-        return float((logsumexp(logits / t, axis=1) - true / t).mean())
-
-    bounds = (math.log(BOUNDS[0]), math.log(BOUNDS[1]))
-    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-5})
-    return float(math.exp(found.x))
+def more_needed(images: int) -> str:
+    """`1 more is needed`, `2 more are needed`."""
+    return f"{images} more {'is' if images == 1 else 'are'} needed"
 
 
 def lac_scores(p: ArrayLike) -> NDArray[np.float64]:
@@ -304,9 +313,8 @@ def split_units(
 ) -> NDArray[np.bool_]:
     """Which images fit the temperature: about a third, by content, whole groups together."""
     units: dict[str, list[int]] = {}
-    for row, key in enumerate(keys):
-        group = None if groups is None else groups[row]
-        units.setdefault(f"image {key}" if group is None else f"group {group}", []).append(row)
+    for row, unit in enumerate(_units(keys, groups)):
+        units.setdefault(unit, []).append(row)
     # Their place in line depends on the images alone, neither on labels nor on their order.
     by_content = sorted(
         (hashlib.sha256(min(keys[row] for row in rows).encode()).hexdigest(), rows)
@@ -320,6 +328,13 @@ def split_units(
     if not first.any() and len(by_content) > 1:
         first[by_content[0][1]] = True
     return first
+
+
+def _units(keys: Sequence[str], groups: Sequence[str | None] | None) -> list[str]:
+    """For each image its group, or itself if it has none."""
+    names = groups or [None] * len(keys)
+    pairs = zip(keys, names, strict=True)
+    return [f"image {key}" if group is None else f"group {group}" for key, group in pairs]
 
 
 def held_out_for_coverage(coverage: float) -> int:
@@ -357,7 +372,7 @@ def _tail(kept: ArrayLike, wrong: ArrayLike, risk: float) -> NDArray[np.float64]
     return np.asarray(np.where(k < n, found, 1.0))
 
 
-def _check_share(name: str, value: float) -> None:
+def check_share(name: str, value: float) -> None:
     if not 0 < value < 1:  # also refuses a NaN
         raise ConfigError(
             f"{name} is a share between 0 and 1, such as 0.9 or 0.05, but got {value}."

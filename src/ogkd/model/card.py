@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import find_record
 from ogkd.errors import ConfigError
+from ogkd.files import check_seal, home, read_json, sealed, write_json
 from ogkd.images import SliceRule
+from ogkd.methods import METHODS, Method, make_method
 
 SCHEMA = 1
 # Said wherever a model's answers are shown or handed on.
@@ -40,7 +41,7 @@ class BackboneCard(BaseModel):
     @classmethod
     def of(cls, backbone: Backbone) -> BackboneCard:
         """Describe a loaded backbone."""
-        name, folder = backbone.name, Path(backbone.name).expanduser()
+        name, folder = backbone.name, home(backbone.name)
         # A folder is found again from wherever the model is used.
         if find_record(name) is None and folder.is_dir():
             name = str(folder.resolve())
@@ -76,10 +77,13 @@ class ModelCard(BaseModel):
     normal: tuple[str, ...] = ()  # classes that stand for "nothing found"
     backbone: BackboneCard
     logit_scale: float = Field(gt=0, allow_inf_nan=False)
+    prompts: str | None = None  # name of the bank; None: templates, or an older model
     prompts_sha256: str
     data_sha256: str
     support_counts: tuple[int, ...]
     support_images: tuple[str, ...] = ()  # which images, by content: 16 hex digits of a hash each
+    support_pixels: tuple[str, ...] = ()  # the same by pixels; () in older models
+    unlabelled_images: tuple[str, ...] = ()  # those without labels, by content and by pixels
     shots: int | None = None
     seed: int
     slice: str | None = None  # which slice of a volume was learned from, if it names none
@@ -87,6 +91,26 @@ class ModelCard(BaseModel):
     metrics: dict[str, Any] = {}
     imported_sha256: str | None = None  # of the checkpoint that it was imported from
     weights_sha256: str | None = None  # of the file beside this one; known once it is written
+    support_sha256: str | None = None  # the same of the support's features
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = self.class_names
+        if not all(name.strip() for name in names) or len(set(names)) < len(names):
+            raise ValueError("class names that are empty or occur twice")
+        "".join(names).encode()  # a UnicodeEncodeError is a ValueError
+        if len(self.support_counts) not in (0, len(names)):
+            raise ValueError(f"{len(self.support_counts)} counts for {len(names)} classes")
+        return self
+
+    def write(self, path: Path) -> None:
+        """Write it with a digest of itself."""
+        write_json(path, sealed(self.model_dump(mode="json")), ours=True)
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """The images learned from, by content and by pixels."""
+        return frozenset((*self.support_images, *self.support_pixels))
 
     @property
     def slice_rule(self) -> SliceRule | None:
@@ -97,7 +121,7 @@ class ModelCard(BaseModel):
     def read(cls, path: Path) -> ModelCard:
         """Read and check; a folder of a newer version is refused with what to do."""
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
         except OSError as error:
             raise ConfigError(
                 f"{path.parent} is not a model folder: there is no readable {path.name}. "
@@ -114,6 +138,13 @@ class ModelCard(BaseModel):
                 f"{SCHEMA}). Upgrade with: pip install --upgrade ogkd."
             )
         try:
+            check_seal(content if isinstance(content, dict) else {})
+        except ValueError as error:
+            raise ConfigError(
+                f"{path} does not match its checksum: {error}, or it is damaged. Copy the model "
+                "folder again, or fit again."
+            ) from error
+        try:
             return cls.model_validate(content)
         except ValidationError as error:
             problem = error.errors()[0]
@@ -128,3 +159,16 @@ def versions() -> Mapping[str, str]:
     """Versions that a result depends on."""
     names = ("ogkd", "torch", "transformers", "numpy")
     return {"python": platform.python_version(), **{name: version(name) for name in names}}
+
+
+def method_of(card: ModelCard) -> Method:
+    """The method of a model, with its settings; a missing plugin is named, never imported."""
+    if card.method not in METHODS:
+        source = f"the plugin '{card.plugin}'" if card.plugin else "code outside ogkd"
+        raise ConfigError(
+            f"The model was fitted with the method '{card.method}' from {source}, which is not "
+            "loaded. If you trust it, install the package, or load its file or module first: "
+            "ogkd.plugins.load(...).",
+            argument="plugin",
+        )
+    return make_method(card.method, settings=card.config)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +17,28 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
+from ogkd.backbones.builtin import builtin_warning
 from ogkd.backbones.engines import digest_with, with_engine, without_engine
-from ogkd.errors import BackboneError, ConfigError, DataError
+from ogkd.datasets.manifest import Manifest
+from ogkd.errors import BackboneError, ConfigError, DataError, OgkdWarning
 from ogkd.features.encode import encode_files
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
-from ogkd.files import folder_atomically, write_json
-from ogkd.images import ImageRef
-from ogkd.methods import METHODS, Head, Method, TextSide, make_method
-from ogkd.model.calibration import CALIBRATION, Calibration, softmax
-from ogkd.model.card import ModelCard
+from ogkd.files import folder_atomically, read_bytes, recover, resolved
+from ogkd.images import ImageRef, Images, image_refs
+from ogkd.images.memory import is_one_image
+from ogkd.methods import METHODS, Head, TextSide
+from ogkd.model.calibration import CALIBRATION, Calibration
+from ogkd.model.card import CAUTION, ModelCard, method_of
 from ogkd.model.decide import Decider, Decision, Policy
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
+from ogkd.model.temperature import softmax
+from ogkd.notebook import panel, small, table
 
 WEIGHTS = "weights.safetensors"
 CARD = "model.json"
 LOG = "training.jsonl"
+_SHOWN = 12  # classes in one line of text
+_MOST = 1 << 32  # bytes of weights
 
 
 class Classifier:
@@ -50,10 +59,43 @@ class Classifier:
         self.calibration = calibration
         self.support = support
 
+    def __repr__(self) -> str:
+        shown = [f"{name} ({count})" for name, count in self._learned_from]
+        more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+        classes = f"{len(shown)} classes (images learned from): {', '.join(shown[:_SHOWN])}{more}"
+        return f"<Classifier: {self._made}. {classes}>"
+
+    def _repr_html_(self) -> str:
+        card = self.card
+        rows = [(*known, "yes" if known[0] in card.normal else "") for known in self._learned_from]
+        head = ("class", "images learned from", "means normal")
+        columns = len(head) if card.normal else 2
+        classes = table(head[:columns], [row[:columns] for row in rows])
+        return panel(f"Classifier: {self._made}", classes, small(CAUTION))
+
+    @property
+    def _made(self) -> str:
+        """Method, backbone and calibration, in words."""
+        found = self.calibration
+        state = "not calibrated" if found is None else f"calibrated on {found.images} images"
+        return f"{self.card.method} on {self.card.backbone.short_name}, {state}"
+
+    @property
+    def _learned_from(self) -> list[tuple[str, int]]:
+        """Each class, and the number of its images that were learned from."""
+        method = METHODS.get(self.card.method)
+        counts = self.card.support_counts if method is None or method.needs_images else ()
+        return list(zip_longest(self.class_names, counts, fillvalue=0))  # type: ignore[arg-type]
+
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names in label order."""
         return self.card.class_names
+
+    @property
+    def deep(self) -> bool:
+        """Whether it answers by deeper features too, so that images are encoded with them."""
+        return self.head.shape[1] > self.backbone.embed_dim
 
     @property
     def weights_sha256(self) -> str:
@@ -61,18 +103,30 @@ class Classifier:
         return hashlib.sha256(tensor_bytes(self.head.tensors())).hexdigest()
 
     def logits(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits [N, C] of global features [N, d], before any calibration."""
-        rows = torch.as_tensor(features)
-        return self.head.logits(rows).numpy()
+        """Logits [N, C] of the images' features [N, d], before any calibration."""
+        if features.shape[-1] < self.head.shape[1]:
+            raise ConfigError(
+                f"The model takes {self.head.shape[1]} numbers for each image, but got "
+                f"{features.shape[-1]}. Encode images with deeper features: "
+                "encode_images(pixels, deep=True).rows."
+            )
+        # Heads are on the CPU: their products are small, and features may come from any device.
+        found = self.head.of_rows(torch.as_tensor(features).cpu()).numpy()
+        if bad := int((~np.isfinite(found)).any(axis=1).sum()):
+            raise ConfigError(
+                f"The model has no answer for {bad} of {len(found)} images: its logits are not "
+                "numbers. Its weights or the backbone's features are broken; fit again."
+            )
+        return found
 
     def probabilities(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
-        """Class probabilities [N, C] of global features [N, d], calibrated if the model is."""
+        """Class probabilities [N, C] of features [N, d], calibrated if the model is."""
         logits = self.logits(features)
         return softmax(logits, 1.0 if self.calibration is None else self.calibration.temperature)
 
     def decide(
         self,
-        images: Sequence[str | Path | ImageRef],
+        images: Images | Manifest,
         *,
         policy: Policy | None = None,
         patches: bool = False,
@@ -80,12 +134,19 @@ class Classifier:
     ) -> Iterator[Decision]:
         """Decide for images one after the other, in order, with bounded memory.
 
+        `images` are those of `predict`.
+
         An image that cannot be read gives a decision with `error`. `patches` keeps what evidence
-        maps need (see `ogkd.model.explain.evidence_of`).
+        maps need (see `ogkd.model.explain.evidence_of`). A policy whose answers depend on the
+        whole batch (`together`, `prior="estimate"`) needs the features of all images in memory.
         """
         decider = Decider(self, policy)
+        if decider.policy.needs_all:
+            _refuse_stream(images)
+        rule = self.card.slice_rule
+        refs = (image.sliced(rule) for image in refs_of(images))
         batches = encode_files(
-            self.backbone, self.refs(images), patches=patches, batch_size=batch_size
+            self.backbone, refs, patches=patches, deep=self.deep, batch_size=batch_size
         )
         return decider.decide_batches(batches)
 
@@ -93,20 +154,30 @@ class Classifier:
         """The images; a volume that names no slice gives the one that the model learned from."""
         return [ImageRef.of(image).sliced(self.card.slice_rule) for image in images]
 
-    def predict_proba(self, images: Sequence[str | Path | ImageRef]) -> NDArray[np.float32]:
-        """Class probabilities [N, C] of image files."""
-        if isinstance(images, str | Path | ImageRef):
-            images = [images]  # else a string would be taken for a list of letters
-        if not images:
-            raise DataError("No image was given to predict.")
-        found = list(self.decide(images))
-        bad = [BadFile(said.image, said.error) for said in found if said.image and said.error]
+    def predict_proba(self, images: Images | Manifest) -> NDArray[np.float32]:
+        """Class probabilities [N, C] of images; `images` are those of `predict`."""
+        rows, bad, real = [], [], 0
+        for said in self.decide(images):  # features are not kept: there may be very many images
+            rows.append(said.probabilities)
+            real += said.not_phantom is True
+            if said.error:
+                bad.append(BadFile(said.image, said.error))
         if bad:
             raise unreadable_error(bad, "Fix or remove them, or use `decide`, which goes on.")
-        return np.array([said.probabilities for said in found], dtype=np.float32)
+        if not rows:
+            raise DataError("No image was given to predict.")
+        if warning := builtin_warning(real, len(rows)):
+            warnings.warn(warning, OgkdWarning, stacklevel=2)
+        return np.array(rows, dtype=np.float32)
 
-    def predict(self, images: Sequence[str | Path | ImageRef]) -> list[str]:
-        """The most probable class name of each image file."""
+    def predict(self, images: Images | Manifest) -> list[str]:
+        """The most probable class name of each image.
+
+        Images are files, the bytes of files, PIL images, arrays [H, W] or [H, W, 3] (uint8, or
+        floats from 0 to 1), tensors, which may also be [3, H, W]: one, several, or a batch. A
+        torch Dataset or DataLoader gives images or (image, label), and is never held in memory.
+        Normalising is the model's work.
+        """
         return [self.class_names[row] for row in self.predict_proba(images).argmax(axis=1)]
 
     def for_classes(
@@ -138,18 +209,39 @@ class Classifier:
         weights = tensor_bytes(self.head.tensors())
         (folder / WEIGHTS).write_bytes(weights)
         digest = hashlib.sha256(weights).hexdigest()
-        card = self.card.model_copy(update={"weights_sha256": digest})
-        write_json(folder / CARD, card.model_dump(mode="json"))
-        if self.support is not None:
-            (folder / SUPPORT).write_bytes(self.support.to_bytes())
+        support = None if self.support is None else self.support.to_bytes()
+        known = None if support is None else hashlib.sha256(support).hexdigest()
+        self.card.model_copy(update={"weights_sha256": digest, "support_sha256": known}).write(
+            folder / CARD
+        )
+        if support is not None:
+            (folder / SUPPORT).write_bytes(support)
         if self.calibration is not None:
             own = self.calibration.model_copy(update={"weights_sha256": digest})
             own.write(folder / CALIBRATION)
 
 
+def refs_of(images: Images | Manifest) -> Iterator[ImageRef]:
+    """Every image of a dataset or of what `predict` takes, in order."""
+    return image_refs([i.image for i in images.items] if isinstance(images, Manifest) else images)
+
+
+def _refuse_stream(images: Images | Manifest) -> None:
+    """Refuse what does not say how many images it has."""
+    if isinstance(images, Manifest) or is_one_image(images):
+        return
+    try:
+        len(images)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(
+            "Answers that depend on the whole batch need all images first, but this is a stream of "
+            "images. Give a list, or have them answered one by one."
+        ) from None
+
+
 def place_for_model(folder: str | Path) -> Path:
     """Where a model may be written: a new folder, an empty one, or a model to replace."""
-    path = Path(folder).resolve()
+    path = resolved(folder)
     if path.exists() and not path.is_dir():
         raise ConfigError(
             f"{folder} is a file, not a model folder. Choose another folder.", argument="out"
@@ -186,6 +278,7 @@ def load(
     are those of the fit, whatever a calibration has found since.
     """
     folder = Path(folder)
+    recover(folder)
     card = ModelCard.read(folder / CARD)
     tensors, sha256 = _read_weights(folder / WEIGHTS, card)
     if backbone is None:
@@ -202,7 +295,9 @@ def load(
         head,
         card,
         calibration=_calibration(folder / CALIBRATION, sha256, classes) if calibrated else None,
-        support=SupportFeatures.read(folder / SUPPORT, classes=classes, width=width),
+        support=SupportFeatures.read(
+            folder / SUPPORT, classes=classes, width=width, sha256=card.support_sha256
+        ),
     )
 
 
@@ -247,7 +342,7 @@ def _recorded_backbone(folder: Path, card: ModelCard, device: str, engine: str |
 def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
     """The tensors, and the digest of their file."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, most=_MOST)
         tensors: dict[str, Tensor] = read_tensors(content)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
@@ -267,28 +362,29 @@ def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Bac
     text = TextSide(backbone, card.class_names, ())
     try:
         head = method.read_head(tensors, text, card.logit_scale)
-    except (KeyError, ValueError, RuntimeError) as error:
+        _refuse_other_tensors(tensors, head.tensors())
+    except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
         raise ConfigError(
             f"{path} does not contain what {card.method} saves ({error}). The folder was edited by "
             "hand: copy it again, or fit again."
         ) from error
-    if head.shape != (len(card.class_names), card.backbone.embed_dim):
+    if names := head.not_finite():
+        raise ConfigError(
+            f"{path} contains values that are not numbers ({', '.join(names)}). Fit again."
+        )
+    width, more = card.backbone.embed_dim, sum(backbone.deep_parts)
+    if head.shape not in ((len(card.class_names), width), (len(card.class_names), width + more)):
         raise ConfigError(
             f"{path} contains class features of shape {head.shape}, but {CARD} describes "
-            f"{len(card.class_names)} classes of {card.backbone.embed_dim} numbers. The folder "
-            "was edited by hand: copy it again, or fit again."
+            f"{len(card.class_names)} classes of {width} numbers (or {width + more} with deeper "
+            "features). The folder was edited by hand: copy it again, or fit again."
         )
     return head
 
 
-def method_of(card: ModelCard) -> Method:
-    """The method of a model, with its settings; a missing plugin is named, never imported."""
-    if card.method not in METHODS:
-        source = f"the plugin '{card.plugin}'" if card.plugin else "code outside ogkd"
-        raise ConfigError(
-            f"The model was fitted with the method '{card.method}' from {source}, which is not "
-            "loaded. If you trust it, install the package, or load its file or module first: "
-            "ogkd.plugins.load(...).",
-            argument="plugin",
-        )
-    return make_method(card.method, settings=card.config)
+def _refuse_other_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless the file has what the head made from it would save."""
+    for name, one in found.items():
+        same = name in expected and one.shape == expected[name].shape
+        if not same or one.is_floating_point() != expected[name].is_floating_point():
+            raise ValueError(f"{name} of shape {tuple(one.shape)} and type {one.dtype}")

@@ -5,19 +5,32 @@ Every command, page and export that answers for an image decides here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ogkd.errors import ConfigError
-from ogkd.features.encode import EncodedBatch
+from ogkd.backbones.builtin import is_builtin, unlike_phantoms
+from ogkd.errors import ConfigError, counted
+from ogkd.features.encode import EncodedBatch, in_one
 from ogkd.images import ImageRef
+from ogkd.images.memory import InMemory
+from ogkd.model import together
 from ogkd.model.calibration import Calibration, SetKind
 from ogkd.model.familiarity import Familiarity, can_judge
+from ogkd.model.prior import (
+    ESTIMATE,
+    Prior,
+    class_shares,
+    equal,
+    estimated,
+    reweighted,
+    shown_shares,
+)
+from ogkd.model.support_sets import SupportSets
 
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
@@ -32,27 +45,52 @@ class Policy:
     Args:
         max_risk: abstain so that at most this share of the other predictions is wrong.
         confidence: how sure that promise has to be, over calibration images.
-        coverage: how often the set contains the true class; None: 90 % if the calibration allows.
-        sets: "lac" (smallest on average) or "aps".
+        coverage: how often the set contains the true class; None: 90 % if there are images enough.
+        sets: "lac" (smallest on average) or "aps", where a calibration gives the sets.
+        prior: how frequent each class is where the images come from, as shares that sum to one, or
+            "estimate" to find it in the batch (see `ogkd.model.prior`). None: equally frequent.
+        together: learn from the batch before answering it, if the method can.
     """
 
     max_risk: float | None = None
     confidence: float = 0.9
     coverage: float | None = None
     sets: SetKind = "lac"
+    prior: Prior | None = None
+    together: bool = False
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the answer for one image depends on the others."""
+        return self.together or self.prior == ESTIMATE
 
     def __post_init__(self) -> None:
         if self.sets not in ("lac", "aps"):
             raise ConfigError(
                 f"sets must be 'lac' or 'aps', but is '{self.sets}'.", argument="sets"
             )
+        if not (self.prior is None or isinstance(self.prior, Mapping) or self.prior == ESTIMATE):
+            raise ConfigError(
+                f"prior must be shares of classes or '{ESTIMATE}', but is '{self.prior}'.",
+                argument="prior",
+            )
+        if self.prior is None and not self.together:
+            return
+        for promised in ("max_risk", "coverage"):
+            if getattr(self, promised) is not None:
+                changed = "answers images together" if self.together else "has other frequencies"
+                raise ConfigError(
+                    f"{promised} cannot be promised if one {changed}: the calibration was made "
+                    "without. Leave one of them out.",
+                    argument=promised,
+                )
 
 
 @dataclass(frozen=True)
 class Decision:
     """What the model says about one image; None stands for what is not known."""
 
-    image: ImageRef | None = None
+    image: ImageRef | None = None  # None: it is not a file
     label: int | None = None
     prediction: str | None = None
     probability: float | None = None
@@ -60,11 +98,23 @@ class Decision:
     set: tuple[str, ...] | None = None  # classes that are plausible at the wanted coverage
     abstain: bool | None = None  # None: no risk was promised
     unfamiliar: bool | None = None  # None: too few support images to tell
+    not_phantom: bool | None = None  # True: the built-in model cannot know it; None: another one
     reasons: tuple[str, ...] = ()  # why a specialist should look; empty if nothing speaks for it
     error: str | None = None  # why the image could not be read; then nothing else is known
     features: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # [d]
     patches: Tensor | None = field(default=None, repr=False, compare=False)  # [P, d], if asked for
     crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # what was seen
+
+    def __repr__(self) -> str:
+        """What is known, with short numbers."""
+        known = {f.name: getattr(self, f.name) for f in fields(self) if f.repr}
+        shown = {name: value for name, value in known.items() if value not in (None, ())}
+        if self.image is not None:
+            shown["image"] = str(self.image)
+        if self.probability is not None and self.probabilities is not None:
+            shown["probability"] = round(self.probability, 4)
+            shown["probabilities"] = tuple(round(value, 4) for value in self.probabilities)
+        return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 class Decider:
@@ -77,6 +127,9 @@ class Decider:
         self.notes: list[str] = []
         self.threshold: float | None = None  # of the top probability, below which it abstains
         self._calibration = classifier.calibration
+        self.prior: NDArray[np.float64] | None = None  # class frequencies, given or estimated
+        if policy.prior is not None or policy.together:
+            self._change_terms()
         if policy.max_risk is not None:
             self.threshold = _calibrated(classifier, "max_risk").threshold(
                 policy.max_risk, confidence=policy.confidence
@@ -86,20 +139,53 @@ class Decider:
                 f"{100 * policy.confidence:g} % confidence, at most {100 * policy.max_risk:g} % of "
                 "the other predictions are wrong on images like those of the calibration."
             )
-        if policy.coverage is not None:
+        # An image answered together with others is not one that the promise is about.
+        alone = classifier.calibration is None and not policy.together
+        self._from_support = SupportSets.of(classifier) if alone else None
+        if policy.coverage is not None and self._from_support is None:
             _calibrated(classifier, "coverage")
         if note := engine_note(classifier):
             self.notes.append(f"Note: {note}")
         try:
-            self._sets(np.full((1, len(classifier.class_names)), 1 / len(classifier.class_names)))
+            if self._from_support is not None:
+                self._from_support.check(self.coverage)
+                self.notes.append(self._from_support.note(self.coverage))
+            elif self._calibration is not None:
+                evenly = np.full((1, len(classifier.class_names)), 1 / len(classifier.class_names))
+                self._calibration.sets(evenly, coverage=self.coverage, kind=policy.sets)
         except ConfigError as error:
             if policy.coverage is not None:
                 raise
-            self._calibration = None  # nobody asked for sets: go on without them
+            self._calibration = self._from_support = None  # nobody asked for sets: go on without
             self.notes.append(f"Note: there are no prediction sets. {error}")
+        self._builtin = is_builtin(classifier.backbone)
         self._familiarity = None
         if classifier.support is not None and can_judge(classifier.support):
-            self._familiarity = Familiarity(classifier.support)
+            self._familiarity = Familiarity(classifier.support, classifier.backbone.embed_dim)
+
+    def _change_terms(self) -> None:
+        """Answer for other class frequencies or together: what the calibration promised is void."""
+        prior, names = self.policy.prior, self.classifier.class_names
+        if self.policy.together:
+            together.refuse_together(self.classifier)
+            self.notes.append(together.NOTE)
+        if prior == ESTIMATE:
+            self.notes.append(
+                "Note: class frequencies are estimated from the images, so each answer depends on "
+                "the others of this batch. With few labels such estimates are often wrong: give "
+                "known frequencies if you can."
+            )
+        elif prior is not None:
+            self.prior = class_shares(prior, names)
+            self.notes.append(
+                f"Probabilities are for these class frequencies: {shown_shares(self.prior, names)}."
+            )
+        if self._calibration is not None and not self.policy.together:
+            self.notes.append(
+                "Note: there are no prediction sets. The calibration promises them for the class "
+                "frequencies of its own images."
+            )
+        self._calibration = None
 
     @property
     def least_probability(self) -> float | None:
@@ -111,11 +197,13 @@ class Decider:
     def decide(
         self, features: NDArray[np.float32], images: Sequence[ImageRef] | None = None
     ) -> list[Decision]:
-        """Decide for global features [N, d] of images."""
+        """Decide for features [N, d] of images."""
         names = self.classifier.class_names
-        p = self.classifier.probabilities(features)
-        sets = self._sets(p)
         strange = None if self._familiarity is None else self._familiarity.unfamiliar(features)
+        real = unlike_phantoms(features) if self._builtin else None
+        odd = [mask for mask in (strange, real) if mask is not None]
+        p = self._probabilities(features, ~np.logical_or.reduce(odd) if odd else None)
+        sets = self._sets(p, features)
         found = []
         for row, shares in enumerate(p):
             best = int(shares.argmax())
@@ -125,10 +213,13 @@ class Decider:
                 else tuple(name for name, member in zip(names, sets[row], strict=True) if member)
             )
             top = float(shares[best])
+            not_phantom = None if real is None else bool(real[row])
             unfamiliar = None if strange is None else bool(strange[row])
+            if not_phantom:
+                unfamiliar = True
             found.append(
                 Decision(
-                    image=None if images is None else images[row],
+                    image=None if images is None else _file(images[row]),
                     label=best,
                     prediction=names[best],
                     probability=top,
@@ -136,7 +227,8 @@ class Decider:
                     set=inside,
                     abstain=None if self.threshold is None else top < self.threshold,
                     unfamiliar=unfamiliar,
-                    reasons=tuple(self._reasons(top, inside, unfamiliar=bool(unfamiliar))),
+                    not_phantom=not_phantom,
+                    reasons=tuple(self._reasons(names[best], top, inside, unfamiliar, not_phantom)),
                     features=features[row],
                 )
             )
@@ -144,14 +236,32 @@ class Decider:
 
     def decide_batches(self, batches: Iterable[EncodedBatch]) -> Iterator[Decision]:
         """Decide for images that were encoded here or elsewhere, in order."""
-        for batch in batches:
+        for batch in in_one(batches) if self.policy.needs_all else batches:
             decisions: Iterator[Decision] = iter(())
             if batch.features is not None:
-                rows = batch.features.globals.detach().cpu().float().numpy()
+                rows = batch.features.rows.detach().cpu().float().numpy()
                 decisions = self._with_evidence(batch, self.decide(rows, batch.readable))
             for row, image in enumerate(batch.images):
                 error = batch.errors.get(row)
-                yield next(decisions) if error is None else Decision(image, error=error)
+                yield next(decisions) if error is None else Decision(_file(image), error=error)
+
+    def _probabilities(
+        self, features: NDArray[np.float32], familiar: NDArray[np.bool_] | None
+    ) -> NDArray[np.float32]:
+        """Probabilities [N, C] by the policy; only familiar images may change those of others."""
+        model, chosen = self.classifier, slice(None) if familiar is None else familiar
+        if self.policy.together:
+            model = together.for_batch(model, features[chosen], images=len(features))
+            self.notes.append(together.summary(model, len(features[chosen]), len(features)))
+        p = model.probabilities(features)
+        assumed = equal(p.shape[1])
+        if self.policy.prior == ESTIMATE:
+            self.prior = estimated(p[chosen], assumed)
+            self.notes.append(
+                f"Estimated class frequencies, from {counted(len(p[chosen]), 'image')}: "
+                f"{shown_shares(self.prior, model.class_names)}."
+            )
+        return p if self.prior is None else reweighted(p, self.prior, assumed)
 
     def _with_evidence(
         self, batch: EncodedBatch, decisions: Sequence[Decision]
@@ -165,15 +275,29 @@ class Decider:
                 decision = replace(decision, patches=patches[row].cpu(), crop=crop)
             yield decision
 
-    def _sets(self, p: NDArray[np.float32] | NDArray[np.float64]) -> NDArray[np.bool_] | None:
+    def _sets(
+        self, p: NDArray[np.float32], features: NDArray[np.float32]
+    ) -> NDArray[np.bool_] | None:
+        if self._from_support is not None:
+            return self._from_support.sets(features, coverage=self.coverage)
         if self._calibration is None:
             return None
         return self._calibration.sets(p, coverage=self.coverage, kind=self.policy.sets)
 
     def _reasons(
-        self, top: float, inside: tuple[str, ...] | None, *, unfamiliar: bool
+        self,
+        said: str,
+        top: float,
+        inside: tuple[str, ...] | None,
+        unfamiliar: bool | None,
+        not_phantom: bool | None,
     ) -> Iterator[str]:
         """Why a specialist should look: the model is unsure, or has seen nothing like it."""
+        if not_phantom:
+            yield (
+                "The built-in model knows only computer-drawn phantoms, and this image is not one: "
+                "do not rely on the answer."
+            )
         if self.threshold is not None and top < self.threshold:
             yield (
                 f"Its confidence of {top:.1%} is below the {self.threshold:.1%} that keeps the "
@@ -183,8 +307,15 @@ class Decider:
             several = f"{len(inside)} classes are plausible, not one"
             found = several if inside else "no class is plausible"
             yield f"At {100 * self.coverage:g}% coverage {found}."
-        if unfamiliar:
+        elif inside is not None and said not in inside:
+            yield f"At {100 * self.coverage:g}% coverage only {inside[0]} is plausible."
+        if unfamiliar and not not_phantom:
             yield "The image is unlike the images that the model learned from."
+
+
+def _file(image: ImageRef) -> ImageRef | None:
+    """The image if it is a file; one in memory is not held by a decision about it."""
+    return None if isinstance(image, InMemory) else image
 
 
 def engine_note(classifier: Classifier, *, engine: str | None = None) -> str:
@@ -193,7 +324,7 @@ def engine_note(classifier: Classifier, *, engine: str | None = None) -> str:
     `engine` is what encodes them, if it is not the classifier's backbone.
     """
     if classifier.calibration is None:
-        return ""
+        return _support_engine_note(classifier, engine or classifier.backbone.engine)
     # Older files do not record it: calibrating then used the engine of the fit.
     made = classifier.calibration.engine or classifier.card.backbone.engine
     used = engine or classifier.backbone.engine
@@ -206,11 +337,24 @@ def engine_note(classifier: Classifier, *, engine: str | None = None) -> str:
     )
 
 
+def _support_engine_note(classifier: Classifier, used: str) -> str:
+    made = classifier.card.backbone.engine
+    if used == made or classifier.head.ranking is None or classifier.support is None:
+        return ""
+    return (
+        f"The images learned from were encoded with the engine {made}, but here {used} encodes the "
+        "images: prediction sets promise nothing for that."
+    )
+
+
 def _calibrated(classifier: Classifier, argument: str) -> Calibration:
     if classifier.calibration is None:
+        other = ""
+        if argument == "coverage":
+            other = f", and {classifier.card.method} gives no sets without that"
         raise ConfigError(
-            f"{argument} needs a calibrated model, and this one is not. Calibrate it with labelled "
-            "images that it did not learn from.",
+            f"{argument} needs a calibrated model, and this one is not{other}. Calibrate it with "
+            "labelled images that it did not learn from.",
             argument=argument,
         )
     return classifier.calibration

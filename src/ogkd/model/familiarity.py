@@ -10,6 +10,7 @@ measured rates of false alarms and of images of other modalities that are found.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from safetensors.numpy import load as read_arrays
 from safetensors.numpy import save as array_bytes
 
 from ogkd.errors import ConfigError
+from ogkd.files import read_bytes
 
 SUPPORT = "support.safetensors"
 FEWEST = 8  # support images below which there is too little to judge by
+_MOST = 1 << 32  # bytes of a file
 _RHO = 0.02  # the ridge: how closely a mixture has to fit
 _QUANTILE = 0.9  # so that a few odd support images do not make everything familiar
 _MARGIN = 1.4  # times that strangeness is still familiar
@@ -30,7 +33,7 @@ _MARGIN = 1.4  # times that strangeness is still familiar
 
 @dataclass(frozen=True)
 class SupportFeatures:
-    """Global features of whole support images, rows of unit length, and their labels."""
+    """Features of whole support images, rows of unit length, and their labels."""
 
     features: NDArray[np.float32]  # [N, d]
     labels: NDArray[np.int64]  # [N]
@@ -42,10 +45,15 @@ class SupportFeatures:
         return content
 
     @classmethod
-    def read(cls, path: Path, *, classes: int, width: int) -> SupportFeatures | None:
-        """Read and check against the model's shape; None if there is no such file."""
+    def read(
+        cls, path: Path, *, classes: int, width: int, sha256: str | None = None
+    ) -> SupportFeatures | None:
+        """Read and check against the model's card; None if there is no such file."""
         try:
-            arrays = read_arrays(path.read_bytes())
+            content = read_bytes(path, most=_MOST)
+            if sha256 not in (None, hashlib.sha256(content).hexdigest()):
+                raise ValueError("it does not match its checksum")
+            arrays = read_arrays(content)
             rows, labels = arrays["features"].astype(np.float32), arrays["labels"].astype(np.int64)
         except FileNotFoundError:
             return None
@@ -64,8 +72,10 @@ class SupportFeatures:
 class Familiarity:
     """What the support says about how strange an image may be; computed once, asked often."""
 
-    def __init__(self, support: SupportFeatures) -> None:
-        S = _unit(support.features)  # [M, d]
+    def __init__(self, support: SupportFeatures, width: int | None = None) -> None:
+        """Only the first `width` numbers of a row, its global feature, are compared."""
+        self._width = width
+        S = _unit(support.features[:, :width])  # [M, d]
         P = np.linalg.inv(S.T @ S + _RHO * np.eye(S.shape[1]))
         self._P: NDArray[np.float64] = P.astype(np.float64)  # [d, d]
         self.limit = np.inf  # too little to judge by: nothing is unfamiliar
@@ -76,7 +86,7 @@ class Familiarity:
 
     def strangeness(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """The share of each row of features [N, d] that the support does not explain: [N]."""
-        return _RHO * _quadratic(_unit(features), self._P)
+        return _RHO * _quadratic(_unit(np.atleast_2d(features)[:, : self._width]), self._P)
 
     def unfamiliar(self, features: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Whether each row is stranger than the support allows: [N]."""
@@ -108,6 +118,22 @@ def nearest(
     cosines = (_unit(features) @ _unit(support.features).T).astype(np.float32)  # [N, M]
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :k]
     return order.astype(np.int64), np.take_along_axis(cosines, order, axis=1)
+
+
+def of_this_kind(
+    support: SupportFeatures, features: NDArray[np.float32], width: int
+) -> NDArray[np.bool_]:
+    """Whether each row is as near to a support image as most of these are to each other: [N].
+
+    Stricter than `unfamiliar`, for images to learn from, and possible from two support images on:
+    a row's nearest support image has at least the cosine that all but a tenth of the support
+    images have to theirs. `width` numbers of a row, its global feature, are compared.
+    """
+    S, rows = _unit(support.features[:, :width]), _unit(np.atleast_2d(features)[:, :width])
+    among = S @ S.T
+    np.fill_diagonal(among, -1.0)
+    limit = np.quantile(among.max(axis=1), 1 - _QUANTILE)
+    return np.asarray((rows @ S.T).max(axis=1) >= limit)
 
 
 def _quadratic(rows: NDArray[np.float64], P: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,6 +6,7 @@ A bank is a JSON object of class name -> list of texts; a class without texts ge
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ogkd.errors import ConfigError
+from ogkd.files import is_text, read_json
+from ogkd.prompts.released import RELEASED, require_released
 
+OURS = "ours"  # the shipped bank of a dataset
 SINGLE = "a photo of a {}."
 
 # The wording varies so that their mean represents the class and not one phrase.
@@ -32,6 +36,8 @@ TEMPLATES = (
     "a patient with {}.",
 )
 
+_MOST = 100_000  # texts of a bank
+_LONGEST = 10_000  # characters of a text
 _NEAR = 0.85  # similarity of two names from which one is suggested for the other
 
 
@@ -44,16 +50,55 @@ def shipped_banks() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
+def bank_file(prompts: str | Path, dataset: str | None) -> Path:
+    """The file of a bank: one by name, the shipped one of a dataset ("ours"), or a folder's.
+
+    A folder of banks has one for each dataset, DATASET.json.
+    """
+    if str(prompts) == OURS:
+        found = shipped_banks().get(dataset or "")
+        if found is None:
+            raise ConfigError(
+                f"The package has no prompts for {dataset or 'these images'}, only for: "
+                f"{', '.join(shipped_banks())}. Name one of these, or give a file.",
+                argument="prompts",
+            )
+        return found
+    path = Path(prompts)
+    if not path.is_dir():
+        return path
+    own = path / f"{dataset}.json"
+    if dataset is None or not own.is_file():
+        raise ConfigError(
+            f"{path} has no {dataset or 'DATASET'}.json. A folder of banks has a file for each "
+            "dataset; give the file itself if there is only one.",
+            argument="prompts",
+        )
+    return own
+
+
+def bank_name(prompts: str | Path) -> str:
+    """What a bank is called: "released", "ours", a shipped bank's name, or a file's or folder's."""
+    return Path(prompts).resolve().name if Path(prompts).exists() else str(prompts)
+
+
+def bank_digest(bank: Mapping[str, Sequence[str]] | None) -> str:
+    """The SHA-256 of a bank's texts, whatever the order of its classes."""
+    texts = json.dumps(bank, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(texts.encode()).hexdigest()
+
+
 def read_bank(path: Path) -> dict[str, list[str]]:
-    """Read and check a bank; a bare name means one of the shipped banks."""
+    """Read and check a bank; a bare name means one of the shipped banks, or "released"."""
     if not path.exists() and path.name == str(path):
         path = shipped_banks().get(path.name.lower(), path)
+        path = require_released() if str(path) == RELEASED else path
     try:
-        bank = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+        bank = read_json(path, hook=_unique)
     except OSError as error:
         raise ConfigError(
-            f"Cannot read {path}: {error.strerror}. Give a JSON file or a shipped bank's name: "
-            f"{', '.join(shipped_banks())}."
+            f"Cannot read {path}: {error.strerror}. Give a JSON file, '{RELEASED}', or a shipped "
+            f"bank's name: {', '.join(shipped_banks())}."
         ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON ({error}). Fix the file.") from error
@@ -153,10 +198,23 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check(bank: Mapping[str, Any], where: str) -> None:
     seen: dict[str, str] = {}
+    total = 0
     for name, texts in bank.items():
         # A string is a sequence too, of letters.
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
             raise ConfigError(f"{where}: the texts of '{name}' must be a list of strings.")
+        if not all(map(is_text, (name, *texts))):
+            raise ConfigError(
+                f"{where}: class {name!a} has half a character (a lone surrogate) in its name or "
+                "texts. Write it again as UTF-8."
+            )
+        if max(map(len, (name, *texts))) > _LONGEST:
+            raise ConfigError(
+                f"{where}: a text of '{name[:50]}' has more than {_LONGEST:,} characters. Shorten "
+                "it: a text tower reads a few hundred at most."
+            )
+        if (total := total + len(texts)) > _MOST:
+            raise ConfigError(f"{where} has more than {_MOST:,} texts. Keep the best of them.")
         if not any(text.strip() for text in texts):
             raise ConfigError(f"{where}: class '{name}' has no prompts. Write at least one.")
         if (other := seen.setdefault(fold(name), name)) != name:

@@ -60,6 +60,11 @@ class Endpoint:
             raise ConfigError(
                 "The key has characters that cannot be part of a key. Set OGKD_LLM_KEY again."
             )
+        if not 0 < self.timeout <= 86_400:  # not a number fails, too
+            raise ConfigError(
+                f"timeout must be between 0 and 86400 seconds, but is {self.timeout}.",
+                argument="timeout",
+            )
         if not self.model.strip():
             raise ConfigError("Name a model of the endpoint.", argument="model")
 
@@ -184,6 +189,6 @@ def _retry_after(value: str) -> float | None:
     """Seconds of a Retry-After header, which is a number or a date."""
     with contextlib.suppress(ValueError):
         return max(0.0, float(value))
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
     return None

@@ -11,12 +11,16 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
+
+from ogkd.errors import ConfigError
 
 SHORTEST, LONGEST = 8, 40  # words
 NEAR = 0.8  # token Jaccard above which two texts say the same
 _FEW = 10  # prompts per class below which an ensemble is too small
 _OPENING = 4  # words
+_COMPARED = 20_000_000  # pairs of texts at most: about half a minute
 
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,3}[.):](?=\s)|[-*•–—#]+\s|(?:prompt|text)\s+\d+\b)", re.I)
 _SLOT = re.compile(r"[{}<>]|\[(?:class|name|organ|modality)[^\]]*\]|\bXX+\b", re.I)
@@ -157,11 +161,8 @@ def _mentions(name: str, texts: Sequence[str], names: Iterable[str]) -> Iterator
         yield Finding("warning", "mention", name, message)
     own = content_stems(name)
     others = [content_stems(other) - own for other in names if other != name]
-    strange = [
-        text
-        for text in texts
-        if any(rest and rest <= {stem(word) for word in words_of(text)} for rest in others)
-    ]
+    others = list({rest for rest in others if rest})
+    strange = [text for text in texts if any(rest <= _stems(text) for rest in others)]
     if len(strange) > 0.3 * len(texts):
         message = f"{len(strange)} texts also name another class, which moves them towards it."
         yield Finding("warning", "other class", name, message, tuple(strange[:3]))
@@ -175,7 +176,7 @@ def _mention_share(name: str, texts: Sequence[str], names: Iterable[str]) -> flo
     whole = content_stems(name)
     shared = frozenset[str]().union(*(content_stems(other) for other in names if other != name))
     own = whole - shared or whole
-    named = [2 * len(own & {stem(word) for word in words_of(text)}) >= len(own) for text in texts]
+    named = [2 * len(own & _stems(text)) >= len(own) for text in texts]
     return sum(named) / max(1, len(named))
 
 
@@ -217,6 +218,11 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(map(stem, words_of(text)))
+
+
+@cache
 def stem(word: str) -> str:
     """Reduce a word to singular, American spelling and one synonym: enough to match names.
 
@@ -232,6 +238,7 @@ def stem(word: str) -> str:
     return _SAME.get(word, word)
 
 
+@cache
 def content_stems(name: str) -> frozenset[str]:
     """The stems of the meaningful words of a class name."""
     stems = [stem(word) for word in words_of(name)]
@@ -247,6 +254,7 @@ def similar_pairs(sets: Sequence[frozenset[str]], threshold: float) -> list[tupl
     counts = Counter(word for words in sets for word in words)
     holders: defaultdict[str, list[int]] = defaultdict(list)
     pairs = []
+    compared = 0
     for j, words in enumerate(sets):
         rare_first = sorted(words, key=lambda word: (counts[word], word))
         prefix = len(words) - math.ceil(threshold * len(words) - 1e-9) + 1
@@ -254,6 +262,11 @@ def similar_pairs(sets: Sequence[frozenset[str]], threshold: float) -> list[tupl
         for word in rare_first[:prefix]:
             candidates.update(holders[word])
             holders[word].append(j)
+        if (compared := compared + len(candidates)) > _COMPARED:
+            raise ConfigError(
+                f"{len(sets):,} texts share so many words that comparing them would take too long. "
+                "Remove texts that say the same, or check parts of the bank."
+            )
         for i in sorted(candidates):
             shared = len(sets[i] & words)
             if shared > threshold * (len(sets[i]) + len(words) - shared):

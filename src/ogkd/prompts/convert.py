@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from ogkd.errors import ConfigError, DataError
+from ogkd.files import read_text
 from ogkd.prompts.bank import fold
 
 _CLASS = ("class", "classname", "class_name", "class name", "label", "name")
 _TEXT = ("text", "prompt", "prompts", "description", "descriptions", "caption", "sentence", "texts")
-_MOST_BYTES = 100_000_000
 
 
-def import_bank(path: Path) -> dict[str, list[str]]:
-    """Read texts by class from a file or folder; white space is normalised, duplicates dropped.
+def import_bank(path: Path, *, drop_doubles: bool = False) -> dict[str, list[str]]:
+    """Read texts by class from a file or folder; white space is normalised.
+
+    Texts keep their order, and their repetitions unless `drop_doubles`: a text that is there
+    twice counts twice in a prototype.
 
     - JSON: class -> list of texts (as CuPL's); class -> {question: texts}; one such object
       per dataset under its name; or a list of {"class": ..., "text": ...} records.
@@ -47,6 +50,8 @@ def import_bank(path: Path) -> dict[str, list[str]]:
             )
         pairs = reader(path, _read(path))
     bank = _collect(pairs)
+    if drop_doubles:
+        bank = {name: list(dict.fromkeys(texts)) for name, texts in bank.items()}
     if not bank:
         raise DataError(
             f"{path} has no texts by class. Give a JSON or Python file of class name -> texts, a "
@@ -66,22 +71,20 @@ def keep_classes(bank: Mapping[str, list[str]], names: Sequence[str]) -> dict[st
 
 
 def _collect(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    bank: dict[str, dict[str, None]] = {}
+    bank: dict[str, list[str]] = {}
     spelling: dict[str, str] = {}
     for name, text in pairs:
         clean_name = " ".join(name.replace("_", " ").split())
         clean = " ".join(text.split())
         if clean_name and clean:
             key = spelling.setdefault(fold(clean_name), clean_name)
-            bank.setdefault(key, {})[clean] = None
-    return {name: list(texts) for name, texts in bank.items()}
+            bank.setdefault(key, []).append(clean)
+    return bank
 
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise DataError(f"{path} is larger than {_MOST_BYTES // 1_000_000} MB. Split it.")
-        return path.read_text(encoding="utf-8-sig")
+        return read_text(path, encoding="utf-8-sig")
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}. Check the path.") from error
     except UnicodeDecodeError as error:

@@ -12,8 +12,7 @@ from PIL import Image
 from ogkd.audit import Audit
 from ogkd.errors import DataError
 from ogkd.files import write_text
-from ogkd.images import ImageRef, read_image
-from ogkd.model.explain import data_uri
+from ogkd.images import ImageRef, data_uri, read_image
 from ogkd.progress import progress_bar
 from ogkd.report.html import render
 

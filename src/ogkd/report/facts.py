@@ -139,7 +139,7 @@ def fingerprints(classifier: Classifier, predictions: LabelledPredictions) -> Pa
         ("Backbone", card.backbone.digest),
         ("Images learned from", card.data_sha256),
         ("Evaluated images, with labels", hashlib.sha256(seen.encode()).hexdigest()),
-        ("Prompts", card.prompts_sha256),
+        ("Prompts", " ".join(filter(None, (card.prompts, card.prompts_sha256)))),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -11,14 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.audit import Audit
+from ogkd.audit import Audit, audit_data
+from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import Manifest
-from ogkd.evaluation import LabelledPredictions, evaluate_predictions
+from ogkd.errors import counted
+from ogkd.evaluation import LabelledPredictions, evaluate_predictions, predict_labelled
 from ogkd.files import write_text
+from ogkd.images import data_uri
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import engine_note
-from ogkd.model.explain import data_uri, draw, evidence
+from ogkd.model.explain import evidence
+from ogkd.model.picture import heat_map
+from ogkd.model.support_sets import SupportSets
 from ogkd.progress import progress_bar
 from ogkd.report import facts, sections
 from ogkd.report.charts import confusion_table, graph_table
@@ -29,21 +35,53 @@ _SIDE = 256  # pixels of an image on a card
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
 _OUTLINED = 8  # patches; more would hide the image
 _KEPT = 0.8  # share of the images that the summary keeps when it refers the others
+_MARKS = {  # of a verdict: class in the style sheet, sign
+    True: ("good", "\u2713"),
+    False: ("error", "\u2717"),
+    None: ("warning", "?"),
+}
 _CONTENTS = {
     "summary": "Summary",
     "metrics": "Metrics",
     "confusion": "Confusions",
     "screening": "Screening",
+    "prior": "Frequencies",
     "selective": "Referral",
     "calibration": "Calibration",
-    "conformal": "Prediction sets",
     "errors": "Errors",
     "examples": "Evidence",
     "graph": "Class graph",
+    "statistics": "For statisticians",
     "data": "Data",
     "making": "Settings",
     "caution": "Caution",
 }
+
+
+def report(
+    classifier: Classifier,
+    data: str | Path | Manifest,
+    out: str | Path = "report.html",
+    *,
+    split: str = "test",
+    show_names: bool = False,
+    images: bool = True,
+    check: bool = True,
+) -> Path:
+    """Evaluate a model on labelled images and write one self-contained HTML page about it.
+
+    The page shows small copies of images (`images=False`: none), and file names only with
+    `show_names`. `check` reads all images of the data and adds what is wrong with them. Returns
+    the path of the page.
+    """
+    manifest = resolve_data(data)
+    found = predict_labelled(classifier, manifest, split=split)
+    folders = {str(item.image.file.absolute().parent) for item in manifest.items}
+    audit = audit_data(manifest, root=Path(os.path.commonpath(folders))) if check else None
+    write_report(
+        out, classifier, manifest, found, show_names=show_names, audit=audit, images=images
+    )
+    return Path(out)
 
 
 def write_report(
@@ -66,7 +104,9 @@ def write_report(
     """
     card, calibration = classifier.card, classifier.calibration
     if result is None:
-        result = evaluate_predictions(predictions, calibration, learned=card.support_images)
+        result = evaluate_predictions(
+            predictions, calibration, card=card, support_sets=SupportSets.of(classifier)
+        )
     p = predictions.probabilities(calibration)
     outcome = _outcome(result, predictions, p, calibrated=calibration is not None)
     wrong = confident_errors(predictions.labels, p)
@@ -82,7 +122,8 @@ def write_report(
         for n in wrong
     ]
     screening = sections.screening(result, outcome)
-    present = {"screening": screening, "conformal": result["sets"], "examples": examples}
+    at_prior = sections.at_prior(result)
+    present = {"screening": screening, "prior": at_prior, "examples": examples}
     count_columns, count_rows = facts.part_counts(manifest, card)
     now = datetime.now().astimezone()
     page = render(
@@ -93,6 +134,9 @@ def write_report(
         made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
         has_pictures=bool(errors or examples),
         contents=[(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
+        alarms=result["warnings"],
+        verdict=result["verdict"],
+        outcome_mark=_MARKS[result["verdict"]["better_than_guessing"]],
         tiles=sections.tiles(outcome, result),
         sentences=sentences(outcome),
         warnings=_warnings(classifier, outcome, audit),
@@ -101,8 +145,10 @@ def write_report(
         confusion=confusion_table(outcome.counts, outcome.names),
         confusions=frequent_confusions(outcome),
         screening=screening,
+        at_prior=at_prior,
         risk=sections.selective(result),
         calibration=sections.calibration(result),
+        sets=sections.sets(result),
         result=result,
         errors=errors,
         side=_SIDE,
@@ -131,11 +177,9 @@ def _outcome(
     *,
     calibrated: bool,
 ) -> Outcome:
-    between = result["intervals"]["accuracy"]
     return Outcome(
         names=tuple(predictions.class_names),
         counts=np.asarray(result["confusion"], np.int64),
-        interval=None if between is None else (between[0], between[1]),
         mean_confidence=float(p.max(axis=1).mean()),
         kept=_KEPT,
         risk=result["selective"]["risk_at_coverage"][f"{_KEPT:g}"],
@@ -148,7 +192,7 @@ def _outcome(
 def _warnings(classifier: Classifier, outcome: Outcome, audit: Audit | None) -> list[str]:
     found = [*filter(None, [engine_note(classifier)]), *warnings(outcome)]
     if audit is not None and (errors := audit.count("error")):
-        found.append(f"The data check found {errors} error(s): see Data below.")
+        found.append(f"The data check found {counted(errors, 'error')}: see Data below.")
     return found
 
 
@@ -220,7 +264,7 @@ def cards(
             outlined = f"The same image; the patches with most evidence for {name} are outlined"
             pictures = (
                 (_small(found.image), f"An image of the class {truth}", "what it saw"),
-                (_small(draw(found)), outlined, f"evidence for {name}"),
+                (_small(heat_map(found)), outlined, f"evidence for {name}"),
             )
             card = {"title": title, "words": words, "pictures": pictures, "file": files[number]}
             made.append(card)

@@ -9,29 +9,46 @@ from typing import Any
 import numpy as np
 
 from ogkd.evaluation.names import AREAS, METRICS, Metric
+from ogkd.evaluation.prevalence import VALUES
 from ogkd.report.charts import Chart, confusion_table, reliability_chart, risk_chart
 from ogkd.report.html import between, join_words, percent, share
-from ogkd.report.summary import Outcome, screening_counts
+from ogkd.report.summary import Outcome, flagged_share, screening_counts
 
 Values = Mapping[str, Any]  # what the template reads
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
 
 
 def tiles(outcome: Outcome, result: Values) -> list[tuple[str, str, str]]:
-    """The key numbers at the top: value, name, note."""
-    ends, found = outcome.interval, result["screening"]
-    interval = f"95 %: {100 * ends[0]:.0f} to {100 * ends[1]:.0f} %" if ends else ""
-    referred = f"if the least confident {percent(1 - outcome.kept)} are referred"
-    state = "calibrated" if outcome.calibrated else "not calibrated"
+    """The key numbers at the top, each beside what guessing would reach: value, name, note."""
+    found = result["verdict"]
+    most = found["majority"]
     made = [
-        (str(outcome.images), "images evaluated", f"{len(outcome.names)} classes"),
-        (percent(outcome.accuracy), "classified correctly", interval),
-        (percent(outcome.risk), "errors", referred),
-        (f"{METRICS['ece'].text(result['ece'])} points", "calibration error", state),
+        (
+            f"{outcome.correct} of {outcome.images}",
+            "images classified correctly",
+            f"always '{most['class']}': {percent(most['share'])}",
+        ),
+        (
+            percent(found["balanced_accuracy"]),
+            "of a class found, on average",
+            f"guessing: {percent(1 / int(np.count_nonzero(outcome.counts.sum(axis=1))))}",
+        ),
     ]
-    if found and found["sensitivity"] is not None and found["specificity"] is not None:
-        note = f"specificity {percent(found['specificity'])}"
-        made.insert(2, (percent(found["sensitivity"]), "of findings detected", note))
+    if weak := found["weakest"]:
+        value = f"{weak['found']} of {weak['images']}"
+        made.append((value, f"images of '{weak['class']}' found", "weakest class"))
+    ill, well = screening_counts(outcome.counts, outcome.normal)
+    if sum(ill) and sum(well):
+        alarms = percent(well[0] / sum(well))
+        made.append(
+            (
+                percent(ill[0] / sum(ill)),
+                f"of findings detected, with {alarms} false alarms",
+                f"flagging as many at random: {percent(flagged_share(ill, well))}",
+            )
+        )
+    referred = f"errors if the least confident {percent(1 - outcome.kept)} are referred"
+    made.append((percent(outcome.risk), referred, f"of all: {percent(1 - outcome.accuracy)}"))
     return made
 
 
@@ -41,9 +58,11 @@ def interval_words(result: Values) -> str:
         return "No intervals were computed."
     unit = "patients (groups)" if how["by"] == "group" else "images"
     text = (
-        f"Intervals: {100 * how['level']:.0f} % bootstrap over {unit}, {how['resamples']} "
-        "resamples; exact (Clopper-Pearson) if all or none are correct."
+        f"Intervals: {100 * how['level']:.0f} %, exact (Clopper-Pearson) for shares of images, "
+        f"by {how['resamples']} bootstrap resamples of {unit} for F1, AUROC and kappa."
     )
+    if how["by"] == "group":
+        text += " Images of one patient (group) count as the fewer that they are worth."
     if how["by"] == "image":
         text += (
             " If several images come from one patient and the data does not say so, these "
@@ -85,7 +104,35 @@ def screening(result: Values, outcome: Outcome) -> Values | None:
             (name, note, share(found[key]), between(found["intervals"][key]))
             for (name, note), key in zip(rows.items(), found["intervals"], strict=True)
         ],
+        "prevalence": [
+            (percent(row["prevalence"]), [_with_interval(row, key) for key in VALUES])
+            for row in found["at_prevalence"]
+        ],
     }
+
+
+def at_prior(result: Values) -> Values | None:
+    """What the numbers become where classes have the frequencies that were given."""
+    found = result["at_prior"]
+    if found is None:
+        return None
+    frequencies = [f"{name} {100 * p:.3g} %" for name, p in found["prior"].items()]
+    rows = []
+    for key, words in {"as_is": "as they are", "with_prior": "by these frequencies"}.items():
+        cells = [_with_interval(found[key]["whole"], "accuracy")]
+        if side := found[key]["screening"]:
+            cells += [_with_interval(side, "ppv"), _with_interval(side, "npv")]
+        rows.append((words, cells))
+    return {
+        "frequencies": join_words(frequencies),
+        "absent": join_words(found["absent"]),
+        "rows": rows,
+    }
+
+
+def _with_interval(row: Values, key: str) -> str:
+    ends = row["intervals"][key]
+    return share(row[key]) + ("" if ends is None else f" ({between(ends)})")
 
 
 def selective(result: Values) -> Values:
@@ -120,24 +167,16 @@ def calibration(result: Values) -> Values:
         words = (
             "The model was not calibrated: its probabilities are as training left them. "
             "The command ogkd calibrate corrects them with images that the model has not "
-            "learned from."
+            "learned from, if those show that it helps."
         )
-        states = {"uncalibrated": result}
     else:
-        states = {"before": found["before"], "after": found["after"]}
-        t = found["temperature"]
-        change = "less" if t > 1.001 else "more" if t < 0.999 else "neither more nor less"
-        improved = found["after"]["nll"] < found["before"]["nll"]
-        words = (
-            f"The model was calibrated on {found['images']} other images. The resulting "
-            f"temperature of {t:.2f} makes it {change} confident without changing its predictions. "
-            f"On the images evaluated here, its probabilities "
-            f"{'improved' if improved else 'did not improve'}."
-        )
+        words = found["text"]
+    changed = bool(found and found["applied"])
+    states = {"before": found["before"], "after": found["after"]} if changed else {"here": result}
     return {
         "words": words,
         "panels": [
-            (f"{name.capitalize()} calibration" if found else "Reliability", _reliability(state))
+            (f"{name.capitalize()} calibration" if changed else "Reliability", _reliability(state))
             for name, state in states.items()
         ],
         "columns": list(states),
@@ -149,6 +188,24 @@ def calibration(result: Values) -> Values:
             )
             for metric in map(METRICS.__getitem__, ("ece", "brier", "nll"))
         ],
+    }
+
+
+def sets(result: Values) -> Values:
+    """Prediction sets that could be measured, and the guarantees that need more images."""
+    rows = result["sets"] or ()
+    few = dict.fromkeys(percent(row["wanted"]) for row in rows if "note" in row)
+    by_class = any(row["kind"] == "support" for row in rows)
+    return {
+        "rows": [row for row in rows if "note" not in row],
+        "names": {
+            "lac": "smallest sets (LAC)",
+            "aps": "adaptive sets (APS)",
+            "support": "sets by class",
+        },
+        "by_class": by_class,
+        "refused": " or ".join(few),
+        "few": "images per class" if by_class else "calibration images",
     }
 
 

@@ -1,4 +1,4 @@
-"""The summary in plain sentences, written from numbers alone."""
+"""The summary below the verdict: plain sentences, written from numbers alone."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ogkd.report.html import join_words, percent
 
 _PAIRS = 3  # confusions that are named
 _FEW = 20  # images of a class below which its numbers are little more than a hint
+_SAME = 0.02  # change of the error rate that is no change
 _HONEST = 0.05  # how far mean confidence may be off and still count as about right
 
 
@@ -21,7 +22,6 @@ class Outcome:
 
     names: tuple[str, ...]
     counts: NDArray[np.int64]  # [C, C], the confusion matrix (rows: true class)
-    interval: tuple[float, float] | None  # of the accuracy
     mean_confidence: float
     kept: float  # share of images kept if the least confident are referred
     risk: float  # error rate among them
@@ -46,8 +46,6 @@ def sentences(found: Outcome) -> list[str]:
     """One sentence for each thing that matters, the most important first."""
     confused = frequent_confusions(found)
     return [
-        _accuracy(found),
-        *_weakest(found),
         *([f"Its most frequent errors: {confused}."] if confused else []),
         *_screening(found),
         _referral(found),
@@ -60,8 +58,9 @@ def warnings(found: Outcome) -> list[str]:
     said = []
     if found.learned:
         said.append(
-            f"{found.learned} of the {found.images} evaluated images were learned from or "
-            "calibrated on. The numbers are better than on new images: evaluate other images."
+            f"The model learned from or was calibrated on {found.learned} of the {found.images} "
+            "evaluated images. The numbers are better than on new images: leave those out, or "
+            "evaluate other images."
         )
     totals = dict(zip(found.names, found.counts.sum(axis=1).tolist(), strict=True))
     if few := [f"{name} ({count})" for name, count in totals.items() if 0 < count < _FEW]:
@@ -88,34 +87,6 @@ def frequent_confusions(found: Outcome) -> str:
     )
 
 
-def _accuracy(found: Outcome) -> str:
-    interval = ""
-    if found.interval is not None:
-        low, high = map(percent, found.interval)
-        interval = f"; 95\u00a0% interval {low} to {high}"
-    totals = found.counts.sum(axis=1)
-    most = int(totals.argmax())
-    return (
-        f"The model classified {found.correct} of {found.images} images correctly "
-        f"({percent(found.accuracy)}{interval}). Always predicting {found.names[most]} would be "
-        f"correct for {percent(totals[most] / found.images)}."
-    )
-
-
-def _weakest(found: Outcome) -> list[str]:
-    totals = found.counts.sum(axis=1)
-    there = np.flatnonzero(totals)
-    recall = np.diag(found.counts)[there] / totals[there]
-    if len(there) < 2 or recall.min() == recall.max():
-        return []
-    worst, best = there[recall.argmin()], there[recall.argmax()]
-    return [
-        f"It recognises {found.names[worst]} least often ({found.counts[worst, worst]} of "
-        f"{totals[worst]} images) and {found.names[best]} most often "
-        f"({found.counts[best, best]} of {totals[best]})."
-    ]
-
-
 def _screening(found: Outcome) -> list[str]:
     diseased, healthy = screening_counts(found.counts, found.normal)
     if not sum(diseased) or not sum(healthy):
@@ -124,8 +95,14 @@ def _screening(found: Outcome) -> list[str]:
     return [
         f"As a screening test (anything but {names} counts as a finding) it detects "
         f"{diseased[0]} of {sum(diseased)} images with a finding and raises a false alarm on "
-        f"{healthy[0]} of {sum(healthy)} without one."
+        f"{healthy[0]} of {sum(healthy)} without one. Flagging as many images at random would "
+        f"detect {percent(flagged_share(diseased, healthy))}."
     ]
+
+
+def flagged_share(diseased: tuple[int, int], healthy: tuple[int, int]) -> float:
+    """The share of all images flagged: what guessing in the same proportion would detect."""
+    return (diseased[0] + healthy[0]) / (sum(diseased) + sum(healthy))
 
 
 def screening_counts(
@@ -148,8 +125,8 @@ def _referral(found: Outcome) -> str:
         f"If the least confident {percent(1 - found.kept)} of the images are referred to a "
         "specialist, the error rate on the rest "
     )
-    if abs(found.risk - error) <= 0.002:
-        return f"{start}stays at {percent(error)}."
+    if abs(found.risk - error) <= _SAME:
+        return f"{start}stays at about {percent(error)}."
     change = "falls" if found.risk < error else "rises"
     return f"{start}{change} from {percent(error)} to {percent(found.risk)}."
 

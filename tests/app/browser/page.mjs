@@ -24,41 +24,49 @@ async function open(options) {
   // Heard from the start: playwright takes a while to intercept the dialog.
   page.on("filechooser", (chooser) => chooser.setFiles(good));
   await page.goto(address + "/", wait);
-  await page.waitForSelector("#ogkd-upload button", wait);
+  await page.waitForSelector("#upload", wait);
   return page;
 }
 
 async function upload(page, file) {
-  await page.evaluate(() => document.querySelector("#ogkd-answer .ogkd")?.setAttribute("data-old", ""));
-  await page.locator("#ogkd-upload input[type=file]").setInputFiles(file);
-  await page.waitForSelector("#ogkd-answer .ogkd:not([data-old])", wait);
+  await page.evaluate(() => document.querySelector("#answer > *")?.setAttribute("data-old", ""));
+  await page.locator(".drop-zone input[type=file]").setInputFiles(file);
+  await page.waitForSelector("#answer > :not([data-old]):not(.loading)", wait);
 }
 
 const texts = (page, selector) => page.locator(selector).allInnerTexts();
 
 // A mouse, a wide light screen: a good image, a broken file, an image of another kind.
 const light = await open({ colorScheme: "light", viewport: { width: 1280, height: 900 } });
-found.header = await texts(light, ".ogkd-header");
+found.header = await texts(light, "body");
 found.title = await light.title();
 found.language = await light.getAttribute("html", "lang");
 await upload(light, good);
 found.good = {
-  models: await texts(light, ".ogkd-card h2"),
-  states: await texts(light, ".ogkd-state"),
-  classes: await texts(light, ".ogkd-card:first-child .ogkd-classes tr"),
-  sets: await texts(light, ".ogkd-set"),
-  similar: await light.locator(".ogkd-similar img").count(),
+  models: await texts(light, ".card h2"),
+  states: await texts(light, ".state"),
+  classes: await texts(light, ".card:first-child .classes tr"),
+  sets: await texts(light, ".set"),
+  similar: await light.locator(".similar img").count(),
   evidence: await light.locator("figure img").count(),
-  agree: await texts(light, ".ogkd-agree"),
-  drawn: await light.locator(".ogkd img").evaluateAll((all) => all.every((one) => one.naturalWidth > 0)),
-  described: await light.locator("img").evaluateAll((all) => all.every((one) => one.alt.length > 0)),
+  agree: await texts(light, ".agree"),
+  drawn: await light.locator("main img").evaluateAll((all) => all.every((one) => one.naturalWidth > 0)),
+  described: await light.locator("main img").evaluateAll((all) => all.every((one) => one.alt.length > 0)),
 };
 await light.screenshot({ path: `${shots}/light.png`, fullPage: true });
 await upload(light, broken);
-found.broken = { alert: await texts(light, "[role=alert]"), cards: await light.locator(".ogkd-card").count() };
+found.broken = { alert: await texts(light, "[role=alert]"), cards: await light.locator(".card").count() };
 await light.screenshot({ path: `${shots}/error.png` });
 await upload(light, stranger);
-found.stranger = await texts(light, ".ogkd-uncertain");
+found.stranger = await texts(light, ".uncertain");
+found.withheld = {
+  shown: await light.locator(".withheld .number").first().isVisible(),
+  summary: await texts(light, ".withheld summary"),
+};
+await light.screenshot({ path: `${shots}/stranger.png`, fullPage: true });
+await light.locator(".withheld summary").first().click();
+found.withheld.opened = await light.locator(".withheld .number").first().isVisible();
+await light.screenshot({ path: `${shots}/stranger-open.png`, fullPage: true });
 found.background = await light.evaluate(() => getComputedStyle(document.body).backgroundColor);
 await light.context().close();
 
@@ -71,19 +79,19 @@ async function tabTo(selector) {
   }
   return 0;
 }
-found.keyboard = { upload: await tabTo("#ogkd-upload button") };
-found.keyboard.name = await dark.evaluate(() => document.activeElement.getAttribute("aria-label"));
+found.keyboard = { upload: await tabTo("#upload") };
+found.keyboard.name = await dark.evaluate(() => document.activeElement.innerText);
 found.keyboard.outline = await dark.evaluate(() => {
   const style = getComputedStyle(document.activeElement);
   return style.outlineStyle !== "none" || style.boxShadow !== "none";
 });
 await dark.keyboard.press("Enter");
-await dark.waitForSelector(".ogkd-card", wait);
+await dark.waitForSelector(".card", wait);
 await dark.screenshot({ path: `${shots}/dark.png`, fullPage: true });
-found.keyboard.clear = await tabTo("#ogkd-clear");
+found.keyboard.clear = await tabTo("#clear");
 await dark.keyboard.press("Enter");
-await dark.waitForSelector(".ogkd-welcome", wait);
-found.keyboard.cards = await dark.locator(".ogkd-card").count();
+await dark.waitForSelector(".welcome", wait);
+found.keyboard.cards = await dark.locator(".card").count();
 found.darkBackground = await dark.evaluate(() => getComputedStyle(document.body).backgroundColor);
 await dark.context().close();
 

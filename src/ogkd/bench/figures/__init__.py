@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ogkd.bench.figures import curves, per_dataset
 from ogkd.bench.figures.inputs import FigureInput, choose_pair
-from ogkd.bench.figures.style import Drawn, styled, write
+from ogkd.bench.figures.style import Drawn, footer, styled, write
 from ogkd.bench.runs import Plan, RunsFolder
+from ogkd.bench.tidy import prompts_used
 from ogkd.errors import ConfigError, did_you_mean
 
 __all__ = ["FIGURES", "make_figures"]
@@ -47,14 +48,15 @@ def make_figures(
     for name in names or ():
         if name not in FIGURES:
             raise ConfigError(f"Unknown figure '{name}'.{_known(name, FIGURES)}", argument="names")
-    runs = folder.finished(plan)
+    runs = folder.finished(plan, predictions=True)
     if not runs:
         raise ConfigError(
             f"Plan '{plan.name}' has no finished runs in {folder.root}. Run it first."
         )
     methods = {label: run.spec.method for label, run in runs}
     chosen = choose_pair(methods) if pair is None else _labels(pair, methods)
-    given = FigureInput(plan, runs, chosen)
+    given = FigureInput(plan, runs, chosen, pair_only=pair is not None)
+    prompts = f"Prompts: {prompts_used(run for _, run in runs)}"
     paths: list[Path] = []
     impossible: dict[str, str] = {}
     stems: set[str] = set()
@@ -62,6 +64,7 @@ def make_figures(
         try:
             with styled():
                 for stem, figure in FIGURES[name](given):
+                    footer(figure, prompts)
                     paths += write(figure, out, _free(stem, stems))
         except ConfigError as error:
             impossible[name] = str(error)

@@ -26,6 +26,7 @@ class FigureInput:
     plan: Plan
     runs: LabelledRuns
     pair: tuple[str, str] | None  # None: there is only one method
+    pair_only: bool = False  # the user chose them: other methods are not drawn beside them
 
     @cached_property
     def accuracy(self) -> Summary:
@@ -52,7 +53,6 @@ class PairedPredictions:
     run: NDArray[np.int64]  # [N], which of the pooled runs a prediction is from
     W: NDArray[np.float64]  # [C, C], of A
     normal: tuple[int, ...]
-    dropped: int = 0  # images with a probability that is not a number
 
     @property
     def seeds(self) -> int:
@@ -120,17 +120,15 @@ def _pool(chosen: Sequence[tuple[FinishedRun, FinishedRun]], part: str) -> Paire
         b.append(other.probabilities)
         numbers.append(np.full(len(mine.labels), number))
     labels, p, q, run = (np.concatenate(rows) for rows in (y, a, b, numbers))
-    whole = np.isfinite(p).all(axis=1) & np.isfinite(q).all(axis=1)
     return PairedPredictions(
         title=_title(first.spec, part),
         name=first.spec.dataset if part == "test" else f"{first.spec.dataset}-{part}",
-        y=labels[whole].astype(np.int64),
-        a=p[whole].astype(np.float64),
-        b=q[whole].astype(np.float64),
-        run=run[whole],
+        y=labels.astype(np.int64),
+        a=p.astype(np.float64),
+        b=q.astype(np.float64),
+        run=run,
         W=first.predictions(part).W.astype(np.float64),
         normal=tuple(first.result["normal"][part]),
-        dropped=int((~whole).sum()),
     )
 
 

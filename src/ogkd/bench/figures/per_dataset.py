@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _WRITTEN = 14  # classes up to which every weight is written into its square
 _POINTS = 400  # of a line; more would not be visible
 _NEIGHBOURS = 3  # the paper's k
+_FEWEST = 10  # values of which a density is drawn; of fewer it would be a shape of its kernel
+_OTHERS = 4  # methods beside the pair in a panel of risk curves
 _RUG = 60  # up to this many values are also drawn one by one, below their density
 _AURC = METRICS["aurc"]
 
@@ -41,35 +44,66 @@ def risk_curves(given: FigureInput) -> Drawn:
     pairs = [mine for mine in paired(given.runs, pair) if len(mine.y)]
     if not pairs:
         raise ConfigError("No prediction consists of finite probabilities.")
+    others, left_out = _others(given, pairs)
+    labels = [*pair, *others]
     columns = style.columns_for(len(pairs))
     rows = -(-len(pairs) // columns)
     figure = style.new_figure(min(style.PAGE, 2.6 * columns), 0.5 + 2.15 * rows)
-    look = style.looks(pair, pair)
+    look = style.looks(labels, pair)
     for number, mine in enumerate(pairs):
         ax = figure.add_subplot(rows, columns, number + 1)
-        _panel(ax, mine, pair, look)
+        more = {label: own[mine.name] for label, own in others.items() if mine.name in own}
+        _panel(ax, mine, {pair[0]: (mine, mine.a), pair[1]: (mine, mine.b), **more}, look)
         if number % columns == 0:
             ax.set_ylabel("Risk (% wrong)")
         if number // columns == rows - 1:  # a label higher up would make its row lower
             ax.set_xlabel("Coverage (% kept)")
-    lines = [Line2D([], [], color=look[label].colour) for label in pair]
-    names = [shown(label) for label in pair]
-    figure.legend(lines, names, loc="outside lower center", ncols=len(pair))
+    lines = [Line2D([], [], color=look[label].colour) for label in labels]
+    names = [shown(label) for label in labels]
+    figure.legend(lines, names, loc="outside lower center", ncols=min(3, len(labels)))
     several = max(mine.seeds for mine in pairs) > 1
-    dropped = sum(mine.dropped for mine in pairs)
     header(
         figure,
         "Most confident images first; a lower curve and AURC are better"
         + ("; mean over seeds, band and ± are the std over seeds" if several else "; one seed"),
-        f"{dropped} predictions that are not numbers are left out" if dropped else "",
+        f"{left_out} methods with a higher AURC are not drawn" if left_out else "",
     )
     yield "risk-coverage", figure
 
 
-def _panel(ax: Axes, mine: PairedPredictions, pair: tuple[str, str], look: dict[str, Look]) -> None:
+Shown = tuple[PairedPredictions, Floats]  # one method's probabilities, and what they belong to
+
+
+def _others(
+    given: FigureInput, pairs: Sequence[PairedPredictions]
+) -> tuple[dict[str, dict[str, Shown]], int]:
+    """Further methods by label and panel, those with the lowest AURC; how many are left out.
+
+    They are compared with the first of the pair, on its images and at its shots.
+    """
+    first, _ = pair = given.both
+    titles = {mine.title for mine in pairs}
+    found: dict[str, dict[str, Shown]] = {}
+    labels = () if given.pair_only else dict.fromkeys(label for label, _ in given.runs)
+    for label in (label for label in labels if label not in pair):
+        with suppress(ConfigError):  # no run like those of the pair
+            same = [mine for mine in paired(given.runs, (first, label)) if mine.title in titles]
+            if same := [mine for mine in same if len(mine.y)]:
+                found[label] = {mine.name: (mine, mine.b) for mine in same}
+
+    def area(label: str) -> float:
+        return float(np.mean([aurc(mine.y, p) for mine, p in found[label].values()]))
+
+    best = sorted(found, key=area)[:_OTHERS]
+    return {label: own for label, own in found.items() if label in best}, len(found) - len(best)
+
+
+def _panel(
+    ax: Axes, panel: PairedPredictions, methods: Mapping[str, Shown], look: dict[str, Look]
+) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for label, p in reversed(list(zip(pair, (mine.a, mine.b), strict=True))):
+    for label, (mine, p) in reversed(list(methods.items())):
         numbers = np.unique(mine.run)
         chosen = [mine.run == number for number in numbers]
         areas = [aurc(mine.y[rows], p[rows]) for rows in chosen]
@@ -84,7 +118,7 @@ def _panel(ax: Axes, mine: PairedPredictions, pair: tuple[str, str], look: dict[
     ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))  # do not magnify zero if nothing is wrong
     ax.set_xticks([0, 25, 50, 75, 100])
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    title = f"{shown(mine.title, 30)}\n{_AURC.heading}"
+    title = f"{shown(panel.title, 30)}\n{_AURC.heading}"
     small = {"fontsize": 7, "title_fontsize": 7, "handlelength": 1.0, "labelspacing": 0.3}
     style.legend_above(ax, title, reverse=True, **small)
 
@@ -233,7 +267,6 @@ def _densities(
                 ax.set_ylabel("Density")
         pooled = f"{mine.seeds} seeds pooled" if mine.seeds > 1 else "one seed"
         words = [shown(mine.title, 60), what, pooled]
-        words += [f"{mine.dropped} predictions that are not numbers left out"] * bool(mine.dropped)
         header(figure, "; ".join(filter(None, words)))
         yield f"{stem}-{style.file_stem(mine.name)}", figure
     if empty:
@@ -253,16 +286,21 @@ def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str], *, rugs: bo
         colour = look[label].colour
         total = f"Σ = {values.sum():.1f}" + (f", mean {values.mean():.2f}" if len(values) else "")
         name = f"{shown(label, 20)}: {total.replace('-', '−')}"
-        heights = analysis.density(values, grid, bounds=sample.bounds)
+        heights = None
+        if len(values) >= _FEWEST:
+            heights = analysis.density(values, grid, bounds=sample.bounds)
         if heights is not None:
             ax.plot(grid, heights, color=colour, label=name)
             ax.fill_between(grid, heights, color=colour, alpha=0.12, linewidth=0)
         else:
             ax.plot([], [], color=colour, label=name)
+            height = np.full(len(values), 0.5 - 0.2 * row)  # the values themselves instead
+            place = ax.get_xaxis_transform()
+            ax.plot(values, height, "o", color=colour, alpha=0.6, transform=place)
             if not ax.texts:
-                why = "one value: no density" if len(values) else "no such image"
-                ax.text(0.5, 0.5, why, transform=ax.transAxes, ha="center", color="#666666")
-        if 0 < len(values) <= _RUG:  # every value as a stroke below the axis
+                why = f"n = {len(values)}: points, no density" if len(values) else "no such image"
+                ax.text(0.5, 0.75, why, transform=ax.transAxes, ha="center", color="#666666")
+        if heights is not None and len(values) <= _RUG:  # every value as a stroke below the axis
             ax.plot(
                 values, np.full(len(values), -0.03 - 0.04 * row), "|", markersize=5, color=colour,
                 transform=ax.get_xaxis_transform(), clip_on=False,

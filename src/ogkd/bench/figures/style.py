@@ -119,6 +119,11 @@ def header(figure: Figure, *lines: str) -> None:
     figure.suptitle(text, x=0.01, ha="left", fontsize=7, color="#444444")
 
 
+def footer(figure: Figure, line: str) -> None:
+    """Write what the figure was made with in small letters below it."""
+    figure.supxlabel(shown(line, 120), x=0.01, ha="left", fontsize=5, color="#888888")
+
+
 def band(ax: Axes, x: Floats, low: Floats, high: Floats, colour: str) -> None:
     ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
 

@@ -22,6 +22,7 @@ from PIL import Image
 
 from ogkd.datasets.phantoms import _eye, _histology, _slices, _surface, _ultrasound, _xray
 from ogkd.datasets.phantoms._draw import Drawing, Rng, new_rng
+from ogkd.datasets.splits import check_seed
 from ogkd.errors import ConfigError, DataError, did_you_mean
 from ogkd.files import folder_atomically
 from ogkd.progress import progress_bar
@@ -30,6 +31,7 @@ __all__ = ["PHANTOMS", "SPLITS", "Phantom", "PhantomDataset", "phantom", "render
 
 SPLITS = ("train", "val", "test")
 MIN_SIZE, MAX_SIZE = 64, 1024
+MOST_IMAGES = 100_000  # of a class in a split
 _CHUNK = 25  # images drawn at once by one worker
 _Job = tuple[str, int, int, range, int, int, Path]
 
@@ -179,6 +181,10 @@ def _counts(per_class: int | None, splits: Mapping[str, int] | None) -> dict[str
             raise ConfigError(f"Unknown split {split!r}. Use {', '.join(SPLITS)}.")
         if count is None or count < 0:
             raise ConfigError(f"The number of images for {split!r} is {count}; give 0 or more.")
+        if count > MOST_IMAGES:
+            raise ConfigError(
+                f"{split!r} is to have {count:,} images per class, more than {MOST_IMAGES:,}."
+            )
         if count:
             checked[split] = count
     if not checked:
@@ -192,7 +198,8 @@ def _check(dataset: PhantomDataset, label: int, seed: int, index: int, size: int
             f"{dataset.name} has labels 0 to {len(dataset.class_names) - 1}, but label {label} "
             "was asked for."
         )
-    if seed < 0 or index < 0:
-        raise ConfigError(f"seed and index are 0 or more, but got seed {seed} and index {index}.")
+    check_seed(seed)
+    if index < 0:
+        raise ConfigError(f"index {index} was asked for; give 0 or more.")
     if not MIN_SIZE <= size <= MAX_SIZE:
         raise ConfigError(f"size is {MIN_SIZE} to {MAX_SIZE} pixels, but {size} was asked for.")

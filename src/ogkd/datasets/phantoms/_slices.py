@@ -24,7 +24,7 @@ from ogkd.datasets.phantoms._draw import (
 
 def ct_kidney(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     """0 normal kidney, 1 renal cyst, 2 kidney stone, 3 renal tumor."""
-    view = frame(rng, size, turn=0.15, zoom=(0.85, 1.15), shift=0.12, bend=0.04)
+    view = frame(rng, size, turn=0.12, zoom=(1.1, 1.35), shift=0.08, bend=0.03)
     enhanced = pick(rng, {"bright": 0.6, "grey": 0.4})
     cortex = rng.uniform(0.68, 0.85) if enhanced == "bright" else rng.uniform(0.5, 0.6)
     picture = _abdomen(rng, texture, view)
@@ -81,7 +81,7 @@ def _abdomen(rng: Rng, texture: Rng, view: Frame) -> Array:
 def _stones(rng: Rng, view: Frame, attributes: dict[str, str | float]) -> Array:
     count = int(rng.choice([1, 1, 1, 2, 3]))
     points = np.array([-0.1, 0.02]) + rng.normal(0.0, 0.13, (count, 2))
-    radii = rng.uniform(0.022, 0.075, count)
+    radii = rng.uniform(0.035, 0.08, count)
     attributes |= {
         "count": "single" if count == 1 else "several",
         "density": "very bright",
@@ -108,23 +108,23 @@ def _mass(
         else {"round": 0.22, "oval": 0.25, "lobulated": 0.3, "irregular": 0.23},
     )
     margin = pick(
-        rng, {"smooth": 0.85, "indistinct": 0.15} if cyst else {"smooth": 0.45, "indistinct": 0.55}
+        rng, {"smooth": 0.9, "indistinct": 0.1} if cyst else {"smooth": 0.35, "indistinct": 0.65}
     )
     inside = pick(
         rng,
         {"homogeneous": 0.85, "septated": 0.15}
         if cyst
-        else {"homogeneous": 0.3, "heterogeneous": 0.5, "necrotic": 0.2},
+        else {"homogeneous": 0.15, "heterogeneous": 0.55, "necrotic": 0.3},
     )
-    radius = float(np.clip(rng.lognormal(-1.5 if cyst else -1.3, 0.35), 0.09, 0.45))
+    radius = float(np.clip(rng.lognormal(-1.45 if cyst else -1.2, 0.25), 0.15, 0.42))
     angle = rng.uniform(-1.9, 1.9)
     reach = 0.36 + rng.uniform(-0.15, 0.6) * radius
     place = (reach * np.cos(angle), 1.2 * reach * np.sin(angle))
     field, mask = lesion(rng, view, place, radius, shape=shape, margin=margin)
-    level = rng.normal(0.38, 0.04) if cyst else cortex - rng.uniform(0.04, 0.24)
+    level = rng.normal(0.32, 0.02) if cyst else cortex - rng.uniform(0.02, 0.14)
     inner = level + 0.012 * clouds(texture, view.size, 10)
     if inside == "heterogeneous":
-        inner = inner + 0.1 * clouds(texture, view.size, 11)
+        inner = inner + 0.14 * clouds(texture, view.size, 11)
     elif inside == "necrotic":
         inner = inner - 0.28 * soft(field - radius * 0.45, 0.12)
     elif inside == "septated":
@@ -133,7 +133,7 @@ def _mass(
         "shape": shape,
         "margin": margin,
         "texture": inside,
-        "density": "dark" if level < 0.46 else "grey",
+        "density": "dark" if cyst else "grey",
         "radius": radius,
     }
     return mix(picture, inner, mask), mask
@@ -218,7 +218,8 @@ def _tumor(
         halo = soft(field + radius * rng.uniform(0.3, 0.9), 0.25)
         brain = mix(brain, 0.3 if fluid < 0.5 else 0.7, 0.6 * halo)
     bright = rng.random() < {"glioma": 0.6, "meningioma": 0.85, "pituitary": 0.75}[kind]
-    level = rng.uniform(0.68, 0.95) if bright else rng.uniform(0.3, 0.5)
+    # Never as grey as the brain around it: such a tumor could not be seen.
+    level = rng.uniform(0.68, 0.95) if bright else rng.uniform(0.1, 0.26)
     inner = level + 0.02 * clouds(texture, view.size, 9)
     if inside == "ring":
         inner = inner - (level - 0.15) * soft(field - radius * 0.35, 0.08)

@@ -1,0 +1,207 @@
+"""Which images to label: labels needed by the studio's queue, by random choice and by uncertainty.
+
+`studio` is the queue with every fourth image at random, as the page asks for them.
+
+    python benchmarks/labelling.py DATA BACKBONE [--seeds 5] [--judge test|dev] [--out FILE]
+
+DATA is a folder of datasets, each with {train,val,test}/class folders and a shipped bank of texts.
+Images are drawn without their labels from four fifths of the training part (another fifth is left
+out for each seed); each is labelled when it is chosen, and the head of the studio is fitted again
+after every C labels. `--judge dev` judges on the validation part and the fifth that was left out:
+the constants of the queue were chosen there. Runs that FILE has are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.backbones import load_backbone
+from ogkd.datasets.read import read_manifest
+from ogkd.features.store import FeatureStore
+from ogkd.fitting.prepare import text_side
+from ogkd.methods import TextSide
+from ogkd.model.temperature import softmax
+from ogkd.prompts.bank import read_bank, shipped_banks
+from ogkd.studio.learn import fit_head, hold_out, logits_of
+from ogkd.studio.queue import OPEN, checked, next_images, uncertainty, with_checks
+
+STRATEGIES = ("random", "uncertainty", "queue", "studio")
+SHOTS = 16  # images per class of the model to compare with
+SHARES = (0.70, 0.95)  # of its accuracy
+MOST = 16  # labels per class, on average
+ESTIMATED = 8  # labels per class at which leave-one-out is compared with the accuracy
+
+Rows = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+def choose(
+    strategy: str,
+    X: Rows,
+    known: Labels,
+    p: Rows | None,
+    n: int,
+    order: list[int],
+    rng: np.random.Generator,
+) -> list[int]:
+    free = np.flatnonzero(known == OPEN)
+    if strategy in ("queue", "studio"):
+        chosen = next_images(X, known, classes=n, probabilities=p, n=n)
+        return chosen if strategy == "queue" else with_checks(chosen, order, known)
+    if strategy == "random" or p is None:
+        return rng.permutation(free)[:n].tolist()
+    return free[np.argsort(-uncertainty(p[free]), kind="stable")][:n].tolist()
+
+
+def accuracy(X: Rows, y: Labels, text: TextSide, V: Rows, w: Labels) -> tuple[float, Rows]:
+    """Accuracy on V, and the probabilities on all of X (of which y are the labels, or OPEN)."""
+    head = fit_head(X[y >= 0], y[y >= 0], text)
+    right = (logits_of(head, V).argmax(axis=1) == w).mean()
+    return float(right), softmax(logits_of(head, X), 1.0)
+
+
+def simulate(
+    strategy: str, X: Rows, y: Labels, text: TextSide, V: Rows, w: Labels, seed: int
+) -> dict[str, Any]:
+    """Accuracy after C, 2 C, ... labels, and what leave-one-out says of it at 8 C."""
+    rng = np.random.default_rng([seed, 7])
+    classes = len(text.class_names)
+    known = np.full(len(y), OPEN, np.int64)
+    order = rng.permutation(len(y)).tolist()
+    p: Rows | None = None
+    found, estimate = [], float("nan")
+    for step in range(1, MOST + 1):
+        chosen = choose(strategy, X, known, p, classes, order, rng)
+        known[chosen] = y[chosen]
+        right, p = accuracy(X, known, text, V, w)
+        found.append(right)
+        if step == ESTIMATED:
+            rows = known >= 0
+            held = hold_out(X[rows], known[rows], text)
+            judged = known[rows][held.rows]
+            if strategy == "studio":  # only what came at random counts
+                fair = checked(order, known)[rows][held.rows]
+                held, judged = replace(held, logits=held.logits[fair]), judged[fair]
+            if len(judged):
+                estimate = float((held.logits.argmax(axis=1) == judged).mean())
+    return {"accuracy": found, "estimate": estimate}
+
+
+def shots(X: Rows, y: Labels, text: TextSide, V: Rows, w: Labels, seed: int) -> float:
+    """Accuracy with SHOTS random images of each class."""
+    rng = np.random.default_rng([seed, 8])
+    known = np.full(len(y), OPEN, np.int64)
+    for label in range(len(text.class_names)):
+        rows = rng.permutation(np.flatnonzero(y == label))[:SHOTS]
+        known[rows] = label
+    return accuracy(X, known, text, V, w)[0]
+
+
+def needed(curve: list[float], goal: float) -> float:
+    """Labels per class until the accuracy is at the goal and stays there; beyond the end: MOST + 1.
+
+    "Stays" keeps a single lucky step from counting.
+    """
+    for step in range(len(curve)):
+        if min(curve[step : step + 2]) >= goal:
+            return step + 1.0
+    return MOST + 1.0
+
+
+def bank_name(name: str) -> str:
+    short = name.lower().replace("_", "")
+    return next(bank for bank in shipped_banks() if short.startswith(bank))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("backbone")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--judge", choices=("test", "dev"), default="test")
+    parser.add_argument("--out", type=Path, default=Path("labelling.json"))
+    options = parser.parse_args()
+    backbone = load_backbone(options.backbone)
+    store = FeatureStore(backbone)
+    done = json.loads(options.out.read_text()) if options.out.exists() else {}
+    for folder in sorted(path for path in options.data.iterdir() if path.is_dir()):
+        manifest = read_manifest(folder)
+        parts = {}
+        for split in ("train", "val", "test"):
+            items = manifest.part(split)
+            features = store.get([item.image for item in items]).globals[:, 0].numpy()
+            parts[split] = features, np.array([item.label for item in items], np.int64)
+        counts = np.bincount(parts["train"][1])
+        if counts.min() < 2 * SHOTS:
+            continue  # too few images to choose from
+        text = text_side(
+            backbone, manifest.class_names, read_bank(Path(bank_name(folder.name))), ()
+        )
+        for seed in range(options.seeds):
+            X, y = parts["train"]
+            order = np.random.default_rng([seed, 6]).permutation(len(y))
+            pool, rest = order[: 4 * len(y) // 5], order[4 * len(y) // 5 :]
+            V, w = parts["test"]
+            if options.judge == "dev":
+                V = np.concatenate([parts["val"][0], X[rest]])
+                w = np.concatenate([parts["val"][1], y[rest]])
+            for strategy in (*STRATEGIES, "shots"):
+                key = f"{options.judge} {folder.name} {seed} {strategy}"
+                if key in done:
+                    continue
+                if strategy == "shots":
+                    done[key] = shots(X[pool], y[pool], text, V, w, seed)
+                else:
+                    done[key] = simulate(strategy, X[pool], y[pool], text, V, w, seed)
+                options.out.write_text(json.dumps(done))
+        print(folder.name, flush=True)
+    report(done, options.judge)
+
+
+def report(done: dict[str, Any], judge: str) -> None:
+    """Print tables: labels needed for each share of the goal, and mean accuracy by budget."""
+    keys = [key.split() for key in done if key.startswith(f"{judge} ")]
+    names = sorted({name for _, name, _, _ in keys})
+    seeds = sorted({seed for _, _, seed, _ in keys})
+
+    def curves(name: str, strategy: str) -> list[list[float]]:
+        return [done[f"{judge} {name} {seed} {strategy}"]["accuracy"] for seed in seeds]
+
+    print(
+        "| dataset | 16 shots, % |" + "".join(f" {s} {g:.0%} |" for g in SHARES for s in STRATEGIES)
+    )
+    totals: dict[tuple[str, float], list[float]] = {}
+    for name in names:
+        goals = [float(done[f"{judge} {name} {seed} shots"]) for seed in seeds]
+        cells = []
+        for share in SHARES:
+            for strategy in STRATEGIES:
+                pairs = zip(curves(name, strategy), goals, strict=True)
+                mean = float(np.mean([needed(curve, share * goal) for curve, goal in pairs]))
+                totals.setdefault((strategy, share), []).append(mean)
+                cells.append(f"{mean:.1f}")
+        print(f"| {name} | {100 * np.mean(goals):.1f} | {' | '.join(cells)} |")
+    mean = [f"{np.mean(totals[s, g]):.1f}" for g in SHARES for s in STRATEGIES]
+    print(f"| **mean** | | {' | '.join(mean)} |")
+    budgets = (1, 2, 3, 4, 6, 8, 12, 16)
+    print("| labels per class | " + " | ".join(map(str, budgets)))
+    for strategy in STRATEGIES:
+        each = np.array([np.mean(curves(name, strategy), axis=0) for name in names])  # [D, MOST]
+        print(
+            f"| {strategy} | " + " | ".join(f"{100 * each[:, b - 1].mean():.1f}" for b in budgets)
+        )
+    for strategy in STRATEGIES:
+        rows = [done[f"{judge} {n} {s} {strategy}"] for n in names for s in seeds]
+        gap = [row["estimate"] - row["accuracy"][ESTIMATED - 1] for row in rows]
+        print(f"leave-one-out minus accuracy, {strategy}: {100 * np.nanmean(gap):.1f} points")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""`auto` of the prompt learners against the released batches and steps: accuracy and cost.
+
+Both train on whole images without text dropout and differ only in optimiser, batches and end.
+Chosen without test images: as in auto_preset.py, every other training image of a class can be
+learned from, and the rest and the validation images judge. `--test` judges by the test images
+instead, once. Seeds are trained together; one JSON for each dataset and number of shots. What is
+there is not computed again.
+
+    OGKD_SHARED=../shared python benchmarks/optimisers.py --out runs/optimisers
+    OGKD_SHARED=../shared python benchmarks/optimisers.py --out runs/optimisers-test --test
+    python benchmarks/optimisers.py --out runs/optimisers --table
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+
+from ogkd.backbones import load_backbone
+from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.read import read_manifest
+from ogkd.datasets.splits import support_and_val
+from ogkd.features.store import FeatureStore
+from ogkd.files import write_json
+from ogkd.fitting.prepare import make_support, normal_labels, text_side
+from ogkd.methods import Method, make_method
+from ogkd.prompts.bank import read_bank
+
+SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
+BACKBONE = "backbones/dinov2s14-minilm-med"
+DATASETS = ("BTMRI", "BUSI", "COVID_19", "CTKidney", "KneeXray", "LungColon", "OCTMNIST", "RETINA")
+NO_DROPOUT = {"ogkd": {"options.text_dropout": False}, "biomedcoop": {"text_dropout": False}}
+
+
+def recipe(method: str, name: str, changes: dict[str, Any]) -> Method:
+    """The method with `auto`, or with the released batches and steps."""
+    if name == "released":
+        return make_method(method, settings={"views": 0, **NO_DROPOUT.get(method, {})})
+    return make_method(method, preset="auto", settings=changes)
+
+
+def parts(manifest: Manifest, *, test: bool) -> tuple[list[Item], list[Item]]:
+    """The images to learn from, half of the training part, and those that judge."""
+    by_class: dict[int, list[Item]] = {}
+    for item in manifest.part("train"):
+        by_class.setdefault(item.label, []).append(item)
+    pool = [item for rows in by_class.values() for item in rows[0::2]]
+    if test:
+        return pool, list(manifest.part("test"))
+    rest = [item for rows in by_class.values() for item in rows[1::2]]
+    return pool, rest + [item for item in manifest.items if item.split == "val"]
+
+
+def measure(
+    store: FeatureStore, dataset: str, shots: int, method: Method, seeds: list[int], test: bool
+) -> dict[str, Any]:
+    """Fit all seeds together; accuracy and likelihood of each, and the processor seconds."""
+    manifest = read_manifest(SHARED / "data" / dataset)
+    pool, judges = parts(manifest, test=test)
+    names = manifest.class_names
+    bank = read_bank(Path(dataset.lower().removesuffix("_19")))
+    text = text_side(store.backbone, names, bank, normal_labels(names, None))
+    supports = [
+        make_support(method, store, support_and_val(pool, [], shots, seed)[0], [], seed)
+        for seed in seeds
+    ]
+    features = store.get([item.image for item in judges]).globals[:, 0]
+    labels = torch.tensor([item.label for item in judges])
+    _ = text.bank, text.single  # encoded before the clock starts
+    began = time.process_time()
+    heads = method.fit(supports, text, seeds=seeds)
+    seconds = time.process_time() - began
+    z = [head.logits(features.float()) for head in heads]
+    right = [(row.argmax(dim=1) == labels).float() for row in z]
+    return {
+        "accuracy": [float(row.mean()) for row in right],
+        "likelihood": [float(-cross_entropy(row, labels)) for row in z],
+        "judges": len(labels),
+        "seconds": seconds,
+    }
+
+
+def table(folder: Path) -> str:
+    """For each method and number of shots: both recipes, and their difference with an interval."""
+    found: dict[tuple[str, int, str], dict[str, Any]] = {}
+    recipes: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*.json")):
+        method, name, dataset, shots = path.stem.split("+")
+        found[f"{method}+{name}", int(shots), dataset] = json.loads(path.read_text())
+        if name not in recipes.setdefault(method, []):
+            recipes[method].append(name)
+    lines = ["| method | shots | datasets | recipe | accuracy (%) | minus released | NLL | s |"]
+    lines.append("|---|---:|---:|---|---:|---|---:|---:|")
+    for method, names in recipes.items():
+        for shots in sorted({key[1] for key in found}):
+            both = [
+                {d for m, k, d in found if (m, k) == (f"{method}+{name}", shots)} for name in names
+            ]
+            if not (datasets := sorted(set.intersection(*both))):
+                continue
+            base = None
+            for name in sorted(names, key=lambda name: name != "released"):
+                rows = [found[f"{method}+{name}", shots, d] for d in datasets]
+                mean = np.array([100 * np.mean(row["accuracy"]) for row in rows])
+                gain = ""
+                if base is None:
+                    base = mean
+                else:
+                    gain = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*interval(mean - base))
+                nll = -np.mean([np.mean(row["likelihood"]) for row in rows])
+                seconds = np.mean([row["seconds"] for row in rows])
+                lines.append(
+                    f"| {method} | {shots} | {len(datasets)} | {name} | {mean.mean():.1f} | {gain} "
+                    f"| {nll:.2f} | {seconds:.0f} |"
+                )
+    return "\n".join(lines)
+
+
+def interval(differences: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float, float]:
+    """The mean over datasets and its 95 % interval, by resampling datasets."""
+    rng = np.random.default_rng(0)
+    rows = rng.integers(len(differences), size=(10_000, len(differences)))
+    low, high = np.percentile(differences[rows].mean(axis=1), [2.5, 97.5])
+    return float(differences.mean()), float(low), float(high)
+
+
+def main() -> None:
+    """Compute what is missing, then print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/optimisers"))
+    parser.add_argument("--methods", nargs="+", default=["ogkd"])
+    parser.add_argument("--datasets", nargs="+", default=list(DATASETS))
+    parser.add_argument("--shots", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--recipes", nargs="+", default=["auto", "released"])
+    parser.add_argument("--set", nargs="+", default=[], help="changes to auto, as train.lr=0.01")
+    parser.add_argument("--test", action="store_true", help="judge by the test images")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--table", action="store_true", help="print only")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    changes = {key: json.loads(value) for key, value in (x.split("=", 1) for x in arguments.set)}
+    store = None
+    for shots in arguments.shots if not arguments.table else []:
+        for dataset in arguments.datasets:
+            for method in arguments.methods:
+                for name in arguments.recipes:
+                    label = ",".join([name, *(arguments.set if name == "auto" else [])])
+                    path = arguments.out / f"{method}+{label}+{dataset}+{shots}.json"
+                    if path.is_file():
+                        continue
+                    store = store or FeatureStore(load_backbone(SHARED / BACKBONE))
+                    made = recipe(method, name, changes)
+                    seeds, test = arguments.seeds, arguments.test
+                    result = measure(store, dataset, shots, made, seeds, test)
+                    write_json(path, result)
+                    print(path.stem, result, flush=True)
+    print(table(arguments.out))
+
+
+if __name__ == "__main__":
+    main()

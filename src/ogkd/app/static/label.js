@@ -1,0 +1,221 @@
+// Step 2: one image after the other, one key per class; how good the model is, beside it.
+
+import { announce, bar, fill, get, h, percent, post, t } from "./dom.js";
+import { classTable } from "./use.js";
+import { openDetail } from "./detail.js";
+import { classNames, me, shared } from "./studio.js";
+import { curveChart, confusionTable } from "./charts.js";
+
+const KEYS = "123456789";
+const OTHERS = { u: "unsure", s: "skip", x: "unusable" };
+
+export function labelStep(refresh) {
+  let queue = [];
+  let row = null;
+  let busy = false;
+  let asked = 0;
+  const image = h("img", { alt: "" });
+  const frame = h("div.frame", {}, image);
+  const name = h("p.name.help", {});
+  const buttons = h("div.choices", { role: "group", "aria-label": t("label.choose") });
+  const others = h("div.choices.others", { role: "group", "aria-label": t("label.others") });
+  const said = h("div.said", { role: "status" });
+  const hint = h("div.hint", {});
+  const saved = h("p.saved", { role: "status" });
+  const showHint = h("input", { type: "checkbox", id: "show-hint", checked: localStorage.getItem("hint") !== "no" });
+  showHint.addEventListener("change", () => {
+    localStorage.setItem("hint", showHint.checked ? "yes" : "no");
+    drawHint();
+  });
+  const panel = h("div.card", {});
+  const desk = h("section.card.desk", { "aria-label": t("label.title") });
+  const element = h("div.columns.label-step", {}, desk, h("section.side", {}, panel));
+
+  function drawDesk() {
+    const names = classNames();
+    if (names.length < 2) {
+      fill(desk, h("p.welcome", {}, t("label.needs.classes")), goSetup());
+      return;
+    }
+    if (!shared.state.images) {
+      fill(desk, h("p.welcome", {}, t("label.needs.images")), goSetup());
+      return;
+    }
+    fill(
+      buttons,
+      names.map((one, number) => h("button.choice", { type: "button", onclick: () => mark("label", one), "data-class": one }, h("kbd", {}, KEYS[number] ?? ""), h("span", {}, one)))
+    );
+    fill(
+      others,
+      Object.entries(OTHERS).map(([key, state]) => h("button.choice.small", { type: "button", title: t(`state.${state}.help`), onclick: () => mark(state) }, h("kbd", {}, key.toUpperCase()), h("span", {}, t(`state.${state}.do`)))),
+      h("button.choice.small", { type: "button", id: "undo", onclick: undo }, h("kbd", {}, "Z"), h("span", {}, t("label.undo")))
+    );
+    if (row === null) {
+      const waiting = shared.state.stage !== "ready" && shared.state.stage !== "error";
+      fill(desk, h("p.welcome", { role: "status" }, t(waiting ? "label.waiting" : "label.done")), others, said);
+      return;
+    }
+    fill(desk, h("div.row.bar-row", {}, h("h2", {}, t("label.question")), h("label.select", { htmlFor: "show-hint" }, showHint, t("label.show.hint"))), frame, name, buttons, others, saved, said, hint);
+  }
+
+  const goSetup = () => h("p.welcome", {}, h("button.main-button", { type: "button", onclick: () => document.querySelector("#tab-setup").click() }, t("label.go.setup")));
+
+  async function more() {
+    const turn = ++asked;
+    try {
+      const found = await get("/api/next");
+      if (turn !== asked) return;
+      queue = found.rows.filter((one) => one !== row);
+      if (row === null) next();
+      for (const one of queue.slice(0, 3)) new Image().src = `/image/${one}`;
+    } catch (error) {
+      fill(said, h("div.error", { role: "alert" }, error.message));
+    }
+  }
+
+  function next() {
+    row = queue.shift() ?? null;
+    if (row !== null) {
+      image.src = `/image/${row}`;
+      const short = shared.images.names[row].split("/").pop();
+      image.alt = t("label.image.alt", { name: short });
+      name.textContent = short;
+    }
+    drawDesk();
+    drawHint();
+  }
+
+  async function drawHint() {
+    fill(hint);
+    if (row === null || !showHint.checked || !shared.state.fit) return;
+    const here = row;
+    try {
+      const found = await get(`/api/look/${row}`);
+      if (here !== row || !found.ranked) return;
+      fill(hint, classTable(found.ranked.slice(0, 4), t(found.learned ? "label.hint" : "label.hint.text")));
+      if (found.unfamiliar) hint.append(h("p.help", {}, t("detail.unfamiliar")));
+    } catch {
+      // a hint is not needed to label
+    }
+  }
+
+  let conflict = null; // the last answer that another window was first: its row and number
+  async function mark(state, label = null) {
+    if (row === null || busy) return;
+    busy = true;
+    const here = row;
+    try {
+      // What a conflict showed has been seen, even if an older answer to refresh() came after it.
+      const seen = conflict?.row === here ? conflict.number : shared.images.mark[here];
+      const got = await post("/api/label", { row: here, state, label, by: me, seen });
+      conflict = null;
+      shared.images.mark[here] = got.number;
+      shared.images.state[here] = state;
+      shared.images.label[here] = label === null ? -1 : classNames().indexOf(label);
+      fill(said);
+      saved.textContent = t("label.saved", { name: label ?? t(`state.${state}`) });
+      announce(saved.textContent);
+      next();
+      if (queue.length < 4) await more();
+      else more();
+    } catch (error) {
+      if (error.status === 409) {
+        conflict = { row: here, number: error.body.number };
+        const other = error.body.label ?? t(`state.${error.body.state}`);
+        fill(said, h("div.notice", { role: "alert" }, t("label.conflict", { name: other })));
+      } else fill(said, h("div.error", { role: "alert" }, t("label.not.saved"), " ", error.message));
+    } finally {
+      busy = false;
+    }
+  }
+
+  async function undo() {
+    if (busy) return;
+    busy = true;
+    try {
+      const got = await post("/api/undo", { by: me });
+      await refresh({ force: true });
+      if (got.row === null) fill(said, h("div.notice", {}, t("label.nothing")));
+      else {
+        if (row !== null) queue.unshift(row);
+        queue = queue.filter((one) => one !== got.row);
+        queue.unshift(got.row);
+        next();
+        saved.textContent = t("label.undone");
+        announce(saved.textContent);
+      }
+    } catch (error) {
+      fill(said, h("div.error", { role: "alert" }, error.message));
+    } finally {
+      busy = false;
+    }
+  }
+
+  function key(event) {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (["INPUT", "TEXTAREA", "SELECT"].includes(event.target.tagName) && event.target.type !== "checkbox") return;
+    const pressed = event.key.toLowerCase();
+    const number = KEYS.indexOf(pressed);
+    if (number >= 0 && number < classNames().length) mark("label", classNames()[number]);
+    else if (pressed in OTHERS) mark(OTHERS[pressed]);
+    else if (pressed === "z") undo();
+    else return;
+    event.preventDefault();
+  }
+
+  function drawPanel() {
+    const { state } = shared;
+    const fit = state.fit;
+    const most = Math.max(1, ...state.classes.map((one) => one.labels));
+    const parts = [h("h2", {}, t("learn.title"))];
+    parts.push(
+      h(
+        "table.classes",
+        {},
+        h("caption", {}, t("learn.counts")),
+        h("tbody", {}, state.classes.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, bar(one.labels / most)), h("td.number", {}, String(one.labels)))))
+      )
+    );
+    const missing = state.classes.filter((one) => !one.labels).map((one) => one.name);
+    if (missing.length && state.classes.length) parts.push(h("p.notice", {}, t("learn.missing", { names: missing.join(", ") })));
+    if (fit?.accuracy !== null && fit?.accuracy !== undefined) {
+      const [low, high] = fit.interval;
+      parts.push(
+        h("p.big", {}, h("strong", { id: "accuracy" }, percent(fit.accuracy)), h("span", {}, t("learn.interval", { low: percent(low), high: percent(high) }))),
+        h("p.help", {}, t(fit.fair ? "learn.fair" : "learn.hard", { count: fit.counted }))
+      );
+    }
+    if (state.curve.length > 1) parts.push(h("h3", {}, t("learn.curve")), curveChart(state.curve));
+    if (fit?.suspects.length)
+      parts.push(
+        h("h3", {}, t("learn.suspects", { count: fit.suspects.length })),
+        h(
+          "ul.suspects",
+          {},
+          fit.suspects.slice(0, 6).map((one) => {
+            const words = { given: state.classes[one.given].name, likely: state.classes[one.likely].name };
+            return h("li", {}, h("button.quiet.suspect", { type: "button", onclick: () => openDetail(one.row, fit.suspects.map((other) => other.row), refresh) }, h("img", { src: `/thumb/${one.row}`, alt: "" }), h("span", {}, t("learn.suspect", words))));
+          })
+        )
+      );
+    if (fit?.judged) parts.push(h("details", {}, h("summary", {}, t("learn.confusion")), confusionTable(fit.confusion, classNames())));
+    fill(panel, parts);
+  }
+
+  function update() {
+    if (row === null || queue.length < 3) more();
+    if (row === null) drawDesk();
+    drawPanel();
+  }
+
+  return {
+    element,
+    update,
+    enter() {
+      document.addEventListener("keydown", key);
+      drawDesk();
+      drawHint();
+    },
+    leave: () => document.removeEventListener("keydown", key),
+  };
+}

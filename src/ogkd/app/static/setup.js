@@ -1,0 +1,159 @@
+// Step 1: where the images are, what is wrong with them, and what the classes are.
+
+import { dropZone, fill, get, h, post, send, t } from "./dom.js";
+import { Gallery } from "./gallery.js";
+import { openDetail } from "./detail.js";
+import { classNames, shared } from "./studio.js";
+import { chosen, sortSelect } from "./order.js";
+
+export function setupStep(refresh) {
+  const said = h("div.said", { role: "status" });
+  let fading = 0;
+  const say = (text, bad = false) => {
+    clearTimeout(fading);
+    fill(said, text ? h(bad ? "div.error" : "div.notice", {}, text) : []);
+    if (!bad) fading = setTimeout(() => fill(said), 8000);
+  };
+  const counts = h("p.counts", {});
+  const gallery = new Gallery({ label: t("gallery.label"), open: (row, rows) => openDetail(row, rows, refresh) });
+  const sort = sortSelect(() => update(true));
+  const path = h("input", { type: "text", id: "folder", placeholder: t("setup.folder.example"), autocomplete: "off", spellcheck: false });
+  const folder = h(
+    "form.row",
+    {
+      onsubmit: async (event) => {
+        event.preventDefault();
+        await attempt(() => post("/api/folder", { folder: path.value.trim() }), t("setup.folder.added"));
+      },
+    },
+    h("label.unseen", { htmlFor: "folder" }, t("setup.folder")),
+    path,
+    h("button.button", { type: "submit" }, t("setup.folder.add"))
+  );
+  const drop = dropZone({
+    id: "add-images",
+    label: t("setup.drop"),
+    hint: t("setup.drop.hint"),
+    multiple: true,
+    taken: async (files) => {
+      for (const [place, file] of files.entries()) {
+        say(t("setup.copying", { name: file.name, number: place + 1, all: files.length }));
+        const last = place === files.length - 1 ? 1 : 0;
+        if (!(await attempt(() => send(`/api/upload?last=${last}&name=${encodeURIComponent(file.name)}`, file), ""))) return;
+      }
+      say(t("setup.copied", { count: files.length }));
+    },
+  });
+  const labels = dropZone({
+    id: "add-labels",
+    label: t("setup.import"),
+    hint: t("setup.import.hint"),
+    accept: ".csv,.tsv,.json",
+    taken: ([file]) => attempt(async () => {
+      const got = await send(`/api/import?name=${encodeURIComponent(file.name)}`, file);
+      await refresh({ force: true });
+      drawClasses();
+      say(t(got.lost_count ? "setup.imported.lost" : "setup.imported", { ...got, example: got.lost[0] }));
+    }),
+  });
+
+  async function attempt(work, done) {
+    try {
+      await work();
+      await refresh({ force: true });
+      if (done !== undefined) say(done);
+      return true;
+    } catch (error) {
+      say(error.message, true);
+      return false;
+    }
+  }
+
+  const editor = h("div.class-list", {});
+  const save = h("button.main-button", { type: "submit", id: "save-classes" }, t("classes.save"));
+  const classes = h(
+    "form.classes-form",
+    {
+      onsubmit: async (event) => {
+        event.preventDefault();
+        await saveClasses();
+      },
+    },
+    editor,
+    h("div.row", {}, h("button.button", { type: "button", id: "add-class", onclick: () => addRow({ name: "", texts: [], normal: false, labels: 0 }, true) }, t("classes.add")), save)
+  );
+
+  function addRow(one, focus = false) {
+    const number = editor.children.length + 1;
+    const name = h("input", { type: "text", value: one.name, placeholder: t("classes.name.example"), "aria-label": t("classes.name", { number }), maxLength: 200 });
+    const normal = h("input", { type: "checkbox", checked: one.normal });
+    const texts = h("textarea", { rows: 4, value: one.texts.join("\n"), "aria-label": t("classes.texts", { number }), placeholder: t("classes.texts.example") });
+    const suggest = h(
+      "button.quiet",
+      {
+        type: "button",
+        onclick: async () => {
+          const found = await get(`/api/texts?name=${encodeURIComponent(name.value.trim() || "finding")}`);
+          texts.value = found.texts.join("\n");
+        },
+      },
+      t("classes.texts.suggest")
+    );
+    const row = h(
+      "fieldset.class-row",
+      {},
+      h("legend.unseen", {}, one.name || t("classes.new")),
+      h("span.key", { "aria-hidden": "true" }, number < 10 ? String(number) : ""),
+      name,
+      h("label.normal", { title: t("classes.normal.help") }, normal, t("classes.normal")),
+      h("span.count", {}, one.labels ? t("classes.count", { count: one.labels }) : ""),
+      h("button.quiet.remove", { type: "button", "aria-label": t("classes.remove", { name: one.name }), disabled: one.labels > 0, title: one.labels ? t("classes.remove.used") : "", onclick: () => row.remove() }, "×"),
+      h("details", {}, h("summary", {}, t("classes.describe")), h("p.help", {}, t("classes.texts.help")), texts, suggest)
+    );
+    row.read = () => ({ name: name.value.trim(), normal: normal.checked, texts: texts.value.split("\n").map((text) => text.trim()).filter(Boolean) });
+    row.before = one.name;
+    editor.append(row);
+    if (focus) name.focus();
+  }
+
+  async function saveClasses() {
+    const rows = [...editor.children].filter((row) => row.read().name);
+    const renames = Object.fromEntries(rows.filter((row) => row.before && row.before !== row.read().name).map((row) => [row.before, row.read().name]));
+    const ok = await attempt(() => post("/api/classes", { classes: rows.map((row) => row.read()), renames }), t("classes.saved"));
+    if (ok) drawClasses();
+  }
+
+  function drawClasses() {
+    fill(editor);
+    const known = shared.state.classes;
+    const rows = known.length ? known : [1, 2].map(() => ({ name: "", texts: [], normal: false, labels: 0 }));
+    rows.forEach((one) => addRow(one));
+  }
+
+  const element = h(
+    "div.columns",
+    {},
+    h(
+      "section.side",
+      {},
+      h("div.card", {}, h("h2", {}, t("setup.images")), counts, drop, h("p.or", {}, t("setup.or")), folder),
+      h("div.card", {}, h("h2", {}, t("setup.classes")), h("p.help", {}, t("setup.classes.help")), classes),
+      h("div.card", {}, h("h2", {}, t("setup.labels")), labels),
+      said
+    ),
+    h("section.wide", {}, h("div.row.bar-row", {}, h("h2", {}, t("gallery.title")), sort.element), gallery.element)
+  );
+
+  function update(force = false) {
+    const state = shared.state;
+    const parts = [t("setup.count", { count: state.images })];
+    if (state.unreadable) parts.push(t("setup.unreadable", { count: state.unreadable }));
+    if (state.copies) parts.push(t("setup.copies", { count: state.copies }));
+    if (state.backbone) parts.push(t("setup.backbone", { name: state.backbone }));
+    counts.textContent = parts.join(" ");
+    if (!editor.children.length) drawClasses();
+    gallery.show(chosen(shared.images, sort.value(), "all"), shared.images, classNames());
+  }
+
+  return { element, update };
+}

@@ -1,0 +1,137 @@
+// Ask the served models about one image: an upload, and a card for each model's answer.
+
+import { announce, bar, dropZone, fill, h, percent, send, t } from "./dom.js";
+
+export function usePanel(facts) {
+  const shown = h("div", { id: "answer" }, welcome());
+  const clear = h("button.quiet", { id: "clear", type: "button", onclick: () => fill(shown, welcome()) }, t("use.clear"));
+  const limits = t("use.limits", {
+    formats: facts.formats,
+    mb: facts.max_bytes / 1e6,
+    megapixels: facts.max_pixels / 1e6,
+  });
+  const zone = dropZone({ id: "upload", label: t("use.drop"), hint: limits, taken: ([file]) => ask(file) });
+
+  async function ask(file) {
+    fill(shown, h("p.loading", { role: "status" }, t("use.asking", { name: file.name })));
+    try {
+      const name = encodeURIComponent(file.name);
+      const said = await send(`/predict?pictures=true&name=${name}`, file);
+      fill(shown, answer(said));
+      announce(said.models.map((one) => `${one.model}: ${headline(one)}`).join(". "));
+    } catch (error) {
+      fill(shown, h("div.error", { role: "alert" }, h("strong", {}, t("use.none")), " ", error.message));
+    }
+  }
+
+  return h("section.use", { "aria-label": t("use.title") }, zone, shown, clear);
+}
+
+const welcome = () => h("p.welcome", { role: "status" }, t("use.welcome"));
+
+function headline(one) {
+  if (one.uncertain) return t("answer.uncertain");
+  return t(one.calibrated ? "answer.suggestion" : "answer.probable", { name: one.prediction });
+}
+
+function answer(said) {
+  const several = said.models.length > 1 && !said.models.some((one) => one.withheld);
+  const first = new Set(said.models.map((one) => one.prediction));
+  const agree = several && h(
+    "p.agree",
+    { role: "status" },
+    first.size === 1 ? t("answer.agree", { count: said.models.length, name: [...first][0] }) : t("answer.disagree")
+  );
+  return h(
+    "div.answer",
+    {},
+    h(
+      "section.picture",
+      { "aria-label": t("answer.image") },
+      h("img", { src: said.image.preview, alt: t("answer.image.alt") }),
+      h("p", {}, h("strong.name", {}, said.image.name), h("br"), t("answer.size", said.image)),
+      said.image.note && h("p", {}, said.image.note),
+      agree
+    ),
+    h("div.cards", {}, said.models.map(card))
+  );
+}
+
+function card(one, number) {
+  const kind = one.uncertain ? "uncertain" : one.calibrated ? "suggested" : "unknown";
+  const rows = Object.entries(one.probabilities);
+  const table = classTable(rows, t(one.calibrated ? "answer.calibrated" : "answer.uncalibrated"));
+  const coverage = percent(one.coverage, Number.isInteger(100 * one.coverage) ? 0 : 1);
+  let below = null;
+  if (one.uncertain) below = h("ul", {}, one.reasons.map((reason) => h("li", {}, reason)));
+  else below = h("p", {}, one.calibrated ? t("answer.only", { coverage }) : t("answer.cannot"));
+  const heading = `model-${number}`;
+  return h(
+    "article.card",
+    { "aria-labelledby": heading },
+    h("h2", { id: heading }, one.model, " ", h("small", {}, one.method)),
+    h(`div.state.${kind}`, { role: one.uncertain ? "alert" : "status" }, h("strong", {}, headline(one)), below),
+    one.note && h("p.set", {}, one.note),
+    one.withheld ? h("details.withheld", {}, h("summary", {}, t("answer.withheld")), table) : table,
+    one.conformal_set && !one.withheld && h(
+      "p.set",
+      { title: t("help.set") },
+      t("answer.set", { coverage }),
+      " ",
+      h("strong", {}, one.conformal_set.join(", ") || t("answer.none"))
+    ),
+    one.evidence && h(
+      "figure",
+      {},
+      h("img", { src: one.evidence, alt: t("answer.evidence.alt", { name: one.prediction }) }),
+      h("figcaption", {}, t("answer.evidence", { name: one.prediction }))
+    ),
+    one.similar.length > 0 && h("h3", {}, t("answer.similar")),
+    one.similar.length > 0 && h(
+      "ol.similar",
+      {},
+      one.similar.map((near) => h(
+        "li",
+        {},
+        near.picture && h("img", { src: near.picture, alt: t("answer.similar.alt", { name: near.class }) }),
+        h("span", {}, near.class),
+        " ",
+        h("span.number", {}, near.similarity.toFixed(2))
+      ))
+    )
+  );
+}
+
+export function classTable(rows, caption) {
+  return h(
+    "table.classes",
+    {},
+    h("caption", {}, caption),
+    h(
+      "tbody",
+      {},
+      rows.map(([name, share], place) => h(
+        place ? "tr" : "tr.first",
+        {},
+        h("th", { scope: "row" }, name),
+        h("td", {}, bar(share)),
+        h("td.number", {}, percent(share, 1))
+      ))
+    )
+  );
+}
+
+export function modelList(facts) {
+  return h(
+    "ul.models",
+    {},
+    facts.models.map((one) => h(
+      "li",
+      {},
+      h("strong", {}, one.name),
+      ` (${one.method}): ${one.classes.join(", ")}`,
+      one.calibrated ? "" : `. ${t("model.uncalibrated")}`,
+      one.note ? `. ${one.note}` : ""
+    ))
+  );
+}

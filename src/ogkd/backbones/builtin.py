@@ -1,0 +1,95 @@
+"""What the built-in model knows: whether an image looks like the phantoms it was trained on.
+
+phantoms.safetensors, beside the model, describes its features of each phantom dataset k by a
+Gaussian: mean m, the first directions U with variances e, and one variance s for all the others.
+The distance of a feature v is D_k = |U'(v - m)|^2 / e + |(v - m) - UU'(v - m)|^2 / s; v looks like
+a phantom if D_k is below the dataset's limit for any k. `tools/phantom_statistics.py` writes the
+file; docs/evidence/trust.md has the measured rates.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from ogkd.backbones.engines import without_engine
+from ogkd.backbones.loading import BUILTIN_FOLDER
+
+if TYPE_CHECKING:
+    from ogkd.backbones.base import Backbone
+
+STATISTICS = BUILTIN_FOLDER / "phantoms.safetensors"
+
+
+class Statistics(NamedTuple):
+    """Gaussians of K phantom datasets, and the digest of the model whose features they describe."""
+
+    mean: NDArray[np.float32]  # [K, d]
+    directions: NDArray[np.float32]  # [K, r, d], orthonormal rows
+    variances: NDArray[np.float32]  # [K, r]
+    rest: NDArray[np.float32]  # [K], the variance along every other direction
+    limit: NDArray[np.float32]  # [K], of the distance
+    digest: str
+
+    def distances(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The distances [N, K] of features [N, d]."""
+        c = np.asarray(features, np.float32)[:, None] - self.mean  # [N, K, d]
+        along = np.einsum("nkd,krd->nkr", c, self.directions)
+        beside = np.maximum((c**2).sum(2) - (along**2).sum(2), 0.0)
+        found: NDArray[np.float32] = (along**2 / self.variances).sum(2) + beside / self.rest
+        return found
+
+
+@cache
+def statistics() -> Statistics:
+    """The file beside the built-in model."""
+    with safe_open(STATISTICS, framework="np") as file:
+        arrays = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
+        return Statistics(**arrays, digest=file.metadata()["digest"])
+
+
+def is_builtin(backbone: Backbone) -> bool:
+    """Whether these are the built-in model's weights, under whatever name and with any engine."""
+    return without_engine(backbone).digest == statistics().digest
+
+
+def unlike_phantoms(features: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Whether each of the built-in model's features [N, d] is of an image that is no phantom.
+
+    Of rows with deeper features only the global one counts.
+    """
+    found = statistics()
+    width = found.mean.shape[1]
+    if features.shape[1] > width:
+        features = features[:, :width] / np.linalg.norm(features[:, :width], axis=1, keepdims=True)
+    return np.asarray((found.distances(features) > found.limit).all(axis=1))
+
+
+def warning_of(backbone: Backbone, features: NDArray[np.float32]) -> str:
+    """The warning if these features [N, d] are the built-in model's, not of phantoms; or ""."""
+    if not is_builtin(backbone):
+        return ""
+    return builtin_warning(int(unlike_phantoms(features).sum()), len(features))
+
+
+def mostly_strange(strange: int, images: int) -> bool:
+    """Whether images are not phantoms as a set, if `strange` of them do not look like any.
+
+    A few percent of phantoms look strange, and about half or more of real images.
+    """
+    return strange > 0 and (strange == images or strange > 1 + images / 4)
+
+
+def builtin_warning(strange: int, images: int) -> str:
+    """The warning for a set of images that the built-in model cannot know; else nothing."""
+    if not mostly_strange(strange, images):
+        return ""
+    return (
+        f"The built-in model was used, which knows only computer-drawn phantoms, but {strange} of "
+        f"{images} image(s) are not phantoms. Do not rely on these results, not even roughly: use "
+        "a real backbone, such as biomedclip."
+    )

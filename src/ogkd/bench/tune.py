@@ -1,0 +1,120 @@
+"""Choose a method's numbers on validation images: a small random search, as ordinary runs.
+
+The trials are rows of a grid that is judged on validation images, so they are resumable, share
+features and passes, and test images stay unseen. A method declares its numbers (`tunable`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ogkd.bench.grid import Grid, GridRow
+from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
+from ogkd.errors import ConfigError, DataError
+from ogkd.files import write_text
+from ogkd.methods import METHODS, make_method, presets
+
+Tuned = dict[str, dict[str, dict[str, Any]]]
+"""Settings by method and dataset."""
+
+
+def tuning_grid(grid: Grid, methods: Sequence[str], *, trials: int, seed: int = 1) -> Grid:
+    """The grid with `trials` settings of each method for rows; the first changes nothing.
+
+    Settings are drawn at random, none twice. Features come from the cache: where a preset trains
+    on fresh crops, the trials see whole images.
+    """
+    rows = []
+    for name in methods:
+        numbers = METHODS[name].tunable if name in METHODS else {}
+        if not numbers:
+            able = ", ".join(sorted(known for known, kind in METHODS.items() if kind.tunable))
+            raise ConfigError(
+                f"'{name}' declares no numbers to tune. Methods that do: {able}.",
+                argument="methods",
+            )
+        online = any(
+            make_method(name, preset=preset).config.views == "online" for preset in presets(name)
+        )
+        fixed = {"views": 0} if online and "views" not in grid.settings else {}
+        for number, settings in enumerate(_draws(numbers, trials, seed)):
+            rows.append(GridRow(method=name, label=f"{name} {number}", settings=fixed | settings))
+    return grid.model_copy(
+        update={
+            "name": f"tune-{grid.name}",
+            "title": f"{grid.title or grid.name}, tuning",
+            "table": "few-shot" if grid.protocol == "few-shot" else "base-to-novel",
+            "judge": "val",
+            "methods": [],
+            "rows": rows,
+            "only": None,
+            "sweep": {},
+            "flips": [0],
+            "budgets": [None],
+        }
+    )
+
+
+def _draws(
+    numbers: Mapping[str, Sequence[float]], trials: int, seed: int
+) -> list[dict[str, float]]:
+    rng = random.Random(f"tune {seed}")
+    count = min(trials - 1, math.prod(len(values) for values in numbers.values()))
+    found: dict[tuple[float, ...], dict[str, float]] = {}
+    while len(found) < count:
+        drawn = {name: rng.choice(values) for name, values in numbers.items()}
+        found.setdefault(tuple(drawn.values()), drawn)
+    return [{}, *found.values()]
+
+
+def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
+    """The settings of the best trial of each method on each dataset.
+
+    The best has the highest mean accuracy over shots and seeds (in base-to-novel, of base and novel
+    classes), then the lowest mean NLL, then the earliest. An incomplete trial is a DataError.
+    """
+    rows = {cell.label: cell.spec for cell in plan.cells}
+    wanted: dict[tuple[str, str], int] = {}
+    for cell in plan.cells:
+        wanted[cell.label, cell.spec.dataset] = wanted.get((cell.label, cell.spec.dataset), 0) + 1
+    runs: dict[tuple[str, str], list[FinishedRun]] = {key: [] for key in wanted}
+    for label, run in folder.finished(plan):
+        runs[label, run.spec.dataset].append(run)
+    found: Tuned = {}
+    scores: dict[tuple[str, str], tuple[float, float]] = {}
+    for (label, dataset), mine in runs.items():
+        if len(mine) < wanted[label, dataset]:
+            raise DataError(
+                f"Trial '{label}' on {dataset} is not finished in {folder.root}. Run the same "
+                "command again."
+            )
+        score = (_mean(mine, "accuracy"), -_mean(mine, "nll"))
+        method = rows[label].method
+        if score > scores.get((method, dataset), (-math.inf, -math.inf)):
+            scores[method, dataset] = score
+            kept = {key: value for key, value in mine[0].spec.settings.items() if key != "views"}
+            found.setdefault(method, {})[dataset] = {
+                key: kept[key] for key in METHODS[method].tunable if key in kept
+            }
+    return found
+
+
+def _mean(runs: Sequence[FinishedRun], metric: str) -> float:
+    return float(np.mean([run.metric(metric, part) for run in runs for part in run.parts]))
+
+
+def write_tuned(path: Path, tuned: Tuned, *, made: str) -> None:
+    """Write settings as TOML: a table [METHOD.DATASET] for each."""
+    lines = [f"# {made}", "# Chosen on validation images; test images were not used.", ""]
+    for method, datasets in tuned.items():
+        for dataset, settings in datasets.items():
+            lines.append(f'["{method}"."{dataset}"]')
+            lines += [f'"{name}" = {value!r}' for name, value in settings.items()]
+            lines.append("")
+    write_text(path, "\n".join(lines), ours=True)

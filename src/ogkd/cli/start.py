@@ -1,0 +1,382 @@
+"""`ogkd start`: from a folder of images to a tested model and a report, step by step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+import ogkd
+from ogkd.cli import options as opt
+from ogkd.cli.data import check_for_split, data_folder, division_notes
+from ogkd.cli.output import say
+from ogkd.cli.start_commands import anywhere, commands
+from ogkd.errors import ConfigError, DataError, Interrupted, counted
+from ogkd.files import sha256_file, write_json, write_new
+from ogkd.fitting.request import FitRequest
+
+if TYPE_CHECKING:
+    from ogkd.audit import Audit
+    from ogkd.audit.divide import Division
+    from ogkd.datasets.manifest import Manifest
+
+_STEPS = (
+    *("Reading", "Checking", "Dividing", "Choosing"),
+    *("Fitting", "Calibrating", "Evaluating", "Report"),
+)
+_FEW = 5  # test images of a class that say next to nothing about it
+# The first result that depends on an option; all others are used by the model.
+_FIXED = {"data": "check.json", "slice": "check.json", "seed": "split.csv"}
+
+
+def start(
+    data: opt.DataArgument,
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="The folder for results (default: DATA-ogkd).")
+    ] = None,
+    yes: Annotated[bool, Option("--yes", "-y", help="Ask nothing: go on by the defaults.")] = False,
+    backbone: opt.BackboneOption = str(FitRequest.backbone),
+    method: Annotated[str, Option("--method", "-m", help=opt.HELP["method"])] = "fused",
+    shots: Annotated[int | None, Option(min=1, help=opt.HELP["shots"])] = None,
+    prompts: Annotated[Path | None, Option(help=opt.HELP["prompts"])] = None,
+    normal: Annotated[
+        list[str] | None, Option("--normal", help=f"{opt.HELP['normal']} Repeatable.")
+    ] = None,
+    slice: opt.SliceOption = None,
+    seed: Annotated[int, Option(min=0, help="Divides the images, and all other randomness.")] = 1,
+    device: opt.DeviceOption = "auto",
+) -> None:
+    """From a folder of images to a tested model and a report, in one command.
+
+    Checks the images, leaves out what cannot be used, divides the rest into parts
+    to learn from, calibrate and test on, fits, calibrates, evaluates, and writes a
+    report. The data is not changed and nothing is overwritten. Run the same command
+    again to resume.
+    """
+    if not yes and not sys.stdin.isatty():
+        raise ConfigError(
+            "`ogkd start` asks before it leaves images out, and there is no terminal to ask on. "
+            "Add --yes to go on by the defaults."
+        )
+    options: dict[str, Any] = {
+        "backbone": anywhere(backbone),
+        "method": method,
+        "shots": shots,
+        "prompts": None if prompts is None else anywhere(str(prompts)),
+        "normal": normal,
+        "slice": slice,
+        "seed": seed,
+    }
+    work = _Start(data, _place(data, out), options, device, ask=not yes)
+    try:
+        work.run()
+    except KeyboardInterrupt as error:
+        raise Interrupted("Stopped. Run the same command again to resume.") from error
+
+
+def _place(data: Path, out: Path | None) -> Path:
+    """The folder for results: never inside the data, where it would become a class."""
+    name = data.resolve().name.removesuffix(data.suffix) + "-ogkd"
+    inside = data.is_dir() and Path.cwd().is_relative_to(data.resolve())
+    place = out or (data.resolve().parent / name if inside else Path(name))
+    if data.is_dir() and place.resolve().is_relative_to(data.resolve()):
+        raise ConfigError(
+            f"{place} is inside the data {data}, where it would be read as a class. Choose another "
+            "place.",
+            argument="out",
+        )
+    if place.exists() and not place.is_dir():
+        raise ConfigError(f"{place} is a file. Choose the name of a folder.", argument="out")
+    if place.is_dir() and any(place.iterdir()) and not (place / "start.json").is_file():
+        raise ConfigError(
+            f"{place} is not empty and was not made by `ogkd start`. Choose another folder.",
+            argument="out",
+        )
+    return place
+
+
+@dataclass
+class _Start:
+    """One start: every step writes its files whole, and is skipped if they are there."""
+
+    data: Path
+    out: Path
+    options: dict[str, Any]
+    device: str
+    ask: bool
+    notes: list[str] = field(default_factory=list)  # of the step that runs
+
+    def run(self) -> None:
+        steps = (
+            *(self._read, self._check, self._divide, self._choose),
+            *(self._fit, self._calibrate, self._evaluate, self._report),
+        )
+        for number, (name, step) in enumerate(zip(_STEPS, steps, strict=True), 1):
+            self._step(f"[{number}/{len(steps)}] {name}", step)
+        for line in self._summary():
+            typer.echo(line)
+
+    def _step(self, title: str, step: Callable[[], str]) -> None:
+        if sys.stderr.isatty():
+            typer.echo(f"{title} ...\r", err=True, nl=False)  # the next line takes its place
+        result = step()
+        if sys.stderr.isatty():
+            typer.echo("\x1b[K", err=True, nl=False)
+        typer.echo(f"{title:18} {_one_line(result)}")
+        for note in self.notes:
+            typer.echo(f"{'':18} {_one_line(note)}")
+        self.notes.clear()
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        from ogkd.datasets.fetch import resolve_data
+
+        return resolve_data(self.data)
+
+    @cached_property
+    def audit(self) -> Audit:
+        return check_for_split(self.data, self.manifest, slice=self.options["slice"])
+
+    @cached_property
+    def division(self) -> Division:
+        from ogkd.audit.divide import divide_checked
+
+        return divide_checked(self.manifest, self.audit, seed=self.options["seed"])
+
+    @cached_property
+    def divided(self) -> Manifest:
+        from ogkd.datasets.read import read_manifest
+
+        return read_manifest(self.out / "split.csv")
+
+    def _sliced(self, manifest: Manifest) -> Manifest:
+        return manifest.sliced(FitRequest("", slice=self.options["slice"]).slice_rule)
+
+    def _read(self) -> str:
+        options = {**self.options, "data": _digest(self.manifest)}
+        if (prompts := self.options["prompts"]) and Path(prompts).is_file():
+            options["texts"] = sha256_file(Path(prompts))
+        before = self._before()
+        self._refuse_other(options, before.get("options", options))
+        answers = before.get("answers", {}) if self.options["normal"] is None else {}
+        if before != (now := {"options": options, "answers": answers}):
+            write_json(self.out / "start.json", now)
+        self.options |= answers
+        names = self.manifest.class_names
+        return f"{len(self.manifest.items)} images of {len(names)} classes: {', '.join(names)}"
+
+    def _before(self) -> dict[str, Any]:
+        """What an earlier start into the same folder has noted."""
+        file = self.out / "start.json"
+        try:
+            return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+        except ValueError as error:
+            raise ConfigError(
+                f"{file} is damaged ({error}). Choose another folder.", argument="out"
+            ) from error
+
+    def _refuse_other(self, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+        """Refuse to go on with results that other data or options have led to."""
+        changed = [
+            key
+            for key in {**before, **now}
+            if now.get(key) != before.get(key) and (self.out / _FIXED.get(key, "model")).exists()
+        ]
+        if changed:
+            other = "; ".join(
+                f"the {key} changed"
+                if key in ("data", "texts")
+                else f"{key} was {before.get(key)} and is now {now.get(key)}"
+                for key in changed
+            )
+            raise ConfigError(
+                f"{self.out} holds the results of another start: {other}. Nothing is overwritten: "
+                "choose another folder, or give the same data and options to resume.",
+                argument="out",
+            )
+
+    def _check(self) -> str:
+        from ogkd.report import write_data_check
+
+        json_file, page = self.out / "check.json", self.out / "check.html"
+        if json_file.is_file() and page.is_file():
+            return _DONE
+        images = [item.image for item in self._sliced(self.manifest).items]
+        write_data_check(self.audit, images=images, out=page)
+        write_json(json_file, self.audit.as_json())
+        # What is known about patients is said with the division.
+        found = (one for one in self.audit.findings if one.kind != "groups-unknown")
+        self.notes += [finding.what for finding in found]
+        counts = [counted(self.audit.count(kind), kind) for kind in ("error", "warning", "note")]
+        return f"{', '.join(counts)} -> {page}"
+
+    def _divide(self) -> str:
+        from ogkd.audit.divide import left_out_text
+        from ogkd.datasets.tables import table_text
+
+        file, left = self.out / "split.csv", self.out / "left-out.csv"
+        if file.is_file():
+            return _DONE
+        division = self.division
+        self.notes += division_notes(division)
+        if division.left_out:
+            self.notes.append(f"What is left out, and why: {left}")
+        if self.ask:
+            self._questions(division)
+        write_new(left, left_out_text(division, self.out))
+        write_new(file, table_text(division.manifest, self.out))
+        parts = {"learn from": "train", "calibrate on": "val", "test on": "test"}
+        counts = division.counts()
+        sizes = [f"{counts[part].total()} to {what}" for what, part in parts.items()]
+        patients = any(item.group is not None for item in division.manifest.items)
+        by = "patient by patient" if patients else "image by image"
+        if self.manifest.has_splits:
+            by = "by the splits of the data"
+        if not patients:
+            self.notes.append(
+                "The data does not say which images show the same patient. If some do, the "
+                "results look better than they are."
+            )
+        return f"{', '.join(sizes)}; {by}"
+
+    def _questions(self, division: Division) -> None:
+        from ogkd.fitting.prepare import normal_labels
+
+        while self.notes:
+            say(f"  {_one_line(self.notes.pop(0))}")
+        used, names = len(division.manifest.items), division.manifest.class_names
+        if division.left_out and not typer.confirm(f"Go on with the other {used} images?", True):
+            raise Interrupted("Stopped. Fix the data and start again with another --out.")
+        if self.options["normal"] is None and not normal_labels(names, None):
+            wanted = typer.prompt(
+                f"Which of {', '.join(names)} mean 'nothing found'? Names separated by commas, or "
+                "Enter for none",
+                default="",
+                show_default=False,
+            )
+            answer = opt.split_list(wanted)
+            normal_labels(names, answer)  # refuses an unknown name
+            self.options["normal"] = answer
+            write_json(self.out / "start.json", {**self._before(), "answers": {"normal": answer}})
+
+    def _choose(self) -> str:
+        backbone, method = self.options["backbone"], self.options["method"]
+        if (self.out / "model").is_dir():
+            return _DONE
+        chosen = "chosen by the images" if backbone == "auto" else Path(backbone).name
+        return f"method {method} (`ogkd methods` lists others); backbone: {chosen}"
+
+    def _fit(self) -> str:
+        from ogkd.cli.fit import fetch_now
+        from ogkd.fitting.choose import NoRealBackbone
+        from ogkd.fitting.pipeline import fit_request
+
+        place = self.out / "model"
+        if place.is_dir():
+            return _DONE
+        request = FitRequest(
+            self.out / "split.csv",
+            **self.options,
+            out=place,
+            device=self.device,
+            say=self.notes.append,
+        )
+        try:
+            card = fit_request(request).card
+        except NoRealBackbone:
+            if not self.ask or not fetch_now():
+                raise
+            card = fit_request(request).card
+        images, name = sum(card.support_counts), card.backbone.short_name
+        return f"{card.method} on {name} learned from {images} images -> {place}"
+
+    def _calibrate(self) -> str:
+        from ogkd.evaluation.calibrate import FEWEST
+        from ogkd.model.calibration import CALIBRATION
+
+        file = self.out / "model" / CALIBRATION
+        if file.is_file():
+            return _DONE
+        images = [item for item in self.divided.items if item.split == "val"]
+        if len(images) < FEWEST:
+            return (
+                f"skipped: {len(images)} images to calibrate on; with {FEWEST - len(images)} more "
+                "there would be calibrated probabilities and sets with 90 % coverage."
+            )
+        try:
+            model = ogkd.load(self.out / "model", device=self.device, calibrated=False)
+            found = ogkd.calibrate(model, self.divided, split="val", say=self.notes.append)
+        except DataError as error:
+            return f"skipped: {error}"
+        found.write(file)
+        return f"on {found.images} images, temperature {found.temperature:.3f}"
+
+    @cached_property
+    def evaluation(self) -> Any:
+        from ogkd.cli.evaluate import EvaluationOptions, InputOptions
+
+        inputs = InputOptions(self.out / "model", self.out / "split.csv", device=self.device)
+        return EvaluationOptions().evaluate(inputs)
+
+    def _evaluate(self) -> str:
+        file = self.out / "evaluation.json"
+        if file.is_file():
+            return _DONE
+        write_json(file, self.evaluation.result)
+        return f"on {self.evaluation.result['images']} images -> {file}"
+
+    def _report(self) -> str:
+        from ogkd.audit import audit_data
+
+        file = self.out / "report.html"
+        write_new(self.out / "commands.sh", commands(self.data, self.out, self.options))
+        if file.is_file():
+            return _DONE
+        used = self._sliced(self.divided)
+        checked = audit_data(used, root=data_folder(self.data), name=self.data.resolve().name)
+        self.evaluation.write_report(file, checked)
+        return f"-> {file}"
+
+    def _summary(self) -> Iterator[str]:
+        result = json.loads((self.out / "evaluation.json").read_text(encoding="utf-8"))
+        yield ""
+        yield result["verdict"]["text"]
+        if untested := [name for name, row in result["per_class"].items() if not row["images"]]:
+            yield f"Not tested, because there was no image to test on: {', '.join(untested)}."
+        few = {name: row["images"] for name, row in result["per_class"].items()}
+        if hardly := [f"{name} ({n})" for name, n in few.items() if 0 < n < _FEW]:
+            yield f"Hardly tested, with so few images to test on: {', '.join(hardly)}."
+        yield f"\nEverything is in {self.out}:"
+        yield "  report.html     how good the model is, and when to trust it (open it in a browser)"
+        yield "  check.html      what is wrong with the images; left-out.csv: what was left out"
+        yield "  split.csv       which image was learned from, calibrated on, tested on"
+        yield "  model           the model; commands.sh: the single commands that make all this"
+        yield f"Next:  ogkd predict {shlex.quote(str(self.out / 'model'))} NEW_IMAGES > out.csv"
+
+
+_DONE = "already done"
+
+
+def _digest(manifest: Manifest) -> str:
+    """A digest of the table and of the contents of all files; missing ones count as such."""
+    digest = hashlib.sha256(manifest.sha256.encode())
+    for item in sorted(manifest.items, key=lambda item: item.image.as_posix()):
+        try:
+            digest.update(item.image.key.encode())
+        except DataError:
+            digest.update(b"unreadable")
+    return digest.hexdigest()
+
+
+def _one_line(words: str) -> str:
+    """Text without line breaks and control codes, which file names may contain."""
+    return "".join(letter if letter.isprintable() else " " for letter in words)

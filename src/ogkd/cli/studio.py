@@ -1,0 +1,113 @@
+"""`ogkd studio` and `ogkd label next`: teach a model in the browser, or ask what to label."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Option
+
+from ogkd.cli import options as opt
+from ogkd.cli.deploy import HostOption, OpenOption, PortOption, announcement, server_settings
+from ogkd.cli.output import print_json, say
+from ogkd.errors import ConfigError
+
+label_app = opt.CommandGroup(help="Which images to label.")
+
+
+def studio(
+    folder: Annotated[
+        Path | None, Argument(help="A folder of images, or a project to continue.")
+    ] = None,
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="The project (default: FOLDER-studio, or studio).")
+    ] = None,
+    backbone: Annotated[
+        str | None, Option("--backbone", "-b", help="As for `ogkd fit`; kept in the project.")
+    ] = None,
+    patient: Annotated[
+        str | None,
+        Option(help="Regular expression of paths whose first group is the patient: '(p[0-9]+)_'."),
+    ] = None,
+    slice: opt.SliceOption = None,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = None,
+    max_mb: Annotated[float, Option(help="Largest image to ask about, in megabytes.")] = 50,
+    max_pixels: Annotated[float, Option(help="Largest image to ask about, in pixels.")] = 50e6,
+    open_browser: OpenOption = False,
+    device: opt.DeviceOption = "auto",
+) -> None:
+    """Teach a model in the browser: label what helps most, see how good it is, use it.
+
+    Images stay where they are, and nothing leaves this machine. Every label is
+    on the disk before it is shown as saved; the same command continues later.
+    Ctrl-C stops it.
+    """
+    say("Starting the studio: loading torch ...")
+    from ogkd.app.server import require_server, serve
+    from ogkd.files import not_twice
+    from ogkd.studio.project import SETTINGS, Project
+    from ogkd.studio.routes import make_studio
+    from ogkd.studio.session import Session
+
+    require_server()
+    settings = server_settings(host, port, max_mb, max_pixels)
+    images = folder
+    if folder is not None and (folder / SETTINGS).is_file():
+        if out is not None:
+            raise ConfigError(f"{folder} is a project already: give it alone, without --out.")
+        images, out = None, folder
+    if images is not None and not images.is_dir():
+        raise ConfigError(f"There is no folder {images}. Give a folder of images.")
+    name = "studio" if images is None else f"{images.resolve().name}-studio"
+    place = Path(name) if out is None else out
+    with not_twice(place):
+        project = Project.open(place)
+        changes = {"backbone": backbone, "patient": patient, "slice": slice}
+        project.set_facts(**{key: value for key, value in changes.items() if value is not None})
+        if images is not None:
+            project.add_folder(images)
+        session = Session(project, device=device, say=say)
+        try:
+            serve(
+                lambda private: make_studio(session, private, settings),
+                settings,
+                say=announcement(f"Studio: {place}", settings, open_browser),
+            )
+        finally:
+            session.close()
+    typer.echo(f"Stopped; everything is in {place}.")
+
+
+@label_app.command("next")
+def label_next(
+    folder: Annotated[Path, Argument(help="A folder of images.")],
+    labels: Annotated[
+        Path | None, Option(help="The labels so far: a CSV with path, label and perhaps patient.")
+    ] = None,
+    number: Annotated[
+        int, Option("--number", "-n", min=1, max=10000, help="How many images.")
+    ] = 20,
+    prompts: Annotated[
+        Path | None, Option(help="Texts of the classes: a JSON file or a shipped bank.")
+    ] = None,
+    backbone: opt.BackboneOption = "auto",
+    device: opt.DeviceOption = "auto",
+    json: opt.JsonOption = False,
+) -> None:
+    """Print the images of a folder whose labels help a model most, the most useful first.
+
+    Without labels these are the images that represent the folder best. Label
+    them in any tool, add them to the table, and ask again.
+    """
+    from ogkd.studio.suggest import label_next as ask
+
+    found = ask(
+        folder, labels=labels, n=number, backbone=backbone, prompts=prompts, device=device, say=say
+    )
+    if json:
+        print_json([str(image) for image in found], ascii=True)
+        return
+    for image in found:
+        typer.echo(str(image))

@@ -1,0 +1,80 @@
+"""Optimiser and schedule of contexts: settings, rates, and a state to go on from."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from ogkd.core.checkpoint import TrainingState
+
+_ADAM = ("exp_avg", "exp_avg_sq")  # torch's names of its two averages
+
+
+class TrainConfig(BaseModel):
+    """Optimiser and schedule (fidelity.md, 23-26) with the released code's values.
+
+    "sgd" is the released recipe. "adam" has a constant rate and drops no image; images that are
+    one batch stay in their order. With a `tolerance` a run ends by itself (`converged`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    epochs: int = Field(default=100, ge=1)
+    tolerance: float = Field(default=0.0, ge=0, lt=1)  # 0: all epochs
+    batch_size: int = Field(default=4, ge=1)
+    lr: float = Field(default=2.5e-3, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=5e-4, ge=0)
+    warmup_epochs: int = Field(default=1, ge=0)
+    warmup_lr: float = Field(default=1e-5, ge=0)
+    drop_last: bool = True
+    checkpoint_every: int = Field(default=5, ge=1)
+
+
+def learning_rate(epoch: int, config: TrainConfig) -> float:
+    """Constant warm-up, then a cosine over all epochs, stepped per epoch (fidelity.md, 24)."""
+    if config.optimiser == "adam":
+        return config.lr
+    if epoch < config.warmup_epochs:
+        return config.warmup_lr
+    turn = math.pi * (epoch - config.warmup_epochs) / config.epochs
+    return config.lr * (1 + math.cos(turn)) / 2
+
+
+def make_optimiser(
+    contexts: Tensor, state: TrainingState, config: TrainConfig, steps: int
+) -> torch.optim.Optimizer:
+    """The optimiser as it was when `state` was saved, after that many steps."""
+    kept = state.momentum.to(contexts.device)
+    if config.optimiser == "adam":
+        betas = (config.momentum, 0.99)  # 0.999 would need longer than a whole training
+        decay = config.weight_decay
+        adam = torch.optim.Adam([contexts], lr=config.lr, betas=betas, weight_decay=decay)
+        if kept.numel():
+            averages = dict(zip(_ADAM, kept, strict=True))
+            adam.state[contexts] = {"step": torch.tensor(float(steps)), **averages}
+        return adam
+    sgd = torch.optim.SGD(
+        [contexts], lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    if kept.numel():
+        sgd.state[contexts]["momentum_buffer"] = kept
+    return sgd
+
+
+def snapshot(
+    contexts: Tensor,
+    optimiser: torch.optim.Optimizer,
+    epoch: int,
+    losses: Tensor,
+) -> TrainingState:
+    known = optimiser.state[contexts]
+    parts = [known[name] for name in _ADAM if name in known]
+    momentum = torch.stack(parts) if parts else known.get("momentum_buffer")
+    kept = torch.zeros(0) if momentum is None else momentum.detach().cpu().clone()
+    return TrainingState(contexts.detach().cpu().clone(), kept, epoch, losses)

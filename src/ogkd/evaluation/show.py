@@ -1,0 +1,67 @@
+"""What `evaluate` returns: a dictionary that a terminal and a notebook show as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ogkd.evaluation.names import METRICS, Metric
+from ogkd.notebook import panel, small, table, text_table
+
+_SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa", "ece")
+_CLASSES = 30  # listed
+_HEAD = ("metric", "value", "interval")
+_CLASS_HEAD = ("class", "images", "recall (%)", "interval")
+
+
+class Evaluation(dict[str, Any]):
+    """The result of an evaluation; it is a plain dictionary to JSON and to everything else."""
+
+    def __repr__(self) -> str:
+        parts = [[self._title()], text_table(_HEAD, self._metrics())]
+        parts += [text_table(_CLASS_HEAD, self._classes()), self._words()]
+        return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+    def _repr_html_(self) -> str:
+        words = self._words()
+        return panel(
+            self._title(),
+            *words[:1],
+            table(_HEAD, self._metrics()),
+            table(_CLASS_HEAD, self._classes()),
+            *map(small, words[1:]),
+        )
+
+    def _title(self) -> str:
+        groups = f" of {self['groups']} patients or groups" if self["groups"] else ""
+        return f"Evaluation on {self['images']} images{groups}"
+
+    def _words(self) -> list[str]:
+        """The verdict if there is one, and what makes the numbers look too good."""
+        verdict = self.get("verdict")
+        found = [str(verdict["text"])] if verdict else []
+        used = {"learned from": self["learned_from"], "was calibrated on": self["calibrated_on"]}
+        return found + [
+            f"The model {what} {count} of these images, so the numbers look better than they are."
+            for what, count in used.items()
+            if count
+        ]
+
+    def _metrics(self) -> Iterator[tuple[str, str, str]]:
+        for name in _SUMMARY:
+            if name in self:
+                metric = METRICS[name]
+                yield metric.heading, *_value(metric, self[name], self["intervals"].get(name))
+
+    def _classes(self) -> Iterator[tuple[str, str, str, str]]:
+        recall = METRICS["accuracy"]  # of the images of one class
+        for name, row in list(self["per_class"].items())[:_CLASSES]:
+            found = _value(recall, row["recall"], row["intervals"]["recall"])
+            yield name, str(row["images"]), *found
+
+
+def _value(
+    metric: Metric, value: float | None, ends: tuple[float, float] | None
+) -> tuple[str, str]:
+    shown = "-" if value is None else metric.text(value)
+    return shown, "" if ends is None else f"{metric.text(ends[0])} to {metric.text(ends[1])}"

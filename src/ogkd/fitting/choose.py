@@ -1,0 +1,82 @@
+"""Which backbone to use if none is named, and a warning where the built-in model is out of place.
+
+The images themselves decide: phantoms get the built-in model, everything else a real backbone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ogkd.backbones import Backbone, catalog, load_backbone
+from ogkd.backbones.builtin import (
+    builtin_warning,
+    is_builtin,
+    mostly_strange,
+    unlike_phantoms,
+)
+from ogkd.backbones.hub import present_backbones
+from ogkd.errors import BackboneError
+from ogkd.features.encode import encode_files
+from ogkd.features.unreadable import unreadable, unreadable_error
+from ogkd.images import ImageRef
+
+AUTO = "auto"  # the name that means: choose
+BEST = "biomedclip"  # to fetch, if there is no real backbone yet
+_SAMPLE = 24  # images that are looked at
+
+
+class NoRealBackbone(BackboneError):
+    """The images are not phantoms, and no backbone that could know them is on this machine."""
+
+
+def choose_backbone(images: Sequence[ImageRef], *, say: Callable[[str], None] | None = None) -> str:
+    """The built-in model for phantoms; for other images, or none, the best real one present.
+
+    Nothing is downloaded. `say` receives a line about a real backbone that was chosen.
+    """
+    if images:
+        strange, seen = _look(load_backbone("builtin", device="cpu"), images)
+        if not seen and (bad := unreadable(images)):
+            raise unreadable_error(bad)
+        if seen and not mostly_strange(strange, seen):
+            return "builtin"
+    name = best_present()
+    if name is None:
+        size = (catalog()[BEST].size or 0) / 1e9
+        about = "these images are not the phantoms that the built-in model knows, and "
+        start = f"No backbone was named: {about if images else ''}no other backbone is"
+        raise NoRealBackbone(
+            f"{start} on this machine. Fetch one, once, with a network: `ogkd backbones fetch "
+            f"{BEST}` ({size:.1f} GB), or pass the folder of a model that you have. To try out "
+            "the commands without it, name the backbone 'builtin': its results mean nothing on "
+            "real images.",
+            argument="backbone",
+        )
+    if say is not None:
+        say(f"Backbone: {name} ({catalog()[name].modality}), the best one on this machine.")
+    return name
+
+
+def best_present() -> str | None:
+    """The first real backbone of the catalogue that is on this machine."""
+    return next(iter(present_backbones()), None)
+
+
+def warning_about(backbone: Backbone, images: Sequence[ImageRef]) -> str:
+    """The warning if this is the built-in model and the images are not phantoms; else nothing."""
+    return builtin_warning(*_look(backbone, images)) if is_builtin(backbone) else ""
+
+
+def _look(builtin: Backbone, images: Sequence[ImageRef]) -> tuple[int, int]:
+    """Of some images, spread over all: how many are not like phantoms, and how many were read."""
+    if not images:
+        return 0, 0
+    rows = np.unique(np.linspace(0, len(images) - 1, _SAMPLE).round().astype(int))
+    strange = seen = 0
+    for batch in encode_files(builtin, [images[row] for row in rows]):
+        if batch.features is not None:
+            found = unlike_phantoms(batch.features.globals.cpu().numpy())
+            strange, seen = strange + int(found.sum()), seen + len(found)
+    return strange, seen

@@ -1,0 +1,132 @@
+"""Unlabelled images for a fit: found, checked and encoded; what cannot help is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ogkd.datasets.manifest import Item
+from ogkd.errors import ConfigError, DataError, counted
+from ogkd.features.store import FeatureStore
+from ogkd.features.unreadable import decode_ahead
+from ogkd.fitting.request import FitRequest
+from ogkd.images import ImageRef
+from ogkd.images.decode import find_images
+from ogkd.methods import METHODS, Method
+from ogkd.model.familiarity import SupportFeatures, of_this_kind
+from ogkd.progress import progress_bar
+
+_PER_CLASS = 2  # unlabelled images below which there is too little to learn from
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Unlabelled images and their features."""
+
+    images: list[ImageRef]
+    rows: Tensor  # [U, d]
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """The images by content and by pixels, in no order that means anything."""
+        found = {mark for ref in self.images for mark in (ref.fingerprint, ref.pixel_fingerprint)}
+        return tuple(sorted(found))
+
+
+def require_unlabelled(method: Method) -> None:
+    """Refuse a method that learns from labelled images only."""
+    if not method.takes_unlabelled:
+        able = ", ".join(sorted(name for name, one in METHODS.items() if one.takes_unlabelled))
+        raise ConfigError(
+            f"{method.name} learns from labelled images only. Use {able}, or leave the unlabelled "
+            "images out.",
+            argument="unlabelled",
+        )
+
+
+def read_pool(
+    request: FitRequest, store: FeatureStore, *, deep: bool, judged: Sequence[Item]
+) -> Pool:
+    """Every readable unlabelled image once, without copies of the images that judge a model."""
+    given = request.unlabelled
+    assert given is not None  # asked for by the caller
+    paths = [given] if isinstance(given, str | Path) else list(given)
+    if any(str(path).strip() == "" for path in paths) or not paths:
+        raise ConfigError("The unlabelled images have no name.", argument="unlabelled")
+    refs = [ref.sliced(request.slice_rule) for ref in find_images(paths)]
+    known = {mark for item in judged for mark in _marks(item.image)}
+    kept: dict[str, ImageRef] = {}
+    unreadable: list[str] = []
+    tests = 0
+    with progress_bar("Reading unlabelled images", len(refs)) as bar:
+        for batch in decode_ahead(_marks, refs):
+            bar.advance(len(batch))
+            for ref, marks in batch:
+                if isinstance(marks, DataError):
+                    unreadable.append(str(marks))
+                elif known & set(marks):
+                    tests += 1
+                else:
+                    kept.setdefault(marks[1], ref)
+    if unreadable:
+        request.note(
+            f"Note: {counted(len(unreadable), 'unlabelled file')} left out, unreadable. The first: "
+            f"{unreadable[0]}"
+        )
+    if tests:
+        request.note(
+            f"Note: {counted(tests, 'unlabelled image')} left out: copies of images in the data's "
+            "own val or test part, on which the model could then not be judged."
+        )
+    images = list(kept.values())
+    if not images:
+        return Pool([], torch.empty(0, 0))
+    return Pool(images, store.get(images, deep=deep).rows[:, 0].float())
+
+
+def pool_for(
+    request: FitRequest,
+    pool: Pool,
+    support: Sequence[Item],
+    known: SupportFeatures | None,
+    classes: int,
+    width: int,
+) -> Pool | None:
+    """The images of the pool that this support can learn from; None, with a note, if too few."""
+    own = {mark for item in support for mark in _marks(item.image)}
+    fresh = [not own & set(_marks(ref)) for ref in pool.images]
+    copies = len(fresh) - sum(fresh)
+    strange = 0
+    if known is not None and len(pool.images):
+        near = of_this_kind(known, pool.rows.numpy(), width).tolist()
+        strange = sum(new and not close for new, close in zip(fresh, near, strict=True))
+        fresh = [new and close for new, close in zip(fresh, near, strict=True)]
+    left = _sentence(copies, strange)
+    count = sum(fresh)
+    if count < _PER_CLASS * classes:
+        request.note(
+            f"Note: the unlabelled images are not used: {count} of {len(pool.images)} can be, and "
+            f"{counted(classes, 'class')} need at least {_PER_CLASS * classes}.{left}"
+        )
+        return None
+    request.note(f"Learning from {counted(count, 'unlabelled image')} too.{left}")
+    mask = torch.tensor(fresh)
+    return Pool([ref for ref, new in zip(pool.images, fresh, strict=True) if new], pool.rows[mask])
+
+
+def _sentence(copies: int, strange: int) -> str:
+    parts = []
+    if copies:
+        parts.append(f"{copies} copies of labelled images")
+    if strange:
+        parts.append(f"{strange} unlike the labelled images")
+    return f" Left out: {', '.join(parts)}." if parts else ""
+
+
+def _marks(image: ImageRef) -> tuple[str, str]:
+    """What recognises an image again: by content and by pixels."""
+    return image.fingerprint, image.pixel_fingerprint

@@ -1,0 +1,77 @@
+"""A classifier from class names alone: nothing is learned from images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ogkd.backbones import Backbone
+from ogkd.datasets.manifest import Manifest
+from ogkd.errors import ConfigError
+from ogkd.fitting.pipeline import train
+from ogkd.fitting.prepare import Drawn, Prepared, backbone_for, bank_of, normal_labels, text_side
+from ogkd.fitting.request import FitRequest, Prompts
+from ogkd.images import ImageRef
+from ogkd.methods import make_method
+from ogkd.model.classifier import Classifier
+from ogkd.prompts.bank import fallback_note
+from ogkd.prompts.templates import require_classes
+
+METHOD = "zero-shot-ensemble"
+
+
+def zero_shot(
+    classes: Sequence[str],
+    *,
+    backbone: str | Path | Backbone = FitRequest.backbone,
+    prompts: Prompts | None = None,
+    images: Sequence[str | Path | ImageRef] = (),
+    device: str = FitRequest.device,
+    engine: str = FitRequest.engine,
+    say: Callable[[str], None] | None = None,
+) -> Classifier:
+    """Make a classifier of the texts of classes; it learns from no image and is not calibrated.
+
+    Args:
+        classes: the names of at least two classes.
+        backbone: as for `fit`; "auto" looks at `images`, and without any takes a real backbone.
+        prompts: texts of the classes: a mapping, a JSON file or the name of a shipped bank
+            (default: templates).
+        images: some that the model is meant for.
+        device: where to compute: auto, cpu, cuda, cuda:1 or mps.
+        engine: how images are encoded: torch, onnx or onnx-int8.
+        say: receives short notes for the user.
+
+    Example:
+        >>> model = zero_shot(["benign mass", "malignant mass"], backbone="builtin")
+        >>> model.class_names
+        ('benign mass', 'malignant mass')
+    """
+    if isinstance(classes, str):
+        raise ConfigError("Give a list of class names, not one text.", argument="classes")
+    names = tuple(require_classes(classes))
+    if len(names) < 2:
+        raise ConfigError(
+            f"Give at least two classes to choose between, but got only '{names[0]}'.",
+            argument="classes",
+        )
+    request = FitRequest(
+        Manifest((), names),
+        backbone=backbone,
+        method=METHOD,
+        prompts=prompts,
+        device=device,
+        engine=engine,
+        say=say,
+    )
+    name, bank = bank_of(request, None)
+    if note := fallback_note(names, bank):
+        request.note(f"Note: {note}")
+    found = backbone_for(request, [ImageRef.of(image) for image in images])
+    text = text_side(found, names, bank, normal_labels(names, None))
+    seeds, method = (request.seed,), make_method(METHOD)
+    nothing = Drawn([], [])
+    ready = Prepared(
+        request, seeds, method, None, text, [nothing], [], [None], [None], [], bank=name
+    )
+    return train(ready)[0]

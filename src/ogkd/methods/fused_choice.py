@@ -1,0 +1,186 @@
+"""The numbers of `fused` that the support decides, and whether unlabelled images are used.
+
+Held-out images of the support judge: no validation image, no test image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ogkd.methods.base import MethodConfig
+from ogkd.methods.experts import Experts, Space, Texts, experts, totals, with_unlabelled
+from ogkd.methods.feature_method import Rows
+from ogkd.methods.grid_search import deal
+
+_KAPPAS = tuple(2.0**k for k in range(-2, 7))  # 1/4 .. 64 images
+_HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
+_KAPPA_SPREAD = 0.5  # prior standard deviation of log kappa around log kappa0
+_HEAT_SPREAD = 0.3  # prior standard deviation of the log of the factor on logits around 0
+FOLDS = 8  # at most, to choose by; each holds out some images of every class
+_MANY = 8  # labelled images per class from which on a pool must help, not only do no harm
+POOL_FOLDS = 4  # at most with unlabelled images, where a fold costs more
+RHO = {True: 0.3, False: 1.0}  # the ridge, with deeper features and without
+
+
+class FusedConfig(MethodConfig):
+    """`text`: "bank", "single", "ogkd" or any other method that learns class texts.
+
+    The numbers are those of docs/concepts/fused.md, chosen there on training and validation images.
+    """
+
+    text: str = "bank"
+    text_settings: dict[str, Any] = Field(default_factory=dict)  # of that method
+    train: dict[str, Any] = Field(default_factory=dict)  # its training, such as epochs
+    blend: float = Field(default=0.5, ge=0, le=1)  # share of learned texts; the rest: the bank
+    kappa: float | None = Field(default=None, gt=0)  # worth of text in images; None: cross-fit
+    kappa0: float = Field(default=8.0, gt=0)  # its prior value
+    rho: float | None = Field(default=None, gt=0)  # ridge of covariances; None: by the features
+    nu: float = Field(default=16.0, ge=0)  # how many images the zero-shot biases are worth
+    features: Literal["auto", "deep", "global"] = "auto"  # auto: deep if the backbone has them
+    beta: float = Field(default=0.2, gt=0, le=1)  # how many images an unlabelled one counts as
+    rounds: int = Field(default=5, ge=1, le=100)  # of expectation-maximisation on unlabelled images
+
+
+def weights(rows: Rows) -> Tensor:
+    """What each row counts for its class [R, C]: the views of an image are one image together."""
+    return rows.one_hot.double() / rows.views
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The worth of text in images, the factor on logits, and whether the pool is used.
+
+    `held` [M] is the log-likelihood of each held-out row with them; empty if none was held out.
+    """
+
+    kappa: float
+    heat: float
+    held: Tensor = field(default_factory=lambda: torch.empty(0), repr=False, compare=False)
+    pool: bool = False
+
+
+def choose(
+    rows: Rows, space: Space, texts: Texts, config: FusedConfig, *, folds: int = FOLDS
+) -> Choice:
+    """Choose the weight kappa and the factor on logits on held-out support images.
+
+    With one image per class nothing can be held out: they are then kappa0 and 1.
+    """
+
+    def fit(kept: Tensor) -> Experts:
+        return experts(space.rows(kept), weights(rows)[kept], texts, rho=ridge(config))
+
+    fixed = config.kappa
+    kappas = _KAPPAS if fixed is None else (fixed,)
+    found = _best(rows, space, fit, kappas, config, folds=folds)
+    return found or Choice(fixed or config.kappa0, 1.0)
+
+
+def row_weights(rows: Rows, count: int, beta: float) -> Tensor:
+    """What each of `count` rows counts in images, the labelled ones first: [count]."""
+    w = torch.full((count,), beta, dtype=torch.float64)
+    w[: len(rows.labels)] = 1 / rows.views
+    return w
+
+
+def choose_pool(
+    rows: Rows,
+    space: Space,
+    texts: Texts,
+    config: FusedConfig,
+    without: Choice,
+    sums: Sequence[Tensor],
+) -> tuple[Choice, str]:
+    """Whether the unlabelled rows behind the labelled ones help; the factor on logits with them.
+
+    They are not used if held-out support images are clearly less likely with them: by more than
+    twice the standard error of the mean difference; where each class has 8 images, which leaves
+    little to gain, if they are less likely at all. `sums` are the `totals` of all rows.
+    """
+    known, count = len(rows.labels), len(space.v) - len(rows.labels)
+    labelled = space.rows(torch.arange(len(space.v)) < known)
+
+    def fit(kept: Tensor) -> Experts:
+        chosen = torch.cat([kept, torch.ones(count, dtype=torch.bool)])
+        # Cheaper than starting again: the totals without the rows that are held out.
+        gone = totals(labelled.rows(~kept), row_weights(rows, known, 0.0)[~kept])
+        less = [total - part for total, part in zip(sums, gone, strict=True)]
+        few = rows.keep(kept)
+        return with_pool(few, space.rows(chosen), texts, config, without.kappa, less)
+
+    found = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
+    if found is None:
+        return replace(without, pool=True), ""
+    gain = found.held - without.held  # the same images are held out
+    error = float(gain.std() / len(gain) ** 0.5) if len(gain) > 1 else math.inf
+    floor = 0.0 if int(rows.counts.min()) >= _MANY else -2 * error
+    if float(gain.mean()) < floor:
+        return without, (
+            "The unlabelled images are not used: with them, labelled images that were held out "
+            f"became less likely (by {-float(gain.mean()):.2f} nats each). They may be of other "
+            "classes or taken in another way."
+        )
+    return replace(found, pool=True), ""
+
+
+def with_pool(
+    rows: Rows,
+    space: Space,
+    texts: Texts,
+    config: FusedConfig,
+    kappa: float,
+    known: Sequence[Tensor] | None = None,
+) -> Experts:
+    return with_unlabelled(
+        space,
+        weights(rows),
+        texts,
+        rho=ridge(config),
+        kappa=kappa,
+        beta=config.beta,
+        rounds=config.rounds,
+        known=known,
+    )
+
+
+def _best(
+    rows: Rows,
+    space: Space,
+    fit: Callable[[Tensor], Experts],
+    kappas: Sequence[float],
+    config: FusedConfig,
+    *,
+    folds: int,
+) -> Choice | None:
+    """The best numbers for held-out rows; None if no class has two images."""
+    dealt = deal(rows, folds)
+    if dealt is None:
+        return None
+    out = [dealt == fold for fold in dealt.unique().tolist() if fold >= 0]
+    held = [(fit(~mask), space.rows(mask)) for mask in out]
+    labels = torch.cat([rows.labels[mask] for mask in out])
+    heats = torch.tensor(_HEATS, dtype=torch.float64)
+    best, least = None, math.inf
+    for kappa in kappas:
+        logits = torch.cat([both.logits(some, kappa) for both, some in held])
+        log_p = (heats[:, None, None] * logits).log_softmax(-1)  # [H, M, C]
+        picked = log_p.gather(-1, labels.expand(len(heats), -1).unsqueeze(-1)).squeeze(-1)
+        # Views of one image are not independent: together they count as one.
+        cost = -picked.sum(1) / rows.views + (heats.log() / _HEAT_SPREAD).square() / 2
+        if config.kappa is None:
+            cost = cost + (math.log(kappa / config.kappa0) / _KAPPA_SPREAD) ** 2 / 2
+        place = int(cost.argmin())
+        if float(cost[place]) < least:
+            least, best = float(cost[place]), Choice(kappa, _HEATS[place], picked[place])
+    return best
+
+
+def ridge(config: FusedConfig) -> float:
+    return config.rho or RHO[False]

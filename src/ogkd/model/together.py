@@ -1,0 +1,66 @@
+"""Images that are answered together: the model learns from the batch before it answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ogkd.errors import ConfigError, counted
+from ogkd.methods import TextSide
+from ogkd.model.card import method_of
+
+if TYPE_CHECKING:
+    from ogkd.model.classifier import Classifier
+
+NOTE = (
+    "Note: the images are answered together, so each answer depends on the others of this batch. "
+    "Nothing is promised about such answers: no prediction sets, no abstention, and a calibration "
+    "is not used."
+)
+_FEWEST = 2  # images per class
+
+
+def refuse_together(classifier: Classifier) -> None:
+    """Refuse a model that cannot answer images together, before any image is encoded."""
+    support = classifier.support
+    reason = method_of(classifier.card).together_error(classifier.head)
+    if reason is None and (
+        support is None or len(set(support.labels.tolist())) < len(classifier.class_names)
+    ):
+        reason = "The model folder does not have the features of labelled images of every class."
+    if reason is not None:
+        raise ConfigError(f"Images cannot be answered together. {reason}", argument="together")
+
+
+def for_batch(classifier: Classifier, features: NDArray[np.float32], *, images: int) -> Classifier:
+    """The same model after learning from features [U, d], those of `images` that are familiar."""
+    support, classes = classifier.support, len(classifier.class_names)
+    assert support is not None  # of refuse_together
+    if len(features) < _FEWEST * classes:
+        strange = images - len(features)
+        others = f" ({strange} more unlike those that the model learned from)" if strange else ""
+        raise ConfigError(
+            f"To be answered together, there must be at least {_FEWEST} images per class, "
+            f"{_FEWEST * classes} in all, but there are {len(features)}{others}. Give more images, "
+            "or have them answered one by one.",
+            argument="together",
+        )
+    known = torch.from_numpy(support.features), torch.from_numpy(support.labels)
+    text = TextSide(classifier.backbone, classifier.class_names, ())
+    head = method_of(classifier.card).together(
+        classifier.head, known, torch.from_numpy(np.ascontiguousarray(features)), text
+    )
+    return type(classifier)(classifier.backbone, head, classifier.card, support=support)
+
+
+def summary(learned: Classifier, used: int, images: int) -> str:
+    """What answering together came to, in words."""
+    if learned.head.notes:
+        return "Note: the images are answered one by one. " + " ".join(learned.head.notes)
+    left = f" {images - used} unfamiliar ones were answered, but not learned from." * (
+        used < images
+    )
+    return f"Answered {counted(images, 'image')} together.{left}"

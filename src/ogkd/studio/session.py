@@ -1,0 +1,252 @@
+"""A project at work: images are encoded and heads fitted in the background while people label."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.backbones import Backbone, load_backbone
+from ogkd.errors import ConfigError, DataError, OgkdError
+from ogkd.features.store import FeatureStore
+from ogkd.files import read_json, write_json
+from ogkd.fitting.choose import AUTO, choose_backbone
+from ogkd.fitting.prepare import text_side
+from ogkd.methods import TextSide
+from ogkd.model.familiarity import SupportFeatures, nearest
+from ogkd.prompts.bank import fold, read_bank, shipped_banks, template_bank
+from ogkd.studio.fitted import Fitted, fit_all
+from ogkd.studio.images import Gallery, find_project_images, patients
+from ogkd.studio.project import Project
+from ogkd.studio.queue import LEFT_OUT, OPEN, checked, next_images, with_checks
+
+CURVE = "curve.json"
+_AHEAD = 12  # images of the queue that are given at once
+_SAMPLE = 24  # images by which a backbone is chosen
+log = logging.getLogger("ogkd.studio")
+
+
+class Session:
+    """Owns the threads. What others read of it is replaced whole, never changed in place."""
+
+    def __init__(
+        self, project: Project, *, device: str = "auto", say: Callable[[str], None] | None = None
+    ) -> None:
+        self.project, self.device, self.say = project, device, say
+        self.gallery = Gallery([], [])
+        self.backbone: Backbone | None = None
+        self.fitted: Fitted | None = None
+        self.version = 0  # grows with everything that the page may want to show
+        self.stage = "idle"  # or loading, encoding, ready, error
+        self.problem = ""
+        self.curve: list[dict[str, Any]] = self._read_curve()
+        self._text: tuple[Any, TextSide] | None = None
+        self._stop, self._wake, self._closing = (threading.Event() for _ in range(3))
+        self._fitting = threading.Thread(target=self._fit_loop, name="ogkd-fit", daemon=True)
+        self._encoding: threading.Thread | None = None
+        self._fitting.start()
+        self.rescan()
+
+    def close(self) -> None:
+        self._closing.set()
+        self._stop.set()
+        self._wake.set()
+        for thread in (self._encoding, self._fitting):
+            if thread is not None:
+                thread.join(timeout=10)
+        self.project.write_table()
+
+    def rescan(self) -> None:
+        """Look for images again, and encode those that are new."""
+        refs = find_project_images(self.project)
+        place = self.project.address
+        addresses = [place(ref) for ref in refs]
+        self._stop.set()
+        if self._encoding is not None:
+            self._encoding.join()
+        self._stop = threading.Event()
+        self.fitted = None
+        self.gallery = Gallery(refs, addresses)
+        self.version += 1
+        if refs:
+            self._encoding = threading.Thread(
+                target=self._encode,
+                args=(self.gallery, self._stop),
+                name="ogkd-encode",
+                daemon=True,
+            )
+            self._encoding.start()
+
+    def changed(self) -> None:
+        """Labels or classes have changed: fit again soon."""
+        self.version += 1
+        self._wake.set()
+
+    def labels(self) -> NDArray[np.int64]:
+        """The class of each image, OPEN or LEFT_OUT."""
+        names = {name: number for number, name in enumerate(self.project.class_names)}
+        found = np.full(len(self.gallery), OPEN, np.int64)
+        for address, mark in list(self.project.marks.items()):
+            row = self.gallery.rows.get(address)
+            if row is not None and mark.state != "clear":
+                label = names.get(mark.label or "", LEFT_OUT)
+                found[row] = label if mark.state == "label" else LEFT_OUT
+        for row in (*self.gallery.errors, *self.gallery.copies):
+            if found[row] == OPEN:
+                found[row] = LEFT_OUT
+        return found
+
+    def queue(self, n: int = _AHEAD) -> list[int]:
+        """Rows of the images to label next."""
+        gallery, fitted = self.gallery, self.fitted
+        if gallery.features is None or not gallery.known.any():
+            return []
+        labels = self.labels()
+        labels[~gallery.known & (labels == OPEN)] = LEFT_OUT
+        classes = max(2, len(self.project.class_names))
+        p = None
+        if fitted is not None and fitted.probabilities.shape == (len(gallery), classes):
+            p = fitted.probabilities
+        groups = patients(self.project, gallery.addresses)
+        known = groups if any(name is not None for name in groups) else None
+        # The queue's constants are for global features, the first numbers of a row.
+        width = None if self.backbone is None else self.backbone.embed_dim
+        features = gallery.features[:, :width]
+        found = next_images(features, labels, classes=classes, probabilities=p, groups=known, n=n)
+        return with_checks(found, gallery.order, labels)
+
+    def neighbours(self, row: int, count: int = 6) -> list[tuple[int, int, float]]:
+        """The labelled images most similar to one: row, class, cosine."""
+        fitted, features = self.fitted, self.gallery.features
+        if fitted is None or features is None or not len(fitted.labelled):
+            return []
+        support = SupportFeatures(features[fitted.labelled], fitted.labels)
+        rows, cosines = nearest(support, features[row : row + 1], count + 1)
+        found = [
+            (int(fitted.labelled[place]), int(fitted.labels[place]), float(cosine))
+            for place, cosine in zip(rows[0], cosines[0], strict=True)
+        ]
+        return [one for one in found if one[0] != row][:count]
+
+    def text(self) -> TextSide | None:
+        """The texts of the classes through the backbone's text tower; None without classes."""
+        classes = self.project.facts.classes
+        if self.backbone is None or len(classes) < 2:
+            return None
+        if self._text is None or self._text[0] != classes:
+            bank = {one.name: list(one.texts or texts_for(one.name)) for one in classes}
+            names = [one.name for one in classes]
+            normal = [number for number, one in enumerate(classes) if one.normal]
+            self._text = (classes, text_side(self.backbone, names, bank, normal))
+        return self._text[1]
+
+    def _encode(self, gallery: Gallery, stop: threading.Event) -> None:
+        try:
+            self.stage, self.problem = "loading", ""
+            self.version += 1
+            if self.backbone is None:
+                self.backbone = self._load()
+            self.stage = "encoding"
+
+            def told() -> None:
+                self.changed()
+
+            gallery.encode(FeatureStore(self.backbone), stop, told)
+            self.stage = "ready"
+        except OgkdError as error:
+            self.stage, self.problem = "error", str(error)
+        except Exception:
+            log.exception("Images could not be encoded.")
+            self.stage, self.problem = "error", "Encoding failed. See the terminal for details."
+        self.changed()
+
+    def _load(self) -> Backbone:
+        name = self.project.facts.backbone
+        if name == AUTO:
+            step = max(1, len(self.gallery) // _SAMPLE)
+            name = choose_backbone(self.gallery.refs[::step][:_SAMPLE], say=self.say)
+        return load_backbone(name, device=self.device)
+
+    def _fit_loop(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._closing.is_set():
+                return
+            try:
+                self._fit()
+            except Exception as error:
+                if not isinstance(error, OgkdError):
+                    log.exception("The labels could not be learned from.")
+                self.problem = f"The labels could not be learned from: {error}"
+                self.version += 1
+
+    def _fit(self) -> None:
+        gallery, text = self.gallery, self.text()
+        if text is None or gallery.features is None or not gallery.known.any():
+            self.fitted = None
+            return
+        labels = self.labels()
+        if len(labels) != len(gallery) or gallery is not self.gallery:
+            return  # other images meanwhile; they wake us again
+        known = gallery.known.copy()
+        keys = [ref.fingerprint if known[row] else "" for row, ref in enumerate(gallery.refs)]
+        fitted = fit_all(
+            gallery.features,
+            known,
+            np.where(labels >= 0, labels, OPEN),
+            text,
+            keys=keys,
+            groups=patients(self.project, gallery.addresses),
+            sample=checked(gallery.order, labels),
+            engine=text.backbone.engine,
+        )
+        if gallery is self.gallery:
+            self.fitted = fitted
+            self._add_to_curve(fitted)
+            self.project.write_table()
+            self.version += 1
+
+    def _read_curve(self) -> list[dict[str, Any]]:
+        try:
+            found = read_json(self.project.folder / CURVE)
+        except (OSError, ValueError):
+            return []
+        return found if isinstance(found, list) else []
+
+    def _add_to_curve(self, fitted: Fitted) -> None:
+        if fitted.accuracy is None or fitted.interval is None or not fitted.fair:
+            return
+        low, high = fitted.interval
+        point = {
+            "labels": len(fitted.labels),
+            "accuracy": fitted.accuracy,
+            "low": low,
+            "high": high,
+        }
+        kept = [one for one in self.curve if one["labels"] < point["labels"]]
+        self.curve = [*kept, point]
+        write_json(self.project.folder / CURVE, self.curve, ours=True)
+
+    def require_classes(self) -> None:
+        if len(self.project.facts.classes) < 2:
+            raise ConfigError("Name at least two classes first.")
+
+    def row(self, number: object) -> int:
+        """A row that a request names, checked."""
+        if not isinstance(number, int) or not 0 <= number < len(self.gallery):
+            raise DataError("There is no such image. Load the page again.")
+        return number
+
+
+def texts_for(name: str) -> list[str]:
+    """The texts of a shipped bank that has this class, else templates."""
+    for path in shipped_banks().values():
+        bank = {fold(known): texts for known, texts in read_bank(path).items()}
+        if found := bank.get(fold(name)):
+            return found
+    return template_bank([name])[0]

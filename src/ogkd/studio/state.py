@@ -1,0 +1,131 @@
+"""What the page shows, as JSON: the state of the project, the gallery, one image in detail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ogkd.app.models import Model
+from ogkd.features.encode import encode_files
+from ogkd.images import data_uri
+from ogkd.model.explain import evidence_of
+from ogkd.model.picture import draw
+from ogkd.studio.fitted import COVERAGE
+from ogkd.studio.queue import uncertainty
+from ogkd.studio.session import Session
+
+_EVIDENCE = 1024  # pixels
+
+
+def state_json(session: Session) -> dict[str, Any]:
+    """All but the images: small enough to ask for every second."""
+    project, gallery, fitted = session.project, session.gallery, session.fitted
+    rows = gallery.rows
+    counts = Counter(label for image, label in project.labels.items() if image in rows)
+    marks = Counter(m.state for image, m in list(project.marks.items()) if image in rows)
+    said: dict[str, Any] = {
+        "version": session.version,
+        "name": project.folder.name,
+        "folders": len(project.facts.folders),
+        "patient": project.facts.patient,
+        "stage": session.stage,
+        "problem": session.problem,
+        "images": len(gallery),
+        "encoded": gallery.done,
+        "rate": round(gallery.rate, 1),
+        "unreadable": len(gallery.errors),
+        "copies": len(gallery.copies),
+        "backbone": "" if session.backbone is None else session.backbone.name.rsplit("/", 1)[-1],
+        "classes": [
+            {**one.model_dump(mode="json"), "labels": counts[one.name]}
+            for one in project.facts.classes
+        ],
+        "labelled": sum(counts.values()),
+        "marks": {state: marks[state] for state in ("unsure", "skip", "unusable")},
+        "curve": session.curve,
+        "fit": None,
+    }
+    if fitted is not None:
+        said["fit"] = {
+            "learned": fitted.learned,
+            "labels": len(fitted.labels),
+            "judged": len(fitted.held_out.rows),
+            "counted": fitted.counted,
+            "fair": fitted.fair,
+            "accuracy": fitted.accuracy,
+            "interval": fitted.interval,
+            "confusion": fitted.confusion,
+            "suspects": [asdict(one) for one in fitted.suspects[:50]],
+            "coverage": COVERAGE,
+            "has_sets": fitted.sets is not None,
+        }
+    return said
+
+
+def images_json(session: Session) -> dict[str, Any]:
+    """The gallery, column by column: a row of each for every image."""
+    gallery, fitted = session.gallery, session.fitted
+    labels = session.labels()
+    marks = session.project.marks
+    found = [marks.get(address) for address in gallery.addresses]
+    said: dict[str, Any] = {
+        "version": session.version,
+        "names": gallery.addresses,
+        "label": [int(label) if label >= 0 else -1 for label in labels],
+        "state": ["" if m is None or m.state == "clear" else m.state for m in found],
+        "mark": [0 if m is None else m.number for m in found],
+        "known": gallery.known.astype(int).tolist(),
+        "errors": {str(row): reason for row, reason in gallery.errors.items()},
+        "copies": {str(row): first for row, first in gallery.copies.items()},
+    }
+    if fitted is not None and len(fitted.probabilities) == len(gallery):
+        p = fitted.probabilities
+        said["predicted"] = p.argmax(axis=1).tolist()
+        said["probability"] = [round(float(top), 4) for top in p.max(axis=1)]
+        said["doubt"] = [round(float(doubt), 4) for doubt in uncertainty(p)]
+        if fitted.sets is not None:
+            said["plausible"] = fitted.sets.sum(axis=1).tolist()
+        if fitted.unfamiliar is not None:
+            said["unfamiliar"] = fitted.unfamiliar.astype(int).tolist()
+    return said
+
+
+def detail(
+    session: Session, models: Callable[[], Sequence[Model]], row: int, evidence: bool
+) -> dict[str, Any]:
+    """One image: what the model says of it and why."""
+    gallery, fitted = session.gallery, session.fitted
+    mark = session.project.marks.get(gallery.addresses[row])
+    said: dict[str, Any] = {
+        "row": row,
+        "name": gallery.addresses[row],
+        "state": "" if mark is None or mark.state == "clear" else mark.state,
+        "label": mark.label if mark is not None and mark.state == "label" else None,
+        "mark": 0 if mark is None else mark.number,
+        "error": gallery.errors.get(row, ""),
+        "copy_of": gallery.copies.get(row),
+    }
+    if fitted is None or not gallery.known[row] or len(fitted.probabilities) != len(gallery):
+        return said
+    names = session.project.class_names
+    p = fitted.probabilities[row]
+    order = sorted(range(len(names)), key=lambda c: -p[c])
+    said["ranked"] = [[names[c], float(p[c])] for c in order]
+    if fitted.sets is not None:
+        said["plausible"] = [names[c] for c in order if fitted.sets[row, c]]
+    said["unfamiliar"] = bool(fitted.unfamiliar is not None and fitted.unfamiliar[row])
+    said["neighbours"] = [
+        {"row": near, "label": names[label], "similarity": round(cosine, 3)}
+        for near, label, cosine in session.neighbours(row)
+    ]
+    said["learned"] = fitted.learned
+    if evidence and (asked := models()):
+        classifier = asked[0].classifier
+        wanted = {"patches": True, "deep": classifier.deep}
+        batch = next(encode_files(classifier.backbone, [gallery.refs[row]], **wanted))
+        decision = next(asked[0].decider.decide_batches([batch]))
+        if decision.error is None:
+            said["evidence"] = data_uri(draw(evidence_of(classifier, decision)), most=_EVIDENCE)
+    return said

@@ -1,0 +1,137 @@
+"""What a division leaves out, and why."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ogkd import read_manifest
+from ogkd.audit import audit_data
+from ogkd.audit.divide import divide_checked, left_out_text
+from ogkd.datasets.manifest import Manifest
+from ogkd.errors import DataError
+from tiny_data import CLASSES, item_of, write_dataset, write_image
+
+
+def divided(data, **options):
+    manifest = read_manifest(data)
+    return divide_checked(manifest, audit_data(manifest, root=data), **options)
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_dataset(tmp_path / "data", splits={"": 10})
+
+
+def test_a_sound_dataset_is_divided_and_nothing_is_left_out(data):
+    found = divided(data)
+    assert not found.left_out
+    assert not found.lost
+    assert found.reasons() == ""
+    assert {part: count.total() for part, count in found.counts().items()} == {
+        "train": 18,
+        "val": 6,
+        "test": 6,
+    }
+    assert found == divided(data)
+    assert found != divided(data, seed=2)
+
+
+def test_unreadable_repeated_and_contradictory_images_are_left_out(data):
+    (data / "normal_lung" / "3.png").write_bytes(b"no picture")
+    same = (data / "benign_tumor" / "0.png").read_bytes()
+    (data / "malignant_tumor" / "x.png").write_bytes(same)
+    (data / "benign_tumor" / "y.png").write_bytes((data / "benign_tumor" / "1.png").read_bytes())
+    found = divided(data)
+    assert found.reasons() == "1 unreadable, 2 with more than one label, 1 repeated"
+    left = {one.item.image.name: one.kind for one in found.left_out}
+    assert left == {
+        "0.png": "several labels",
+        "x.png": "several labels",
+        "3.png": "unreadable",
+        "y.png": "copy",
+    }
+    assert "malignant tumor" in next(one.reason for one in found.left_out if one.kind[0] == "s")
+    rows = list(csv.DictReader(io.StringIO(left_out_text(found, data))))
+    assert {row["path"] for row in rows} == {
+        "benign_tumor/0.png",
+        "malignant_tumor/x.png",
+        "normal_lung/3.png",
+        "benign_tumor/y.png",
+    }
+
+
+def test_similar_images_stay_in_one_part(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        pixels = np.kron(rng.integers(0, 255, (16, 16, 3)), np.ones((8, 8, 1))).astype(np.uint8)
+        for copy in range(2):  # brighter, so not the same pixels
+            file = tmp_path / "data" / f"class {number % 2}" / f"{number}-{copy}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((pixels * 0.8 + 20 * copy).astype(np.uint8)).save(file)
+    found = divided(tmp_path / "data")
+    assert len(found.manifest.items) == 80
+    parts = {}
+    for item in found.manifest.items:
+        parts.setdefault(item.image.name.split("-")[0], set()).add(item.split)
+    assert all(len(part) == 1 for part in parts.values())
+    assert Counter(item.split for item in found.manifest.items)["test"] == 16
+
+
+def test_of_equal_images_in_two_splits_the_tested_one_is_kept(tmp_path):
+    data = write_dataset(tmp_path / "data", splits={"train": 6, "val": 3, "test": 3})
+    same = (data / "test" / "benign_tumor" / "0.png").read_bytes()
+    (data / "train" / "benign_tumor" / "0.png").write_bytes(same)
+    (one,) = divided(data).left_out
+    assert one.item.split == "train"
+
+
+def test_too_few_images_to_calibrate_on_are_no_error(tmp_path):
+    data = write_dataset(tmp_path / "data", CLASSES[:2], splits={"": 1})
+    write_image(data / "benign_tumor" / "more.png", 50)
+    found = divided(data)
+    assert "too few images" in found.note
+    sizes = {part: count.total() for part, count in found.counts().items()}
+    assert sizes == {"train": 2, "val": 0, "test": 1}
+    assert found.absent("test") == ["malignant tumor"]
+
+
+def test_a_class_that_is_lost_is_named_and_one_class_is_too_few(tmp_path):
+    data = write_dataset(tmp_path / "data", splits={"": 5})
+    for file in (data / "normal_lung").iterdir():
+        file.write_bytes(b"no picture")
+    found = divided(data)
+    assert found.lost == ("normal lung",)
+    assert found.manifest.class_names == ("benign tumor", "malignant tumor")
+    for file in (data / "benign_tumor").iterdir():
+        file.write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"1 class\(es\) have images that can be used"):
+        divided(data)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="names are text there")
+def test_a_file_name_that_is_not_text_is_left_out(data):
+    file = write_image(data / "benign_tumor" / "a.png", 500)
+    odd = Path(os.fsdecode(os.fsencode(file.parent) + b"/\xff.png"))
+    file.rename(odd)
+    found = divided(data)
+    assert [one.kind for one in found.left_out] == ["file name"]
+    assert "xff" in left_out_text(found, data) or "udcff" in left_out_text(found, data)
+
+
+def test_patients_stay_together(tmp_path):
+    files = [write_image(tmp_path / f"{n}.png", n) for n in range(40)]
+    items = tuple(item_of(file, n % 2, "", f"p{n // 4}") for n, file in enumerate(files))
+    manifest = Manifest(items, CLASSES[:2])
+    found = divide_checked(manifest, audit_data(manifest, root=tmp_path))
+    parts = {}
+    for item in found.manifest.items:
+        parts.setdefault(item.group, set()).add(item.split)
+    assert all(len(part) == 1 for part in parts.values())

@@ -1,0 +1,92 @@
+"""`ogkd data split`: a table that other commands read."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ogkd import read_manifest
+from tiny_data import FAST, write_dataset, write_image
+
+
+@pytest.fixture
+def images(tmp_path):
+    return write_dataset(tmp_path / "images", splits={"": 10})
+
+
+def rows_of(file):
+    with file.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_it_writes_a_table_that_fit_and_evaluate_read(ogkd, clip, images, tmp_path):
+    table = tmp_path / "tables" / "split.csv"
+    outcome = ogkd("data", "split", images, "--out", table)
+    assert outcome.code == 0, outcome.err
+    assert ["all", "18", "6", "6"] in [line.split() for line in outcome.out.splitlines()]
+    assert Counter(row["split"] for row in rows_of(table)) == {"train": 18, "val": 6, "test": 6}
+    settings = ["--method", "ogkd"]
+    settings += [word for key, value in FAST.items() for word in ("--set", f"{key}={value}")]
+    assert ogkd("fit", table, "-b", clip, "-o", tmp_path / "model", *settings).code == 0
+    outcome = ogkd("evaluate", tmp_path / "model", table)
+    assert "6 images" in outcome.out
+    assert "Warning" not in outcome.err
+
+
+def test_odd_names_are_read_back_as_they_are(ogkd, tmp_path):
+    names = ["=cmd|' C calc'!A0", "'=q", "Zyste ä, groß", "'quoted'", "-1", "+plus"]
+    for label, name in enumerate(names):
+        for number, file in enumerate([" a.png", "=b.png", "ü #1.png", 'x;y,"z".png', "'=c.png"]):
+            write_image(tmp_path / "data" / name / file, 10 * label + number)
+    table = tmp_path / "data" / "=b.csv"
+    assert ogkd("data", "split", tmp_path / "data", "--out", table).code == 0
+    for row in rows_of(table):
+        assert not any(cell.startswith(("=", "+", "-", "@")) for cell in row.values())
+    found, before = read_manifest(table), read_manifest(tmp_path / "data")
+    assert set(found.class_names) == set(before.class_names) == set(names)
+    there = {(item.image.file.resolve(), before.class_names[item.label]) for item in before.items}
+    assert there == {
+        (item.image.file.resolve(), found.class_names[item.label]) for item in found.items
+    }
+
+
+def test_a_table_of_patients_keeps_them(ogkd, images, tmp_path):
+    files = sorted(images.rglob("*.png"))
+    lines = [f"{file},{file.parent.name},p{n // 2}" for n, file in enumerate(files)]
+    (tmp_path / "table.csv").write_text("path,label,patient\n" + "\n".join(lines))
+    assert ogkd("data", "split", tmp_path / "table.csv", "--out", tmp_path / "s.csv").code == 0
+    parts = {}
+    for row in rows_of(tmp_path / "s.csv"):
+        parts.setdefault(row["patient"], set()).add(row["split"])
+    assert len(parts) == 15
+    assert all(len(part) == 1 for part in parts.values())
+
+
+def test_the_same_split_may_be_written_again_but_no_other(ogkd, images, tmp_path):
+    words = ("data", "split", images, "--out", tmp_path / "s.csv")
+    assert ogkd(*words).code == 0
+    before = (tmp_path / "s.csv").read_bytes()
+    assert ogkd(*words).code == 0
+    outcome = ogkd(*words, "--seed", 2)
+    assert outcome.code == 2
+    assert "exists and has other content" in outcome.err
+    assert (tmp_path / "s.csv").read_bytes() == before
+
+
+def test_what_is_left_out_is_said_and_listed(ogkd, images, tmp_path):
+    (images / "normal_lung" / "0.png").write_bytes(b"no picture")
+    left = tmp_path / "left.csv"
+    outcome = ogkd("data", "split", images, "--out", tmp_path / "s.csv", "--left-out", left)
+    assert "Left out 1 images: 1 unreadable." in outcome.err
+    assert [Path(row["path"]).name for row in rows_of(left)] == ["0.png"]
+
+
+def test_shares_are_sizes_in_any_unit(ogkd, refused, images, tmp_path):
+    assert ogkd("data", "split", images, "--out", tmp_path / "s.csv", "--shares", "80,20").code == 0
+    assert Counter(row["split"] for row in rows_of(tmp_path / "s.csv")) == {"train": 24, "test": 6}
+    for wrong in ("1", "a,b", "1,0", "1,1,1,1", "nan,1"):
+        said = refused("data", "split", images, "--out", tmp_path / "t.csv", "--shares", wrong)
+        assert "--shares takes two or three numbers" in said

@@ -1,0 +1,253 @@
+"""`ogkd start`: what it writes, says, resumes and refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import typer
+
+from dying import die_after
+from messy import LEFT_OUT, make_messy
+from ogkd.datasets.phantoms import write_folder
+from tiny_data import CLASSES, write_dataset, write_image
+
+FILES = {
+    *("check.html", "check.json", "commands.sh", "evaluation.json", "left-out.csv"),
+    *("model", "report.html", "split.csv", "start.json"),
+}
+
+
+@pytest.fixture
+def images(tmp_path):
+    return write_dataset(tmp_path / "images", splits={"": 10})
+
+
+def rows_of(file):
+    with file.open(encoding="utf-8", newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def contents(folder):
+    """All files but for what contains the time, and the report's command."""
+    found = {}
+    for file in sorted(folder.rglob("*")):
+        if file.is_file() and not file.name.startswith("."):
+            text = file.read_bytes()
+            if file.name in ("report.html", "check.html"):
+                text = re.sub(rb"Created on [^<]*|ogkd (start|report) [^<]*", b"", text)
+            found[file.relative_to(folder).as_posix()] = text
+    return found
+
+
+def test_one_command_leads_from_a_folder_to_a_report(ogkd, clip, images, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = ogkd("start", "images", "--yes", "--backbone", clip)
+    assert outcome.code == 0, outcome.err
+    out = tmp_path / "images-ogkd"
+    assert {path.name for path in out.iterdir()} == FILES
+    lines = outcome.out.splitlines()
+    assert [line[:5] for line in lines if line.startswith("[")] == [f"[{n}/8]" for n in range(1, 9)]
+    assert "18 to learn from, 6 to calibrate on, 6 to test on" in outcome.out
+    assert "skipped: 6 images to calibrate on; with 7 more" in outcome.out
+    assert "does not say which images show the same patient" in outcome.out
+    assert "guessing" in outcome.out
+    assert "ogkd predict images-ogkd/model" in lines[-1]
+    before = contents(out)
+    again = ogkd("start", "images", "--yes", "--backbone", clip)
+    assert again.code == 0
+    assert again.out.count("already done") == 6  # not reading, nor the calibration that cannot be
+    assert contents(out) == before
+
+
+def test_other_options_or_data_are_refused_and_nothing_is_overwritten(ogkd, clip, images, tmp_path):
+    out = tmp_path / "out"
+    assert ogkd("start", images, "-y", "-b", clip, "-o", out).code == 0
+    before = contents(out)
+    for words in (["--seed", 2], ["--shots", 3], ["--method", "gda"]):
+        outcome = ogkd("start", images, "-y", "-b", clip, "-o", out, *words)
+        assert outcome.code == 2
+        assert "another start" in outcome.err
+        assert words[0].removeprefix("--") in outcome.err
+        assert "--out" in outcome.err
+    write_image(images / "benign_tumor" / "0.png", 999)
+    outcome = ogkd("start", images, "-y", "-b", clip, "-o", out)
+    assert outcome.code == 2
+    assert "the data changed" in outcome.err
+    assert contents(out) == before
+
+
+def test_an_option_that_was_wrong_can_be_corrected_until_it_has_been_used(
+    ogkd, clip, images, tmp_path
+):
+    words = ("start", images, "-y", "-o", tmp_path / "out")
+    for wrong in (["-b", tmp_path / "absent"], ["-b", clip, "--method", "fuse"]):
+        outcome = ogkd(*words, *wrong)
+        assert outcome.code == 2
+        assert outcome.err.count("Error") == 1
+        assert (tmp_path / "out" / "split.csv").is_file()
+    outcome = ogkd(*words, "-b", clip)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.count("already done") == 2
+    (tmp_path / "out" / "start.json").write_text("{")
+    outcome = ogkd(*words, "-b", clip)
+    assert outcome.code == 2
+    assert "is damaged" in outcome.err
+
+
+def test_without_a_terminal_it_asks_for_yes(refused, images):
+    assert "Add --yes" in refused("start", images)
+
+
+def test_it_asks_before_it_leaves_out_and_which_classes_are_normal(
+    ogkd, clip, tmp_path, monkeypatch
+):
+    data = write_dataset(tmp_path / "data", CLASSES[:2], splits={"": 8})
+    (data / "benign_tumor" / "bad.png").write_bytes(b"no picture")
+    asked = []
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr(typer, "confirm", lambda words, *_: asked.append(words) or answers.pop(0))
+    monkeypatch.setattr(typer, "prompt", lambda words, **_: asked.append(words) or "benign tumor")
+    answers = [False, True]
+    words = ("start", data, "-b", clip, "-o", tmp_path / "out")
+    outcome = ogkd(*words)
+    assert outcome.code == 130
+    assert "Stopped" in outcome.err
+    assert not (tmp_path / "out" / "split.csv").exists()
+    assert ogkd(*words).code == 0
+    assert "Go on with the other 16 images?" in asked[-2]
+    assert "benign tumor, malignant tumor" in asked[-1]
+    card = json.loads((tmp_path / "out" / "model" / "model.json").read_text())
+    assert card["normal"] == ["benign tumor"]
+    asked.clear()
+    outcome = ogkd(*words)
+    assert outcome.code == 0, outcome.err
+    assert not asked
+    assert "--normal 'benign tumor'" in (tmp_path / "out" / "commands.sh").read_text()
+
+
+def test_existing_splits_are_used_and_leaks_leave_the_training_part(ogkd, clip, tmp_path):
+    data = write_dataset(tmp_path / "data", splits={"Training": 8, "Testing": 4})
+    copy = data / "Training" / "benign_tumor" / "copy.png"
+    copy.write_bytes((data / "Testing" / "benign_tumor" / "0.png").read_bytes())
+    outcome = ogkd("start", data, "-y", "-b", clip, "-o", tmp_path / "out")
+    assert outcome.code == 0, outcome.err
+    rows = rows_of(tmp_path / "out" / "split.csv")
+    counts = Counter(row["split"] for row in rows)
+    assert counts == {"train": 18, "val": 6, "test": 12}
+    left = rows_of(tmp_path / "out" / "left-out.csv")
+    assert [(Path(row["path"]).name, row["why"]) for row in left] == [("copy.png", "copy")]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda data: write_dataset(data, CLASSES[:1], splits={"": 3}), "1 class folder(s)"),
+        (lambda data: data.mkdir(), "0 class folder(s)"),
+        (lambda data: None, "no folder or table"),
+    ],
+)
+def test_a_folder_that_cannot_work_gives_one_message(refused, tmp_path, make, words):
+    make(tmp_path / "data")
+    assert words in refused("start", tmp_path / "data", "--yes", "-o", tmp_path / "out")
+
+
+def test_only_unreadable_images_give_one_message(ogkd, tmp_path):
+    data = write_dataset(tmp_path / "data", splits={"": 2})
+    for file in data.rglob("*.png"):
+        file.write_bytes(b"no picture")
+    outcome = ogkd("start", data, "--yes", "-o", tmp_path / "out")
+    assert outcome.code == 2
+    assert outcome.err.count("Error") == 1
+    assert "0 class(es) have images that can be used" in outcome.err
+
+
+def test_results_never_go_into_the_data_nor_into_a_stranger_s_folder(
+    ogkd, refused, clip, images, tmp_path, monkeypatch
+):
+    assert "inside the data" in refused("start", images, "-y", "-o", images / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    assert "is not empty" in refused("start", images, "-y", "-o", tmp_path / "mine")
+    assert "is a file" in refused("start", images, "-y", "-o", tmp_path / "mine" / "thesis.txt")
+    monkeypatch.chdir(images)
+    outcome = ogkd("start", ".", "-y", "-b", clip)
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "images-ogkd" / "report.html").is_file()
+
+
+def test_the_script_of_single_commands_gives_the_same_results(ogkd, clip, images, tmp_path):
+    data = images.rename(tmp_path / "my 'images'")
+    write_image(data / "normal_lung" / "= one.png", 77)
+    words = ("-y", "-b", clip, "--shots", 5, "--normal", "normal lung", "--seed", 3)
+    assert ogkd("start", data, *words, "-o", tmp_path / "out").code == 0
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "ogkd").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ogkd "$@"\n')
+    (folder / "ogkd").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    command = ["sh", "out/commands.sh", "again"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    mine, theirs = contents(tmp_path / "out"), contents(tmp_path / "again")
+    for only in ("start.json", "commands.sh"):
+        del mine[only]
+    assert mine == theirs
+
+
+def test_a_start_that_is_killed_again_and_again_ends_with_the_same_bits(clip, tmp_path):
+    write_dataset(tmp_path / "images", splits={"": 30})
+    words = ["start", "images", "-y", "-b", str(clip), "-o"]
+    command = [sys.executable, "-m", "ogkd", *words]
+    subprocess.run([*command, "whole"], cwd=tmp_path, check=True, capture_output=True)
+    assert (tmp_path / "whole" / "model" / "calibration.json").is_file()
+    for reached in ("check.json", "model", "evaluation.json"):
+        die_after([*words, "killed"], f"*killed/{reached}", cwd=tmp_path)
+        assert (tmp_path / "killed" / reached).exists()
+    assert not (tmp_path / "killed" / "report.html").exists()
+    subprocess.run([*command, "killed"], cwd=tmp_path, check=True, capture_output=True)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_a_messy_folder_ends_in_an_honest_result(ogkd, tmp_path):
+    write_folder("us-breast", tmp_path / "clean", splits={"train": 15}, seed=3, size=128)
+    data = make_messy(tmp_path / "clean" / "train", tmp_path / "messy")
+    out = tmp_path / "out"
+    outcome = ogkd("start", data, "--yes", "--backbone", "builtin", "--out", out)
+    assert outcome.code == 0, outcome.err
+    assert "Left out 7 images: 3 unreadable, 2 with more than one label, 2 repeated." in outcome.out
+    assert "Hardly tested" in outcome.out
+    assert "simple cyst (1)" in outcome.out
+    left = rows_of(out / "left-out.csv")
+    assert Counter(row["why"] for row in left) == LEFT_OUT
+    result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    assert set(result["class_names"]) == {
+        *("=Größer als 2 cm", "Zyste (gutartig) ä", "normal breast tissue", "simple cyst"),
+    }
+    assert result["learned_from"] == result["calibrated_on"] == 0
+    assert "Größer" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_messy_folder_of_real_images_ends_in_an_honest_result(ogkd, shared, tmp_path):
+    for source in sorted((shared / "data" / "RETINA" / "train").iterdir()):
+        for file in sorted(source.iterdir())[:16]:
+            place = tmp_path / "clean" / source.name / file.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(file.read_bytes())
+    data = make_messy(tmp_path / "clean", tmp_path / "messy")
+    out = tmp_path / "out"
+    backbone = shared / "backbones" / "dinov2s14-minilm-med"
+    outcome = ogkd("start", data, "--yes", "--backbone", backbone, "--out", out)
+    assert outcome.code == 0, outcome.err
+    assert "Left out 7 images" in outcome.out
+    assert "normal retina (1)" in outcome.out
+    assert {path.name for path in out.iterdir()} == FILES
+    result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    assert result["accuracy"] > 0.4  # four classes

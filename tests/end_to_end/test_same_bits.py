@@ -1,0 +1,62 @@
+"""What is bit-equal, and what only to some digits (docs/reference/promises.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import ogkd
+from tiny_data import write_dataset
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ogkd.errors.OgkdWarning")]
+METHODS = {"fused": {}, "coop": {"train.epochs": 2}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("bits") / "data", splits={"train": 3, "test": 4})
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def fit(data, method, **options):
+    return ogkd.fit(data, backbone="builtin", method=method, settings=METHODS[method], **options)
+
+
+def answers(model, data, batch_size):
+    images = sorted((data / "test").rglob("*.png"))
+    found = model.decide(images, batch_size=batch_size)
+    return np.array([said.probabilities for said in found])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batch_size_and_threads_change_the_last_digits_only(method, data, threads):
+    model = fit(data, method)
+    threads(1)
+    first = answers(model, data, 32)
+    for number in (1, 2):
+        threads(number)
+        for size in (1, 7, 32):
+            np.testing.assert_allclose(answers(model, data, size), first, atol=1e-5)
+
+
+def test_the_same_prediction_has_the_same_bits(data):
+    model = fit(data, "fused")
+    np.testing.assert_array_equal(answers(model, data, 7), answers(model, data, 7))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fit_is_the_same_with_and_without_cached_features(method, data, tmp_path, monkeypatch):
+    written = []
+    for cache in ("a", "a", "b"):  # empty, full, empty again
+        monkeypatch.setenv("OGKD_CACHE", str(tmp_path / cache))
+        out = tmp_path / f"m{len(written)}"
+        fit(data, method, out=out)
+        written.append((out / "weights.safetensors").read_bytes())
+    assert written[0] == written[1] == written[2]

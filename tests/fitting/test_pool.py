@@ -1,0 +1,106 @@
+"""Unlabelled images at fit time: what is left out, what is said, and that the model is ordinary."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from PIL import Image
+
+import ogkd
+from ogkd.datasets.phantoms import write_folder
+from ogkd.errors import ConfigError, DataError
+from ogkd.evaluation import evaluate
+from ogkd.model.classifier import load
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Phantoms with labels, and a drawer of others without."""
+    root = tmp_path_factory.mktemp("pool")
+    write_folder("histology", root / "data", splits={"train": 4, "test": 4}, seed=1)
+    write_folder("histology", root / "more", splits={"train": 6}, seed=2)
+    drawer = root / "drawer"
+    drawer.mkdir()
+    for number, image in enumerate(sorted((root / "more").rglob("*.png"))):
+        shutil.copy(image, drawer / f"{number:03}.png")
+    return root
+
+
+def fit(world, pool, **options):
+    said: list[str] = []
+    settings = {"method": "fused", "shots": 4, "backbone": "builtin", **options}
+    model = ogkd.fit(world / "data", unlabelled=pool, say=said.append, **settings)
+    return model, " ".join(said)
+
+
+def test_a_model_with_a_pool_is_an_ordinary_model(world, tmp_path):
+    out = tmp_path / "m"
+    model, said = fit(world, world / "drawer", out=out)
+    count = len(model.card.unlabelled_images) // 2  # by content and by pixels
+    assert f"Learning from {count} unlabelled images too" in said
+    assert count > 0.6 * len(list((world / "drawer").iterdir()))  # some are not near any other
+    again = load(out)
+    images = sorted((world / "data" / "test").rglob("*.png"))[:5]
+    assert again.predict(images) == model.predict(images)
+    without, _ = fit(world, None)
+    assert not (model.head.W == without.head.W).all()
+    _, said = fit(world, world / "drawer", out=out)
+    assert "already fitted" in said
+    _, said = fit(world, world / "drawer" / "000.png", out=out)
+    assert "other unlabelled images" in said
+
+
+def test_copies_of_labelled_and_test_images_and_bad_files_are_left_out(world, tmp_path):
+    drawer = tmp_path / "drawer"
+    shutil.copytree(world / "drawer", drawer)
+    (drawer / "broken.png").write_bytes(b"not an image")
+    learned = sorted((world / "data" / "train").rglob("*.png"))[:2]
+    for number, image in enumerate(learned):  # the same pixels in another format
+        Image.open(image).save(drawer / f"copy{number}.bmp")
+    tested = sorted((world / "data" / "test").rglob("*.png"))[0]
+    shutil.copy(tested, drawer / "test.png")
+    shutil.copy(drawer / "000.png", drawer / "twice.png")
+    model, said = fit(world, drawer)
+    plain, _ = fit(world, world / "drawer")
+    assert "1 unlabelled file left out, unreadable" in said
+    assert "1 unlabelled image left out: copies of images in the data's own val or test" in said
+    assert "2 copies of labelled images" in said
+    assert model.card.unlabelled_images == plain.card.unlabelled_images
+
+
+def test_too_few_images_are_not_used_and_change_nothing(world):
+    model, said = fit(world, [world / "drawer" / "000.png"])
+    assert "the unlabelled images are not used: 1 of 1 can be" in said
+    assert model.card.unlabelled_images == ()
+    without, _ = fit(world, None)
+    assert (model.head.W == without.head.W).all()
+
+
+def test_images_unlike_the_labelled_ones_are_left_out(world, tmp_path):
+    write_folder("fundus", tmp_path / "other", splits={"train": 5}, seed=3)
+    _, said = fit(world, tmp_path / "other", shots=4)
+    assert "unlike the labelled images" in said
+    assert "not used" in said
+
+
+def test_an_evaluation_on_the_pool_says_so(world):
+    model, _ = fit(world, world / "drawer")
+    found = evaluate(model, world / "more", split="train")
+    assert "were among the unlabelled images of the fit" in " ".join(found["warnings"])
+    assert not evaluate(model, world / "data")["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"method": "gda"}, ConfigError, "gda learns from labelled images only. Use fused"),
+        ({"pool": "nowhere"}, DataError, "no file or folder"),
+        ({"pool": ""}, ConfigError, "have no name"),
+        ({"pool": []}, ConfigError, "have no name"),
+    ],
+)
+def test_what_cannot_be_is_refused(world, options, error, message):
+    pool = options.pop("pool", world / "drawer")
+    with pytest.raises(error, match=message):
+        fit(world, pool, **options)

@@ -1,0 +1,85 @@
+"""Make the n-th operation on files fail, or kill the process there.
+
+Operations are counted below `ogkd.files` and everything else that a command does with files in
+its own folder: opening, reading, writing, syncing, renaming, exchanging, making folders.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import errno
+import io
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FAILURES = (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES, errno.EINTR)
+KILL = -1
+POINTS = ("replace", "rename", "fsync", "mkdir", "chmod", "link", "truncate")
+
+
+def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], None]:
+    """What to call in a child: its operation `number` fails with `how`, or kills it (KILL).
+
+    The number of operations is written to `seen`.
+    """
+
+    def install() -> None:
+        count = 0
+        written = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+        def step(path: object) -> None:
+            nonlocal count
+            if isinstance(path, str | bytes | os.PathLike):
+                name = os.fsdecode(path)
+                if not Path(name).absolute().is_relative_to(below) or name == str(seen):
+                    return
+            count += 1
+            os.pwrite(written, b"%9d" % count, 0)
+            if count != number:
+                return
+            if how == KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError(how, os.strerror(how), str(path))
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(path: object, *args: Any, **options: Any) -> Any:
+                step(path)
+                return function(path, *args, **options)
+
+            return call
+
+        for name in POINTS:
+            setattr(os, name, counted(getattr(os, name)))
+        opened = io.open
+
+        def open_counted(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+            if isinstance(file, int):
+                return opened(file, mode, *args, **options)
+            step(file)
+            found = opened(file, mode, *args, **options)
+            for name in ("read", "write"):
+                setattr(found, name, also(file, getattr(found, name)))
+            return found
+
+        def also(path: object, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                step(path)
+                return function(*args)
+
+            return call
+
+        io.open = builtins.open = open_counted  # type: ignore[assignment]
+        library = ctypes.CDLL
+
+        def exchange(name: Any, *args: Any, **options: Any) -> Any:
+            if name is None:
+                step(below / "exchange")
+            return library(name, *args, **options)
+
+        ctypes.CDLL = exchange  # type: ignore[assignment, misc]
+
+    return install

@@ -1,0 +1,156 @@
+"""Run the command line in forked children: cheap enough for thousands of hostile commands.
+
+A child has its own folder, 2 GiB of further memory and 20 seconds of a processor (on a busy machine
+they take longer; what only waits is ended after WAIT). Its parent has imported
+everything, so that a command costs what it does and not what its imports do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+SECONDS, WAIT, MEMORY = 20, 120, 2 << 30
+CRASHED = 70  # exit code of a child whose harness itself failed
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one command ended."""
+
+    words: tuple[str, ...]
+    code: int | None  # None: killed after WAIT
+    output: str
+    errors: str
+    seconds: float  # of a processor
+    peak: int  # bytes of memory
+
+    @property
+    def problem(self) -> str | None:
+        """Why this must not happen, whatever the input was."""
+        if self.code is None:
+            return f"it did not end within {WAIT} s"
+        if self.seconds > SECONDS:
+            return f"{self.seconds:.0f} s of a processor"
+        if self.code not in (0, 1, 2):
+            return f"exit code {self.code}"
+        if "Traceback" in self.errors or "Traceback" in self.output:
+            return "a traceback"
+        if self.code and not (self.errors + self.output).strip():  # findings are an output
+            return "it failed without a word"
+        if self.code == 0 and has_nan(self.output):
+            return "an answer that is not a number"
+        if self.peak > MEMORY + before():
+            return f"{self.peak / 2**30:.1f} GiB of memory"
+        return None
+
+    def __str__(self) -> str:
+        text = f"{' '.join(self.words)}\n  {self.problem}\n{self.errors[-1500:]}"
+        return text.encode("ascii", "backslashreplace").decode()  # names may be no text
+
+
+def has_nan(text: str) -> bool:
+    """Whether a cell or a JSON value of an output is not a number."""
+    cells = text.replace(":", ",").replace("}", ",").replace("\n", ",").split(",")
+    return any(cell.strip().lower() in ("nan", "inf", "-inf", "infinity") for cell in cells)
+
+
+def before() -> int:
+    """Memory of the parent, which a child has from the start."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def warm_up() -> None:
+    """Import what commands import, before the first fork."""
+    import ogkd.app
+    import ogkd.audit
+    import ogkd.bench.tables
+    import ogkd.cli
+    import ogkd.evaluation
+    import ogkd.fitting.pipeline
+    import ogkd.report  # noqa: F401
+    from ogkd.backbones import load_backbone
+
+    torch.set_num_threads(1)
+    load_backbone("builtin")
+
+
+def run(
+    words: Sequence[object], folder: Path, *, inside: Callable[[], None] | None = None
+) -> Outcome:
+    """Run `ogkd WORDS` in a child whose current folder is `folder`.
+
+    `inside` is called in the child first: it may break the world.
+    """
+    line = tuple(map(str, words))
+    out, err = folder / ".out", folder / ".err"
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _be_the_child(line, folder, out, err, inside)
+    code: int | None = None
+    while True:
+        pid, status, usage = os.wait4(child, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            break
+        if time.monotonic() - began > WAIT:
+            os.kill(child, signal.SIGKILL)
+            _, _, usage = os.wait4(child, 0)
+            break
+        time.sleep(0.01)
+    texts = [path.read_text(errors="replace") if path.exists() else "" for path in (out, err)]
+    seconds = usage.ru_utime + usage.ru_stime
+    return Outcome(line, code, texts[0], texts[1], seconds, usage.ru_maxrss * 1024)
+
+
+def _be_the_child(
+    words: Sequence[str], folder: Path, out: Path, err: Path, inside: Callable[[], None] | None
+) -> None:
+    try:
+        os.setpgid(0, 0)
+        for path, number in ((out, 1), (err, 2)):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(handle, number)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+        sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115
+        os.chdir(folder)
+        sys.argv = ["ogkd", *words]
+        from ogkd.cli import main
+
+        if inside is not None:
+            inside()
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    finally:
+        os._exit(CRASHED)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """A digest of every regular file below a folder, to see that nothing was changed."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }

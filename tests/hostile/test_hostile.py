@@ -1,0 +1,135 @@
+"""No input ends in a traceback, a hang, a number that is none, or a changed file of the user.
+
+A sample runs with all tests; `make hostile` runs every combination.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiny_data import write_dataset
+
+from . import harness
+from .corpus import KINDS, MODEL_FILES, NUMBERS, PLACES, combinations
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="forks, pipes and devices of Linux"),
+]
+EVERY = os.environ.get("OGKD_HOSTILE") == "all"
+SAMPLE = 120
+
+
+def sample(cases):
+    """All of them in the long run, the same few otherwise."""
+    listed = list(cases)
+    return listed if EVERY else random.Random(20).sample(listed, min(SAMPLE, len(listed)))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Labelled images, a table of them, and a calibrated model."""
+    root = tmp_path_factory.mktemp("world")
+    os.environ["OGKD_CACHE"] = str(root / "cache")
+    harness.warm_up()
+    data = write_dataset(root / "data", splits={"train": 4, "test": 8})
+    rows = [f"{path.relative_to(root)},{path.parent.name}" for path in data.rglob("*.png")]
+    (root / "table.csv").write_text("\n".join(["path,label", *sorted(rows)]) + "\n")
+    work = root / "work"
+    work.mkdir()
+    model = root / "model"
+    for line in (
+        f"fit {data} --method fused --backbone builtin --out {model}",
+        f"calibrate {model} {data} --split test",
+    ):
+        done = harness.run(line.split(), work)
+        assert done.code == 0, done.errors
+    image = next((data / "test").rglob("*.png"))
+    return {"data": data, "table": root / "table.csv", "model": model, "image": image}
+
+
+def words_for(place, kind, world, folder):
+    """The command; what it is given is made in `folder`."""
+    bad = folder / "bad"
+    if place not in PLACES:
+        shutil.copytree(world["model"], folder / "m")
+        file = folder / "m" / place.removeprefix("model file ")
+        file.unlink()
+        found = KINDS[kind](file)
+        if isinstance(found, str) and found.startswith("/dev/"):
+            file.symlink_to(found)
+        return ["predict", folder / "m", world["image"], "--format", "jsonl"]
+    found = KINDS[kind](bad)
+    word = os.fsdecode(found) if isinstance(found, str | bytes) else str(bad)
+    return [
+        word if part == "{bad}" else part.format(**world) for part in shlex.split(PLACES[place])
+    ]
+
+
+@pytest.mark.parametrize(("place", "kind"), sample(combinations()), ids=lambda text: text)
+def test_a_hostile_input_ends_in_one_message_or_a_right_answer(place, kind, world, tmp_path):
+    words = words_for(place, kind, world, tmp_path)
+    inputs = {name: harness.contents(world[name]) for name in ("data", "model")}
+    given = harness.contents(tmp_path)
+    done = harness.run(words, tmp_path)
+    assert done.problem is None, str(done)
+    assert not (tmp_path / "hacked").exists()
+    # Nothing that was there has changed, but for what a calibration adds to its own model.
+    if not place.startswith("calibrate data"):
+        assert {name: harness.contents(world[name]) for name in inputs} == inputs, str(done)
+    now = harness.contents(tmp_path)
+    if place not in PLACES:
+        assert {name: now.get(name) for name in given} == given
+    elif "bad" in given and kind != "empty":  # an empty file has nothing to lose
+        assert now.get("bad") == given["bad"], f"{done.words} overwrote its input"
+    if place not in PLACES and os.path.lexists(tmp_path / "m" / place.split()[-1]):
+        assert done.code == 2, f"{done.words}: a damaged model answered"
+
+
+def settings_of_methods():
+    from ogkd.methods import METHODS
+
+    def flat(values, prefix=""):
+        for name, value in values.items():
+            if isinstance(value, dict) and value:
+                yield from flat(value, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}"
+
+    for method in sorted(METHODS):
+        for name in flat(METHODS[method].Config().model_dump(mode="json")):
+            for value in NUMBERS:
+                yield method, name, value
+
+
+@pytest.mark.parametrize(("method", "name", "value"), sample(settings_of_methods()))
+def test_no_setting_gives_a_model_that_answers_nonsense(method, name, value, world, tmp_path):
+    fast = ["--set", "train.epochs=1"] if _trains(method) and name != "train.epochs" else []
+    fit = ["fit", world["data"], "--backbone", "builtin", "--method", method, "--out", "m"]
+    done = harness.run([*fit, "--shots", "2", *fast, "--set", f"{name}={value}"], tmp_path)
+    if done.code is None and name in ("train.epochs", "views", "epochs", "steps"):
+        return  # it does what it was asked for, for as long as it takes
+    assert done.problem is None, str(done)
+    if done.code == 0:
+        answer = harness.run(["predict", "m", world["image"], "--format", "jsonl"], tmp_path)
+        assert answer.problem is None, str(answer)
+        assert answer.code == 0, f"{done.words} gave a model that cannot be used:\n{answer.errors}"
+
+
+def _trains(method):
+    from ogkd.methods import METHODS
+
+    return METHODS[method].needs_training
+
+
+def test_the_corpus_is_as_large_as_promised():
+    assert len(list(combinations())) >= 1500
+    assert len(set(MODEL_FILES)) == 4
+    assert Path(__file__).with_name("corpus.py").is_file()

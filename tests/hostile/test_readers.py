@@ -1,0 +1,494 @@
+"""Whatever a file contains, its reader gives something valid or raises an OgkdError.
+
+It does so within two seconds, prints nothing and changes nothing. A sample runs with all tests;
+with OGKD_HOSTILE=all (`make hostile`) every reader meets 10,000 files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import struct
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from PIL import Image
+from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, RLELossless
+
+from ogkd.bench.grid import Grid, expand, read_grid
+from ogkd.core.checkpoint import Checkpoint, TrainingState
+from ogkd.datasets.read import read_manifest
+from ogkd.errors import OgkdError
+from ogkd.features.store import FeatureStore
+from ogkd.files import sealed
+from ogkd.images import npz, read_image
+from ogkd.images.decode import silence_decoders
+from ogkd.model.calibration import Calibration
+from ogkd.model.card import ModelCard
+from ogkd.model.classifier import load
+from ogkd.model.familiarity import Familiarity, SupportFeatures
+from ogkd.prompts.bank import bank_for, read_bank
+from tiny_data import write_dataset, write_image
+from tiny_images import SHADES, dicom, encapsulated, lossless_jpeg, medmnist, nifti, png
+
+from . import mutants
+from .harness import contents
+
+EVERY = os.environ.get("OGKD_HOSTILE") == "all"
+EXAMPLES = 10_000 if EVERY else 120
+SECONDS, MEMORY = 10, 1 << 30  # processor time, with imports
+# libtiff and its codecs write some errors to the terminal themselves, out of Python's reach.
+LIBTIFF = re.compile(r"\w+: ")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(4 * 3600 if EVERY else 900),
+    pytest.mark.skipif(sys.platform != "linux", reason="measures memory as Linux counts it"),
+]
+fuzz = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=not EVERY,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+SMALL = np.random.default_rng(0).integers(0, 256, (9, 11, 3), dtype=np.uint8)
+LARGER = np.random.default_rng(0).integers(0, 256, (34, 36, 3), dtype=np.uint8)
+VOLUME = np.arange(4 * 5 * 6, dtype=np.int16).reshape(4, 5, 6)
+
+
+class Watch:
+    """Calls a reader and holds it to what all readers promise."""
+
+    def __init__(self, folder, capfd):
+        self.folder, self.capfd = folder, capfd
+        self.before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self.answers = self.refusals = 0
+
+    def __call__(self, read, *args):
+        """What `read` gives, or None where it refuses."""
+        found = contents(self.folder)
+        began = time.process_time()
+        answer, refusal = None, "-"
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            silence_decoders()
+            try:
+                answer = read(*args)
+                self.answers += 1
+            except OgkdError as error:
+                refusal = str(error)
+                self.refusals += 1
+        assert refusal.strip()
+        assert time.process_time() - began < SECONDS
+        assert [str(one.message) for one in said] == []
+        out, err = self.capfd.readouterr()
+        assert out == ""
+        assert [line for line in err.splitlines() if not LIBTIFF.match(line)] == []
+        assert contents(self.folder) == found
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.before
+        assert grown * 1024 < MEMORY
+        return answer
+
+
+@pytest.fixture
+def watch(tmp_path, capfd):
+    folder = tmp_path / "watched"
+    folder.mkdir()
+    found = Watch(folder, capfd)
+    yield found
+    print(f"{found.answers} answers, {found.refusals} refusals")
+
+
+def tiff(path, **how):
+    import tifffile
+
+    tifffile.imwrite(path, SMALL.astype(np.uint16) * 99, photometric="rgb", **how)
+    return path
+
+
+def jpeg():
+    stream = io.BytesIO()
+    Image.fromarray(SMALL).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def saved(path, **how):
+    Image.fromarray(SMALL).save(path, **how)
+    return path
+
+
+def windowed(path):
+    wishes = {"WindowCenter": 90, "WindowWidth": 300, "RescaleSlope": 2, "RescaleIntercept": -7}
+    return dicom(path, SHADES[:9, :8], **wishes)
+
+
+def padded(path):
+    values = SHADES[:9, :8].astype(np.int16)
+    return dicom(path, values, PixelPaddingValue=3, PhotometricInterpretation="MONOCHROME1")
+
+
+def baseline(path):
+    look = {"PhotometricInterpretation": "YBR_FULL"}
+    return encapsulated(path, jpeg(), JPEGBaseline8Bit, SMALL, **look)
+
+
+IMAGES = {  # name, part, and the ways to make a valid one
+    "dicom": (
+        "a.dcm",
+        "",
+        windowed,
+        padded,
+        baseline,
+        lambda at: dicom(at, SMALL),
+        lambda at: dicom(at, SHADES[:9, :8], syntax=RLELossless),
+        lambda at: dicom(at, LARGER, syntax=JPEG2000Lossless),
+        lambda at: encapsulated(at, lossless_jpeg(SHADES, 16), JPEGLosslessSV1, SHADES),
+    ),
+    "frames": ("a.dcm", "#index=middle", lambda at: dicom(at, VOLUME, frames=True)),
+    "nifti": (
+        "a.nii",
+        "#axis=1,index=2",
+        lambda at: nifti(at, VOLUME),
+        lambda at: nifti(at, VOLUME.astype(np.float32), slope=2.0, inter=-3.0),
+    ),
+    "nifti.gz": ("a.nii.gz", "#axis=2,index=middle", lambda at: nifti(at, VOLUME)),
+    "tiff": (
+        "a.tif",
+        "",
+        saved,
+        lambda at: saved(at, compression="tiff_lzw"),
+        lambda at: saved(at, compression="jpeg"),
+        tiff,
+        lambda at: tiff(at, compression="zlib"),
+        lambda at: tiff(at, bigtiff=True),
+        lambda at: tiff(at, byteorder=">"),
+    ),
+    "png": (
+        "a.png",
+        "",
+        saved,
+        lambda at: png(at, SMALL.astype(np.uint16) * 99),
+        lambda at: png(at, SHADES[:9]),
+    ),
+    "jpeg": ("a.jpg", "", saved, lambda at: saved(at, progressive=True)),
+    "bmp": ("a.bmp", "", saved),
+    "webp": ("a.webp", "", saved, lambda at: saved(at, lossless=True)),
+    "npz": ("a.npz", "#test/0", lambda at: medmnist(at, test_images=SMALL[None])),
+}
+
+
+def valid_image(path, part):
+    npz._kept.cache_clear()
+    pixels = read_image(f"{path}{part}")
+    assert pixels.dtype == np.uint8
+    assert pixels.ndim == 3
+    assert pixels.shape[2] == 3
+    assert pixels.size > 0
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_images(kind, watch, tmp_path):
+    name, part, *ways = IMAGES[kind]
+    seeds = [way(tmp_path / name).read_bytes() for way in ways]
+
+    @fuzz
+    @given(mutants.damaged(seeds, magic=400))
+    def check(content):
+        file = watch.folder / name
+        file.write_bytes(content)
+        watch(valid_image, file, part)
+
+    check()
+
+
+def valid_manifest(path):
+    found = read_manifest(path)
+    assert found.items
+    assert len(found.class_names) >= 2
+    for item in found.items:
+        assert 0 <= item.label < len(found.class_names)
+    assert len(found.sha256) == 64
+    assert repr(found)
+
+
+ROWS = [["a/1.png", 0, "benign"], ["b/2.png", 1, "malignant"]]
+SPLIT = {"train": ROWS, "val": [["b/3.png", 1, "malignant"]], "test": [["a/4.png", 0, "benign"]]}
+TABLE = b"path,label,split,patient\na.png,benign,train,1\nb.png,malignant,test,2\n"
+MANIFESTS = {
+    "csv": ("t.csv", mutants.tables().map(mutants.utf8) | mutants.damaged([TABLE])),
+    "tsv": ("t.tsv", mutants.damaged([TABLE.replace(b",", b"\t")])),
+    "split json": (
+        "s.json",
+        mutants.changed([SPLIT]).map(mutants.json_bytes)
+        | mutants.damaged([mutants.json_bytes(SPLIT)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_tables_and_split_files(kind, watch):
+    name, strategy = MANIFESTS[kind]
+
+    @fuzz
+    @given(strategy)
+    def check(content):
+        file = watch.folder / name
+        file.write_bytes(content)
+        watch(valid_manifest, file)
+
+    check()
+
+
+def test_medmnist_labels(watch, tmp_path):
+    arrays = {"train_images": SMALL[None, :, :, 0], "train_labels": np.array([[1]], np.uint8)}
+    seeds = [medmnist(tmp_path / "a.npz", **arrays).read_bytes()]
+    np.savez(tmp_path / "b.npz", **arrays)
+    seeds.append((tmp_path / "b.npz").read_bytes())
+
+    @fuzz
+    @given(mutants.damaged(seeds))
+    def check(content):
+        (watch.folder / "a.npz").write_bytes(content)
+        watch(valid_manifest, watch.folder / "a.npz")
+
+    check()
+
+
+def valid_bank(path):
+    bank = read_bank(path)
+    for name, texts in bank.items():
+        assert isinstance(name, str)
+        assert any(text.strip() for text in texts)
+    assert all(bank_for([*bank], bank))
+
+
+BANK = {"benign": ["a smooth round mass", "b"], "malignant tumor": ["an irregular mass"]}
+
+
+def test_prompt_banks(watch):
+    @fuzz
+    @given(
+        mutants.changed([BANK]).map(mutants.json_bytes)
+        | mutants.damaged([mutants.json_bytes(BANK)])
+    )
+    def check(content):
+        (watch.folder / "bank.json").write_bytes(content)
+        watch(valid_bank, watch.folder / "bank.json")
+
+    check()
+
+
+GRID = {
+    "name": "tiny",
+    "data": "phantoms",
+    "datasets": ["histology", "xray"],
+    "shots": [1, 2],
+    "seeds": [1],
+    "methods": ["zero-shot", "gda"],
+    "settings": {"lambda_sccm": 0.5},
+    "sweep": {"gamma": [0.1, 0.2]},
+    "rows": [{"method": "ogkd", "label": "ours", "settings": {"alpha": 4.0}}],
+    "phantoms": {"train": 3, "test": 2},
+}
+
+
+def valid_grid(path):
+    grid = read_grid(path)
+    assert isinstance(grid, Grid)
+    if len(grid.shots) * len(grid.seeds) * len(grid.flips) * len(grid.budgets) < 50:
+        plan, _ = expand(grid)
+        assert plan.cells
+        assert len({cell.spec.hash for cell in plan.cells}) >= 1
+
+
+def test_grids(watch):
+    seeds = [GRID, {**GRID, "sweep": {}, "settings": {}}]
+    texts = [mutants.toml_text(seed).encode() for seed in seeds]
+
+    @fuzz
+    @given(mutants.changed(seeds).map(mutants.toml_text).map(mutants.utf8) | mutants.damaged(texts))
+    def check(content):
+        (watch.folder / "grid.toml").write_bytes(content)
+        watch(valid_grid, watch.folder / "grid.toml")
+
+    check()
+
+
+def tensors(content):
+    """Files whose header is changed as JSON, and such whose bytes are."""
+    (length,) = struct.unpack_from("<Q", content)
+    header, body = json.loads(content[8 : 8 + length]), content[8 + length :]
+    as_json = mutants.changed([header]).map(lambda new: mutants.safetensors_bytes(new, body))
+    return as_json | mutants.damaged([content])
+
+
+def valid_support(path):
+    found = SupportFeatures.read(path, classes=3, width=4)
+    assert found.features.shape[1:] == (4,)
+    assert np.isfinite(found.features).all()
+    assert found.labels.shape == found.features.shape[:1]
+    assert ((found.labels >= 0) & (found.labels < 3)).all()
+    assert not np.isnan(Familiarity(found).strangeness(np.eye(4, dtype=np.float32))).any()
+
+
+def test_support_features(watch):
+    rows = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    content = SupportFeatures(rows, np.arange(9) % 3).to_bytes()
+
+    @fuzz
+    @given(tensors(content))
+    def check(content):
+        (watch.folder / "support.safetensors").write_bytes(content)
+        watch(valid_support, watch.folder / "support.safetensors")
+
+    check()
+
+
+def test_checkpoints(watch):
+    file = watch.folder / "c.safetensors"
+    state = TrainingState(torch.ones(2, 3), torch.zeros(2, 3), 4, torch.ones(4, 2))
+    Checkpoint(file, "mine").save(state)
+
+    def valid_checkpoint():
+        found = Checkpoint(file, "mine").load()
+        assert found.epoch == 4  # the checksum lets nothing else pass
+        assert torch.equal(found.contexts, state.contexts)
+        assert torch.equal(found.momentum, state.momentum)
+
+    @fuzz
+    @given(tensors(file.read_bytes()))
+    def check(content):
+        file.write_bytes(content)
+        watch(valid_checkpoint)
+
+    check()
+
+
+def test_shards_of_the_feature_store(bert_backbone, watch, tmp_path):
+    image = write_image(tmp_path / "a.png")
+    place = tmp_path / "store"
+    store = FeatureStore(bert_backbone, root=place)
+    right = store.get([image])
+    (shard,) = store.folder.iterdir()
+    content = shard.read_bytes()
+
+    def valid_features():
+        found = FeatureStore(bert_backbone, root=place).get([image])
+        assert torch.equal(found.globals, right.globals)
+
+    @fuzz
+    @given(tensors(content))
+    def check(content):
+        shard.write_bytes(content)
+        watch(valid_features)
+
+    check()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A calibrated classifier, and its folder without the digests that refuse every change."""
+    import ogkd
+
+    root = tmp_path_factory.mktemp("model")
+    data = write_dataset(root / "data", splits={"train": 4})
+    with pytest.warns(UserWarning, match="only computer-drawn"):
+        fitted = ogkd.fit(data, method="fused", backbone="builtin", out=root / "m")
+    card = json.loads((root / "m" / "model.json").read_text())
+    for name in ("sha256", "weights_sha256", "support_sha256"):
+        del card[name]
+    (root / "m" / "model.json").write_text(json.dumps(card))
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 40)
+    found = Calibration.fit(
+        rng.normal(size=(40, 3)) + 3 * np.eye(3)[labels],
+        labels,
+        [f"{number:016x}" for number in rng.integers(0, 2**60, 40)],
+        weights_sha256=fitted.weights_sha256,
+    )
+    (root / "m" / "calibration.json").write_text(json.dumps(found.model_dump(mode="json")))
+    return root / "m", fitted.backbone
+
+
+def valid_model(folder, backbone):
+    found = load(folder, backbone=backbone)
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(5, found.head.shape[1])).astype(np.float32)
+    p = found.probabilities(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    assert p.shape == (5, len(found.class_names))
+    assert np.isfinite(p).all()
+    assert np.allclose(p.sum(axis=1), 1, atol=1e-4)
+    assert found.refs(["a.png"])
+    assert repr(found)
+    if found.calibration is not None:
+        valid_decisions(found.calibration, p)
+
+
+def valid_decisions(calibration, p):
+    assert repr(calibration)
+    for kind in ("lac", "aps"):
+        with contextlib.suppress(OgkdError):
+            assert calibration.sets(p, coverage=0.8, kind=kind).shape == p.shape
+    with contextlib.suppress(OgkdError):
+        assert 0 <= calibration.threshold(0.2) <= 1
+
+
+@pytest.mark.parametrize("name", ["model.json", "weights.safetensors", "support.safetensors"])
+def test_model_folders(name, model, watch):
+    source, backbone = model
+    folder = watch.folder / "m"
+    shutil.copytree(source, folder)
+    (folder / "calibration.json").unlink()  # it belongs to the very weights
+    content = (folder / name).read_bytes()
+    strategy = tensors(content) if name != "model.json" else cards(json.loads(content))
+
+    @fuzz
+    @given(strategy)
+    def check(content):
+        (folder / name).write_bytes(content)
+        watch(valid_model, folder, backbone)
+
+    check()
+
+
+def cards(value):
+    """Changed as JSON, with a seal that fits and without one; and changed bytes."""
+    new = mutants.changed([value])
+    resealed = new.map(lambda content: sealed(content) if isinstance(content, dict) else content)
+    return (new | resealed).map(mutants.json_bytes) | mutants.damaged([mutants.json_bytes(value)])
+
+
+def test_model_cards(model, watch):
+    @fuzz
+    @given(cards(json.loads((model[0] / "model.json").read_text())))
+    def check(content):
+        (watch.folder / "model.json").write_bytes(content)
+        found = watch(ModelCard.read, watch.folder / "model.json")
+        assert found is None or (found.seen is not None and found.backbone.short_name is not None)
+
+    check()
+
+
+def test_calibrations(model, watch):
+    p = np.full((2, 3), 1 / 3)
+
+    @fuzz
+    @given(cards(json.loads((model[0] / "calibration.json").read_text())))
+    def check(content):
+        (watch.folder / "calibration.json").write_bytes(content)
+        found = watch(Calibration.read, watch.folder / "calibration.json")
+        if found is not None:
+            assert 0 < found.temperature < 21
+            valid_decisions(found, p)
+
+    check()

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ogkd.model.explain import Evidence
+from ogkd.model.picture import background, draw, heat_map
+
+DIM = 39  # what the grey level 60 becomes below the map
+
+
+def flat(size, grid, place, *, level=60):
+    values = np.zeros(grid, np.float32)
+    values[place] = 1.0
+    picture = Image.new("RGB", (size, size), (level,) * 3)
+    return Evidence(ref=None, image=picture, label=0, grid=values, top=[place], name="cyst")
+
+
+def fundus(size=224):
+    """An orange disc on a black ground with the noise of a JPEG."""
+    rows, columns = np.mgrid[:size, :size] - size / 2
+    picture = np.random.default_rng(0).integers(0, 5, (size, size, 3), np.uint8)
+    disc = rows**2 + columns**2 < (0.45 * size) ** 2
+    picture[disc] = (200, 110, 40)
+    return picture, disc
+
+
+def luminance(colour):
+    """Of an sRGB colour, as WCAG 2 defines it."""
+    shares = np.asarray(colour) / 255
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    return linear @ [0.2126, 0.7152, 0.0722]
+
+
+@pytest.mark.parametrize(
+    ("size", "side"), [(32, 672), (128, 640), (224, 672), (336, 672), (384, 384), (1024, 672)]
+)
+def test_a_map_is_a_square_of_at_most_672_pixels(size, side):
+    drawn = heat_map(flat(size, (4, 4), (0, 0)))
+    assert (drawn.size, drawn.mode) == ((side, side), "RGB")
+
+
+def test_heat_lies_where_the_evidence_is_and_nowhere_else():
+    drawn = np.asarray(heat_map(replace(flat(224, (4, 4), (1, 3)), top=[]))).astype(int)
+    changed = np.abs(drawn - DIM).sum(axis=2)
+    hottest = np.unravel_index(changed.argmax(), changed.shape)
+    assert (hottest[0] // 168, hottest[1] // 168) == (1, 3)
+    assert changed[:, :168].max() == 0
+    assert changed[500:].max() == 0
+
+
+@pytest.mark.parametrize("colour", [(225, 225, 225), (230, 140, 60), (128, 128, 128), (40, 20, 10)])
+def test_the_strongest_place_stands_out_in_hue_and_in_lightness_on_any_ground(colour):
+    found = replace(flat(224, (4, 4), (2, 2)), top=[], image=Image.new("RGB", (224, 224), colour))
+    drawn = np.asarray(heat_map(found))
+    ground, hot = drawn[10, 10], drawn[420, 420]
+    contrast = (luminance(hot) + 0.05) / (luminance(ground) + 0.05)
+    assert contrast > 2
+    assert np.ptp(ground.astype(int)) == 0  # no colour but that of the evidence
+    assert int(hot[2]) - int(hot[0]) > 60
+
+
+def test_top_patches_are_outlined_together():
+    spec = replace(flat(224, (4, 4), (0, 0)), top=[(2, 1), (2, 2)], grid=np.zeros((4, 4), "f4"))
+    drawn = np.asarray(heat_map(spec)).astype(int).sum(axis=2)
+    line, ground = 3 * 255, 3 * DIM
+    assert drawn[336, 250] == line  # above the left patch
+    assert drawn[420, 168] == line  # to its left
+    assert drawn[420, 504 - 1] == line or drawn[420, 504] == line  # right of the right patch
+    assert drawn[420, 336] == ground  # no line between them
+    assert drawn[100, 100] == ground
+
+
+def test_patches_that_do_not_fill_the_image_are_drawn_at_their_true_size():
+    """384 pixels in patches of 14 leave 6 pixels over: 27 patches end at 378."""
+    found = replace(flat(384, (27, 27), (26, 26)), grid=np.zeros((27, 27), "f4"))
+    drawn = np.asarray(heat_map(found)).astype(int).sum(axis=2)
+    rows = np.flatnonzero((drawn == 3 * 255).any(axis=1))
+    assert rows.min() == pytest.approx(26 * 14, abs=1)
+    assert rows.max() == pytest.approx(27 * 14, abs=1)
+
+
+def test_a_map_without_differences_shows_the_image_alone():
+    found = replace(flat(224, (4, 4), (0, 0)), grid=np.full((4, 4), 3.0, "f4"), top=[])
+    assert set(np.asarray(heat_map(found)).flatten()) == {DIM}
+
+
+def test_no_heat_and_no_outline_fall_on_the_empty_background():
+    picture, disc = fundus()
+    grid = np.zeros((16, 16), np.float32)
+    grid[0, 0], grid[8, 8] = 9.0, 1.0  # most of it in a black corner
+    found = replace(flat(224, (16, 16), (0, 0)), image=Image.fromarray(picture), grid=grid)
+    found = replace(found, top=[(0, 0), (8, 8)])
+    drawn = np.asarray(heat_map(found)).astype(int)
+    outside = np.asarray(Image.fromarray(~disc).resize((672, 672), Image.Resampling.NEAREST))
+    assert np.ptp(drawn[outside], axis=1).max() == 0  # grey as it was
+    assert drawn[:100, :100].max() < 30
+    inside = np.asarray(draw(found)).astype(int)
+    assert drawn[357, 357, 2] > 200  # what is left is drawn at its full strength
+    # The picture says that most of the evidence is not drawn.
+    without = draw(replace(found, grid=np.where(grid == 9, 0, grid)))
+    assert inside.shape[0] > without.height
+
+
+@pytest.mark.parametrize("level", [0, 255])
+def test_the_background_is_found_and_what_only_looks_dark_is_not(level):
+    picture, disc = fundus()
+    picture[~disc] = np.clip(picture[~disc].astype(int) + level, 0, 255)
+    picture[100:120, 100:120] = level  # an even place inside the disc
+    empty = background(picture)
+    assert (empty == ~disc).mean() > 0.99
+    assert not empty[100:120, 100:120].any()
+    speckle = np.random.default_rng(1).integers(0, 40, (224, 224), np.uint8)
+    assert background(np.repeat(speckle[..., None], 3, axis=2)).mean() < 0.01
+
+
+def test_an_image_that_is_all_background_is_drawn():
+    assert draw(flat(224, (4, 4), (1, 1), level=0)).width > 672
+
+
+def test_the_picture_has_the_image_on_the_left_and_the_map_on_the_right():
+    picture, _ = fundus()
+    found = replace(flat(224, (4, 4), (1, 1)), image=Image.fromarray(picture), probability=0.873)
+    drawn = draw(found)
+    pixels = np.asarray(drawn).astype(int)
+    coloured = (np.abs(pixels - (200, 110, 40)).sum(axis=2) < 20).sum(axis=0)
+    half = drawn.width // 2
+    assert coloured[:half].sum() > 100_000
+    assert coloured[half:].sum() == 0
+
+
+def test_class_and_probability_are_in_the_picture():
+    found = replace(flat(224, (4, 4), (1, 1)), probability=0.873)
+    for other in (replace(found, probability=0.12), replace(found, name="stone")):
+        assert np.abs(top(found) - top(other)).max() > 100
+    assert np.array_equal(top(found), top(replace(found)))
+
+
+def top(found):
+    """The words above the panels."""
+    return np.asarray(draw(found))[:80].astype(int)
+
+
+def test_a_reason_not_to_rely_on_it_comes_first_and_greys_the_probability():
+    found = replace(flat(224, (4, 4), (1, 1)), probability=0.982)
+    strange = draw(replace(found, caution="The image is unlike the images learned from."))
+    assert strange.height > draw(found).height
+    pixels = np.asarray(strange).astype(int)
+    first, second = pixels[24:78, :600], pixels[84:130, :600]
+    assert (first[..., 0] - first[..., 2]).max() > 100  # a warning colour
+    assert second.max() < 200  # and grey instead of white
+    assert top(found).max() > 240
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Ödem µ ≥ 2 – ж", "腫瘍", "x" * 500, "two\nlines", "😀 face", "a\x00b", "\udcff"]
+)
+def test_any_class_name_can_be_drawn(name):
+    drawn = draw(replace(flat(64, (4, 4), (1, 1)), name=name, probability=0.5))
+    assert drawn.size == draw(flat(64, (4, 4), (1, 1))).size
+    margin = np.asarray(drawn)[:, -8:]
+    assert margin.max() < 30  # nothing runs over the edge
+
+
+def test_a_name_that_the_font_cannot_write_is_a_number():
+    found = flat(64, (4, 4), (1, 1))
+    assert np.array_equal(top(replace(found, name="腫瘍")), top(replace(found, name="class 1")))

@@ -1,0 +1,193 @@
+"""Prediction sets of a model that was never calibrated, from its folder to its answers."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+import ogkd
+from ogkd.errors import ConfigError
+from ogkd.evaluation import evaluate_predictions, predict_labelled
+from ogkd.export.graph import guarantee_note
+from ogkd.model.calibration import Calibration
+from ogkd.model.decide import Decider, Policy
+from ogkd.model.support_sets import SupportSets
+from tiny_backbones import make_clip
+from tiny_data import CLASSES, edit_sealed, write_dataset
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_dataset(tmp_path_factory.mktemp("data"), splits={"train": 9, "test": 4})
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("backbones") / "clip"
+    make_clip(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def fitted(clip, data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("models") / "m"
+    return ogkd.fit(data, backbone=clip, method="fused", out=out), out
+
+
+@pytest.fixture(scope="module")
+def rows(fitted, data):
+    """Features of the test images."""
+    return predict_labelled(fitted[0], data).features
+
+
+def test_sets_need_no_calibration_and_survive_the_folder(fitted, rows):
+    model, out = fitted
+    again = ogkd.load(out)
+    before, after = (Decider(each).decide(rows) for each in (model, again))
+    assert [said.set for said in before] == [said.set for said in after]
+    assert all(said.set is not None for said in before)
+    first, second = (SupportSets.of(each)._ranked.p_values for each in (model, again))
+    halved = np.float16(rows).astype(np.float32)
+    torch.testing.assert_close(first(torch.as_tensor(halved)), second(torch.as_tensor(halved)))
+
+
+def test_sets_grow_with_coverage(fitted, rows):
+    model = fitted[0]
+    mixed = replace(model.support, labels=np.arange(27) % 3)  # classes that nobody can tell apart
+    found = SupportSets.of(ogkd.Classifier(model.backbone, model.head, model.card, support=mixed))
+    less, more = (found.sets(rows, coverage=share) for share in (0.3, 0.9))
+    assert np.all(less <= more)
+    assert less.sum() < more.sum()
+
+
+def test_the_notes_say_what_is_promised(fitted):
+    (note,) = Decider(fitted[0]).notes
+    assert "90 %" in note
+    assert "each of another patient" in note
+    assert note.endswith("9 images per class allow up to 90 %.")
+
+
+def test_classes_with_too_few_images_are_always_in_the_set(fitted, rows):
+    model = fitted[0]
+    kept = np.flatnonzero((model.support.labels != 1) | (np.cumsum(model.support.labels == 1) <= 4))
+    support = replace(
+        model.support, features=model.support.features[kept], labels=model.support.labels[kept]
+    )
+    few = ogkd.Classifier(model.backbone, model.head, model.card, support=support)
+    decider = Decider(few)
+    assert f"fewer than 9 images are always in the set: {CLASSES[1]}." in decider.notes[0]
+    assert all(CLASSES[1] in said.set for said in decider.decide(rows))
+
+
+def test_copies_count_once(fitted):
+    model, support = fitted[0], fitted[0].support
+    twice = replace(
+        support,
+        features=np.concatenate([support.features, support.features[:5]]),
+        labels=np.concatenate([support.labels, support.labels[:5]]),
+    )
+    copied = ogkd.Classifier(model.backbone, model.head, model.card, support=twice)
+    assert SupportSets.of(copied).counts == SupportSets.of(model).counts == (9, 9, 9)
+
+
+def test_more_than_the_support_allows_is_refused(fitted, rows):
+    with pytest.raises(ConfigError, match="at least 19 images of a class"):
+        Decider(fitted[0], Policy(coverage=0.95))
+    for wrong in (0, 1, float("nan")):
+        with pytest.raises(ConfigError, match="between 0 and 1"):
+            Decider(fitted[0], Policy(coverage=wrong))
+    with pytest.raises(ConfigError, match="max_risk needs a calibrated model"):
+        Decider(fitted[0], Policy(max_risk=0.1))
+
+
+def test_few_shots_have_no_sets_and_a_note(clip, data, rows):
+    model = ogkd.fit(data, backbone=clip, method="fused", shots=4)
+    decider = Decider(model)
+    assert "no prediction sets" in decider.notes[0]
+    assert "at least 9 images" in decider.notes[0]
+    assert {said.set for said in decider.decide(rows)} == {None}
+
+
+def test_other_methods_promise_nothing(clip, data):
+    model = ogkd.fit(data, backbone=clip, method="gda")
+    assert SupportSets.of(model) is None
+    assert Decider(model).notes == []
+    with pytest.raises(ConfigError, match="gda gives no sets without"):
+        Decider(model, Policy(coverage=0.9))
+
+
+def test_learned_texts_do_not_enter(clip, data):
+    settings = {"text": "coop", "train": {"epochs": 1}}
+    model = ogkd.fit(data, backbone=clip, method="fused", settings=settings)
+    assert model.head.ranking.T is None
+    assert SupportSets.of(model) is not None
+
+
+def test_a_calibration_stays_the_source_of_sets(fitted, data, rows):
+    model = ogkd.Classifier(
+        fitted[0].backbone, fitted[0].head, fitted[0].card, support=fitted[0].support
+    )
+    rng = np.random.default_rng(0)
+    keys = [f"{number:016x}" for number in range(60)]
+    model.calibration = Calibration.fit(rng.normal(0, 1, (60, 3)), rng.integers(0, 3, 60), keys)
+    p = model.probabilities(rows)
+    expected = model.calibration.sets(p, coverage=0.9)
+    found = [[name in said.set for name in CLASSES] for said in Decider(model).decide(rows)]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_evaluation_measures_them(fitted, data):
+    result = ogkd.evaluate(fitted[0], data, resamples=0)
+    at_90, at_95 = result["sets"]
+    assert (at_90["kind"], at_90["wanted"]) == ("support", 0.9)
+    judged = predict_labelled(fitted[0], data)
+    sets = SupportSets.of(fitted[0]).sets(judged.features, coverage=0.9)
+    assert at_90["coverage"] == sets[np.arange(12), judged.labels].mean()
+    assert "at least 19 images" in at_95["note"]
+    assert evaluate_predictions(judged, resamples=0)["sets"] is None
+
+
+def test_a_single_class_that_is_not_the_prediction_is_a_reason(fitted, rows):
+    decider = Decider(fitted[0])
+    label = int(fitted[0].probabilities(rows[:1]).argmax())
+    other = np.zeros((1, 3), dtype=bool)
+    other[0, (label + 1) % 3] = True
+    decider._sets = lambda p, features: other
+    (said,) = decider.decide(rows[:1])
+    assert f"only {CLASSES[(label + 1) % 3]} is plausible" in said.reasons[0]
+
+
+def test_an_exported_file_says_that_it_has_no_sets(fitted):
+    assert "need the model folder" in guarantee_note(fitted[0], int8=False)
+    bare = ogkd.Classifier(fitted[0].backbone, fitted[0].head, fitted[0].card)
+    assert guarantee_note(bare, int8=True) == ""
+
+
+def test_another_engine_is_said(fitted):
+    model = fitted[0]
+    card = model.card.model_copy(
+        update={"backbone": model.card.backbone.model_copy(update={"engine": "onnx"})}
+    )
+    other = ogkd.Classifier(model.backbone, model.head, card, support=model.support)
+    assert any("promise nothing" in note for note in Decider(other).notes)
+
+
+def test_a_support_without_a_class_gives_no_sets(fitted, tmp_path):
+    folder = shutil.copytree(fitted[1], tmp_path / "m")
+    arrays = load_file(folder / "support.safetensors")
+    arrays["labels"][arrays["labels"] == 2] = 1
+    save_file(arrays, folder / "support.safetensors")
+    edit_sealed(folder / "model.json", lambda card: card.update(support_sha256=None))
+    assert SupportSets.of(ogkd.load(folder)) is None

@@ -1,0 +1,57 @@
+"""The table of licences has every package that users install, with what its metadata say."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PAGE = (ROOT / "docs/reference/licences.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"(?m)^\| ([\w-]+) \| (always|`\w+`) \| (.+) \|$", PAGE)
+FAMILIES = ("apache", "bsd", "mit", "gpl", "psf")
+OTHER_NAMES = {"python software foundation": "psf", "matplotlib": "psf"}
+
+
+def needed():
+    for extra, lines in {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}.items():
+        if extra not in ("dev", "docs"):
+            yield from (
+                (Requirement(line).name, f"`{extra}`" if extra else "always") for line in lines
+            )
+
+
+def test_every_package_of_users_is_listed_where_it_belongs():
+    assert [(name, use) for name, use, _ in ROWS] == list(needed())
+
+
+@pytest.mark.parametrize(("name", "said"), [(name, said) for name, _, said in ROWS])
+def test_the_licence_is_the_one_of_the_installed_package(name, said):
+    try:
+        facts = metadata(name)
+    except PackageNotFoundError:
+        pytest.skip(f"{name} is not installed")
+    kinds = [line for line in facts.get_all("Classifier", []) if line.startswith("License")]
+    own = " ".join(
+        [facts.get("License-Expression") or "", (facts.get("License") or "")[:80], *kinds]
+    )
+    own = own.lower()
+    for words, family in OTHER_NAMES.items():
+        own = own.replace(words, family)
+    shown = {family for family in FAMILIES if family in said.lower()}
+    assert shown
+    assert shown <= {family for family in FAMILIES if family in own}, own
+    assert ("gpl" in own) == ("gpl" in said.lower())
+
+
+def test_the_gpl_is_named_where_people_install():
+    install = (ROOT / "docs/get-started/install.md").read_text(encoding="utf-8")
+    for name, _, said in ROWS:
+        if "GPL" in said:
+            assert name in install
+    assert "GPL-3.0" in install

@@ -1,0 +1,99 @@
+"""The released bank: fetched from its pinned commit, checked, read without being run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from ogkd.errors import ConfigError, DataError
+from ogkd.prompts import released
+from ogkd.prompts.bank import bank_file, read_bank, shipped_banks
+from ogkd.prompts.released import (
+    fetch_released,
+    import_released,
+    pin,
+    released_path,
+)
+from released_bank import PATH, released_bank, released_source
+from tiny_server import serve
+
+
+def test_it_is_fetched_from_the_pinned_commit_and_kept_as_it_is(monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    with serve() as server:
+        monkeypatch.setenv("OGKD_GITHUB", server.address)
+        server.files[PATH] = released_source()
+        assert fetch_released() == released_bank()
+        assert server.asked == [(PATH, "")]
+    assert pin().commit in PATH
+    found = read_bank(released_path())
+    assert found == released_bank()
+    assert len(found["cataract"]) == 50  # repetitions count in a prototype
+    assert len(set(found["cataract"])) == 10
+    left = {path.name for path in released_path().parent.iterdir()}
+    assert left == {"released.json", "released.source.json"}
+    source = json.loads(released_path().with_name("released.source.json").read_text())
+    assert source["file_sha256"] == hashlib.sha256(released_source()).hexdigest()
+
+
+def test_without_a_network_it_says_what_to_do():
+    with pytest.raises(DataError, match="ogkd prompts import FILE"):
+        fetch_released()
+    with pytest.raises(ConfigError, match="ogkd prompts fetch released") as caught:
+        read_bank(Path("released"))
+    assert caught.value.argument == "prompts"
+
+
+def test_an_own_copy_is_imported(tmp_path):
+    path = tmp_path / "copy.py"
+    path.write_bytes(released_source())
+    import_released(path)
+    assert read_bank(Path("released")) == released_bank()
+
+
+def _without(name):
+    return {key: texts for key, texts in released_bank().items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (released_source(_without("debris")), "it has 71 classes, not 72"),
+        (released_source(_without("debris") | {"dust": ["d"] * 50}), "'debris' has 0 texts"),
+        (released_source(released_bank() | {"polyps": ["a"] * 49}), "'polyps' has 49 texts"),
+        (released_source(released_bank() | {"cataract": ["a"] * 50}), "'cataract' has 1 different"),
+        (b"BIOMEDCOOP_TEMPLATES = dict(a=['b'])", "not a plain dictionary"),
+        (b"BIOMEDCOOP_TEMPLATES = {'a': 'b'}", "has no dictionary BIOMEDCOOP_TEMPLATES"),
+        (b"OTHER = {'a': ['b']}", "has no dictionary BIOMEDCOOP_TEMPLATES"),
+        (b"def (", "is not Python source"),
+    ],
+)
+def test_another_file_is_refused_and_nothing_is_stored(tmp_path, content, words):
+    path = tmp_path / "copy.py"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        import_released(path)
+    assert not released_path().exists()
+
+
+def test_a_known_hash_is_checked(tmp_path, monkeypatch):
+    path = tmp_path / "copy.py"
+    path.write_bytes(released_source())
+    for field in ("sha256", "git_blob"):
+        wrong = pin().model_copy(update={field: "0" * 40})
+        monkeypatch.setattr(released, "pin", lambda wrong=wrong: wrong)
+        with pytest.raises(DataError, match=r"its (sha256|git blob id) is"):
+            import_released(path)
+
+
+def test_ours_and_a_folder_have_a_bank_for_each_dataset(tmp_path):
+    assert bank_file("ours", "busi") == shipped_banks()["busi"]
+    (tmp_path / "busi.json").write_text("{}")
+    assert bank_file(tmp_path, "busi") == tmp_path / "busi.json"
+    with pytest.raises(ConfigError, match=r"has no btmri.json"):
+        bank_file(tmp_path, "btmri")
+    with pytest.raises(ConfigError, match="has no prompts for these images"):
+        bank_file("ours", None)

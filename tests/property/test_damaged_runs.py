@@ -1,0 +1,169 @@
+"""Whatever is in the files of one run: every command uses the others, or ends with one message.
+
+OGKD_HOSTILE=all tries 10,000 changes instead of 200.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ogkd.bench.compare import compare_with_published, comparison_csv, comparison_markdown
+from ogkd.bench.figures.inputs import paired
+from ogkd.bench.runs import FinishedRun, RunsFolder, RunSpec
+from ogkd.bench.stats import compare_labels, differences_markdown
+from ogkd.bench.tables import FORMATS, make_table
+from ogkd.bench.tidy import collect
+from ogkd.cli.bench import status
+from ogkd.errors import OgkdError
+from tiny_runs import make_plan, write_run
+
+EXAMPLES = 10_000 if os.environ.get("OGKD_HOSTILE") == "all" else 200
+SPECS = [
+    RunSpec(protocol="base-to-novel", dataset="busi", method=method, shots=16, seed=seed)
+    for method in ("ogkd", "coop")
+    for seed in (1, 2)
+]
+PLAN = make_plan([(spec.method, spec) for spec in SPECS], "base-to-novel")
+
+deep: Any = []
+for _ in range(400):
+    deep = [deep]
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),  # NaN and infinities too
+    st.text(max_size=5),
+    st.sampled_from(
+        [10**400, -(10**18), 1e308, "1", "a\nb\x1b[2J", "x" * 9000, [], {}, [[]], deep]
+    ),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    st.lists(st.one_of(st.none(), st.integers(), st.text(max_size=3)), max_size=3),
+)
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> Callable[[Any], Any]:
+    """A change of one place of a JSON value: another value there, none, or one more."""
+    path = draw(st.lists(st.integers(0, 30), min_size=0, max_size=4))
+    kind = draw(st.sampled_from(["replace", "delete", "add"]))
+    value = draw(values)
+    name = draw(st.sampled_from(["test", "accuracy", "sha256", "schema_version", "extra", ""]))
+
+    def change(content: Any) -> Any:
+        new = copy.deepcopy(value)  # a later change may go into it
+        if not path or not isinstance(content, dict | list) or not content:
+            return new
+        place, key = content, None
+        for number in path:
+            inside = place if key is None else place[key]
+            if not isinstance(inside, dict | list) or not inside:
+                break
+            place = inside
+            key = (
+                list(place)[number % len(place)] if isinstance(place, dict) else number % len(place)
+            )
+        if kind == "delete":
+            del place[key]
+        elif kind == "add" and isinstance(place, dict):
+            place[name] = new
+        else:
+            place[key] = new
+        return content
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunsFolder(Path(place))
+        for number, spec in enumerate(SPECS):
+            write_run(folder, spec, {"base": 0.5 + number / 10, "novel": 0.5}, nll=1.0, kappa=None)
+        folder.write_plan(PLAN)
+        yield folder.root
+
+
+def uses(root: Path) -> Iterator[str]:
+    """Every command of `ogkd bench` that reads results, without its drawing."""
+    folder = RunsFolder(root, on_skip=lambda _: None)
+    for record in collect(folder):
+        yield f"collect {record['run']}"
+    for name in FORMATS:
+        yield make_table(folder, PLAN, format=name)
+    rows = compare_with_published(folder, PLAN)
+    yield comparison_markdown(rows) + comparison_csv(rows)
+    yield differences_markdown(compare_labels(folder, PLAN, "ogkd", "coop"), "ogkd", "coop")
+    yield str(paired(folder.finished(PLAN, predictions=True), ("ogkd", "coop")))
+
+
+def has_its_predictions(run: FinishedRun) -> bool:
+    with contextlib.suppress(OgkdError):
+        run.check_predictions()
+        return True
+    return False
+
+
+@pytest.mark.timeout(3600)  # with OGKD_HOSTILE=all
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(
+    which=st.sampled_from(SPECS),
+    name=st.sampled_from(["result.json", "result.json", "spec.json"]),
+    change=st.lists(changes(), min_size=1, max_size=3),
+    seal=st.booleans(),
+)
+def test_a_changed_run_is_left_out_or_harmless(
+    root: Path, which: RunSpec, name: str, change: list[Any], seal: bool
+) -> None:
+    file = RunsFolder(root).folder_of(which) / name
+    before = file.read_text()
+    content = json.loads(before)
+    if not seal:
+        content.pop("sha256", None)  # as older versions wrote it
+    for one in change:
+        content = one(content)
+    try:
+        file.write_text(json.dumps(content))
+        notes: list[str] = []
+        runs = RunsFolder(root, notes.append).runs()
+        found = {run.spec.hash for run in runs}
+        left_out = {spec.hash for spec in SPECS} - found
+        assert left_out <= {which.hash}
+        assert [which.hash in note and len(note) < 1000 for note in notes] == [True] * len(left_out)
+        assert not any(set("\n\x1b") & set(note) for note in notes)
+        said = "\n".join(uses(root))
+        assert all(f"collect {spec.hash}" in said for spec in SPECS if spec.hash in found)
+        with contextlib.redirect_stdout(io.StringIO()) as shown:
+            status(root)
+        whole = sum(map(has_its_predictions, runs))  # a result may speak of other predictions
+        assert f"{whole} done" in shown.getvalue()
+        assert ("1 damaged" in shown.getvalue()) == (whole < len(SPECS))
+    finally:
+        file.write_text(before)
+
+
+@settings(max_examples=EXAMPLES // 10, deadline=None)
+@given(change=st.lists(changes(), min_size=4, max_size=4))
+def test_where_every_run_is_changed_the_most_is_one_message(root: Path, change: list[Any]) -> None:
+    files = [RunsFolder(root).folder_of(spec) / "result.json" for spec in SPECS]
+    before = [file.read_text() for file in files]
+    try:
+        for file, text, one in zip(files, before, change, strict=True):
+            file.write_text(json.dumps(one(json.loads(text))))
+        with contextlib.suppress(OgkdError):
+            list(uses(root))
+    finally:
+        for file, text in zip(files, before, strict=True):
+            file.write_text(text)

@@ -1,0 +1,179 @@
+"""What a terminal and a notebook show of models, data and results; `ogkd.report`."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from report_world import HOSTILE, read_page
+
+import ogkd
+from ogkd.datasets.manifest import Manifest
+from ogkd.errors import ConfigError
+from ogkd.evaluation import Evaluation
+from ogkd.report.gallery import _choose
+from tiny_data import item_of
+
+
+@pytest.fixture(scope="module")
+def result(world):
+    return ogkd.evaluate(world.classifier, world.manifest, resamples=50)
+
+
+def harmless(page):
+    """The page, if it has no script and its only images are inside it."""
+    found = read_page(page)
+    assert not found.all("script")
+    assert all(image["src"].startswith("data:image/") for _, image in found.all("img"))
+    assert "Jane" not in page
+    return found
+
+
+def test_a_model_says_what_it_is(world):
+    model = world.classifier
+    text = repr(model)
+    assert "zero-shot on clip, calibrated on 18 images" in text
+    assert f"3 classes (images learned from): benign tumor (0), {HOSTILE} (0)" in text
+    model = replace_calibration(model, None)
+    assert "not calibrated" in repr(model)
+
+
+def replace_calibration(model, calibration):
+    other = copy.copy(model)
+    other.calibration = calibration
+    return other
+
+
+def test_a_model_in_a_notebook_lists_its_classes_and_warns(world):
+    page = harmless(world.classifier._repr_html_())
+    assert HOSTILE in page.text
+    assert "means normal" in page.text
+    assert "not a medical device" in page.text
+
+
+def test_a_calibration_is_one_line(world):
+    text = repr(world.classifier.calibration)
+    assert text == str(world.classifier.calibration)
+    assert text.startswith("<Calibration on 18 images: temperature ")
+    assert len(text) < 120
+
+
+def test_a_decision_shows_what_is_known(world):
+    image = world.predictions.images[0]
+    (said, lost) = world.classifier.decide([image, "gone.png"])
+    assert repr(said).startswith(f"Decision(image={str(image)!r}, label={said.label}")
+    assert "None" not in repr(said)
+    assert repr(lost).startswith("Decision(image='gone.png', error='There is no file gone.png")
+
+
+def test_a_dataset_is_a_table_of_classes_and_splits(world):
+    lines = repr(world.manifest).splitlines()
+    assert lines[0] == "51 images in 3 classes"
+    assert lines[1].split() == ["class", "train", "val", "test"]
+    assert lines[2].split() == ["benign", "tumor", "3", "6", "8"]
+
+
+def test_a_dataset_in_a_notebook_has_small_pictures_of_each_class(world):
+    page = world.manifest._repr_html_()
+    assert len(harmless(page).all("img")) == 3 * 4
+    assert HOSTILE in read_page(page).text
+    assert len(page) < 60_000
+
+
+def test_unreadable_files_are_counted_and_many_classes_cut(tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"no picture")
+    items = tuple(item_of(tmp_path / "bad.png", label, group=f"p{label}") for label in range(50))
+    data = Manifest(items, tuple(f"class {label}" for label in range(50)))
+    page = read_page(data._repr_html_())
+    assert "50 images of 50 patients or groups in 50 classes" in page.text
+    assert page.text.count("1 not readable") == 12
+    assert "and 20 more classes" in page.text
+    assert repr(data).splitlines()[-1] == "... and 20 more classes"
+    assert "0 images" in Manifest((), ("a", "b"))._repr_html_()
+
+
+def test_a_result_is_a_plain_dictionary_to_others(result):
+    plain = json.loads(json.dumps(result))
+    assert isinstance(result, Evaluation)
+    assert result == dict(result)
+    assert plain["accuracy"] == result["accuracy"]
+    assert copy.deepcopy(result) == result
+
+
+def test_a_result_shows_its_numbers_and_its_verdict(result):
+    text = repr(result)
+    assert text.startswith("Evaluation on 24 images\n")
+    accuracy = 100 * result["accuracy"]
+    assert "Accuracy (%)" in text
+    assert f"{accuracy:.1f}" in text
+    assert "look better" not in text
+    said = Evaluation(result | {"verdict": {"text": "No better than <b>guessing</b>."}})
+    assert repr(said).endswith("No better than <b>guessing</b>.")
+    page = harmless(said._repr_html_())
+    assert "No better than <b>guessing</b>." in page.text
+    assert HOSTILE in page.text
+    used = Evaluation(result | {"learned_from": 3})
+    assert "learned from 3 of these images" in repr(used)
+    assert "learned from 3 of these images" in used._repr_html_()
+
+
+def test_a_result_without_intervals_is_shown_too(world):
+    result = ogkd.evaluate(world.classifier, world.manifest, resamples=0)
+    text = repr(result).replace(result["verdict"]["text"], "")
+    assert " to " not in text
+
+
+def test_images_with_answers_are_drawn_and_the_wrong_ones_marked(world):
+    figure = ogkd.show_results(world.classifier, world.manifest, n=24)
+    assert len(figure.axes) == 24
+    p = world.predictions.probabilities(world.classifier.calibration)
+    wrong = p.argmax(axis=1) != world.predictions.labels
+    titles = [axes.get_title() for axes in figure.axes]
+    assert [title.startswith("WRONG") for title in titles] == wrong.tolist()
+    assert all(f"{100 * row.max():.0f} %" in title for row, title in zip(p, titles, strict=True))
+    assert figure._repr_png_().startswith(b"\x89PNG")
+    assert len(ogkd.show_results(world.classifier, world.manifest, split="val", n=5).axes) == 5
+
+
+def test_the_worst_come_first_and_the_others_are_spread_evenly():
+    labels = np.array([0, 1, 0, 1])
+    p = np.array([[0.9, 0.1], [0.8, 0.2], [0.4, 0.6], [0.1, 0.9]], np.float32)
+    assert _choose(labels, p, 3, worst=True).tolist() == [1, 2, 0]
+    assert _choose(labels, p, 2, worst=False).tolist() == [0, 3]
+    assert _choose(labels, p, 9, worst=False).tolist() == [0, 1, 2, 3]
+
+
+def test_no_images_to_show_are_refused(world):
+    with pytest.raises(ConfigError, match="at least 1"):
+        ogkd.show_results(world.classifier, world.manifest, n=0)
+
+
+def test_an_evidence_map_is_a_picture_in_a_notebook(world):
+    (found,) = ogkd.explain(world.classifier, world.predictions.images[0])
+    assert found._repr_png_().startswith(b"\x89PNG")
+    assert "array" not in repr(found)
+
+
+def test_a_report_is_one_call(world, tmp_path):
+    place = ogkd.report(world.classifier, world.manifest, tmp_path / "page.html")
+    page = place.read_text(encoding="utf-8")
+    assert "Jane" not in page
+    assert HOSTILE in read_page(page).text
+    bare = ogkd.report(world.classifier, world.manifest, tmp_path / "b.html", images=False)
+    assert "data:image" not in bare.read_text(encoding="utf-8")
+
+
+def test_report_is_a_function_and_a_package():
+    import ogkd.report
+
+    assert list(inspect.signature(ogkd.report).parameters)[:3] == ["classifier", "data", "out"]
+    assert callable(ogkd.report.write_report)
+
+
+def test_replacing_items_keeps_the_table(world):
+    some = replace(world.manifest, items=world.manifest.items[:2])
+    assert repr(some).startswith("2 images in 3 classes")

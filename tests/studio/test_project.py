@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ogkd.datasets.read import read_manifest
+from ogkd.errors import ConfigError, DataError
+from ogkd.files import write_json
+from ogkd.studio import facts
+from ogkd.studio import project as module
+from ogkd.studio.facts import ClassInfo
+from ogkd.studio.project import Conflict, Project
+from tiny_data import write_image
+
+
+@pytest.fixture
+def project(tmp_path):
+    found = Project.open(tmp_path / "p")
+    found.set_facts(classes=[ClassInfo(name="benign"), ClassInfo(name="malignant")])
+    return found
+
+
+def again(project):
+    return Project.open(project.folder)
+
+
+def test_what_was_said_is_there_when_it_is_opened_again(project):
+    project.mark("../a.png", "label", "benign", by="me")
+    project.mark("../b.png", "unsure")
+    project.mark("../a.png", "label", "malignant")
+    found = again(project)
+    assert found.labels == {"../a.png": "malignant"}
+    assert found.marks == project.marks
+    assert found.history == project.history
+    assert found.class_names == ("benign", "malignant")
+
+
+def test_a_click_is_on_the_disk_before_it_is_acknowledged(project, monkeypatch):
+    synced = []
+    inner = os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: (synced.append(os.fstat(handle)), inner(handle))
+    )
+    project.mark("a.png", "label", "benign")
+    log = project.folder / module.LOG
+    assert [facts.st_ino for facts in synced] == [log.stat().st_ino]
+    assert synced[0].st_size == log.stat().st_size
+
+
+KILLED = """
+import sys
+from ogkd.studio.project import Project
+project = Project.open(sys.argv[1])
+for number in range(100000):
+    project.mark(f"{number}.png", "label", "benign")
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_loses_no_acknowledged_click(project):
+    child = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(project.folder)], stdout=subprocess.PIPE, text=True
+    )
+    lines = [child.stdout.readline() for _ in range(40)]
+    child.send_signal(signal.SIGKILL)
+    lines += child.stdout.readlines()
+    child.wait()
+    child.stdout.close()
+    acknowledged = {f"{int(line)}.png" for line in lines if line.endswith("\n")}
+    assert len(acknowledged) >= 40
+    assert acknowledged <= set(again(project).labels)
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_line_that_a_kill_has_cut_is_dropped_and_the_next_one_is_whole(project, cut):
+    project.mark("a.png", "label", "benign")
+    project.mark("b.png", "label", "malignant")
+    log = project.folder / module.LOG
+    log.write_bytes(log.read_bytes()[:-cut])
+    found = again(project)
+    assert found.labels == {"a.png": "benign"}
+    found.mark("c.png", "label", "benign")
+    assert again(project).labels == {"a.png": "benign", "c.png": "benign"}
+
+
+def test_a_damaged_line_in_the_middle_is_named(project):
+    project.mark("a.png", "label", "benign")
+    log = project.folder / module.LOG
+    log.write_bytes(b"{nonsense\n" + log.read_bytes())
+    with pytest.raises(DataError, match="line 1 is damaged"):
+        again(project)
+
+
+def test_two_browsers_do_not_overwrite_each_other(project):
+    first = project.mark("a.png", "label", "benign", by="one", seen=0)
+    with pytest.raises(Conflict) as conflict:
+        project.mark("a.png", "label", "malignant", by="two", seen=0)
+    assert conflict.value.mark == first
+    assert project.labels == {"a.png": "benign"}
+    project.mark("a.png", "label", "malignant", by="two", seen=first.number)  # now it knows
+    assert project.labels == {"a.png": "malignant"}
+
+
+def test_two_browsers_that_agree_are_not_bothered(project):
+    first = project.mark("a.png", "label", "benign", by="one", seen=0)
+    assert project.mark("a.png", "label", "benign", by="two", seen=0) == first
+    assert len(project.history) == 1
+
+
+def test_many_clicks_at_once_are_all_kept(project):
+    def clicks(who):
+        for number in range(20):
+            project.mark(f"{who}-{number}.png", "label", "benign", by=who)
+
+    threads = [threading.Thread(target=clicks, args=(f"w{n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(again(project).labels) == 120
+    assert [mark.number for mark in again(project).history] == list(range(1, 121))
+
+
+def test_undo_goes_back_step_by_step_and_only_through_ones_own_clicks(project):
+    project.mark("a.png", "label", "benign", by="me")
+    project.mark("b.png", "label", "benign", by="other")
+    project.mark("a.png", "label", "malignant", by="me")
+    assert project.undo("me").label == "benign"
+    assert project.labels == {"b.png": "benign", "a.png": "benign"}
+    assert project.undo("me").state == "clear"
+    assert project.undo("me") is None
+    assert again(project).labels == {"b.png": "benign"}
+    assert len(project.history) == 5  # nothing is ever removed from the log
+
+
+def test_after_an_undo_new_clicks_can_be_undone_in_turn(project):
+    project.mark("a.png", "label", "benign", by="me")
+    project.undo("me")
+    project.mark("c.png", "label", "malignant", by="me")
+    assert project.undo("me").image == "c.png"
+    assert project.undo("me") is None
+
+
+def test_what_another_window_has_changed_since_is_not_undone(project):
+    first = project.mark("a.png", "label", "benign", by="me")
+    project.mark("a.png", "label", "malignant", by="other", seen=first.number)
+    with pytest.raises(Conflict):
+        project.undo("me")
+    assert project.labels == {"a.png": "malignant"}
+
+
+def test_a_renamed_class_keeps_its_labels_also_after_a_kill_in_between(project, monkeypatch):
+    project.mark("a.png", "label", "benign")
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            project.rename("benign", "benign mass")
+    found = again(project)
+    assert found.class_names == ("benign mass", "malignant")
+    assert found.labels == {"a.png": "benign mass"}
+
+
+def test_a_class_with_labels_cannot_be_removed(project):
+    project.mark("a.png", "label", "benign")
+    with pytest.raises(ConfigError, match="labelled 'benign'"):
+        project.set_facts(classes=[ClassInfo(name="malignant"), ClassInfo(name="cyst")])
+    assert again(project).class_names == ("benign", "malignant")
+
+
+@pytest.mark.parametrize(
+    ("state", "label", "message"),
+    [("label", "other", "no class 'other'"), ("label", None, "no class"), ("odd", None, "one of")],
+)
+def test_what_cannot_be_said_is_refused(project, state, label, message):
+    with pytest.raises(ConfigError, match=message):
+        project.mark("a.png", state, label)
+    assert not (project.folder / module.LOG).exists()
+
+
+def test_the_table_is_a_dataset_that_fit_reads(project, tmp_path):
+    for name, label in (("a", "benign"), ("b", "malignant")):
+        image = write_image(tmp_path / "images" / f"{name}.png")
+        project.mark(f"../images/{image.name}", "label", label, patient=f"p-{name}")
+    project.mark("../images/c.png", "unusable")
+    found = read_manifest(project.write_table())
+    assert [(item.image.file.name, item.label, item.group) for item in found.items] == [
+        ("a.png", 0, "p-a"),
+        ("b.png", 1, "p-b"),
+    ]
+    assert all(item.image.file.is_file() for item in found.items)
+
+
+def test_a_folder_of_something_else_is_never_taken(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="not a studio project"):
+        Project.open(tmp_path / "x")
+
+
+def test_an_older_project_is_migrated_once_and_a_newer_one_refused(project, monkeypatch):
+    place = project.folder / module.SETTINGS
+    content = json.loads(place.read_text())
+    write_json(place, {**content, "schema_version": 0, "model": "builtin"} | {"backbone": "auto"})
+
+    def upgrade(old):
+        return {
+            **{key: value for key, value in old.items() if key != "model"},
+            "backbone": old["model"],
+        }
+
+    monkeypatch.setitem(facts.MIGRATIONS, 0, upgrade)
+    assert again(project).facts.backbone == "builtin"
+    assert json.loads(place.read_text())["schema_version"] == facts.SCHEMA
+    write_json(place, {**content, "schema_version": facts.SCHEMA + 1}, ours=True)
+    with pytest.raises(ConfigError, match="pip install --upgrade"):
+        again(project)
+
+
+def test_imported_labels_do_not_replace_ones_own(project):
+    project.mark("a.png", "label", "benign")
+    new = project.label_many([("a.png", "malignant", None), ("b.png", "cyst", "p1")])
+    assert new == 1
+    found = again(project)
+    assert found.labels == {"a.png": "benign", "b.png": "cyst"}
+    assert found.class_names == ("benign", "malignant", "cyst")
+    assert found.marks["b.png"].patient == "p1"

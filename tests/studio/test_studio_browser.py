@@ -1,0 +1,101 @@
+"""The studio as a person uses it: real Chromium, from an empty project to an exported model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from studio_world import until
+
+pytest.importorskip("uvicorn")
+from app_client import started
+from test_app_browser import tools
+
+SCRIPTS = Path(__file__).parent / "browser"
+
+
+def visit(script, server, place):
+    node, chromium, core = tools()
+    done = subprocess.run(
+        [node, SCRIPTS / script, core, chromium, server.address, place],
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    print("screenshots:", place)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def found(pile, tmp_path_factory):
+    tools()
+    place = tmp_path_factory.mktemp("studio")
+    with started(place, pile, "--out", place / "project", command="studio") as server:
+        yield visit("studio.mjs", server, place)
+
+
+def test_nothing_fails_and_no_request_leaves_this_machine(found):
+    assert (found["outside"], found["failed"], found["pageErrors"]) == ([], [], [])
+
+
+def test_a_new_project_begins_with_images_and_classes(found):
+    assert found["title"] == "ogkd studio"
+    assert found["step"].startswith("1")
+    assert (found["cells"] > 20, found["broken"]) == (True, 1)
+
+
+def test_labels_undo_and_unsure_are_kept_by_the_server(found):
+    assert (found["labelled"], found["undone"], found["unsure"]) == (12, 11, 1)
+    assert found["twice"] == 0
+
+
+def test_the_accuracy_follows_soon_after_a_label(found):
+    assert found["accuracy"].endswith("%")
+    assert found["secondsToFit"] < 20  # a second or two on an idle machine
+
+
+def test_a_window_that_was_overtaken_says_so(found):
+    assert "Another window has labelled this image as simple cyst" in found["conflict"]
+
+
+def test_an_image_is_explained_and_corrected(found):
+    assert (found["drawn"], found["described"], found["corrected"]) == (True, True, 1)
+
+
+def test_model_tables_and_report_are_downloaded(found):
+    assert found["handover"]["name"].endswith(".zip")
+    assert found["report"]["name"].endswith("-report.html")
+    for kind in ("handover", "predictions", "labels", "report"):
+        assert found[kind]["bytes"] > 500
+
+
+def test_every_control_has_a_name(found):
+    assert found["unnamed"] == []
+
+
+def test_dark_is_dark_and_no_screen_scrolls_sideways(found):
+    assert found["dark"] != found["light"]
+    assert set(found["overflow"].values()) == {0}
+
+
+@pytest.mark.slow
+def test_a_gallery_of_five_thousand_images_stays_fluid(tmp_path):
+    tools()
+    pile = tmp_path / "pile"
+    pile.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(5000):
+        small = rng.integers(0, 255, (24, 24), np.uint8)
+        Image.fromarray(small).save(pile / f"{number:04d}.png", compress_level=1)
+    words = (pile, "--out", tmp_path / "project", "--backbone", "builtin")
+    with started(tmp_path, *words, command="studio") as server:
+        until(lambda: server.request("GET", "/api/state").json["images"] == 5000)
+        found = visit("many.mjs", server, tmp_path)
+    assert found["most"] < 120
+    assert found["median"] < 400  # milliseconds, on a busy machine without a graphics card
+    assert found["last"].startswith("4999.png")

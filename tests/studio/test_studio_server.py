@@ -1,0 +1,209 @@
+"""The studio over its own socket: what the page asks for, and what others may not."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import zipfile
+
+import pytest
+from studio_world import CLASSES, kind_of, until
+
+pytest.importorskip("uvicorn")
+from app_client import started
+
+import ogkd
+from ogkd.studio.project import Project
+
+
+def post(server, path, **body):
+    kind = {"Content_Type": "application/json"}
+    return server.request("POST", path, json.dumps(body).encode(), **kind)
+
+
+def state(server):
+    return server.request("GET", "/api/state").json
+
+
+def ready(server):
+    return until(lambda: state(server)["stage"] == "ready" and state(server))
+
+
+def name_classes(server):
+    classes = [{"name": name, "normal": "normal" in name} for name in CLASSES]
+    reply = post(server, "/api/classes", classes=classes)
+    assert reply.status == 200, reply
+    return reply.json
+
+
+def label(server, count):
+    """Label what the queue asks for, as a person does; the names of the images."""
+    names = server.request("GET", "/api/images").json["names"]
+    done = []
+    for _ in range(count):
+        row = server.request("GET", "/api/next").json["rows"][0]
+        reply = post(server, "/api/label", row=row, label=kind_of(names[row]), by="me", seen=0)
+        assert reply.status == 200, reply
+        done.append(names[row])
+    return done
+
+
+@pytest.fixture(scope="module")
+def server(pile, tmp_path_factory):
+    place = tmp_path_factory.mktemp("studio")
+    with started(place, pile, "--out", place / "project", command="studio") as one:
+        ready(one)
+        name_classes(one)
+        yield one
+
+
+@pytest.fixture(scope="module")
+def taught(server):
+    """The server after some twenty labels."""
+    label(server, 22)
+    until(lambda: (state(server)["fit"] or {}).get("labels") == 22)
+    return server
+
+
+def test_images_are_found_and_what_is_wrong_with_them_is_said(server):
+    found = state(server)
+    assert (found["images"], found["unreadable"], found["copies"]) == (35, 1, 1)
+    data = server.request("GET", "/api/images").json
+    (row,) = data["errors"]
+    assert "broken.png" in data["names"][int(row)]
+    assert "not a readable image" in data["errors"][row]
+
+
+def test_names_alone_already_give_guesses(server):
+    until(lambda: state(server)["fit"])
+    data = server.request("GET", "/api/images").json
+    assert set(data["predicted"]) <= set(range(4))
+
+
+def test_labels_teach_a_model_that_knows_how_good_it_is(taught):
+    fit = until(lambda: state(taught)["fit"])
+    assert fit["learned"]
+    assert fit["judged"] >= 15
+    low, high = fit["interval"]
+    assert 0 <= low < fit["accuracy"] <= high <= 1
+    assert sum(map(sum, fit["confusion"])) == fit["judged"]
+    assert fit["counted"] == fit["judged"] or fit["fair"]
+
+
+def test_the_queue_asks_for_no_copy_and_no_broken_file(taught):
+    data = taught.request("GET", "/api/images").json
+    rows = taught.request("GET", "/api/next").json["rows"]
+    assert rows
+    assert not {str(row) for row in rows} & ({*data["errors"]} | {*data["copies"]})
+    assert all(data["label"][row] == -1 for row in rows)
+
+
+def test_one_image_is_explained(taught):
+    row = taught.request("GET", "/api/next").json["rows"][0]
+    found = taught.request("GET", f"/api/look/{row}?evidence=1").json
+    assert sum(share for _, share in found["ranked"]) == pytest.approx(1, abs=1e-3)
+    assert found["evidence"].startswith("data:image/jpeg;base64,")
+    assert len(found["neighbours"]) == 6
+    picture = taught.request("GET", f"/thumb/{row}")
+    assert picture.headers["content-type"] == "image/jpeg"
+    assert picture.headers["cache-control"] == "no-store"
+
+
+def test_a_dropped_image_is_answered_by_the_model_of_this_moment(taught, pile):
+    image = next(pile.glob("*simple_cyst.png"))
+    found = taught.classify(image.read_bytes(), image.name)
+    assert set(found["models"][0]["probabilities"]) == set(CLASSES)
+
+
+def test_everything_can_be_taken_along_without_pictures(taught, tmp_path):
+    archive = zipfile.ZipFile(io.BytesIO(taught.request("GET", "/api/export/handover").body))
+    names = archive.namelist()
+    assert {"labels.csv", "predictions.csv", "labels.jsonl", "model/model.json"} <= set(names)
+    assert not [name for name in names if name.endswith((".png", ".jpg"))]
+    archive.extractall(tmp_path)
+    model = ogkd.load(tmp_path / "model")
+    assert model.class_names == tuple(CLASSES)
+    assert model.calibration is not None
+    table = list(csv.DictReader(archive.read("predictions.csv").decode().splitlines()))
+    assert len(table) == 35
+    data = taught.request("GET", "/api/images").json
+    row = next(r for r, known in enumerate(data["known"]) if known)
+    place = taught.temp.parent / "project" / data["names"][row]
+    said = dict(zip(model.class_names, model.predict_proba([place])[0], strict=True))
+    shown = {name: float(table[row][f"p({name})"]) for name in CLASSES}
+    assert shown == pytest.approx(said, abs=2e-3)
+
+
+def test_the_report_says_that_it_is_about_labels_held_out_in_turn(taught):
+    page = taught.request("GET", "/api/export/report")
+    assert page.status == 200, page
+    assert b"held out in turn" in page.body
+    assert b"data:image" not in page.body
+
+
+def test_labels_of_another_tool_are_taken_and_unknown_names_told(taught):
+    names = taught.request("GET", "/api/images").json["names"]
+    row = taught.request("GET", "/api/next").json["rows"][-1]
+    short = names[row].rpartition("/")[2]
+    text = f"path,label\n{short},{CLASSES[1]}\nnowhere.png,{CLASSES[0]}\n"
+    reply = taught.request("POST", "/api/import?name=labels.csv", text.encode())
+    assert (reply.status, reply.json["labelled"], reply.json["lost"]) == (200, 1, ["nowhere.png"])
+
+
+def test_a_second_window_that_disagrees_is_told(taught):
+    row = taught.request("GET", "/api/next").json["rows"][0]
+    first = post(taught, "/api/label", row=row, label=CLASSES[0], by="one", seen=0)
+    second = post(taught, "/api/label", row=row, label=CLASSES[1], by="two", seen=0)
+    assert (first.status, second.status) == (200, 409)
+    assert second.json["label"] == CLASSES[0]
+    assert post(taught, "/api/undo", by="one").json["row"] == row
+
+
+BAD = [("label", {"row": 10**6}), ("label", {"row": "../x"}), ("label", {"row": -1})]
+BAD += [("label", {"row": 0, "label": "other"}), ("label", {"row": 0, "state": "odd"})]
+BAD += [("classes", {"classes": 7}), ("classes", {"classes": [{"name": ""}]}), ("undo", {"by": 3})]
+BAD += [("classes", {"classes": [{"name": "a"}, {"name": "A"}]}), ("settings", {"patient": "("})]
+BAD += [("folder", {"folder": "relative"}), ("folder", {"folder": "/no/such/folder"})]
+
+
+@pytest.mark.parametrize(("path", "body"), BAD)
+def test_what_makes_no_sense_is_refused_in_words(server, path, body):
+    reply = post(server, f"/api/{path}", **body)
+    assert reply.status == 422, reply
+    assert reply.json["detail"]
+
+
+def test_no_path_can_be_named(server, pile):
+    for name in ("/etc/passwd", "..%2f..%2fetc/passwd", str(pile), "-1", "99999", "1/../2"):
+        for route in ("/thumb/", "/image/", "/api/look/", "/api/export/"):
+            assert server.request("GET", route + name).status in (404, 422)
+    for name in ("../../x.png", "/etc/x.png", ".."):
+        server.request("POST", f"/api/upload?name={name}", b"not an image")
+    project = server.temp.parent / "project"
+    outside = [file for file in project.parent.rglob("x.png") if not file.is_relative_to(project)]
+    assert outside == []
+
+
+def test_other_sites_are_refused(server):
+    for path in ("/api/label", "/api/folder", "/api/upload", "/predict"):
+        assert server.request("POST", path, b"{}", Origin="http://evil.example").status == 403
+    assert server.request("GET", "/api/images", Host="evil.example").status == 403
+
+
+def test_a_killed_server_loses_no_label_and_goes_on(pile, tmp_path):
+    first = started(tmp_path, pile, "--out", tmp_path / "project", command="studio")
+    server = first.__enter__()
+    ready(server)
+    name_classes(server)
+    done = label(server, 7)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait()
+    server.process.stdout.close()
+    first.log.close()
+    assert set(Project.open(tmp_path / "project").labels) == set(done)
+    (tmp_path / "again").mkdir()
+    with started(tmp_path / "again", tmp_path / "project", command="studio") as other:
+        assert ready(other)["labelled"] == 7
+        assert set(label(other, 3)).isdisjoint(done)
