@@ -14,7 +14,7 @@ from ogkd.errors import ConfigError
 from ogkd.methods import TextSide, make_method
 from ogkd.model.calibration import Calibration
 from ogkd.model.decide import Decider, Policy
-from ogkd.model.familiarity import Familiarity
+from ogkd.model.familiarity import Familiarity, of_this_kind
 from ogkd.model.prior import equal, reweighted
 from tiny_backbones import make_clip
 
@@ -60,13 +60,13 @@ def probabilities(decisions):
 
 
 def test_together_is_the_fit_with_the_batch_as_unlabelled_images(model, rows):
-    """The oracle fits from the beginning, with the familiar images as its pool."""
+    """The oracle fits from the beginning, with the images of this kind as its pool."""
     from ogkd.backbones.base import ImageFeatures
     from ogkd.features.views import FixedViews
     from ogkd.methods import Support
 
-    familiar = ~Familiarity(model.support, model.backbone.embed_dim).unfamiliar(rows)
-    assert 6 <= familiar.sum() < len(rows) or familiar.all()
+    near = of_this_kind(model.support, rows, model.backbone.embed_dim)
+    assert 6 <= near.sum() < len(rows)
     known = torch.from_numpy(model.support.features)
     d = model.backbone.embed_dim
     length = known[:, :d].norm(dim=1, keepdim=True)
@@ -75,7 +75,7 @@ def test_together_is_the_fit_with_the_batch_as_unlabelled_images(model, rows):
         FixedViews(views),
         torch.from_numpy(model.support.labels),
         None,
-        torch.from_numpy(rows[familiar]),
+        torch.from_numpy(rows[near]),
     )
     text = TextSide(model.backbone, model.class_names, ())
     object.__setattr__(text, "bank", [row[None] for row in model.head.class_texts])
@@ -102,15 +102,27 @@ def test_nothing_is_promised_and_the_notes_say_so(model, rows):
     assert any(note.startswith(f"Answered {len(rows)} images together") for note in decider.notes)
 
 
-def test_unfamiliar_images_are_answered_but_change_nothing(model, rows):
+@pytest.mark.parametrize("labelled", [1, 100])
+def test_images_unlike_the_labelled_ones_change_nothing(model, rows, labelled):
+    """Also with so few labelled images that none is called unfamiliar."""
+    support = model.support
+    number = np.array([(support.labels[:i] == y).sum() for i, y in enumerate(support.labels)])
+    few = replace(
+        support,
+        features=support.features[number < labelled],
+        labels=support.labels[number < labelled],
+    )
+    model = with_(model, support=few)
     rng = np.random.default_rng(0)
     strange = normalize(torch.from_numpy(rng.normal(size=(5, rows.shape[1])))).float().numpy()
+    near = of_this_kind(few, rows, model.backbone.embed_dim)
+    assert near.sum() >= 6
     before, after = Decider(model, TOGETHER), Decider(model, TOGETHER)
     alone = probabilities(before.decide(rows))
     said = after.decide(np.concatenate([rows, strange]))
-    assert [one.unfamiliar for one in said[-5:]] == [True] * 5
+    assert [one.unfamiliar for one in said[-5:]] == [True if labelled > 1 else None] * 5
     np.testing.assert_allclose(probabilities(said)[: len(rows)], alone, atol=1e-6)
-    assert "unfamiliar ones were answered, but not learned from" in after.notes[-1]
+    assert f"{(~near).sum() + 5} of them were not learned from" in after.notes[-1]
 
 
 def test_a_prior_is_applied_to_answers_given_together(model, rows):

@@ -248,11 +248,11 @@ class Decider:
     def _probabilities(
         self, features: NDArray[np.float32], familiar: NDArray[np.bool_] | None
     ) -> NDArray[np.float32]:
-        """Probabilities [N, C] by the policy; only familiar images may change those of others."""
+        """Probabilities [N, C] by the policy; an estimate is made from familiar images."""
         model, chosen = self.classifier, slice(None) if familiar is None else familiar
         if self.policy.together:
-            model = together.for_batch(model, features[chosen], images=len(features))
-            self.notes.append(together.summary(model, len(features[chosen]), len(features)))
+            model, note = together.for_batch(model, features)
+            self.notes.append(note)
         p = model.probabilities(features)
         assumed = equal(p.shape[1])
         if self.policy.prior == ESTIMATE:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ogkd.errors import ConfigError, counted
 from ogkd.methods import TextSide
 from ogkd.model.card import method_of
+from ogkd.model.familiarity import of_this_kind
 
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
@@ -35,32 +36,31 @@ def refuse_together(classifier: Classifier) -> None:
         raise ConfigError(f"Images cannot be answered together. {reason}", argument="together")
 
 
-def for_batch(classifier: Classifier, features: NDArray[np.float32], *, images: int) -> Classifier:
-    """The same model after learning from features [U, d], those of `images` that are familiar."""
+def for_batch(classifier: Classifier, features: NDArray[np.float32]) -> tuple[Classifier, str]:
+    """The same model after learning from features [N, d], and what came of it, in words.
+
+    Like a pool at fit time, it learns from the images that are as near to a labelled one as these
+    are to each other.
+    """
     support, classes = classifier.support, len(classifier.class_names)
     assert support is not None  # of refuse_together
-    if len(features) < _FEWEST * classes:
-        strange = images - len(features)
+    batch = features[of_this_kind(support, features, classifier.backbone.embed_dim)]
+    strange = len(features) - len(batch)
+    if len(batch) < _FEWEST * classes:
         others = f" ({strange} more unlike those that the model learned from)" if strange else ""
         raise ConfigError(
             f"To be answered together, there must be at least {_FEWEST} images per class, "
-            f"{_FEWEST * classes} in all, but there are {len(features)}{others}. Give more images, "
+            f"{_FEWEST * classes} in all, but there are {len(batch)}{others}. Give more images, "
             "or have them answered one by one.",
             argument="together",
         )
     known = torch.from_numpy(support.features), torch.from_numpy(support.labels)
     text = TextSide(classifier.backbone, classifier.class_names, ())
     head = method_of(classifier.card).together(
-        classifier.head, known, torch.from_numpy(np.ascontiguousarray(features)), text
+        classifier.head, known, torch.from_numpy(np.ascontiguousarray(batch)), text
     )
-    return type(classifier)(classifier.backbone, head, classifier.card, support=support)
-
-
-def summary(learned: Classifier, used: int, images: int) -> str:
-    """What answering together came to, in words."""
-    if learned.head.notes:
-        return "Note: the images are answered one by one. " + " ".join(learned.head.notes)
-    left = f" {images - used} unfamiliar ones were answered, but not learned from." * (
-        used < images
-    )
-    return f"Answered {counted(images, 'image')} together.{left}"
+    learned = type(classifier)(classifier.backbone, head, classifier.card, support=support)
+    if head.notes:
+        return learned, "Note: the images are answered one by one. " + " ".join(head.notes)
+    left = f" {strange} of them were not learned from: unlike the labelled images." * bool(strange)
+    return learned, f"Answered {counted(len(features), 'image')} together.{left}"
