@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
 from ogkd.fitting.prepare import make_support, normal_labels, text_side
-from ogkd.methods import Method, make_method
+from ogkd.methods import Method, TrainingFolder, make_method
 from ogkd.prompts.bank import read_bank
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
@@ -75,8 +76,11 @@ def measure(
     features = store.get([item.image for item in judges]).globals[:, 0]
     labels = torch.tensor([item.label for item in judges])
     _ = text.bank, text.single  # encoded before the clock starts
+    epochs: list[Any] = []
     began = time.process_time()
-    heads = method.fit(supports, text, seeds=seeds)
+    with tempfile.TemporaryDirectory() as place:
+        folder = TrainingFolder(Path(place), "", epochs.append)
+        heads = method.fit(supports, text, seeds=seeds, folder=folder)
     seconds = time.process_time() - began
     z = [head.logits(features.float()) for head in heads]
     right = [(row.argmax(dim=1) == labels).float() for row in z]
@@ -85,6 +89,7 @@ def measure(
         "likelihood": [float(-cross_entropy(row, labels)) for row in z],
         "judges": len(labels),
         "seconds": seconds,
+        "epochs": len(epochs),  # of the seed that took longest
     }
 
 
@@ -97,8 +102,10 @@ def table(folder: Path) -> str:
         found[f"{method}+{name}", int(shots), dataset] = json.loads(path.read_text())
         if name not in recipes.setdefault(method, []):
             recipes[method].append(name)
-    lines = ["| method | shots | datasets | recipe | accuracy (%) | minus released | NLL | s |"]
-    lines.append("|---|---:|---:|---|---:|---|---:|---:|")
+    lines = [
+        "| method | shots | datasets | recipe | accuracy (%) | minus released | NLL | epochs | s |"
+    ]
+    lines.append("|---|---:|---:|---|---:|---|---:|---:|---:|")
     for method, names in recipes.items():
         for shots in sorted({key[1] for key in found}):
             both = [
@@ -119,7 +126,8 @@ def table(folder: Path) -> str:
                 seconds = np.mean([row["seconds"] for row in rows])
                 lines.append(
                     f"| {method} | {shots} | {len(datasets)} | {name} | {mean.mean():.1f} | {gain} "
-                    f"| {nll:.2f} | {seconds:.0f} |"
+                    f"| {nll:.2f} | {np.mean([row['epochs'] for row in rows]):.0f} "
+                    f"| {seconds:.0f} |"
                 )
     return "\n".join(lines)
 

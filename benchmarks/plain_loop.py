@@ -1,7 +1,7 @@
 """A plain prompt-tuning loop that does what the released code does, for comparison only.
 
 Written from the audit of the released OGKD trainer: the image tower runs at every step, every
-prompt is padded to 256 tokens, the text tower's dropout is on, the bank of prompts is encoded
+prompt is padded to the full context, the text tower's dropout is on, the bank of prompts is encoded
 twice (once one by one), and the test re-encodes the prompts for every batch of 100 images.
 """
 
@@ -12,11 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, mse_loss, normalize
+from transformers import BertConfig, BertModel
 
 from ogkd.backbones.base import Tokens
 from ogkd.backbones.open_clip_format import OpenClipBackbone
 
-FULL = 256
+
+def _hugging_face(backbone: OpenClipBackbone) -> Any:
+    """The backbone's BERT as transformers' own model, with the same weights in memory."""
+    own = backbone.model.text.bert
+    with torch.device("meta"):
+        bert = BertModel(BertConfig(**own.config.model_dump()), add_pooling_layer=False)
+    bert.load_state_dict(own.state_dict(), assign=True, strict=False)
+    places = bert.embeddings  # buffers that the weights do not have
+    places.position_ids = torch.arange(own.config.max_position_embeddings).unsqueeze(0)
+    places.token_type_ids = torch.zeros_like(places.position_ids)
+    return bert.requires_grad_(False).eval()
 
 
 class PlainLoop:
@@ -27,16 +38,18 @@ class PlainLoop:
     ) -> None:
         self.backbone, self.names, self.texts, self.config = backbone, names, bank, config
         self.model = backbone.model
+        self.bert = _hugging_face(backbone)
         self.scale = backbone.logit_scale
         tokens = self._pad(backbone.tokenize([f"a photo of a {name}." for name in names]))
         self.mask = tokens.mask
         with torch.no_grad():
-            self.embedded = self.model.text.bert.embeddings.word_embeddings(tokens.ids)
+            self.embedded = self.bert.embeddings.word_embeddings(tokens.ids)
         self.context = self.embedded[0, 1:5].clone().requires_grad_()
         self.optimiser = torch.optim.SGD([self.context], lr=2.5e-3, momentum=0.9, weight_decay=5e-4)
 
     def _pad(self, tokens: Tokens) -> Tokens:
-        ids = torch.zeros(tokens.ids.shape[0], FULL, dtype=torch.int64)
+        full = self.backbone.context_length  # BiomedCLIP's is 256
+        ids = torch.zeros(tokens.ids.shape[0], full, dtype=torch.int64)
         mask = torch.zeros(ids.shape, dtype=torch.bool)
         ids[:, : tokens.ids.shape[1]] = tokens.ids
         mask[:, : tokens.mask.shape[1]] = tokens.mask
@@ -44,19 +57,18 @@ class PlainLoop:
 
     def _text(self, embedded: Tensor, mask: Tensor) -> Tensor:
         """Hugging Face's own forward, as the released code calls it."""
-        tower = self.model.text
-        hidden = tower.bert(inputs_embeds=embedded, attention_mask=mask.long()).last_hidden_state
-        return normalize(tower.proj(hidden[:, 0]), dim=-1)
+        hidden = self.bert(inputs_embeds=embedded, attention_mask=mask.long()).last_hidden_state
+        return normalize(self.model.text.proj(hidden[:, 0]), dim=-1)
 
     @torch.no_grad()
     def _encode(self, texts: list[str]) -> Tensor:
         tokens = self._pad(self.backbone.tokenize(texts))
-        return self._text(self.model.text.bert.embeddings.word_embeddings(tokens.ids), tokens.mask)
+        return self._text(self.bert.embeddings.word_embeddings(tokens.ids), tokens.mask)
 
     @torch.no_grad()
     def start_up(self) -> None:
         """Encode the bank once per template over all classes, and once more one by one."""
-        self.model.text.eval()
+        self.bert.eval()
         count = len(self.texts[0])
         by_template = [self._encode([rows[i] for rows in self.texts]) for i in range(count)]
         self.bank = torch.stack(by_template, dim=1)  # [C, N, d]
@@ -68,13 +80,13 @@ class PlainLoop:
     def step(self, pixels: Tensor, labels: Tensor, *, dropout: bool = True) -> dict[str, float]:
         """One training step; the losses are as released."""
         config = self.config
-        self.model.text.bert.train(dropout)
+        self.bert.train(dropout)
         C = len(self.names)
         prefix, suffix = self.embedded[:, :1], self.embedded[:, 5:]
         prompts = torch.cat([prefix, self.context.expand(C, -1, -1), suffix], dim=1)
         T_hat = self._text(prompts, self.mask)
         with torch.no_grad():
-            image, parts = self.model.image(pixels, patches=True)
+            image, parts, _ = self.model.image(pixels, patches=True)
         v, Z = normalize(image, dim=-1), normalize(parts, dim=-1)
         with torch.no_grad():
             T_tilde = self._teacher(v)
@@ -89,7 +101,7 @@ class PlainLoop:
         self.optimiser.zero_grad()
         total.backward()
         self.optimiser.step()
-        self.model.text.bert.eval()
+        self.bert.eval()
         terms = {"ce": ce, "sccm": sccm, "gad": gad, "lgd": lgd, "total": total}
         return {name: float(value.detach()) for name, value in terms.items()}
 
@@ -126,5 +138,5 @@ class PlainLoop:
         T_hat = self._text(
             torch.cat([prefix, self.context.expand(C, -1, -1), suffix], dim=1), self.mask
         )
-        image, _ = self.model.image(pixels, patches=True)
+        image, _, _ = self.model.image(pixels, patches=True)
         return (self.scale * normalize(image, dim=-1) @ T_hat.T).softmax(-1)

@@ -1,7 +1,8 @@
 """How much faster this is than a plain loop that does what the released code does.
 
 Both run in this process, turn by turn, on BiomedCLIP's architecture at full size with random
-weights. Prints JSON; `--table` turns a JSON file into Markdown.
+weights; processor seconds of one thread, so that a busy machine does little harm. Prints JSON;
+`--table` turns a JSON file into Markdown. Whole runs: whole_run.py.
 
     python benchmarks/speed.py --classes 4 --classes 8 --out runs/speed.json
     python benchmarks/speed.py --table runs/speed.json
@@ -10,14 +11,10 @@ weights. Prints JSON; `--table` turns a JSON file into Markdown.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import platform
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +37,7 @@ NAMES = ["glioma tumor", "kidney stone", "normal brain", "cyst kidney"]
 NAMES += ["pituitary tumor", "normal tissue", "meningioma tumor", "smooth lesion"]
 CONFIG = OGKDConfig(top_ratio=0.4, lambda_gad=1.75, lambda_lgd=0.05, lambda_sccm=0.5, gamma=0.5)
 SEEDS = (1, 3, 10)
-SHOTS, EPOCHS, TEST_IMAGES, BATCH = 16, 100, 200, 4
+SHOTS, EPOCHS, BATCH = 16, 100, 4
 STEPS = 3  # of ours against one of the plain loop's, which takes as long as a dozen
 
 
@@ -54,10 +51,10 @@ def make_bank(classes: int, count: int = 50) -> list[list[str]]:
 
 
 def clock(work: Callable[[], Any]) -> float:
-    """Seconds that a piece of work takes."""
-    began = time.perf_counter()
+    """Processor seconds of a piece of work."""
+    began = time.process_time()
     work()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 class Ours:
@@ -106,13 +103,14 @@ def cached_batch(
 
 def agreement(
     plain: PlainLoop, backbone: OpenClipBackbone, names: list[str], bank: list[list[str]]
-) -> Any:
+) -> dict[str, float]:
     """Largest difference of any loss term over five steps on the same crops, no dropout."""
     exact, half = (Ours(backbone, names, bank, 1) for _ in range(2))
     worst = {"float32": 0.0, "patches in half precision": 0.0}
+    side = backbone.preprocessing.size
     for step in range(5):
         generator = torch.Generator().manual_seed(step)
-        pixels = torch.randn(BATCH, 3, 224, 224, generator=generator)
+        pixels = torch.randn(BATCH, 3, side, side, generator=generator)
         labels = torch.randint(len(names), (BATCH,), generator=generator)
         expected = plain.step(pixels, labels, dropout=False)
         for kind, ours, rounded in (
@@ -126,10 +124,10 @@ def agreement(
     return worst
 
 
-def measure(backbone: OpenClipBackbone, classes: int, rounds: int) -> dict[str, Any]:
+def measure(backbone: OpenClipBackbone, classes: int, prompts: int, rounds: int) -> dict[str, Any]:
     """All timings at one number of classes."""
-    names, bank = NAMES[:classes], make_bank(classes)
-    result: dict[str, Any] = {"classes": classes, "rounds": rounds}
+    names, bank = NAMES[:classes], make_bank(classes, prompts)
+    result: dict[str, Any] = {"classes": classes, "prompts": prompts, "rounds": rounds}
     texts = [text for rows in bank for text in rows]
     plain = PlainLoop(backbone, names, bank, CONFIG)
     ours_start = [clock(lambda: backbone.encode_texts(texts))]
@@ -141,139 +139,72 @@ def measure(backbone: OpenClipBackbone, classes: int, rounds: int) -> dict[str, 
 
     pixels = torch.randn(BATCH, 3, 224, 224)
     labels = torch.arange(BATCH) % classes
-    runs = {seeds: Ours(backbone, names, bank, seeds) for seeds in SEEDS}
-    batches = {seeds: cached_batch(backbone, pixels, labels, seeds, half=True) for seeds in SEEDS}
-    plain_steps: list[float] = []
-    our_steps: dict[int, list[float]] = {seeds: [] for seeds in SEEDS}
-    for turn in range(rounds + 1):
-        plain_seconds = clock(lambda: plain.step(pixels, labels))
-        if turn:
-            plain_steps.append(plain_seconds)
-        for seeds in SEEDS:
-            runs[seeds].step(batches[seeds])  # the plain step has emptied the processor's caches
-            together = clock(lambda s=seeds: [runs[s].step(batches[s]) for _ in range(STEPS)])
-            if turn:  # the first turn warms up
-                our_steps[seeds].append(together / STEPS / seeds)
-    result["step s"] = {"plain": statistics.median(plain_steps)} | {
-        f"ours, {seeds} seeds (per seed)": statistics.median(our_steps[seeds]) for seeds in SEEDS
-    }
-    result["step ratio"] = {
-        f"{seeds} seeds": statistics.median(
-            p / o for p, o in zip(plain_steps, our_steps[seeds], strict=True)
-        )
+    ways = {f"{seeds} seeds": (Ours(backbone, names, bank, seeds), seeds) for seeds in SEEDS}
+    batches = {
+        f"{seeds} seeds": cached_batch(backbone, pixels, labels, seeds, half=True)
         for seeds in SEEDS
     }
-    result["end to end"] = end_to_end(backbone, plain, result, classes)
+    ways["auto"] = Ours(backbone, names, bank, 1), 1
+    batches["auto"] = full_batch(batches["1 seeds"], classes)
+    plain_steps: list[float] = []
+    our_steps: dict[str, list[float]] = {way: [] for way in ways}
+    for turn in range(rounds + 1):
+        plain_seconds = clock(lambda: plain.step(pixels, labels))
+        if turn:  # the first turn warms up
+            plain_steps.append(plain_seconds)
+        for way, (ours, seeds) in ways.items():
+            dropout = way != "auto"
+
+            def step(o: Ours = ours, w: str = way, d: bool = dropout) -> None:
+                o.step(batches[w], dropout=d)
+
+            step()  # the plain step has emptied the processor's caches
+            together = clock(lambda s=step: [s() for _ in range(STEPS)])
+            if turn:
+                our_steps[way].append(together / STEPS / seeds)
+    result["step s"] = {"plain": statistics.median(plain_steps)} | {
+        way: statistics.median(seconds) for way, seconds in our_steps.items()
+    }
+    result["step ratio"] = {
+        way: statistics.median(p / o for p, o in zip(plain_steps, seconds, strict=True))
+        for way, seconds in our_steps.items()
+    }
     return result
 
 
-def end_to_end(
-    backbone: OpenClipBackbone, plain: PlainLoop, result: dict[str, Any], classes: int
-) -> dict[str, Any]:
-    """16 shots, 100 epochs, 200 test images: extrapolated from measured parts only."""
-    test = torch.randn(50, 3, 224, 224)
-    plain_test = clock(lambda: plain.test_batch(test)) * TEST_IMAGES / len(test)
-    ours_rate = len(test) / clock(lambda: backbone.encode_images(test, patches=False))
-    patch_rate = 24 / clock(lambda: backbone.encode_images(test[:24]))
-    steps = SHOTS * classes // BATCH * EPOCHS
-    whole = result["start-up s"]["plain"] + steps * result["step s"]["plain"] + plain_test
-    found: dict[str, Any] = {
-        "steps": steps,
-        "plain s": whole,
-        "images/s": {"plain test": TEST_IMAGES / plain_test, "ours": ours_rate}
-        | {"ours with patches": patch_rate},
-    }
-    for views in (1, 4, 16):
-        for seeds in (1, 3):
-            seconds = (
-                result["start-up s"]["ours"] / seeds
-                + SHOTS * classes * views / patch_rate
-                + steps * result["step s"][f"ours, {seeds} seeds (per seed)"]
-                + TEST_IMAGES / ours_rate / seeds
-            )
-            key = f"{views} views, {seeds} seeds"
-            found[f"ours s, {key}"] = seconds
-            found[f"ratio, {key}"] = whole / seconds
-    return found
+def full_batch(batch: Batch, classes: int) -> Batch:
+    """All images of 16 shots, as `auto` takes them in each step; the same few, repeated."""
+    assert batch.patches is not None
+    times = SHOTS * classes // BATCH
+    parts = batch.globals, batch.labels, batch.patches
+    return Batch(*(torch.cat([part] * times, dim=1) for part in parts))
 
 
-def peak_memory(kind: str, classes: int) -> float:
-    """Peak resident GiB of two steps, in this process."""
-    backbone = make_backbone()
-    names, bank = NAMES[:classes], make_bank(classes, count=8)
-    pixels, labels = torch.randn(BATCH, 3, 224, 224), torch.arange(BATCH) % classes
-    if kind == "plain":
-        plain = PlainLoop(backbone, names, bank, CONFIG)
-        plain.start_up()
-        for _ in range(2):
-            plain.step(pixels, labels)
-    else:
-        seeds = int(kind)
-        ours = Ours(backbone, names, bank, seeds)
-        batch = cached_batch(backbone, pixels, labels, seeds, half=True)
-        for _ in range(2):
-            ours.step(batch)
-    return peak_gib()
-
-
-def peak_gib() -> float:
-    """The process's own peak; ru_maxrss would start at that of the process which started it."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return float(line.split()[1]) / 1024**2
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) / 1024**2
-
-
-def memories(classes: int) -> dict[str, float]:
-    """Peak memory of each way, each in a process of its own."""
-    found = {}
-    for kind in ("plain", "1", "3", "10"):
-        arguments = [sys.executable, __file__, "--memory", kind, "--classes", str(classes)]
-        answer = subprocess.run(arguments, capture_output=True, text=True, check=True)
-        found[kind if kind == "plain" else f"{kind} seeds"] = float(answer.stdout)
-    return found
-
-
-def to_table(report: dict[str, Any]) -> str:
-    """The report as Markdown."""
+def to_table(report: dict[str, Any], auto_steps: int) -> str:
+    """The report as Markdown; `auto_steps` is what `auto` takes on real images."""
     lines = [f"| | {' | '.join(str(r['classes']) + ' classes' for r in report['runs'])} |"]
     lines.append("|---" * (len(report["runs"]) + 1) + "|")
 
     def row(label: str, pick: Callable[[dict[str, Any]], str]) -> None:
         lines.append(f"| {label} | {' | '.join(pick(run) for run in report['runs'])} |")
 
+    def training(run: dict[str, Any]) -> str:
+        steps = SHOTS * run["classes"] // BATCH * EPOCHS
+        ratio = run["step ratio"]["auto"] * steps / auto_steps
+        return f"{steps:,} steps against {auto_steps} (**{ratio:.0f}x**)"
+
     row("start-up of the text side, plain", lambda r: f"{r['start-up s']['plain']:.1f} s")
     row("start-up of the text side, ours", lambda r: f"{r['start-up s']['ours']:.1f} s")
     row("ratio", lambda r: f"**{r['start-up ratio']:.1f}x**")
     row("step, plain", lambda r: f"{r['step s']['plain']:.2f} s")
-    for seeds in SEEDS:
+    for way in (*(f"{seeds} seeds" for seeds in SEEDS), "auto"):
+        label = "`auto`, all images" if way == "auto" else f"{way} together, per seed"
         row(
-            f"step per seed, ours, {seeds} together",
-            lambda r, s=seeds: (
-                f"{1000 * r['step s'][f'ours, {s} seeds (per seed)']:.0f} ms "
-                f"(**{r['step ratio'][f'{s} seeds']:.1f}x**)"
-            ),
+            f"step, ours, {label}",
+            lambda r, w=way: f"{1000 * r['step s'][w]:.0f} ms (**{r['step ratio'][w]:.1f}x**)",
         )
-    row("images/s, plain test", lambda r: f"{r['end to end']['images/s']['plain test']:.1f}")
-    row("images/s, ours", lambda r: f"{r['end to end']['images/s']['ours']:.1f}")
-    row("whole run, plain", lambda r: f"{r['end to end']['plain s']:.0f} s")
-    for views in (1, 4, 16):
-        for seeds in (1, 3):
-            key = f"{views} views, {seeds} seeds"
-            row(
-                f"whole run per seed, ours, {key}",
-                lambda r, k=key: (
-                    f"{r['end to end'][f'ours s, {k}']:.0f} s "
-                    f"(**{r['end to end'][f'ratio, {k}']:.1f}x**)"
-                ),
-            )
-    for kind in ("plain", "1 seeds", "3 seeds", "10 seeds"):
-        row(f"peak memory, {kind}", lambda r, k=kind: f"{r['peak GiB'][k]:.2f} GiB")
-    row(
-        "largest loss difference",
-        lambda r: f"{r['largest loss difference']['float32']:.1e}",
-    )
+    row("training, `auto` against the plain loop", training)
+    row("largest loss difference", lambda r: f"{r['largest loss difference']['float32']:.1e}")
     row(
         "the same, patches in half precision",
         lambda r: f"{r['largest loss difference']['patches in half precision']:.1e}",
@@ -283,21 +214,21 @@ def to_table(report: dict[str, Any]) -> str:
 
 def main() -> None:
     """Measure or print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--classes", type=int, action="append")
+    parser.add_argument("--prompts", type=int, default=50, help="of each class")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--memory", help=argparse.SUPPRESS)
     parser.add_argument("--table", type=Path, help="print a JSON report as Markdown")
+    parser.add_argument("--auto-steps", type=int, default=100, help="that auto takes, for --table")
     arguments = parser.parse_args()
     if arguments.table:
-        print(to_table(json.loads(arguments.table.read_text())))
+        print(to_table(json.loads(arguments.table.read_text()), arguments.auto_steps))
         return
     torch.set_num_threads(arguments.threads)
-    if arguments.memory:
-        print(peak_memory(arguments.memory, arguments.classes[0]))
-        return
     backbone = make_backbone()
     report: dict[str, Any] = {
         "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
@@ -306,15 +237,11 @@ def main() -> None:
         "runs": [],
     }
     for classes in arguments.classes or [4, 8]:
-        report["runs"].append(measure(backbone, classes, arguments.rounds))
-        print(json.dumps(report["runs"][-1], indent=2), flush=True)
-    del backbone
-    gc.collect()
-    for run in report["runs"]:
-        run["peak GiB"] = memories(run["classes"])
+        found = measure(backbone, classes, arguments.prompts, arguments.rounds)
+        report["runs"].append(found)
+        print(json.dumps(found, indent=2), flush=True)
         if arguments.out:
             write_json(arguments.out, report)
-    print(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
-"""What a whole run of OGKD's `auto` takes: processor seconds of each part, and how they grow.
+"""A whole run of OGKD from beginning to end, as a user runs it, and how its cost grows.
 
-BiomedCLIP's architecture at full size with random weights, 16 shots, 50 prompts per class. The
-bank is encoded, a context is trained on random features until it ends by itself, and the image
-encoder is timed on `--images` of the 16 per class and 200 test images, and multiplied.
+BiomedCLIP's architecture at full size with random weights, in a folder as a download would be;
+random images as PNG files; 50 prompts per class. Each command is a process of its own: processor
+seconds of one thread, and its peak memory.
 
-    python benchmarks/whole_run.py --classes 8 --out runs/whole.json
-    python benchmarks/whole_run.py --growth --out runs/growth.json      # cost against sizes
+    python benchmarks/whole_run.py --classes 8 --out runs/whole.json      # ours: fit, predict
+    python benchmarks/whole_run.py --plain --classes 4 --shots 1 --out runs/plain.json
+    python benchmarks/whole_run.py --growth --out runs/growth.json        # cost against sizes
+
+`--plain` runs the plain loop (plain_loop.py) to the end on the same images: 100 epochs in batches
+of 4, which at 16 shots of 8 classes takes half a day of one core. `--growth` times 5 steps of
+`auto` on random features, and the store of image features on disk.
 """
 
 from __future__ import annotations
@@ -13,6 +18,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,84 +29,119 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch.nn.functional import normalize
 
-from biomedclip_size import make_backbone
+from biomedclip_size import make_backbone, write_folder
+from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
+from ogkd.backbones.open_clip_format import OpenClipBackbone
+from ogkd.features.encode import whole_image
+from ogkd.features.store import FeatureStore
 from ogkd.features.texts import text_features
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
-from ogkd.methods import Support, TextSide, TrainingFolder, make_method
-from speed import NAMES, make_bank, peak_gib
+from ogkd.images import ImageRef
+from ogkd.images.transforms import normalise
+from ogkd.methods import Support, TextSide, make_method
+from plain_loop import PlainLoop
+from speed import BATCH, CONFIG, EPOCHS, NAMES, clock, make_bank
 
-SHOTS, TEST_IMAGES = 16, 200
+TEST_IMAGES = 200
+Say = Callable[[dict[str, Any]], None]
 
 
-def clock(work: Callable[[], Any]) -> float:
-    """Processor seconds of a piece of work."""
+def write_images(place: Path, classes: int, shots: int) -> None:
+    """{train,test}/class/*.png: noise around a colour of the class."""
+    rng = np.random.default_rng(0)
+    colours = rng.integers(40, 200, (classes, 3))
+    for split, count in (("train", shots), ("test", TEST_IMAGES // classes)):
+        for name, colour in zip(NAMES[:classes], colours, strict=True):
+            folder = place / split / name.replace(" ", "_")
+            folder.mkdir(parents=True)
+            for number in range(count):
+                small = colour + rng.integers(-40, 40, (32, 32, 3))
+                Image.fromarray(small.astype(np.uint8)).resize((384, 320)).save(
+                    folder / f"{number}.png"
+                )
+
+
+def run(command: list[str], threads: int) -> tuple[float, float]:
+    """Processor seconds and peak resident GiB of a command that must succeed."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    process = subprocess.Popen([sys.executable, *command], env=environment)
+    _, status, used = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{command} ended with {os.waitstatus_to_exitcode(status)}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024**2
+
+
+def whole(place: Path, classes: int, shots: int, threads: int, say: Say) -> None:
+    """Fit and predict from the command line; then fit other images with the same texts."""
+    fit = ["-m", "ogkd", "fit", str(place / "data"), "--backbone", str(place / "backbone")]
+    fit += ["--prompts", str(place / "texts.json"), "--method", "ogkd", "--shots", str(shots)]
+    fit += ["--preset", "auto"]
+    found: dict[str, Any] = {"classes": classes, "shots": shots, "s": {}, "peak GiB": {}}
+    commands = {
+        "fit": [*fit, "--out", str(place / "model")],
+        "predict": ["-m", "ogkd", "predict", str(place / "model"), str(place / "data" / "test")],
+        "fit again, other seed": [*fit, "--seed", "2", "--out", str(place / "other")],
+    }
+    commands["predict"] += ["--out", str(place / "answers.csv")]
+    for name, command in commands.items():
+        found["s"][name], found["peak GiB"][name] = run(command, threads)
+        say(found)
+    log = (place / "model" / "training.jsonl").read_text().splitlines()
+    found["steps"] = len(log)
+    found["whole run s"] = found["s"]["fit"] + found["s"]["predict"]
+    say(found)
+
+
+def plain(place: Path, classes: int, shots: int, say: Say) -> None:
+    """The plain loop on the same images, all of it."""
+    backbone = load_backbone(place / "backbone")
+    assert isinstance(backbone, OpenClipBackbone)
+    loop = PlainLoop(backbone, NAMES[:classes], make_bank(classes), CONFIG)
+    found: dict[str, Any] = {"classes": classes, "shots": shots, "s": {}}
+    found["s"]["start-up"] = clock(loop.start_up)
+    say(found)
+
+    def pixels(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        images = [
+            (ImageRef.of(file), label)
+            for label, name in enumerate(NAMES[:classes])
+            for file in sorted((place / "data" / split / name.replace(" ", "_")).iterdir())
+        ]
+        prep = backbone.preprocessing
+        crops = [whole_image(image, prep) for image, _ in images]
+        return normalise(crops, prep), torch.tensor([label for _, label in images])
+
+    train, labels = pixels("train")
+    steps = 0
     began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
-def support_of(backbone: Backbone, classes: int, shots: int) -> Support:
-    """Random features that cluster by class, as the store would give them."""
-    generator = torch.Generator().manual_seed(1)
-    d, grid = backbone.embed_dim, backbone.patch_grid[0] * backbone.patch_grid[1]
-    labels = torch.arange(classes).repeat_interleave(shots)
-    centres = torch.randn(classes, d, generator=generator)
-    features = centres[labels] + 2 * torch.randn(len(labels), d, generator=generator)
-    local = torch.randn(len(labels), grid, d, generator=generator) + features.unsqueeze(1)
-    return Support(
-        FixedViews(
-            ImageFeatures(
-                normalize(features, dim=-1).unsqueeze(1),
-                normalize(local, dim=-1).half().unsqueeze(1),
-            )
-        ),
-        labels,
-    )
-
-
-def text_of(backbone: Backbone, names: list[str], bank: list[list[str]]) -> TextSide:
-    """The text side, of which nothing is encoded yet."""
-    return TextSide(backbone, tuple(names), tuple(tuple(rows) for rows in bank))
-
-
-def whole(classes: int, images: int, say: Callable[[dict[str, Any]], None]) -> None:
-    """Every part at one number of classes; `say` gets what is known after each."""
-    backbone, names, bank = make_backbone(), NAMES[:classes], make_bank(classes)
-    text = text_of(backbone, names, bank)
-    found: dict[str, Any] = {"classes": classes}
-    ours = found["ours s"] = {"bank": clock(lambda: text.bank)}
-    again = text_of(backbone, names, bank)
-    found["bank a second time s"] = clock(lambda: again.bank)
-    say(found)
-    with tempfile.TemporaryDirectory() as place:
-        steps: list[Any] = []
-        folder = TrainingFolder(Path(place), "", steps.append)
-        support, method = support_of(backbone, classes, SHOTS), make_method("ogkd", preset="auto")
-        ours["training"] = clock(lambda: method.fit([support], text, seeds=[1], folder=folder))
-    found["steps"], found["peak GiB, ours"] = len(steps), peak_gib()
-    say(found)
-    pixels = torch.randn(images, 3, 224, 224)
-    for name, count in (("support images", SHOTS * classes), ("test images", TEST_IMAGES)):
-        patches = name == "support images"
-        seconds = clock(lambda p=patches: backbone.encode_images(pixels, patches=p))
-        ours[name] = seconds * count / images
-    found["whole s"] = sum(ours.values())
+    for epoch in range(EPOCHS):
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
+        for rows in order.split(BATCH):
+            loop.step(train[rows], labels[rows])
+            steps += 1
+        found["s"]["training"], found["steps"] = time.process_time() - began, steps
+        say(found)
+    test, _ = pixels("test")
+    found["s"]["test"] = clock(lambda: [loop.test_batch(some) for some in test.split(100)])
+    found["whole run s"] = sum(found["s"].values())
+    found["peak GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     say(found)
 
 
-def growth(say: Callable[[dict[str, Any]], None]) -> None:
-    """Seconds of 5 steps of `auto` against classes and shots, and of a bank against its size."""
+def growth(say: Say) -> None:
+    """Seconds of a step of `auto` against classes and shots, of a bank, and of the store."""
     backbone = make_backbone()
-    found: dict[str, Any] = {"classes": {}, "shots": {}, "bank": {}}
+    found: dict[str, Any] = {"classes": {}, "shots": {}, "bank": {}, "images": {}}
 
     def train(classes: int, shots: int) -> float:
         names = [f"{NAMES[row % 8]} {'abcdefgh'[row // 8]}" for row in range(classes)]
-        text = text_of(backbone, names, make_bank(classes, 2))
-        support = support_of(backbone, classes, shots)
+        bank = tuple(tuple(rows) for rows in make_bank(classes, 2))
+        text, support = TextSide(backbone, tuple(names), bank), _support(backbone, classes, shots)
         method = make_method("ogkd", preset="auto", settings={"train.epochs": 5})
         _ = text.bank
         return clock(lambda: method.fit([support], text, seeds=[1])) / 5
@@ -106,19 +149,77 @@ def growth(say: Callable[[dict[str, Any]], None]) -> None:
     train(2, 1)  # lays out the weights
     for classes in (4, 8, 16, 32, 64):
         found["classes"][classes] = train(classes, 4)
-    for shots in (1, 4, 16, 64, 128):
+    for shots in (1, 4, 16, 64, 256):
         found["shots"][shots] = train(4, shots)
-    for count in (10, 50, 200):  # prompts of each of two classes
+    say(found)
+    for count in (10, 20, 50, 100, 200):  # prompts of each of two classes
         texts = [text for rows in make_bank(2, count) for text in rows]
         with tempfile.TemporaryDirectory() as place:
             found["bank"][count] = clock(
                 lambda t=texts, p=place: text_features(backbone, t, root=Path(p))
             )
-    for values in found.values():
-        sizes, seconds = np.array(list(values)), np.array(list(values.values()))
-        slope = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
-        values["slope of log against log"] = float(slope)
     say(found)
+    found["disk, bytes per image"], found["images, found again"] = {}, {}
+    for count in (100, 1_000, 10_000, 100_000):
+        first, again, size = _stored(count)
+        found["images"][count], found["images, found again"][count] = first, again
+        found["disk, bytes per image"][count] = size / count
+        say(found)
+    for name in ("classes", "shots", "bank", "images", "images, found again"):
+        sizes, seconds = np.array(list(found[name])), np.array(list(found[name].values()))
+        slope = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
+        found[name]["slope of log against log"] = float(slope)
+    say(found)
+
+
+def _support(backbone: Backbone, classes: int, shots: int) -> Support:
+    """Random features that cluster by class, as the store would give them."""
+    generator = torch.Generator().manual_seed(1)
+    d, grid = backbone.embed_dim, backbone.patch_grid[0] * backbone.patch_grid[1]
+    labels = torch.arange(classes).repeat_interleave(shots)
+    centres = torch.randn(classes, d, generator=generator)
+    features = normalize(
+        centres[labels] + 2 * torch.randn(len(labels), d, generator=generator), dim=-1
+    )
+    local = torch.empty(len(labels), 1, grid, d, dtype=torch.float16)
+    for row, own in enumerate(features):
+        noise = torch.randn(grid, d, generator=generator)
+        local[row, 0] = normalize(noise + own * d**0.5, dim=-1).half()
+    return Support(FixedViews(ImageFeatures(features.unsqueeze(1), local)), labels)
+
+
+class _NoTower:
+    """A backbone that knows its features at once, so that only the store is timed."""
+
+    digest, device, embed_dim, patch_grid = "none", torch.device("cpu"), 512, (14, 14)
+    deep_parts: tuple[int, ...] = ()
+
+    def __init__(self) -> None:
+        from ogkd.images.transforms import Preprocessing
+
+        self.preprocessing = Preprocessing(size=4)
+
+    def encode_images(self, pixels: torch.Tensor, **_: Any) -> ImageFeatures:
+        return ImageFeatures(torch.rand(len(pixels), self.embed_dim))
+
+
+def _stored(count: int) -> tuple[float, float, int]:
+    """Seconds of storing and of finding the global features of so many images, and bytes."""
+    with tempfile.TemporaryDirectory() as place:
+        images = Path(place, "images")
+        images.mkdir()
+        for number in range(count):
+            rows = np.frombuffer(number.to_bytes(48, "big"), dtype=np.uint8).reshape(4, 4, 3)
+            Image.fromarray(rows + 1).save(images / f"{number}.bmp")
+        paths = sorted(images.iterdir())
+
+        def get() -> None:
+            backbone: Any = _NoTower()
+            FeatureStore(backbone, root=Path(place, "store")).get(paths)
+
+        first, again = clock(get), clock(get)
+        size = sum(file.stat().st_size for file in Path(place, "store").rglob("*.safetensors"))
+        return first, again, size
 
 
 def main() -> None:
@@ -127,23 +228,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--classes", type=int, default=8)
-    parser.add_argument("--images", type=int, default=200, help="that the encoder is timed on")
+    parser.add_argument("--shots", type=int, default=16)
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    os.environ["OGKD_CACHE"] = tempfile.mkdtemp()  # nothing is known yet
+    classes, shots = arguments.classes, arguments.shots
 
     def say(result: dict[str, Any]) -> None:
         if arguments.out:
             write_json(arguments.out, result)
-        print(json.dumps(result, indent=2), flush=True)
+        print(json.dumps(result), flush=True)
 
-    if arguments.growth:
-        growth(say)
-    else:
-        whole(arguments.classes, arguments.images, say)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        os.environ["OGKD_CACHE"] = str(place / "cache")  # nothing is known yet
+        if arguments.growth:
+            growth(say)
+            return
+        write_folder(make_backbone(), place / "backbone")
+        write_images(place / "data", classes, shots)
+        texts = dict(zip(NAMES, make_bank(classes), strict=False))
+        (place / "texts.json").write_text(json.dumps(texts))
+        if arguments.plain:
+            plain(place, classes, shots, say)
+        else:
+            whole(place, classes, shots, arguments.threads, say)
 
 
 if __name__ == "__main__":
