@@ -98,7 +98,7 @@ class Watched:
             dropout = None
             if number is not None:
                 seeds = [1000 * self.step + 10 * row + number for row in range(len(SEEDS))]
-                dropout = TextDropout([torch.Generator().manual_seed(seed) for seed in seeds])
+                dropout = TextDropout(seeds)
             T_hat = self.learner.text_features(
                 parameters, images=self.batch.globals, dropout=dropout
             )

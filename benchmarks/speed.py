@@ -71,8 +71,7 @@ class Ours:
         self.optimiser = torch.optim.SGD(
             [self.contexts], lr=2.5e-3, momentum=0.9, weight_decay=5e-4
         )
-        generators = [torch.Generator().manual_seed(seed) for seed in range(seeds)]
-        self.dropout = TextDropout(generators)
+        self.dropout = TextDropout(range(seeds))
 
     def step(self, batch: Batch, *, dropout: bool = True) -> dict[str, float]:
         """One step of all seeds."""

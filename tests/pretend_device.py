@@ -76,7 +76,7 @@ class There(Tensor):
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         outcome = func(*tree_map(_here, args), **tree_map(_here, kwargs))
-        if func._schema.name.endswith("_") and args and isinstance(args[0], There):
+        if func._schema.is_mutable and args and isinstance(args[0], There):
             return args[0]  # in place
         return tree_map(_there, outcome)
 

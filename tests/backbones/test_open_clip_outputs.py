@@ -202,7 +202,7 @@ class Recorder(TextDropout):
 
 
 def streams(*seeds: int) -> TextDropout:
-    return TextDropout([torch.Generator().manual_seed(seed) for seed in seeds])
+    return TextDropout(seeds)
 
 
 TEXTS = ["a photo of a benign tumor.", "chest scan"]

@@ -49,31 +49,48 @@ class TextDropout:
     """Dropout for the text tower: one independent random stream per equal slice of the batch.
 
     If S seeds are trained in one batch of S*C texts, each seed's slice gets exactly the masks
-    that it would have drawn alone.
+    that it would have drawn alone. A stream is SplitMix64, started at its key: whole numbers alone,
+    computed where the values are, so that every device draws the same bits and none is copied.
     """
 
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
-        self.generators = list(generators)
+    def __init__(self, keys: Sequence[int]) -> None:
+        self.keys = list(keys)  # of 64 bits
+        self._drawn = 0  # numbers of each stream
+        self._starts: Tensor | None = None  # [S, 1]
 
     def __call__(self, values: Tensor, rate: float) -> Tensor:
         """Zero each value with probability `rate` and rescale the rest; `values` is [B, ...]."""
         if rate == 0.0:
             return values
-        slices = len(self.generators)
+        slices = len(self.keys)
         if values.shape[0] % slices:
             raise ValueError(f"A batch of {values.shape[0]} does not divide into {slices} streams.")
-        count = values.numel() // slices
-        keep = torch.cat([_coins(count, rate, generator) for generator in self.generators])
-        keep = keep.to(values.device)  # a byte for each value: drawn here, the same on all devices
+        keep = self._coins(values.numel() // slices, rate, values.device)
         return values * keep.to(values.dtype).mul_(1.0 / (1.0 - rate)).view(values.shape)
 
+    def _coins(self, count: int, rate: float, device: torch.device) -> Tensor:
+        """Booleans [S, count], False with probability `rate` (to 16 bits), four per number."""
+        if self._starts is None or self._starts.device != device:
+            keys = [_signed(key) for key in self.keys]
+            self._starts = torch.tensor(keys, device=device).unsqueeze(1)
+        numbers = (count + 3) // 4
+        first = self._drawn + 1
+        self._drawn += numbers
+        z = torch.arange(first, first + numbers, device=device) * _STEP + self._starts
+        for shift, factor in _MIXES:
+            z ^= (z >> shift) & (1 << 64 - shift) - 1  # a shift that does not copy the sign
+            z *= factor
+        z ^= (z >> 31) & (1 << 33) - 1
+        return z.view(torch.int16)[:, :count] >= round(rate * 2**16) - 2**15
 
-def _coins(count: int, rate: float, generator: torch.Generator) -> Tensor:
-    """Draw `count` booleans, False with probability `rate` (to 16 bits), four per random number."""
-    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(
-        -(2**63), None, generator=generator
-    )
-    return bits.view(torch.int16)[:count] >= round(rate * 2**16) - 2**15
+
+def _signed(number: int) -> int:
+    """64 bits as torch's whole numbers have them."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+_STEP = _signed(0x9E3779B97F4A7C15)
+_MIXES = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)))
 
 
 class Backbone(ABC):

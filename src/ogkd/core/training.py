@@ -144,7 +144,7 @@ def train_contexts(
     """
     _refuse_unequal(runs)
     device = learner.embeddings.device
-    start = [learner.initial_context(_torch_rng(run.seed, 0, _INIT)) for run in runs]
+    start = [learner.initial_context(_init_rng(run.seed)) for run in runs]
     state = TrainingState(torch.stack(start), torch.zeros(0), 0, torch.zeros(0, len(runs)))
     if checkpoint is not None and (found := checkpoint.load()) is not None:
         state = found
@@ -241,7 +241,7 @@ def _one_epoch(
         orders = [rng.permutation(len(run.views)) for rng, run in zip(rngs, runs, strict=True)]
     dropout = None
     if text_dropout:
-        dropout = TextDropout([_torch_rng(run.seed, epoch, _DROPOUT) for run in runs])
+        dropout = TextDropout([_mixed(run.seed, epoch, _DROPOUT) for run in runs])
     history: dict[str, list[Tensor]] = {}
     for step, places in enumerate(_batches(len(orders[0]), config)):
         batch = still or _gather(runs, [order[places] for order in orders], rngs, device)
@@ -324,9 +324,13 @@ def _gather_all(runs: Sequence[Run], device: torch.device) -> Batch:
     return _gather(runs, [np.arange(len(run.views)) for run in runs], rngs, device)
 
 
-def _torch_rng(seed: int, epoch: int, stream: int) -> torch.Generator:
-    mixed = np.random.SeedSequence([seed, epoch, stream]).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
+def _mixed(seed: int, epoch: int, stream: int) -> int:
+    """64 bits that differ for each stream of each epoch of each seed."""
+    return int(np.random.SeedSequence([seed, epoch, stream]).generate_state(1, np.uint64)[0])
+
+
+def _init_rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(_mixed(seed, 0, _INIT) >> 1)
 
 
 def _refuse_unequal(runs: Sequence[Run]) -> None:
