@@ -143,3 +143,14 @@ def lossless_jpeg(array: NDArray[Any], bits: int) -> bytes:
     parts = [(0xC4, huffman), (0xC3, frame), (0xDA, scan)]
     head = b"".join(struct.pack(">BBH", 0xFF, kind, len(data) + 2) + data for kind, data in parts)
     return b"\xff\xd8" + head + body + b"\xff\xd9"
+
+
+def volume(path: Path, *, filled: range = range(4, 20), depth: int = 24) -> Path:
+    """A volume with noise in some axial slices, and next to nothing in the others."""
+    rng = np.random.default_rng(0)
+    voxels = rng.normal(0, 1, (20, 24, depth))
+    voxels[:, :, filled] += rng.integers(0, 1000, (20, 24, len(filled)))
+    import nibabel
+
+    nibabel.save(nibabel.Nifti1Image(voxels.astype(np.int16), np.eye(4)), path)
+    return path

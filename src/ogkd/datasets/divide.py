@@ -160,10 +160,13 @@ def _assign(
 def _unit_names(items: Sequence[Item], together: Iterable[Sequence[int]]) -> list[str]:
     """What each item must stay with: a name that these items share, and no other."""
     groups: dict[str, list[int]] = defaultdict(list)
+    bags: dict[str, list[int]] = defaultdict(list)
     for number, item in enumerate(items):
         if item.group is not None:
             groups[item.group].append(number)
-    found = components(len(items), [*groups.values(), *together])
+        if item.bag is not None:
+            bags[item.bag].append(number)
+    found = components(len(items), [*groups.values(), *bags.values(), *together])
     first: dict[int, str] = {}
     addresses = [item.image.as_posix() for item in items]
     for address, unit in sorted(zip(addresses, found, strict=True)):

@@ -85,10 +85,12 @@ def resolve_data(
     *,
     root: Path | None = None,
     class_names: Sequence[str] | None = None,
+    bags: str | None = None,
 ) -> Manifest:
     """Read data given as a path in any layout or as the name of a benchmark.
 
-    `root` and `class_names` are for layouts that do not specify them (see `read_manifest`).
+    `root`, `class_names` and `bags` are for layouts that do not specify them (see
+    `read_manifest`).
     """
     from ogkd.datasets.manifest import Manifest
     from ogkd.datasets.read import read_manifest
@@ -107,7 +109,7 @@ def resolve_data(
             f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'?",
             argument="data",
         )
-    return read_manifest(path, root=root, class_names=class_names)
+    return read_manifest(path, root=root, class_names=class_names, bags=bags)
 
 
 def download_benchmark(

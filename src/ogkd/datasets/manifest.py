@@ -32,12 +32,16 @@ class Item:
     """One labelled image; `split` is empty if the dataset has no splits.
 
     `group` is the patient or lesion: images of one group are never learned from and judged on.
+    Pictures of one `bag` (an exam, the slices of a volume) share one answer, `label`; `shows` is
+    what the picture itself shows, if that is known (see `ogkd.datasets.bags`).
     """
 
     image: ImageRef
     label: int
     split: str = ""
     group: str | None = None
+    bag: str | None = None
+    shows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,15 @@ class Manifest:
             known = sorted({item.split for item in self.items})
             raise DataError(f"There is no split '{split}'. This dataset has: {', '.join(known)}.")
         return found
+
+
+def by_bag(items: Sequence[Item]) -> dict[str, list[Item]]:
+    """The items of each bag; one without a bag is alone in it."""
+    bags: dict[str, list[Item]] = {}
+    for number, item in enumerate(items):
+        name = f"{item.image} ({number})" if item.bag is None else item.bag
+        bags.setdefault(name, []).append(item)
+    return bags
 
 
 def split_name(name: str) -> str:

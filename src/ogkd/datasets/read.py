@@ -24,14 +24,18 @@ from ogkd.images.decode import EXTENSIONS, images_below
 
 
 def read_manifest(
-    source: str | Path, *, root: str | Path | None = None, class_names: Sequence[str] | None = None
+    source: str | Path,
+    *,
+    root: str | Path | None = None,
+    class_names: Sequence[str] | None = None,
+    bags: str | None = None,
 ) -> Manifest:
     """Read a dataset in any layout: what is at `source` decides which.
 
     Class folders, {train,val,test}/class folders, a CSV/TSV of path and label, a CoOp split
     (.json) or a MedMNIST file (.npz). `root` is where the paths of a table or split file count
     from, if not from its own folder. `class_names` gives the classes in label order; a label
-    outside them is refused.
+    outside them is refused. `bags` is the column of a table whose images belong together.
     """
     path = Path(source)
     base = None if root is None else Path(root)
@@ -48,7 +52,7 @@ def read_manifest(
         return read_coop_json(path, root=base, class_names=class_names)
     if ending == ".npz":
         return read_medmnist(path, class_names=class_names)
-    return read_table(path, root=base, class_names=class_names)
+    return read_table(path, root=base, class_names=class_names, bags=bags)
 
 
 def require_files(items: Sequence[Item]) -> None:

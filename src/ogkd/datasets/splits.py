@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Item, Manifest, by_bag
 from ogkd.errors import ConfigError
 
 Sampling = Literal["released", "nested"]
@@ -27,6 +27,8 @@ def few_shot(
     items: Sequence[Item], shots: int | None, seed: int, *, sampling: Sampling = "released"
 ) -> list[Item]:
     """`shots` images of each class; a class with fewer gives all it has. None keeps every image.
+
+    Where images are in bags, `shots` bags.
 
     `released` draws what the released code draws (fidelity.md, 31): Python's generator, classes in
     the order of first appearance, so it depends on the order of the items and the sets of different
@@ -59,10 +61,27 @@ def support_and_val(
             "a zero-shot method needs none."
         )
     few = min(shots, _VAL_SHOTS)
+    if any(item.bag is not None for item in (*train, *val)):
+        return _whole_bags(train, val, shots, seed, sampling)
     if sampling == "nested":
         return _nested(train, shots, seed), _nested(val, few, seed)
     rng = random.Random(seed)
     return _released(train, shots, rng), _released(val, few, rng)
+
+
+def _whole_bags(
+    train: Sequence[Item], val: Sequence[Item], shots: int, seed: int, sampling: Sampling
+) -> tuple[list[Item], list[Item]]:
+    """Draw bags as if each were its first picture; all pictures of those drawn."""
+    bags = by_bag(train), by_bag(val)
+    firsts = [[replace(mine[0], bag=None) for mine in found.values()] for found in bags]
+    names = [dict(zip(some, found, strict=True)) for some, found in zip(firsts, bags, strict=True)]
+    drawn = support_and_val(firsts[0], firsts[1], shots, seed, sampling=sampling)
+    support, held = (
+        [item for first in some for item in found[name[first]]]
+        for some, found, name in zip(drawn, bags, names, strict=True)
+    )
+    return support, held
 
 
 def _released(items: Sequence[Item], shots: int, rng: random.Random) -> list[Item]:
@@ -93,7 +112,7 @@ def shortfalls(
     class_names: Sequence[str], drawn: Sequence[Item], shots: int | None
 ) -> dict[str, int]:
     """The classes that have fewer images than `shots`, and how many they have."""
-    counts = Counter(item.label for item in drawn)
+    counts = Counter(mine[0].label for mine in by_bag(drawn).values())
     return {
         name: counts[label]
         for label, name in enumerate(class_names)
@@ -128,7 +147,11 @@ def keep_classes(manifest: Manifest, labels: Sequence[int]) -> Manifest:
         )
     new = {label: number for number, label in enumerate(kept)}
     items = tuple(
-        replace(item, label=new[item.label]) for item in manifest.items if item.label in new
+        replace(
+            item, label=new[item.label], shows=new.get(-1 if item.shows is None else item.shows)
+        )
+        for item in manifest.items
+        if item.label in new
     )
     return Manifest(items, tuple(manifest.class_names[label] for label in kept))
 

@@ -28,17 +28,24 @@ _MOST = 1 << 29  # bytes of a table
 _GROUPS = ("patient", "group", "lesion", "patient_id", "group_id", "lesion_id")
 _EMPTY = ("nan", "<na>", "#n/a", "null")
 _KNOWN = ("path", "label", "split", *_GROUPS)
+BAG = "bag"
+NOT_COLUMNS = ("folder", "study", "series")  # bags that files say themselves
 
 
 def read_table(
-    path: Path, *, root: Path | None = None, class_names: Sequence[str] | None = None
+    path: Path,
+    *,
+    root: Path | None = None,
+    class_names: Sequence[str] | None = None,
+    bags: str | None = None,
 ) -> Manifest:
-    """Paths count from `root`, else from the table's own folder.
+    """Paths count from `root`, else from the table's own folder; `bags` is the column with them.
 
     A table is the user's own: absolute paths and `..` are taken as they stand.
     """
     header, rows = _rows(path)
-    group = _group_column(path, header)
+    bag = bag_column(path, header, bags)
+    group = _group_column(path, [name for name in header if name != bag or name == "patient"])
     raw = sorted({row["label"] for _, row in rows})
     names, labels = class_labels(path, raw, class_names)
     if len(names) < 2:
@@ -63,7 +70,8 @@ def read_table(
     for _, row in rows:
         image = ImageRef.of(folder / row["path"])
         patient = (row[group] if group else "") or _volume(row["path"], image)
-        items.append(Item(image, labels[row["label"]], split_name(row.get("split", "")), patient))
+        split, exam = split_name(row.get("split", "")), row[bag] if bag else None
+        items.append(Item(image, labels[row["label"]], split, patient, exam))
     lines = [f"line {line}" for line, _ in rows]
     refuse_twice(path, list(zip(lines, items, strict=True)))
     return Manifest(tuple(items), names)
@@ -76,14 +84,45 @@ def table_text(manifest: Manifest, folder: Path) -> str:
             f"{len(bad)} file name(s) cannot be listed in a UTF-8 table:\n"
             f"{first_lines(list(map(ascii, bad)))}\nRename these files."
         )
-    grouped = any(item.group is not None for item in manifest.items)
-    rows = [["path", "label", "split", *(["patient"] if grouped else [])]]
+    extra = {
+        name: values
+        for name, values in (
+            ("patient", [item.group for item in manifest.items]),
+            (BAG, [item.bag for item in manifest.items]),
+        )
+        if any(value is not None for value in values)
+    }
+    rows = [["path", "label", "split", *extra]]
     place = relative_to(folder)
-    for item in manifest.items:
-        group = [harmless(item.group or "")] if grouped else []
+    for number, item in enumerate(manifest.items):
+        more = [harmless(values[number] or "") for values in extra.values()]
         label = harmless(manifest.class_names[item.label])
-        rows.append([place(item.image), label, item.split, *group])
+        rows.append([place(item.image), label, item.split, *more])
     return csv_text(rows)
+
+
+def read_bag_table(path: Path, bags: str | None) -> list[tuple[ImageRef, str | None]]:
+    """The images of a table without labels, and their bags."""
+    header, rows = _rows(path, needed=("path",))
+    bag = bag_column(path, header, bags)
+    return [(ImageRef.of(path.parent / row["path"]), row[bag] if bag else None) for _, row in rows]
+
+
+def bag_column(path: Path, header: Sequence[str], bags: str | None) -> str | None:
+    """The column that `bags` names, or the one called bag that this program writes."""
+    wanted = (bags or "").strip().lower()
+    if not wanted:
+        return None
+    for name in (wanted, BAG):
+        if name in header and name not in ("path", "label", "split"):
+            return name
+    if wanted in NOT_COLUMNS:
+        return None
+    raise DataError(
+        f"{path} has no column '{bags}' that says which images belong together. It has: "
+        f"{', '.join(header)}.",
+        argument="bags",
+    )
 
 
 def csv_text(rows: Sequence[Sequence[object]]) -> str:
@@ -137,16 +176,20 @@ def _group_column(path: Path, header: Sequence[str]) -> str | None:
     return found[0] if found else None
 
 
-def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+def _rows(
+    path: Path, needed: Sequence[str] = ("path", "label")
+) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
     """The header, and line number and cells of each row that is not blank."""
     text = _text(path)
     try:
-        header, lines = _cells(text, "\t" if path.suffix.lower() == ".tsv" else _delimiter(text))
+        tabs = path.suffix.lower() == ".tsv"
+        header, lines = _cells(text, "\t" if tabs else _delimiter(text, needed))
     except csv.Error as error:
         raise DataError(f"{path} is not a UTF-8 table ({error}). Save it as UTF-8 CSV.") from error
-    if not {"path", "label"} <= set(header):
+    if not set(needed) <= set(header):
+        optional = " (and, if you like, split and patient)" if "label" in needed else ""
         raise DataError(
-            f"{path} needs the columns path and label (and, if you like, split and patient), "
+            f"{path} needs the column{'s' * (len(needed) > 1)} {' and '.join(needed)}{optional}, "
             f"but has: {', '.join(header) or 'none'}."
         )
     twice = sorted({name for name in _KNOWN if header.count(name) > 1})
@@ -163,7 +206,7 @@ def _rows(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
             )
         cells += [""] * (len(header) - len(cells))
         row = dict(zip(header, cells, strict=True))
-        for column in ("path", "label"):
+        for column in needed:
             if not row[column]:
                 raise DataError(f"{path}, line {line}: {column} is empty. Fill it in.")
         if "\0" in row["path"]:
@@ -194,11 +237,11 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _delimiter(text: str) -> str:
+def _delimiter(text: str, needed: Sequence[str]) -> str:
     """Spreadsheets of many countries write semicolons into their CSV, because 0,5 is a number."""
     header = text.split("\n", 1)[0]
     for delimiter in ",;\t":
-        if {"path", "label"} <= set(_cells(header, delimiter)[0]):
+        if set(needed) <= set(_cells(header, delimiter)[0]):
             return delimiter
     return ","
 

@@ -7,13 +7,14 @@ Only what is needed for the picture is read; names, dates and private data are n
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.errors import DataError
+from ogkd.errors import DataError, OgkdError
 from ogkd.images.ref import needs_extra, slice_in
 from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
 
@@ -35,6 +36,10 @@ _LOOK_TAGS = [
         for segmented, part in (("", "Descriptor"), ("", "Data"), ("Segmented", "Data"))
     ),
 ]
+_SERIES_TAGS = [
+    *("StudyInstanceUID", "SeriesInstanceUID", "InstanceNumber"),
+    *("ImagePositionPatient", "ImageOrientationPatient", "Modality", "Columns", "Rows"),
+]
 _DATA_TAGS = ["PixelData", "ExtendedOffsetTable", "ExtendedOffsetTableLengths"]
 _NOT_FRAMES = (0xC4, 0xC8, 0xCC)  # markers among the SOFs that are something else
 _DEFLATED = ("1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.95", "1.2.840.10008.1.2.4.205")
@@ -52,6 +57,59 @@ def frame_count(file: Path) -> int:
         return int(header.get("NumberOfFrames") or 1)
     except Exception:  # whatever is wrong with the file is reported when the image is read
         return 1
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a DICOM file says about the series that it is part of."""
+
+    study: str
+    series: str
+    number: int | None  # of the instance
+    place: tuple[float, ...]  # of the image in the patient; () if it is not given
+    normal: tuple[float, ...]  # the direction that slices are stacked in, rounded; () likewise
+    modality: str = ""
+    size: tuple[int, int] = (0, 0)  # columns and rows
+
+    @classmethod
+    def of(cls, file: Path) -> Series:
+        """Read it from the header; nothing about the patient is read."""
+        try:
+            from pydicom import dcmread
+        except ImportError as error:
+            raise needs_extra(file, "a DICOM file") from error
+        try:
+            _check_syntax(file)
+            found = dcmread(file, stop_before_pixels=True, specific_tags=_SERIES_TAGS)
+            number = found.get("InstanceNumber")
+            place = tuple(float(x) for x in found.get("ImagePositionPatient") or ())
+            rows = np.array([float(x) for x in found.get("ImageOrientationPatient") or ()])
+            normal: tuple[float, ...] = ()
+            if len(rows) == 6:
+                normal = tuple((np.cross(rows[:3], rows[3:]).round(1) + 0.0).tolist())
+            return cls(
+                str(found.get("StudyInstanceUID") or ""),
+                str(found.get("SeriesInstanceUID") or ""),
+                None if number is None else int(number),
+                place,
+                normal,
+                str(found.get("Modality") or ""),
+                (int(found.get("Columns") or 0), int(found.get("Rows") or 0)),
+            )
+        except OgkdError:
+            raise
+        except Exception as error:  # pydicom raises all kinds of things on damaged files
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise DataError(
+                f"{file} is damaged or cut short ({reason}). Replace or remove it."
+            ) from error
+
+    @property
+    def along(self) -> float:
+        """How far along the stack the image is."""
+        if not self.place or not self.normal:
+            return 0.0
+        return float(np.dot(self.place, self.normal))
 
 
 def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:

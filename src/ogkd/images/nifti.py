@@ -11,17 +11,20 @@ import gzip
 import logging
 import math
 import struct
+import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.errors import DataError
+from ogkd.errors import DataError, OgkdError
 from ogkd.images.ref import SliceRule, needs_extra, slice_in
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 MAX_VOLUME_BYTES = 8 * 1024**3  # of the volume in the file, unpacked
+_EMPTY = 0.05  # share of the volume's range that the values of an empty slice spread over
 _MAX_EXTENSIONS = 64 * 1024**2  # bytes between the header and the voxels
 _HEADERS = {  # by size: type and place of the dimensions, the bits of a voxel, the voxels' start
     348: (("8h", 40), ("h", 72), ("f", 108)),
@@ -32,6 +35,89 @@ _HEADERS = {  # by size: type and place of the dimensions, the bits of a voxel, 
 def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:
     """The slice as RGB [H, W, 3], stretched by its own range (8-bit values stay)."""
     rule = _rule(file, fragment)
+    volume = _open(file)
+    axis = rule.axis or 0
+    try:
+        place = rule.position(volume.count(axis))
+    except ValueError as error:
+        raise DataError(f"{file}, axis {axis}: {error}. Choose a slice that is there.") from None
+    if math.prod(volume.shape) // volume.count(axis) > max_pixels:
+        raise DataError(f"{file}: a slice of {volume.shape} along axis {axis} has too many pixels.")
+    stored = volume.stored(axis)
+    values = volume.slice(axis, place)
+    rest = [part for number, part in enumerate(volume.orientation) if number != stored]
+    return _rgb(_upright(values, rest))
+
+
+def filled_slices(file: Path, axis: int) -> list[int]:
+    """The indexes of the slices with something in them, along an anatomical axis.
+
+    A slice is empty if its values spread over less than a twentieth of the volume's range, such as
+    air above a patient, or are not numbers.
+    """
+    try:
+        volume = _open(file)
+        spans = [_span(volume.slice(axis, place)) for place in range(volume.count(axis))]
+    except OgkdError:
+        raise
+    except Exception as error:  # nibabel and gzip raise all kinds of things on damaged files
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise DataError(
+            f"{file} is damaged or cut short ({reason}). Replace or remove it."
+        ) from error
+    known = [span for span in spans if span is not None]
+    if not known:
+        return []
+    low, high = min(low for low, _ in known), max(high for _, high in known)
+    return [
+        place
+        for place, span in enumerate(spans)
+        if span is not None and span[1] - span[0] > _EMPTY * (high - low)
+    ]
+
+
+def _span(values: NDArray[Any]) -> tuple[float, float] | None:
+    """The range of most values of a slice; None if there is no number in it."""
+    if values.dtype.names:
+        values = values[values.dtype.names[0]]
+    step = max(1, min(values.shape) // 128)
+    some = values[::step, ::step].astype(np.float64)
+    some = some[np.isfinite(some)]
+    if not some.size:
+        return None
+    low, high = np.quantile(some, [0.005, 0.995])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class _Volume:
+    """An opened volume, of which nothing but the header has been read."""
+
+    file: Path
+    image: Any
+    shape: tuple[int, int, int]
+    orientation: list[tuple[int, int]]
+
+    def stored(self, axis: int) -> int:
+        """The file's own number of an anatomical axis."""
+        return next(n for n, (anatomical, _) in enumerate(self.orientation) if anatomical == axis)
+
+    def count(self, axis: int) -> int:
+        return self.shape[self.stored(axis)]
+
+    def slice(self, axis: int, place: int) -> NDArray[Any]:
+        stored = self.stored(axis)
+        if self.orientation[stored][1] < 0:
+            place = self.shape[stored] - 1 - place
+        where: list[Any] = [slice(None)] * 3
+        where[stored] = place
+        where += [0] * (len(self.image.shape) - 3)
+        chosen = tuple(where[: len(self.image.shape)])
+        values = _values(self.file, self.image.dataobj, chosen)
+        return values.reshape([size for number, size in enumerate(self.shape) if number != stored])
+
+
+def _open(file: Path) -> _Volume:
     try:
         import nibabel
     except ImportError as error:
@@ -41,25 +127,35 @@ def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
     image = nibabel.load(file)
     if not isinstance(image, nibabel.Nifti1Image):  # NIfTI-2 is one of these too
         raise ValueError(f"a {type(image).__name__}, not a NIfTI volume")
-    shape = _three(file, image.shape)
-    orientation = _orientation(nibabel, image.affine)
-    axis = rule.axis or 0
-    stored = orientation.index(next(part for part in orientation if part[0] == axis))
-    try:
-        place = rule.position(shape[stored])
-    except ValueError as error:
-        raise DataError(f"{file}, axis {axis}: {error}. Choose a slice that is there.") from None
-    if math.prod(shape) // shape[stored] > max_pixels:
-        raise DataError(f"{file}: a slice of {shape} along axis {axis} has too many pixels.")
-    if orientation[stored][1] < 0:
-        place = shape[stored] - 1 - place
-    where: list[Any] = [slice(None)] * 3
-    where[stored] = place
-    where += [0] * (len(image.shape) - 3)
-    values = np.asarray(image.dataobj[tuple(where[: len(image.shape)])])
-    values = values.reshape([size for number, size in enumerate(shape) if number != stored])
-    rest = [part for number, part in enumerate(orientation) if number != stored]
-    return _rgb(_upright(values, rest))
+    return _Volume(file, image, _three(file, image.shape), _orientation(nibabel, image.affine))
+
+
+_lock = threading.Lock()
+_last: dict[tuple[Any, ...], NDArray[Any] | None] = {}  # the file read last, and its voxels
+
+
+def _values(file: Path, proxy: Any, where: tuple[Any, ...]) -> NDArray[Any]:
+    """Part of the voxels, scaled as the file asks.
+
+    A compressed file can only be read from its beginning, so the second slice of one unpacks the
+    whole volume, which is kept until another file is read.
+    """
+    if not file.name.lower().endswith(".gz"):
+        return np.asarray(proxy[where])
+    facts = file.stat()
+    key = (file, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    with _lock:
+        if key not in _last:
+            _last.clear()
+            _last[key] = None
+            unpacked = None
+        elif (unpacked := _last[key]) is None:
+            unpacked = _last[key] = np.asarray(proxy.get_unscaled())
+    if unpacked is None:
+        return np.asarray(proxy[where])
+    from nibabel.volumeutils import apply_read_scaling
+
+    return np.asarray(apply_read_scaling(unpacked[where], proxy.slope, proxy.inter))
 
 
 def _rule(file: Path, fragment: str) -> SliceRule:
