@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.geometry import prototypes
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, DataError
 from ogkd.features.views import FixedViews
 from ogkd.methods import Support, TextHead, TextSide, make_method
 from ogkd.methods.experts import Experts, Space, Texts, experts, with_unlabelled
@@ -32,8 +32,9 @@ def plain(X, y, T, v, scale, kappa, rho, nu):
     """docs/concepts/fused.md for one image v, with loops and an explicit inverse."""
     C, N, d = len(T), len(X), X.shape[1]
     n = [int((y == c).sum()) for c in range(C)]
-    mean = [X[y == c].mean(0) for c in range(C)]
-    m = sum(mean) / C
+    seen = [X[y == c].mean(0) for c in range(C) if n[c]]
+    m = sum(seen) / len(seen)
+    mean = [X[y == c].mean(0) if n[c] else m for c in range(C)]
     S = np.zeros((d, d))
     for x, c in zip(X, y, strict=True):
         S += np.outer(x - mean[c], x - mean[c])
@@ -62,7 +63,7 @@ def chosen(support, T, **settings):
     return choose(rows, Space.of(rows.features, T.shape[1]), Texts(T, 30.0, config.nu), config)
 
 
-@pytest.mark.parametrize("counts", [(4, 4, 4, 4), (1, 1, 1), (6, 1, 3)])
+@pytest.mark.parametrize("counts", [(4, 4, 4, 4), (1, 1, 1), (6, 1, 3), (3, 0, 2, 0)])
 @pytest.mark.parametrize("kappa", [0.5, 8.0])
 def test_logits_equal_a_plain_reading_of_the_equations(counts, kappa):
     X, y = make_support(counts).rows()
@@ -103,6 +104,19 @@ def test_text_fades_as_images_come_in():
         return float((heads[0] - heads[1]).mean()) / 100
 
     assert [share(n) for n in (1, 2, 16)] == pytest.approx([2 / 3, 1 / 2, 1 / 9])
+
+
+def test_a_class_without_images_is_refused_unless_the_support_says_so():
+    whole, text, v = make_support((4, 4, 4)), make_text(3), unit(5, 12, seed=3)
+    kept = whole.labels != 1
+    some = FixedViews(ImageFeatures(whole.views.features.rows[kept]))
+    part = Support(some, whole.labels[kept])
+    with pytest.raises(DataError, match=NAMES[1]):
+        fit(part, text)
+    head = fit(replace(part, partial=True), text)
+    assert head.logits(v).isfinite().all()
+    pool = replace(part, partial=True, unlabelled=whole.views.features.rows[~kept][:, 0])
+    assert fit(pool, text).logits(v).isfinite().all()
 
 
 def test_one_shot_takes_the_prior_and_never_holds_out():

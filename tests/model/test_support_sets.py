@@ -148,6 +148,26 @@ def test_a_calibration_stays_the_source_of_sets(fitted, data, rows):
     np.testing.assert_array_equal(found, expected)
 
 
+def test_a_calibration_on_the_support_itself_gives_way_to_exact_sets(fitted, rows):
+    model = fitted[0]
+    logits = model.logits(model.support.features)
+    own = Calibration.fit(logits, model.support.labels, list(model.card.support_images))
+    both = ogkd.Classifier(model.backbone, model.head, model.card, support=model.support)
+    both.calibration = own
+    exact = [said.set for said in Decider(model).decide(rows)]
+    assert [said.set for said in Decider(both).decide(rows)] == exact
+    assert Decider(both).least_probability is None
+    few = replace(
+        model.support, features=model.support.features[1:], labels=model.support.labels[1:]
+    )
+    both.support = few  # eight images of one class
+    names = model.class_names
+    plain = own.sets(own.probabilities(model.logits(rows)), coverage=0.9)
+    expected = [tuple(n for n, one in zip(names, row, strict=True) if one) for row in plain]
+    assert [said.set for said in Decider(both).decide(rows)] == expected
+    assert expected != exact
+
+
 def test_evaluation_measures_them(fitted, data):
     result = ogkd.evaluate(fitted[0], data, resamples=0)
     at_90, at_95 = result["sets"]

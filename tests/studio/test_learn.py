@@ -6,7 +6,9 @@ from scipy.stats import binom
 
 from ogkd.backbones import load_backbone
 from ogkd.fitting.prepare import text_side
-from ogkd.studio.fitted import exact_interval, fit_all
+from ogkd.model.familiarity import SupportFeatures
+from ogkd.model.support_sets import SupportSets
+from ogkd.studio.fitted import exact_interval, fit_labels, judge
 from ogkd.studio.learn import fit_head, hold_out, logits_of
 
 
@@ -25,7 +27,7 @@ def toy(text, per_class=6, *, noise=0.3, seed=0):
     return (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32), y.astype(np.int64)
 
 
-def test_without_an_image_of_each_class_the_texts_answer(text):
+def test_until_two_classes_have_an_image_the_texts_answer(text):
     X, y = toy(text)
     expected = (
         text.backbone.logit_scale
@@ -34,14 +36,34 @@ def test_without_an_image_of_each_class_the_texts_answer(text):
     )
     found = logits_of(fit_head(X[:0], y[:0], text), X)
     np.testing.assert_allclose(found, expected, atol=1e-3)
-    some = logits_of(fit_head(X[y < 2], y[y < 2], text), X)
-    np.testing.assert_array_equal(some, found)
+    one = logits_of(fit_head(X[y < 1], y[y < 1], text), X)
+    np.testing.assert_array_equal(one, found)
+
+
+def test_two_classes_with_images_are_told_apart_before_the_third_has_one(text):
+    X, y = toy(text)
+    found = logits_of(fit_head(X[y < 2][::2], y[y < 2][::2], text), X[y < 2])
+    assert (found[:, :2].argmax(axis=1) == y[y < 2]).all()
+    # In the third one's place stands what its texts say: more for its own images than for others.
+    third = logits_of(fit_head(X[y < 2], y[y < 2], text), X)
+    assert np.isfinite(third).all()
+
+
+def test_unlabelled_images_are_learned_from_and_images_of_another_kind_are_not(text):
+    X, y = toy(text, 20, noise=1.2)
+    first = np.arange(60) % 20 < 2
+    alone = logits_of(fit_head(X[first], y[first], text), X[~first])
+    more = logits_of(fit_head(X[first], y[first], text, X[~first]), X[~first])
+    assert not np.allclose(alone, more, atol=0.1)
+    strange = -X[~first] + 5
+    same = logits_of(fit_head(X[first], y[first], text, strange.astype(np.float32)), X[~first])
+    np.testing.assert_array_equal(same, alone)
 
 
 def test_each_image_is_judged_by_a_head_that_has_not_seen_it(text):
-    X, y = toy(text)
+    X, y = toy(text, 3)
     held = hold_out(X, y, text)
-    assert held.rows.tolist() == list(range(18))
+    assert held.rows.tolist() == list(range(9))
     row = 7
     alone = fit_head(np.delete(X, row, 0), np.delete(y, row), text)
     np.testing.assert_allclose(held.logits[row], logits_of(alone, X[[row]])[0], rtol=1e-5)
@@ -60,6 +82,16 @@ def test_images_of_one_patient_are_held_out_together(text):
     kept = np.array([row for row in range(18) if groups[row] != "p3"])
     alone = fit_head(X[kept], y[kept], text)
     np.testing.assert_allclose(held.logits[6], logits_of(alone, X[[6]])[0], rtol=1e-5)
+
+
+def test_a_label_held_out_is_one_of_the_unlabelled_images(text):
+    X, y = toy(text, 12, noise=0.9)
+    first = np.arange(36) % 12 < 3
+    held = hold_out(X[first], y[first], text, None, X[~first])
+    row = 4
+    rest = np.concatenate([X[~first], X[first][[row]]])
+    alone = fit_head(np.delete(X[first], row, 0), np.delete(y[first], row), text, rest)
+    np.testing.assert_allclose(held.logits[row], logits_of(alone, X[first][[row]])[0], rtol=1e-4)
 
 
 def test_the_only_image_of_a_class_is_not_judged(text):
@@ -82,16 +114,17 @@ def test_the_interval_is_where_the_exact_tails_are_a_fortieth(right, count):
 
 def everything(text, X, y, *, labelled, sample=None):
     labels = np.where(labelled, y, -1)
-    return fit_all(
+    fitted = fit_labels(X, np.ones(len(X), bool), labels, text, order=range(len(X)))
+    found = judge(
+        fitted,
         X,
-        np.ones(len(X), bool),
-        labels,
         text,
         keys=[f"{row:016x}" for row in range(len(X))],
         groups=[None] * len(X),
         sample=np.zeros(len(X), bool) if sample is None else sample,
         engine="torch",
     )
+    return fitted.trusting(found)
 
 
 def test_a_planted_wrong_label_is_to_be_looked_at_again(text):
@@ -99,8 +132,8 @@ def test_a_planted_wrong_label_is_to_be_looked_at_again(text):
     wrong = y.copy()
     wrong[3] = 1
     found = everything(text, X, wrong, labelled=np.ones(24, bool))
-    assert [(one.row, one.given, one.likely) for one in found.suspects] == [(3, 1, 0)]
-    assert everything(text, X, y, labelled=np.ones(24, bool)).suspects == ()
+    assert [(one.row, one.given, one.likely) for one in found.judged.suspects] == [(3, 1, 0)]
+    assert everything(text, X, y, labelled=np.ones(24, bool)).judged.suspects == ()
 
 
 def test_accuracy_is_of_the_random_sample_once_it_is_large_enough(text):
@@ -108,9 +141,9 @@ def test_accuracy_is_of_the_random_sample_once_it_is_large_enough(text):
     wrong = y.copy()
     wrong[:4] = 1  # hard images that the queue asked for
     sample = np.arange(36) >= 16
-    fair = everything(text, X, wrong, labelled=np.ones(36, bool), sample=sample)
+    fair = everything(text, X, wrong, labelled=np.ones(36, bool), sample=sample).judged
     assert (fair.fair, fair.counted, fair.accuracy) == (True, 20, 1.0)
-    few = everything(text, X, wrong, labelled=np.ones(36, bool), sample=np.arange(36) >= 30)
+    few = everything(text, X, wrong, labelled=np.ones(36, bool), sample=np.arange(36) >= 30).judged
     assert (few.fair, few.counted) == (False, 36)
     assert few.accuracy < 1
 
@@ -118,6 +151,20 @@ def test_accuracy_is_of_the_random_sample_once_it_is_large_enough(text):
 def test_the_confusion_counts_every_judged_label_once(text):
     X, y = toy(text, 8, noise=0.9)
     found = everything(text, X, y, labelled=np.arange(24) % 2 == 0)
-    assert np.sum(found.confusion) == len(found.held_out.rows) == 12
-    assert np.sum(found.confusion, axis=1).tolist() == [4, 4, 4]
+    assert np.sum(found.judged.confusion) == len(found.judged.rows) == 12
+    assert np.sum(found.judged.confusion, axis=1).tolist() == [4, 4, 4]
+    assert len(found.rest) >= 6
+    assert set(found.rest.tolist()) <= set(range(1, 24, 2))
     assert found.probabilities.shape == (24, 3)
+
+
+def test_sets_are_exact_once_every_class_has_nine_labels(text):
+    X, y = toy(text, 14, noise=0.9)
+    few = everything(text, X, y, labelled=np.arange(42) % 14 < 8)
+    assert few.judged.exact is None
+    assert few.sets is not None
+    many = everything(text, X, y, labelled=np.arange(42) % 14 < 10)
+    rest = np.arange(42) % 14 >= 10
+    support = SupportFeatures(X[~rest], y[~rest])
+    plain = SupportSets.among(many.head, support, text.class_names)
+    np.testing.assert_array_equal(many.sets[rest], plain.sets(X[rest], coverage=0.9))

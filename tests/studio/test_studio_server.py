@@ -63,7 +63,7 @@ def server(pile, tmp_path_factory):
 def taught(server):
     """The server after some twenty labels."""
     label(server, 22)
-    until(lambda: (state(server)["fit"] or {}).get("labels") == 22)
+    until(lambda: (state(server)["fit"]["judged"] or {}).get("labels") == 22)
     return server
 
 
@@ -85,11 +85,14 @@ def test_names_alone_already_give_guesses(server):
 def test_labels_teach_a_model_that_knows_how_good_it_is(taught):
     fit = until(lambda: state(taught)["fit"])
     assert fit["learned"]
-    assert fit["judged"] >= 15
-    low, high = fit["interval"]
-    assert 0 <= low < fit["accuracy"] <= high <= 1
-    assert sum(map(sum, fit["confusion"])) == fit["judged"]
-    assert fit["counted"] == fit["judged"] or fit["fair"]
+    assert fit["complete"]
+    assert fit["unlabelled"] >= 8
+    judged = fit["judged"]
+    assert judged["images"] >= 15
+    low, high = judged["interval"]
+    assert 0 <= low < judged["accuracy"] <= high <= 1
+    assert sum(map(sum, judged["confusion"])) == judged["images"]
+    assert judged["counted"] == judged["images"] or judged["fair"]
 
 
 def test_the_queue_asks_for_no_copy_and_no_broken_file(taught):

@@ -20,7 +20,7 @@ from ogkd.methods import METHODS, Method
 from ogkd.model.familiarity import SupportFeatures, of_this_kind
 from ogkd.progress import progress_bar
 
-_PER_CLASS = 2  # unlabelled images below which there is too little to learn from
+PER_CLASS = 2  # unlabelled images below which there is too little to learn from
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,10 @@ def pool_for(
         fresh = [new and close for new, close in zip(fresh, near, strict=True)]
     left = _sentence(copies, strange)
     count = sum(fresh)
-    if count < _PER_CLASS * classes:
+    if count < PER_CLASS * classes:
         request.note(
             f"Note: the unlabelled images are not used: {count} of {len(pool.images)} can be, and "
-            f"{counted(classes, 'class')} need at least {_PER_CLASS * classes}.{left}"
+            f"{counted(classes, 'class')} need at least {PER_CLASS * classes}.{left}"
         )
         return None
     request.note(f"Learning from {counted(count, 'unlabelled image')} too.{left}")

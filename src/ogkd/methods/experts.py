@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 Linear = tuple[Tensor, Tensor]  # weights [C, d] and biases [C]
+_TINY = 1e-12  # in place of a weight that is zero
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,8 @@ class Experts:
 
 
 def experts(space: Space, Z: Tensor, texts: Texts, *, rho: float) -> Experts:
-    """Fit all experts; every class needs some weight in Z [R, C]."""
-    n = Z.sum(0)
-    m = (Z.mT @ space.v / n.unsqueeze(1)).mean(0)
+    """Fit all experts; a class without any weight in Z [R, C] is known by its texts alone."""
+    n, _, m, _ = _means(space.v, Z)
     return Experts(
         tuple(visual(X, Z, rho=rho) for X in space.compared), texts.expert(m, n.sum()), n
     )
@@ -133,9 +133,15 @@ def visual(X: Tensor, Z: Tensor, *, rho: float) -> Linear:
 
 
 def _means(X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Weights n [C], class means [C, d], their mean m over classes with weight, means - m.
+
+    A class without weight lies at m, so that its discriminant is zero.
+    """
     n = Z.sum(0)
-    means = Z.mT @ X / n.unsqueeze(1)  # [C, d]
-    m = means.mean(0)
+    some = n > 0
+    means = Z.mT @ X / n.clamp_min(_TINY).unsqueeze(1)  # [C, d]
+    m = means[some].mean(0)
+    means = torch.where(some.unsqueeze(1), means, m)
     return n, means, m, means - m
 
 
@@ -162,6 +168,7 @@ class _Factored:
     def visual(self, Z: Tensor) -> Linear:
         n, means, m, delta = _means(self.X, Z)
         L = torch.cat([means, delta])  # [2C, d]: S = B - M' diag(n) M / N + D' diag(..) D / N
+        n = n.clamp_min(_TINY)
         K = torch.cat([-self.N / n, self.N * (1 + n) / n])
         solved = torch.cholesky_solve(L.mT, self.factor)  # [d, 2C]
         inner = torch.linalg.solve(K.diag() + L @ solved, (L @ solved)[:, len(n) :])
@@ -201,8 +208,7 @@ def with_unlabelled(
         if not factored:
             pairs = zip(space.compared, sums, strict=True)
             factored = [_Factored(X, both, total, rho) for X, total in pairs]
-        n = both.sum(0)
-        m = (both.mT @ space.v / n.unsqueeze(1)).mean(0)
+        n, _, m, _ = _means(space.v, both)
         seen = tuple(one.visual(both) for one in factored)
         found = Experts(seen, texts.expert(m, n.sum()), n)
     return found

@@ -67,13 +67,13 @@ class Rows:
 
 
 def rows_of(support: Support, class_names: Sequence[str]) -> Rows:
-    """Flatten a support to rows; it must have at least one image of each class."""
+    """Flatten a support to rows; unless it is partial, it must have an image of each class."""
     features, labels = support.rows()
     count = len(support.labels)
     views = len(labels) // max(1, count)
     present = set(labels.tolist())
     missing = [name for label, name in enumerate(class_names) if label not in present]
-    if missing:
+    if missing and not support.partial:
         raise DataError(
             f"There is no image to learn from for: {', '.join(missing)}. Put at least one image "
             "of each class in the training split, or remove the class."

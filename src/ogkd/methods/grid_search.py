@@ -41,7 +41,7 @@ def deal(rows: Rows, most: int) -> Tensor | None:
     for label in range(rows.classes):
         mine = rows.labels == label
         _, position = torch.unique(rows.images[mine], return_inverse=True)
-        if int(position.max()) > 0:
+        if len(position) and int(position.max()) > 0:
             folds[mine] = position % min(most, largest)
     return folds
 

@@ -140,8 +140,7 @@ class Decider:
                 "the other predictions are wrong on images like those of the calibration."
             )
         # An image answered together with others is not one that the promise is about.
-        alone = classifier.calibration is None and not policy.together
-        self._from_support = SupportSets.of(classifier) if alone else None
+        self._from_support = None if policy.together else self._support_sets()
         if policy.coverage is not None and self._from_support is None:
             _calibrated(classifier, "coverage")
         if note := engine_note(classifier):
@@ -187,10 +186,25 @@ class Decider:
             )
         self._calibration = None
 
+    def _support_sets(self) -> SupportSets | None:
+        """Sets from the images learned from: without a calibration, or in place of one on them.
+
+        Answers to these same images, held out in turn, give a temperature, but only an estimate of
+        sets: exact ones replace it once every class has images enough.
+        """
+        calibration = self.classifier.calibration
+        if calibration is None:
+            return SupportSets.of(self.classifier)
+        others = set(calibration.image_keys) - set(self.classifier.card.support_images)
+        if others or self.policy.sets != "lac":
+            return None
+        found = SupportSets.of(self.classifier)
+        return found if found is not None and found.holds(self.coverage) else None
+
     @property
     def least_probability(self) -> float | None:
         """A class is in the set if its probability is at least this; None without "lac" sets."""
-        if self._calibration is None or self.policy.sets != "lac":
+        if self._calibration is None or self._from_support or self.policy.sets != "lac":
             return None
         return self._calibration.least_probability(self.coverage)
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ogkd.errors import ConfigError
-from ogkd.methods import Ranked
+from ogkd.methods import Head, Ranked
 from ogkd.model.calibration import check_share, held_out_for_coverage
 
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
+    from ogkd.model.familiarity import SupportFeatures
 
 _SHOWN = 8  # classes in a note
 
@@ -34,10 +35,20 @@ class SupportSets:
     @classmethod
     def of(cls, classifier: Classifier) -> SupportSets | None:
         """None if the head's method cannot, or the model folder has no support of every class."""
-        ranking, support = classifier.head.ranking, classifier.support
-        if ranking is None or support is None:
+        support = classifier.support
+        if support is None:
             return None
-        classes, width = classifier.head.shape
+        return cls.among(classifier.head, support, classifier.class_names)
+
+    @classmethod
+    def among(
+        cls, head: Head, support: SupportFeatures, class_names: tuple[str, ...]
+    ) -> SupportSets | None:
+        """For a head and the images that it learned from."""
+        ranking = head.ranking
+        if ranking is None:
+            return None
+        classes, width = head.shape
         labels = torch.as_tensor(support.labels)
         if support.features.shape[1] != width or len(labels.unique()) != classes:
             return None
@@ -46,7 +57,7 @@ class SupportSets:
             dim=0
         )
         ranked = Ranked(ranking, both[:, 1:], both[:, 0].long(), classes)
-        return cls(ranked, classifier.class_names, width)
+        return cls(ranked, class_names, width)
 
     def sets(self, features: NDArray[np.float32], *, coverage: float) -> NDArray[np.bool_]:
         """Prediction sets [N, C] of features [N, d]; classes with too few images are always in."""
@@ -54,6 +65,10 @@ class SupportSets:
         p = self._ranked.p_values(_stored(features)[:, : self._width])
         found: NDArray[np.bool_] = (p > 1 - coverage + 1e-9).numpy()
         return found
+
+    def holds(self, coverage: float) -> bool:
+        """Whether every class has images enough to ever be left out of a set."""
+        return min(self.counts) >= held_out_for_coverage(coverage)
 
     def check(self, coverage: float) -> None:
         """Raise unless a class has images enough to ever be left out of a set."""

@@ -15,6 +15,7 @@ from ogkd.errors import ConfigError
 from ogkd.evaluation.predictions import LabelledPredictions
 from ogkd.files import harmless, harmless_path
 from ogkd.fitting.pipeline import train
+from ogkd.fitting.pool import Pool
 from ogkd.fitting.prepare import Drawn, Prepared, default_preset
 from ogkd.fitting.request import FitRequest
 from ogkd.methods import make_method
@@ -38,10 +39,13 @@ Research software, not for autonomous clinical use: a qualified person must judg
 """
 
 
-def classifier_of(session: Session) -> Classifier:
-    """The current model as a classifier, calibrated on labels that were held out in turn."""
+def classifier_of(session: Session, *, whole_card: bool = True) -> Classifier:
+    """The current model as a classifier, calibrated on labels that were held out in turn.
+
+    Its card names the unlabelled images that it learned from, which takes a while, if `whole_card`.
+    """
     fitted, text, features = session.fitted, session.text(), session.gallery.features
-    if fitted is None or text is None or features is None or not fitted.learned:
+    if fitted is None or text is None or features is None or fitted.missing:
         missing = _without_images(session)
         raise ConfigError(
             "There is no model yet: label at least one image of each class"
@@ -52,7 +56,7 @@ def classifier_of(session: Session) -> Classifier:
         Item(gallery.refs[row], int(label))
         for row, label in zip(fitted.labelled.tolist(), fitted.labels, strict=True)
     ]
-    X = features[fitted.labelled]
+    X, rest = features[fitted.labelled], features[fitted.rest]
     request = FitRequest(
         Manifest(tuple(items), text.class_names),
         backbone=text.backbone,
@@ -60,6 +64,7 @@ def classifier_of(session: Session) -> Classifier:
         slice=session.project.facts.slice,
     )
     preset = default_preset(METHOD)
+    unlabelled = [gallery.refs[row] for row in fitted.rest.tolist()] if whole_card else []
     prepared = Prepared(
         request,
         (request.seed,),
@@ -67,9 +72,9 @@ def classifier_of(session: Session) -> Classifier:
         preset,
         text,
         [Drawn(items, [])],
-        [support_of(X, fitted.labels)],
+        [support_of(X, fitted.labels, text, rest)],
         [SupportFeatures(X, fitted.labels)],
-        [None],
+        [Pool(unlabelled, torch.from_numpy(rest))],
         [],
     )
     with torch.no_grad():
@@ -122,14 +127,15 @@ def report_html(session: Session, place: Path) -> Path:
     """The usual report, about what the model says of labels that it was not shown."""
     classifier, fitted = classifier_of(session), session.fitted
     features = session.gallery.features
-    if fitted is None or features is None or not len(fitted.held_out.rows):
+    judged = None if fitted is None else fitted.judged
+    if judged is None or features is None or not len(judged.rows):
         raise ConfigError("A report needs at least two labelled images of each class.")
-    rows = fitted.labelled[fitted.held_out.rows].tolist()
+    rows = judged.rows.tolist()
     refs = [session.gallery.refs[row] for row in rows]
     names = session.project.class_names
     held = LabelledPredictions(
-        labels=fitted.labels[fitted.held_out.rows],
-        logits=fitted.held_out.logits,
+        labels=judged.labels,
+        logits=judged.logits,
         features=features[rows],
         images=refs,
         groups=[None] * len(rows),

@@ -1,9 +1,13 @@
-"""What the current labels give: a head, what it says of every image, and how far to trust it."""
+"""What the current labels give: a head and what it says of every image, then how far to trust it.
+
+The head is there at once. Judging it takes several more fits, so `Judged` may be of a few labels
+less than the head.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +17,10 @@ from ogkd.errors import ConfigError
 from ogkd.methods import Head, TextSide
 from ogkd.model.calibration import Calibration
 from ogkd.model.familiarity import Familiarity, SupportFeatures, can_judge
+from ogkd.model.support_sets import SupportSets
 from ogkd.model.temperature import softmax
-from ogkd.studio.learn import HeldOut, fit_head, hold_out, logits_of
+from ogkd.studio.learn import POOL, fit_head, hold_out, learnable, logits_of
+from ogkd.studio.queue import OPEN
 
 COVERAGE = 0.9
 _NEIGHBOURS = 5
@@ -33,18 +39,15 @@ class Suspect:
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """One fit. Arrays over images have a row for each image of the gallery."""
+class Judged:
+    """What heads that have not seen a label say of its image, and what follows from it."""
 
-    head: Head
-    labelled: NDArray[np.int64]  # rows
-    labels: NDArray[np.int64]  # of these rows
-    probabilities: NDArray[np.float32]  # [N, C]
-    sets: NDArray[np.bool_] | None  # [N, C]: the plausible classes; None: too few labels
-    unfamiliar: NDArray[np.bool_] | None  # [N]
-    calibration: Calibration | None
-    held_out: HeldOut
-    learned: bool  # from images; else the texts alone
+    rows: NDArray[np.int64]  # [M], of the gallery
+    labels: NDArray[np.int64]  # [M]
+    logits: NDArray[np.float32]  # [M, C]
+    of: int  # labels in all
+    calibration: Calibration | None = None
+    exact: NDArray[np.bool_] | None = None  # [N, C]: sets, if every class has labels enough
     accuracy: float | None = None
     interval: tuple[float, float] | None = None
     counted: int = 0  # images that the accuracy is of
@@ -53,80 +56,131 @@ class Fitted:
     suspects: tuple[Suspect, ...] = ()
 
 
-def fit_all(
+@dataclass(frozen=True)
+class Fitted:
+    """One fit. Arrays over images have a row for each image of the gallery."""
+
+    head: Head
+    labelled: NDArray[np.int64]  # rows
+    labels: NDArray[np.int64]  # of these rows
+    rest: NDArray[np.int64]  # rows without a label that it learned from too
+    logits: NDArray[np.float32]  # [N, C]
+    unfamiliar: NDArray[np.bool_] | None  # [N]
+    learned: bool  # from images; else the texts alone
+    missing: tuple[int, ...]  # classes without an image: known by their texts
+    probabilities: NDArray[np.float32]  # [N, C]
+    sets: NDArray[np.bool_] | None = None  # [N, C]: the plausible classes; None: too few labels
+    judged: Judged | None = None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        return None if self.judged is None else self.judged.calibration
+
+    def trusting(self, judged: Judged | None) -> Fitted:
+        """The same fit, with probabilities and sets as the judged labels calibrate them."""
+        calibration = None if judged is None else judged.calibration
+        if calibration is None:
+            p = softmax(self.logits, 1.0)
+            return replace(self, judged=judged, probabilities=p, sets=None)
+        p = softmax(self.logits, calibration.temperature)
+        sets = None if judged is None else judged.exact
+        if sets is None:
+            try:
+                sets = calibration.sets(p, coverage=COVERAGE)
+            except ConfigError:
+                sets = None  # too few images
+        return replace(self, judged=judged, probabilities=p, sets=sets)
+
+
+def fit_labels(
     features: NDArray[np.float32],
     known: NDArray[np.bool_],
     labels: NDArray[np.int64],
+    text: TextSide,
+    *,
+    order: Sequence[int],
+) -> Fitted:
+    """Fit on the labelled rows (labels >= 0) and ask about all known ones.
+
+    Images without a label are learned from too, the first ones of `order`, a random order.
+    """
+    classes = len(text.class_names)
+    rows = np.flatnonzero((labels >= 0) & known)
+    X, y = features[rows], labels[rows]
+    learned = len(set(y.tolist())) > 1
+    rest = np.array([row for row in order if labels[row] == OPEN and known[row]][:POOL], np.int64)
+    rest = rest[learnable(X, y, text, features[rest])] if learned else rest[:0]
+    head = fit_head(X, y, text, features[rest])
+    logits = np.zeros((len(features), classes), np.float32)
+    logits[known] = logits_of(head, features[known])
+    support = SupportFeatures(X, y)
+    strange = None
+    if learned and can_judge(support):
+        strange = Familiarity(support, text.backbone.embed_dim).unfamiliar(features) & known
+    missing = tuple(label for label in range(classes) if label not in y)
+    p = softmax(logits, 1.0)
+    return Fitted(head, rows, y, rest, logits, strange, learned, missing, p)
+
+
+def judge(
+    fitted: Fitted,
+    features: NDArray[np.float32],
     text: TextSide,
     *,
     keys: Sequence[str],
     groups: Sequence[str | None],
     sample: NDArray[np.bool_],
     engine: str,
-) -> Fitted:
-    """Fit on the labelled rows (labels >= 0) and ask about all known ones.
+) -> Judged:
+    """Fit again without some of the labels in turn, and see what is said of these.
 
     `keys` name the content of the images, `groups` their patients. `sample` are the labelled
     images that were drawn at random: if there are enough, accuracy is measured on them alone.
     """
+    rows, y, X = fitted.labelled, fitted.labels, features[fitted.labelled]
     classes = len(text.class_names)
-    rows = np.flatnonzero((labels >= 0) & known)
-    X, y = features[rows], labels[rows]
-    learned = set(y.tolist()) == set(range(classes))
-    head = fit_head(X, y, text)
     mine = [groups[int(row)] for row in rows]
-    held = (
-        hold_out(X, y, text, mine)
-        if learned
-        else HeldOut(np.empty(0, np.int64), np.empty((0, classes), np.float32))
-    )
-    judged = y[held.rows]
+    held = hold_out(X, y, text, mine, features[fitted.rest])
+    judged, chosen = y[held.rows], rows[held.rows]
     calibration = None
-    if len(judged) >= 2 * classes:
-        names = [keys[row] for row in rows[held.rows]]
+    if len(judged) >= 2 * classes and not fitted.missing:
+        names = [keys[row] for row in chosen]
         units = [mine[row] for row in held.rows]
         try:
             calibration = Calibration.fit(held.logits, judged, names, groups=units, engine=engine)
         except ValueError:  # all of one patient: there are no two sides
             calibration = None
-    logits = np.zeros((len(features), classes), np.float32)
-    logits[known] = logits_of(head, features[known])
-    p = softmax(logits, 1.0 if calibration is None else calibration.temperature)
-    sets = None
-    if calibration is not None:
-        try:
-            sets = calibration.sets(p, coverage=COVERAGE)
-        except ConfigError:
-            sets = None  # too few images
-    support = SupportFeatures(X, y) if learned else None
-    strange = None
-    if support is not None and can_judge(support):
-        width = text.backbone.embed_dim
-        strange = Familiarity(support, width).unfamiliar(features) & known
-    right = held.logits.argmax(axis=1) == judged if len(judged) else np.zeros(0, bool)
-    random = sample[rows[held.rows]]
+    right = held.logits.argmax(axis=1) == judged
+    random = sample[chosen]
     fair = int(random.sum()) >= _FEWEST
     counted = right[random] if fair else right
     confusion = np.zeros((classes, classes), np.int64)
-    if len(judged):
-        np.add.at(confusion, (judged, held.logits.argmax(axis=1)), 1)
-    return Fitted(
-        head,
-        rows,
-        y,
-        p,
-        sets,
-        strange,
+    np.add.at(confusion, (judged, held.logits.argmax(axis=1)), 1)
+    return Judged(
+        chosen,
+        judged,
+        held.logits,
+        len(y),
         calibration,
-        held,
-        learned,
+        None if calibration is None else exact_sets(fitted, features, text),
         accuracy=float(counted.mean()) if len(counted) else None,
         interval=exact_interval(int(counted.sum()), len(counted)) if len(counted) else None,
         counted=len(counted),
         fair=fair,
         confusion=confusion.tolist(),
-        suspects=tuple(suspects(X, y, rows, held)),
+        suspects=tuple(suspects(X, y, rows, held.rows, held.probabilities)),
     )
+
+
+def exact_sets(
+    fitted: Fitted, features: NDArray[np.float32], text: TextSide
+) -> NDArray[np.bool_] | None:
+    """Sets that promise their coverage for each class, as the exported model gives them."""
+    support = SupportFeatures(features[fitted.labelled], fitted.labels)
+    found = SupportSets.among(fitted.head, support, text.class_names)
+    if found is None or not found.holds(COVERAGE):
+        return None
+    return found.sets(features, coverage=COVERAGE)
 
 
 def exact_interval(right: int, count: int, level: float = 0.95) -> tuple[float, float]:
@@ -138,15 +192,16 @@ def exact_interval(right: int, count: int, level: float = 0.95) -> tuple[float, 
 
 
 def suspects(
-    X: NDArray[np.float32], y: NDArray[np.int64], rows: NDArray[np.int64], held: HeldOut
+    X: NDArray[np.float32],
+    y: NDArray[np.int64],
+    rows: NDArray[np.int64],
+    held: NDArray[np.int64],
+    p: NDArray[np.float32],
 ) -> list[Suspect]:
-    """Labels to look at again, the most doubtful first."""
-    if not len(held.rows):
-        return []
-    p = held.probabilities
+    """Labels to look at again, the most doubtful first: `p` [M, C] is said of the rows `held`."""
     found: list[tuple[float, Suspect]] = []
     unit = X / np.maximum(np.linalg.norm(X, axis=1, keepdims=True), 1e-12)
-    for place, row in enumerate(held.rows):
+    for place, row in enumerate(held):
         likely, given = int(p[place].argmax()), int(y[row])
         if likely == given or p[place, likely] < _SURE:
             continue

@@ -67,10 +67,10 @@ class CurrentModel:
 
     def __call__(self) -> list[Model]:
         fitted = self._session.fitted
-        if fitted is None or not fitted.learned:
+        if fitted is None or fitted.missing:
             return []
         if self._fitted is not fitted:
-            found = exports.classifier_of(self._session)
+            found = exports.classifier_of(self._session, whole_card=False)
             self.made = [Model(self._session.project.folder.name, Decider(found))]
             self._fitted = fitted
         return self.made
@@ -202,6 +202,7 @@ def _routes(
 
     async def export(request: Request) -> Response:
         kind = request.path_params["kind"]
+        await asyncio.to_thread(session.settle)
         content, name, media = await line.run(lambda: _export(session, kind, folder))
         shown = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=media, headers=shown)

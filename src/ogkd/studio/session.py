@@ -19,7 +19,7 @@ from ogkd.fitting.prepare import text_side
 from ogkd.methods import TextSide
 from ogkd.model.familiarity import SupportFeatures, nearest
 from ogkd.prompts.bank import fold, read_bank, shipped_banks, template_bank
-from ogkd.studio.fitted import Fitted, fit_all
+from ogkd.studio.fitted import Fitted, Judged, fit_labels, judge
 from ogkd.studio.images import Gallery, find_project_images, patients
 from ogkd.studio.project import Project
 from ogkd.studio.queue import LEFT_OUT, OPEN, checked, next_images, with_checks
@@ -27,6 +27,7 @@ from ogkd.studio.queue import LEFT_OUT, OPEN, checked, next_images, with_checks
 CURVE = "curve.json"
 _AHEAD = 12  # images of the queue that are given at once
 _SAMPLE = 24  # images by which a backbone is chosen
+_STALE = 4  # labels after which a head is judged again even if more labels are coming in
 log = logging.getLogger("ogkd.studio")
 
 
@@ -45,7 +46,9 @@ class Session:
         self.problem = ""
         self.curve: list[dict[str, Any]] = self._read_curve()
         self._text: tuple[Any, TextSide] | None = None
-        self._stop, self._wake, self._closing = (threading.Event() for _ in range(3))
+        self._stop, self._closing = threading.Event(), threading.Event()
+        self._turn = threading.Condition()
+        self._asked, self._done = 0, 0  # changes, and how many of them the fit has seen
         self._fitting = threading.Thread(target=self._fit_loop, name="ogkd-fit", daemon=True)
         self._encoding: threading.Thread | None = None
         self._fitting.start()
@@ -54,7 +57,7 @@ class Session:
     def close(self) -> None:
         self._closing.set()
         self._stop.set()
-        self._wake.set()
+        self._wake()
         for thread in (self._encoding, self._fitting):
             if thread is not None:
                 thread.join(timeout=10)
@@ -84,7 +87,18 @@ class Session:
     def changed(self) -> None:
         """Labels or classes have changed: fit again soon."""
         self.version += 1
-        self._wake.set()
+        self._wake()
+
+    def settle(self, seconds: float = 120.0) -> None:
+        """Wait until everything said so far has been learned from and judged."""
+        with self._turn:
+            target = self._asked
+            self._turn.wait_for(lambda: self._done >= target, timeout=seconds)
+
+    def _wake(self) -> None:
+        with self._turn:
+            self._asked += 1
+            self._turn.notify_all()
 
     def labels(self) -> NDArray[np.int64]:
         """The class of each image, OPEN or LEFT_OUT."""
@@ -173,19 +187,23 @@ class Session:
 
     def _fit_loop(self) -> None:
         while True:
-            self._wake.wait()
-            self._wake.clear()
+            with self._turn:
+                self._turn.wait_for(lambda: self._asked > self._done)
+                turn = self._asked
             if self._closing.is_set():
                 return
             try:
-                self._fit()
+                self._fit(turn)
             except Exception as error:
                 if not isinstance(error, OgkdError):
                     log.exception("The labels could not be learned from.")
                 self.problem = f"The labels could not be learned from: {error}"
                 self.version += 1
+            with self._turn:
+                self._done = turn
+                self._turn.notify_all()
 
-    def _fit(self) -> None:
+    def _fit(self, turn: int) -> None:
         gallery, text = self.gallery, self.text()
         if text is None or gallery.features is None or not gallery.known.any():
             self.fitted = None
@@ -193,23 +211,39 @@ class Session:
         labels = self.labels()
         if len(labels) != len(gallery) or gallery is not self.gallery:
             return  # other images meanwhile; they wake us again
-        known = gallery.known.copy()
-        keys = [ref.fingerprint if known[row] else "" for row, ref in enumerate(gallery.refs)]
-        fitted = fit_all(
+        known, order = gallery.known.copy(), gallery.order
+        fitted = fit_labels(gallery.features, known, labels, text, order=order)
+        before = self.fitted
+        old = None
+        if before is not None and before.logits.shape == fitted.logits.shape:
+            old = before.judged
+        if not self._publish(gallery, fitted.trusting(old if fitted.learned else None)):
+            return
+        self.project.write_table()
+        if not fitted.learned:
+            return
+        if self._asked > turn and old is not None and len(fitted.labels) - old.of < _STALE:
+            return  # more has been said meanwhile: that comes first
+        judged = judge(
+            fitted,
             gallery.features,
-            known,
-            np.where(labels >= 0, labels, OPEN),
             text,
-            keys=keys,
+            keys=[ref.fingerprint if known[row] else "" for row, ref in enumerate(gallery.refs)],
             groups=patients(self.project, gallery.addresses),
-            sample=checked(gallery.order, labels),
+            sample=checked(order, labels),
             engine=text.backbone.engine,
         )
-        if gallery is self.gallery:
-            self.fitted = fitted
-            self._add_to_curve(fitted)
-            self.project.write_table()
-            self.version += 1
+        if self._publish(gallery, fitted.trusting(judged)):
+            self._add_to_curve(judged)
+
+    def _publish(self, gallery: Gallery, fitted: Fitted) -> bool:
+        """Show a fit, unless there are other images or classes by now."""
+        classes = fitted.logits.shape[1]
+        if gallery is not self.gallery or classes != len(self.project.class_names):
+            return False
+        self.fitted = fitted
+        self.version += 1
+        return True
 
     def _read_curve(self) -> list[dict[str, Any]]:
         try:
@@ -218,13 +252,13 @@ class Session:
             return []
         return found if isinstance(found, list) else []
 
-    def _add_to_curve(self, fitted: Fitted) -> None:
-        if fitted.accuracy is None or fitted.interval is None or not fitted.fair:
+    def _add_to_curve(self, judged: Judged) -> None:
+        if judged.accuracy is None or judged.interval is None or not judged.fair:
             return
-        low, high = fitted.interval
+        low, high = judged.interval
         point = {
-            "labels": len(fitted.labels),
-            "accuracy": fitted.accuracy,
+            "labels": judged.of,
+            "accuracy": judged.accuracy,
             "low": low,
             "high": high,
         }

@@ -12,7 +12,7 @@ from ogkd.features.encode import encode_files
 from ogkd.images import data_uri
 from ogkd.model.explain import evidence_of
 from ogkd.model.picture import draw
-from ogkd.studio.fitted import COVERAGE
+from ogkd.studio.fitted import COVERAGE, Judged
 from ogkd.studio.queue import uncertainty
 from ogkd.studio.session import Session
 
@@ -50,18 +50,28 @@ def state_json(session: Session) -> dict[str, Any]:
     if fitted is not None:
         said["fit"] = {
             "learned": fitted.learned,
+            "complete": not fitted.missing,
             "labels": len(fitted.labels),
-            "judged": len(fitted.held_out.rows),
-            "counted": fitted.counted,
-            "fair": fitted.fair,
-            "accuracy": fitted.accuracy,
-            "interval": fitted.interval,
-            "confusion": fitted.confusion,
-            "suspects": [asdict(one) for one in fitted.suspects[:50]],
+            "unlabelled": len(fitted.rest),
             "coverage": COVERAGE,
             "has_sets": fitted.sets is not None,
+            "exact": fitted.judged is not None and fitted.judged.exact is not None,
+            "judged": None if fitted.judged is None else _judged(fitted.judged),
         }
     return said
+
+
+def _judged(judged: Judged) -> dict[str, Any]:
+    return {
+        "labels": judged.of,
+        "images": len(judged.rows),
+        "counted": judged.counted,
+        "fair": judged.fair,
+        "accuracy": judged.accuracy,
+        "interval": judged.interval,
+        "confusion": judged.confusion,
+        "suspects": [asdict(one) for one in judged.suspects[:50]],
+    }
 
 
 def images_json(session: Session) -> dict[str, Any]:

@@ -65,7 +65,7 @@ export function openDetail(row, rows, refresh) {
     if (known.copy_of !== null && known.copy_of !== undefined) words.push(h("p.notice", {}, t("detail.copy", { name: shared.images.names[known.copy_of].split("/").pop() })));
     if (known.ranked) words.push(classTable(known.ranked, t(known.learned ? "detail.says" : "detail.texts")));
     if (known.plausible) words.push(h("p.set", { title: t("help.set") }, t("answer.set", { coverage }), " ", h("strong", {}, known.plausible.join(", ") || t("answer.none"))));
-    if (known.learned && !known.error)
+    if (shared.state.fit?.complete && !known.error)
       words.push(
         h("button.button", {
           type: "button",

@@ -178,27 +178,28 @@ export function labelStep(refresh) {
     );
     const missing = state.classes.filter((one) => !one.labels).map((one) => one.name);
     if (missing.length && state.classes.length) parts.push(h("p.notice", {}, t("learn.missing", { names: missing.join(", ") })));
-    if (fit?.accuracy !== null && fit?.accuracy !== undefined) {
-      const [low, high] = fit.interval;
+    const judged = fit?.judged;
+    if (judged && judged.accuracy !== null) {
+      const [low, high] = judged.interval;
       parts.push(
-        h("p.big", {}, h("strong", { id: "accuracy" }, percent(fit.accuracy)), h("span", {}, t("learn.interval", { low: percent(low), high: percent(high) }))),
-        h("p.help", {}, t(fit.fair ? "learn.fair" : "learn.hard", { count: fit.counted }))
+        h("p.big", {}, h("strong", { id: "accuracy" }, percent(judged.accuracy)), h("span", {}, t("learn.interval", { low: percent(low), high: percent(high) }))),
+        h("p.help", {}, t(judged.fair ? "learn.fair" : "learn.hard", { count: judged.counted }))
       );
     }
     if (state.curve.length > 1) parts.push(h("h3", {}, t("learn.curve")), curveChart(state.curve));
-    if (fit?.suspects.length)
+    if (judged?.suspects.length)
       parts.push(
-        h("h3", {}, t("learn.suspects", { count: fit.suspects.length })),
+        h("h3", {}, t("learn.suspects", { count: judged.suspects.length })),
         h(
           "ul.suspects",
           {},
-          fit.suspects.slice(0, 6).map((one) => {
+          judged.suspects.slice(0, 6).map((one) => {
             const words = { given: state.classes[one.given].name, likely: state.classes[one.likely].name };
-            return h("li", {}, h("button.quiet.suspect", { type: "button", onclick: () => openDetail(one.row, fit.suspects.map((other) => other.row), refresh) }, h("img", { src: `/thumb/${one.row}`, alt: "" }), h("span", {}, t("learn.suspect", words))));
+            return h("li", {}, h("button.quiet.suspect", { type: "button", onclick: () => openDetail(one.row, judged.suspects.map((other) => other.row), refresh) }, h("img", { src: `/thumb/${one.row}`, alt: "" }), h("span", {}, t("learn.suspect", words))));
           })
         )
       );
-    if (fit?.judged) parts.push(h("details", {}, h("summary", {}, t("learn.confusion")), confusionTable(fit.confusion, classNames())));
+    if (judged?.images) parts.push(h("details", {}, h("summary", {}, t("learn.confusion")), confusionTable(judged.confusion, classNames())));
     fill(panel, parts);
   }
 

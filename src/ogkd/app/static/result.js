@@ -77,7 +77,8 @@ export function resultStep(refresh) {
     if (!fit) parts.push(h("p.notice", {}, t("result.none")));
     else {
       if (!fit.learned) parts.push(h("p.notice", {}, t("result.texts")));
-      if (fit.accuracy !== null) parts.push(h("p", {}, t("result.accuracy", { accuracy: percent(fit.accuracy), low: percent(fit.interval[0]), high: percent(fit.interval[1]) })));
+      const judged = fit.judged;
+      if (judged && judged.accuracy !== null) parts.push(h("p", {}, t("result.accuracy", { accuracy: percent(judged.accuracy), low: percent(judged.interval[0]), high: percent(judged.interval[1]) })));
       if (fit.has_sets) {
         const sure = open.filter((row) => images.plausible[row] === 1 && !images.unfamiliar?.[row]).length;
         parts.push(h("p", {}, t("result.sure", { sure, all: open.length })), h("p.help", {}, t("result.sets.help", { coverage: percent(fit.coverage) })));
@@ -87,9 +88,9 @@ export function resultStep(refresh) {
     fill(summary, parts);
     links.querySelectorAll("button").forEach((button) => {
       const needs = !["export-labels", "export-predictions"].includes(button.id);
-      button.disabled = needs ? !fit?.learned : !fit && button.id !== "export-labels";
+      button.disabled = needs ? !fit?.complete : !fit && button.id !== "export-labels";
     });
-    if (!ask && fit?.learned) {
+    if (!ask && fit?.complete) {
       ask = usePanel(shared.facts);
       fill(other, ask);
     }
