@@ -25,11 +25,12 @@ from torch.nn.functional import normalize
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.base import TextDropout
+from ogkd.core.batches import Batch, Run
 from ogkd.core.geometry import class_graph
 from ogkd.core.losses import diffuse, logits
 from ogkd.core.prompting import PromptLearner
 from ogkd.core.teacher import select_prompts, teacher_prototypes
-from ogkd.core.training import Batch, Run, train_contexts
+from ogkd.core.training import train_contexts
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore

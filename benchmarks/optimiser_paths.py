@@ -23,8 +23,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
 from ogkd.backbones import load_backbone
+from ogkd.core.batches import Batch
 from ogkd.core.prompting import PromptLearner
-from ogkd.core.training import Batch, converged
+from ogkd.core.training import converged
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore

@@ -27,8 +27,9 @@ from torch import Tensor
 from biomedclip_size import WORDS, make_backbone
 from ogkd.backbones.base import TextDropout
 from ogkd.backbones.open_clip_format import OpenClipBackbone
+from ogkd.core.batches import Batch
 from ogkd.core.prompting import ContextConfig, PromptLearner
-from ogkd.core.training import Batch, train_step
+from ogkd.core.training import train_step
 from ogkd.files import write_json
 from ogkd.methods.ogkd import OGKDConfig, OGKDObjective
 from plain_loop import PlainLoop

@@ -9,11 +9,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ogkd.backbones.base import ImageFeatures
+from ogkd.core.batches import Run, batch_slices
 from ogkd.core.checkpoint import Checkpoint, TrainingState, _digest
 from ogkd.core.losses import cross_entropy, logits
 from ogkd.core.optimisers import TrainConfig, learning_rate
 from ogkd.core.prompting import ContextConfig, PromptLearner
-from ogkd.core.training import Run, _batches, converged, train_contexts
+from ogkd.core.training import converged, train_contexts
 from ogkd.errors import ConfigError, Interrupted, TrainingError
 from ogkd.features.views import FixedViews
 
@@ -56,12 +57,12 @@ def test_the_schedule_is_a_warmup_then_a_cosine_over_all_epochs():
     ("images", "expected"), [(5, [4]), (7, [4]), (8, [4, 4]), (3, [3]), (4, [4]), (1, [1])]
 )
 def test_the_last_incomplete_batch_is_dropped_as_released(images, expected):
-    sizes = [part.stop - part.start for part in _batches(images, TrainConfig(batch_size=4))]
+    sizes = [part.stop - part.start for part in batch_slices(images, TrainConfig(batch_size=4))]
     assert sizes == expected
 
 
 def test_all_images_are_used_without_drop_last():
-    sizes = [p.stop - p.start for p in _batches(7, TrainConfig(batch_size=4, drop_last=False))]
+    sizes = [p.stop - p.start for p in batch_slices(7, TrainConfig(batch_size=4, drop_last=False))]
     assert sizes == [4, 3]
 
 

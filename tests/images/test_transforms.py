@@ -9,11 +9,11 @@ from scipy import stats
 from ogkd.images.transforms import (
     Preprocessing,
     center_crop,
+    draw_crop,
     normalise,
     random_resized_crop,
     to_pixels,
 )
-from ogkd.images.transforms import _draw_crop as draw_crop
 
 PREP = Preprocessing(size=32)
 CROPS = ((0, 0, 20, 25), (3, 5, 11, 17), (8, 2, 12, 9))
@@ -44,7 +44,7 @@ def test_pixels_equal_torchvision_to_tensor_and_normalize(torchvision, index):
 @pytest.mark.parametrize("index", range(5))
 def test_a_given_crop_equals_torchvision_resized_crop(torchvision, index, number, monkeypatch):
     crop = CROPS[number]
-    monkeypatch.setattr("ogkd.images.transforms._draw_crop", lambda *_: crop)
+    monkeypatch.setattr("ogkd.images.transforms.draw_crop", lambda *_: crop)
     ours = random_resized_crop(torchvision[f"image{index}"], PREP, np.random.default_rng(0))
     assert np.abs(ours.astype(int) - torchvision[f"crop{index}_{number}"]).max() <= 1
 

@@ -8,8 +8,8 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import ImageFeatures
+from ogkd.core.batches import Batch
 from ogkd.core.losses import diffuse
-from ogkd.core.training import Batch
 from ogkd.errors import ConfigError
 from ogkd.features.views import FixedViews
 from ogkd.methods import METHODS, Support, TextSide, make_method, presets

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import ImageFeatures
-from ogkd.core.training import Batch
+from ogkd.core.batches import Batch
 from ogkd.features.views import FixedViews
 from ogkd.methods import Support, TextSide, make_method
 

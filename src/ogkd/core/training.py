@@ -8,88 +8,28 @@ continued, and a run trained with others sees the same draws as when trained alo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ogkd.backbones.base import ImageFeatures, TextDropout
+from ogkd.backbones.base import TextDropout
+from ogkd.core.batches import Batch, Run, batch_slices, batches_from
 from ogkd.core.checkpoint import Checkpoint, TrainingState
 from ogkd.core.optimisers import TrainConfig, learning_rate, make_optimiser, snapshot
 from ogkd.core.prompting import PromptLearner
 from ogkd.errors import ConfigError, Interrupted, TrainingError
 from ogkd.progress import progress_bar
 
-# Streams of one epoch's randomness, kept separate so that using one never shifts another.
-_ORDER, _DROPOUT, _INIT = range(3)
+# Streams of one epoch's randomness, kept separate so that using one never shifts another: the
+# first is that of the batches.
+_DROPOUT, _INIT = 1, 2
 _WINDOW = 20  # epochs
 _SMALL_STEP = 10_000_000  # tokens times width squared; BiomedCLIP at 4 classes has twice that
-
-
-T = TypeVar("T")
-
-
-class Views(Protocol):
-    """The support images as training sees them: cached crops, or a new one each time.
-
-    Views that have an attribute `still` which is True look the same each time.
-    """
-
-    def __len__(self) -> int: ...
-
-    def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
-        """Return the features of one view of each image."""
-        ...
-
-
-@runtime_checkable
-class EncodingViews(Protocol):
-    """Views that encode what they show: those of several runs can be encoded in one pass."""
-
-    def crops(self, images: NDArray[np.int64], rng: np.random.Generator) -> list[NDArray[np.uint8]]:
-        """Draw a new crop of each image."""
-        ...
-
-    def encode(self, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:
-        """Return the features of crops of any run's images."""
-        ...
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training run: its images, its labels [N] and the seed of all its randomness."""
-
-    views: Views
-    labels: Tensor
-    seed: int
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One batch of each of S runs."""
-
-    globals: Tensor  # [S, B, d]
-    labels: Tensor  # [S, B]
-    patches: Tensor | None  # [S, B, P, d]
-
-
-class PerBatch(Generic[T]):
-    """Computes something once per batch: where all images are one batch, once per training."""
-
-    def __init__(self) -> None:
-        self._last: tuple[Batch, T] | None = None
-
-    def of(self, batch: Batch, compute: Callable[[Batch], T]) -> T:
-        """What `compute` gives for this batch, which is the last one or a new one."""
-        if self._last is None or self._last[0] is not batch:
-            self._last = None  # before the next is made: both need memory
-            self._last = batch, compute(batch)
-        return self._last[1]
 
 
 class Objective(Protocol):
@@ -150,11 +90,13 @@ def train_contexts(
         state = found
     # A copy: an interruption in the first epoch saves the state as it was before.
     contexts = state.contexts.clone().to(device).requires_grad_()
-    steps = state.epoch * len(_batches(len(runs[0].views), config))
-    optimiser = make_optimiser(contexts, state, config, steps)
-    still = _whole(runs, config) and all(getattr(run.views, "still", False) for run in runs)
-    batch = _gather_all(runs, device) if still else None
-    with _fitting_threads(learner, len(runs)), progress_bar("Training", config.epochs) as bar:
+    steps = len(batch_slices(len(runs[0].views), config))
+    optimiser = make_optimiser(contexts, state, config, state.epoch * steps)
+    with (
+        closing(batches_from(state.epoch, runs, config, device)) as batches,
+        _fitting_threads(learner, len(runs)),
+        progress_bar("Training", config.epochs) as bar,
+    ):
         bar.advance(state.epoch)
         entry: dict[str, Any] | None = None  # of the last epoch, until it is logged
         try:
@@ -165,16 +107,17 @@ def train_contexts(
                 began, before = time.perf_counter(), contexts.detach().clone()
                 for group in optimiser.param_groups:
                     group["lr"] = learning_rate(epoch, config)
+                dropout = None
+                if text_dropout:
+                    dropout = TextDropout([_mixed(run.seed, epoch, _DROPOUT) for run in runs])
                 terms = _one_epoch(
                     learner,
-                    runs,
                     objective,
-                    config,
                     contexts,
                     optimiser,
+                    islice(batches, steps),
+                    dropout,
                     epoch,
-                    text_dropout,
-                    batch,
                 )
                 with torch.no_grad():  # a run that has ended waits for the others
                     contexts[ended] = before[ended]
@@ -220,31 +163,16 @@ def _fitting_threads(learner: PromptLearner, runs: int) -> Iterator[None]:
 
 def _one_epoch(
     learner: PromptLearner,
-    runs: Sequence[Run],
     objective: Objective,
-    config: TrainConfig,
     contexts: Tensor,
     optimiser: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    dropout: TextDropout | None,
     epoch: int,
-    text_dropout: bool,
-    still: Batch | None,
 ) -> dict[str, list[float]]:
-    """Step through every batch; return each term's mean over the steps, one number per run.
-
-    `still` is the one batch of a training that sees the same images in every step.
-    """
-    device = contexts.device
-    rngs = [np.random.default_rng([run.seed, epoch, _ORDER]) for run in runs]
-    if _whole(runs, config):
-        orders = [np.arange(len(run.views)) for run in runs]
-    else:
-        orders = [rng.permutation(len(run.views)) for rng, run in zip(rngs, runs, strict=True)]
-    dropout = None
-    if text_dropout:
-        dropout = TextDropout([_mixed(run.seed, epoch, _DROPOUT) for run in runs])
+    """Step through every batch; return each term's mean over the steps, one number per run."""
     history: dict[str, list[Tensor]] = {}
-    for step, places in enumerate(_batches(len(orders[0]), config)):
-        batch = still or _gather(runs, [order[places] for order in orders], rngs, device)
+    for step, batch in enumerate(batches):
         terms = train_step(learner, objective, contexts, optimiser, batch, dropout)
         _refuse_nonfinite(terms, epoch, step)
         for name, value in terms.items():
@@ -271,57 +199,6 @@ def train_step(
         terms["total"].sum().backward()
     optimiser.step()
     return terms
-
-
-def _batches(count: int, config: TrainConfig) -> list[slice]:
-    """Split into batches; an incomplete last one is dropped if others remain (fidelity.md, 26)."""
-    size = config.batch_size
-    drop_last = config.drop_last and config.optimiser == "sgd" and count >= size
-    whole = count // size * size if drop_last else count
-    return [slice(begin, min(begin + size, whole)) for begin in range(0, whole, size)]
-
-
-def _gather(
-    runs: Sequence[Run],
-    images: Sequence[NDArray[np.int64]],
-    rngs: Sequence[np.random.Generator],
-    device: torch.device,
-) -> Batch:
-    seen = _look(runs, images, rngs)
-    patches = [view.patches for view in seen if view.patches is not None]
-    labels = [run.labels[torch.from_numpy(rows)] for run, rows in zip(runs, images, strict=True)]
-    return Batch(
-        globals=torch.stack([view.globals for view in seen]).to(device, torch.float32),
-        labels=torch.stack(labels).to(device),
-        patches=torch.stack(patches).to(device, torch.float32) if patches else None,
-    )
-
-
-def _look(
-    runs: Sequence[Run],
-    images: Sequence[NDArray[np.int64]],
-    rngs: Sequence[np.random.Generator],
-) -> list[ImageFeatures]:
-    """What each run sees; crops that are encoded on the way go through the tower together."""
-    each = list(zip(runs, images, rngs, strict=True))
-    first = runs[0].views
-    if len(runs) == 1 or not isinstance(first, EncodingViews):
-        return [run.views.look(rows, rng) for run, rows, rng in each]
-    crops = [run.views.crops(rows, rng) for run, rows, rng in each]  # type: ignore[attr-defined]
-    found = first.encode([crop for mine in crops for crop in mine])
-    sizes = [len(mine) for mine in crops]
-    patches = [None] * len(runs) if found.patches is None else found.patches.split(sizes)
-    return [ImageFeatures(*both) for both in zip(found.globals.split(sizes), patches, strict=True)]
-
-
-def _whole(runs: Sequence[Run], config: TrainConfig) -> bool:
-    """Whether all images are one batch, in their own order."""
-    return config.optimiser == "adam" and len(runs[0].views) <= config.batch_size
-
-
-def _gather_all(runs: Sequence[Run], device: torch.device) -> Batch:
-    rngs = [np.random.default_rng(run.seed) for run in runs]  # of no effect on still views
-    return _gather(runs, [np.arange(len(run.views)) for run in runs], rngs, device)
 
 
 def _mixed(seed: int, epoch: int, stream: int) -> int:

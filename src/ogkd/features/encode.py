@@ -80,7 +80,7 @@ def encode_crops(
     backbone: Backbone, crops: Sequence[NDArray[np.uint8]], *, patches: bool, deep: bool = False
 ) -> ImageFeatures:
     """Features of crops that have the tower's size; they are numbers, or it is an error."""
-    pixels = normalise(crops, backbone.preprocessing).to(backbone.device)
+    pixels = normalise(crops, backbone.preprocessing, backbone.device)
     # Backbones of other packages may not know the argument: they are never asked.
     features = backbone.encode_images(pixels, patches=patches, **({"deep": True} if deep else {}))
     if bool(features.rows.isfinite().all()):

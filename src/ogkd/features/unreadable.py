@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,12 +77,16 @@ def unreadable(images: Sequence[ImageRef]) -> list[BadFile]:
     return _failures([found for batch in decode_ahead(check, images) for found in batch])
 
 
-def read_all(images: Sequence[ImageRef]) -> list[NDArray[np.uint8]]:
-    """The pixels of every image; those that cannot be read are one error that names them all."""
-    found = [pair for batch in decode_ahead(_read, images) for pair in batch]
-    if bad := _failures(found):
+def read_each(images: Sequence[ImageRef]) -> Iterator[tuple[ImageRef, NDArray[np.uint8]]]:
+    """The pixels of each image in turn; those that cannot be read are one error at the end."""
+    bad: list[BadFile] = []
+    for image, pixels in itertools.chain.from_iterable(decode_ahead(_read, images)):
+        if isinstance(pixels, DataError):
+            bad.append(BadFile(image, str(pixels)))
+        else:
+            yield image, pixels
+    if bad:
         raise unreadable_error(bad)
-    return [pixels for _, pixels in found if not isinstance(pixels, DataError)]
 
 
 def _read(image: ImageRef) -> NDArray[np.uint8]:

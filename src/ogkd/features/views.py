@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
 from ogkd.backbones.base import Backbone, ImageFeatures
+from ogkd.errors import OgkdWarning
 from ogkd.features.encode import encode_crops
 from ogkd.features.store import WHOLE, FeatureStore, View
-from ogkd.features.unreadable import read_all
-from ogkd.images import ImageRef
-from ogkd.images.transforms import random_resized_crop
+from ogkd.features.unreadable import read_each
+from ogkd.images import ImageRef, read_image
+from ogkd.images.transforms import Box, cut_crop, draw_crop
 
 _AT_ONCE = 64  # crops in one pass of the image tower
+_SHARE = 0.5  # of the free memory, for decoded images
 # Decoded images that some run holds, by content: runs that see the same ones share them.
-_DECODED: WeakValueDictionary[str, NDArray[np.uint8]] = WeakValueDictionary()
+_DECODED: WeakValueDictionary[str, _Picture] = WeakValueDictionary()
 
 
 class FixedViews:
@@ -42,30 +47,66 @@ class FixedViews:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _Picture:
+    """An image to cut from; decoded for each cut where memory does not suffice to keep it."""
+
+    image: ImageRef
+    height: int
+    width: int
+    pixels: NDArray[np.uint8] | None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A part of an image: equal if it is the same part of the same content."""
+
+    key: str
+    box: Box
+    picture: _Picture = field(compare=False)
+
+
 class OnlineViews:
     """A new random crop of each image at each look, as the paper trains (slow: it encodes)."""
 
     def __init__(self, backbone: Backbone, images: Sequence[ImageRef], *, patches: bool) -> None:
         self.backbone = backbone
         self.patches = patches
-        held = {image.key: _DECODED.get(image.key) for image in images}
-        missing = {image.key: image for image in images if held[image.key] is None}
-        held |= dict(zip(missing, read_all(list(missing.values())), strict=True))
-        self.images = [pixels for image in images if (pixels := held[image.key]) is not None]
-        _DECODED.update(
-            {image.key: pixels for image, pixels in zip(images, self.images, strict=True)}
-        )
+        held = {image.key: found for image in images if (found := _DECODED.get(image.key))}
+        missing = {image.key: image for image in images if image.key not in held}
+        room = psutil.virtual_memory().available * _SHARE
+        for image, pixels in read_each(list(missing.values())):
+            room -= pixels.nbytes
+            kept = pixels if room >= 0 else None
+            height, width = pixels.shape[:2]
+            held[image.key] = _Picture(image, height, width, kept)
+        _DECODED.update(held)
+        self.pictures = [held[image.key] for image in images]
+        if again := sum(picture.pixels is None for picture in self.pictures):
+            warnings.warn(
+                f"{again} of {len(images)} images to cut crops from do not fit into memory: they "
+                "are decoded again for each crop, which is slower.",
+                OgkdWarning,
+                stacklevel=2,
+            )
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.pictures)
 
     def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
         """A fresh crop of each image through the image tower."""
-        return self.encode(self.crops(images, rng))
+        return self.encode([self.cut(drawn) for drawn in self.draw(images, rng)])
 
-    def crops(self, images: NDArray[np.int64], rng: np.random.Generator) -> list[NDArray[np.uint8]]:
-        prep = self.backbone.preprocessing
-        return [random_resized_crop(self.images[row], prep, rng) for row in images]
+    def draw(self, images: NDArray[np.int64], rng: np.random.Generator) -> list[Cut]:
+        """Which part of each image is seen next."""
+        chosen = [self.pictures[row] for row in images]
+        return [Cut(one.image.key, draw_crop(one.height, one.width, rng), one) for one in chosen]
+
+    def cut(self, drawn: Cut) -> NDArray[np.uint8]:
+        """The pixels of a crop, at the model's size."""
+        picture = drawn.picture
+        pixels = read_image(picture.image) if picture.pixels is None else picture.pixels
+        return cut_crop(pixels, drawn.box, self.backbone.preprocessing)
 
     def encode(self, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:
         """Crops of this or of other runs' images through the image tower, a few passes for all."""

@@ -8,8 +8,9 @@ plugins join when the registry is first asked for something else (docs/how-to/ad
 from importlib import import_module
 from pkgutil import iter_modules
 
+from ogkd.core.batches import Batch
 from ogkd.core.optimisers import TrainConfig
-from ogkd.core.training import Batch, Objective
+from ogkd.core.training import Objective
 from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
 from ogkd.methods.feature_method import (
     FeatureMethod,

@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import TypeVar
 
 from ogkd.backbones.base import Backbone
-from ogkd.core.training import Views
+from ogkd.core.batches import Views
 from ogkd.errors import ConfigError
 from ogkd.features.texts import text_features
 from ogkd.features.views import FixedViews

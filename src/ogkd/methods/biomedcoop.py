@@ -8,10 +8,10 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from ogkd.core.batches import PerBatch
 from ogkd.core.geometry import prototypes, stack_bank
 from ogkd.core.losses import cross_entropy, logits, sccm
 from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
-from ogkd.core.training import PerBatch
 from ogkd.methods import Batch, PromptConfig, PromptMethod, TextSide, image_logits, register
 
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from ogkd.core.batches import Batch
 from ogkd.core.losses import cross_entropy
 from ogkd.core.optimisers import TrainConfig
-from ogkd.core.training import Batch
 from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, register
 
 

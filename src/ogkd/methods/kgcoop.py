@@ -9,9 +9,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from ogkd.core.batches import Batch
 from ogkd.core.losses import cross_entropy
 from ogkd.core.optimisers import TrainConfig
-from ogkd.core.training import Batch
 from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, register
 from ogkd.methods.prompt_method import LARGE_BATCHES
 

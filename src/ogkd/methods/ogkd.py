@@ -11,6 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from ogkd.core.batches import Batch, PerBatch
 from ogkd.core.fidelity import Fidelity, fidelity
 from ogkd.core.geometry import class_graph, prototypes, stack_bank
 from ogkd.core.losses import (
@@ -26,7 +27,6 @@ from ogkd.core.losses import (
     select_patches,
 )
 from ogkd.core.teacher import select_prompts, teacher_prototypes
-from ogkd.core.training import Batch, PerBatch
 from ogkd.errors import ConfigError
 from ogkd.methods import Head, PromptConfig, PromptMethod, TextSide, register
 from ogkd.methods.base import Folder, Support, Supports

@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from ogkd.core.batches import Batch
 from ogkd.core.losses import cross_entropy, logits
 from ogkd.core.optimisers import TrainConfig
-from ogkd.core.training import Batch
 from ogkd.methods import PromptConfig, PromptMethod, TextSide, image_logits, register
 from ogkd.methods.prompt_method import LARGE_BATCHES
 

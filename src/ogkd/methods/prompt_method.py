@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import TypeVar
 
+from ogkd.core.batches import Batch, Run
 from ogkd.core.checkpoint import Checkpoint
 from ogkd.core.losses import logits
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PromptLearner
-from ogkd.core.training import Batch, Objective, Run, train_contexts
+from ogkd.core.training import Objective, train_contexts
 from ogkd.errors import ConfigError
 from ogkd.methods.base import Folder, Method, MethodConfig, Supports, TextSide
 from ogkd.methods.heads import Head, TextHead
