@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import resource
 import subprocess
@@ -49,6 +50,14 @@ from speed import BATCH, CONFIG, EPOCHS, NAMES, clock, make_bank
 
 TEST_IMAGES = 200
 Say = Callable[[dict[str, Any]], None]
+
+
+def write_all(place: Path, classes: int, shots: int) -> None:
+    """The backbone, the images and the texts of a run."""
+    write_folder(make_backbone(), place / "backbone")
+    write_images(place / "data", classes, shots)
+    texts = dict(zip(NAMES, make_bank(classes), strict=False))
+    (place / "texts.json").write_text(json.dumps(texts))
 
 
 def write_images(place: Path, classes: int, shots: int) -> None:
@@ -248,10 +257,9 @@ def main() -> None:
         if arguments.growth:
             growth(say)
             return
-        write_folder(make_backbone(), place / "backbone")
-        write_images(place / "data", classes, shots)
-        texts = dict(zip(NAMES, make_bank(classes), strict=False))
-        (place / "texts.json").write_text(json.dumps(texts))
+        # In a process of its own: a command's peak memory begins with that of its parent.
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            pool.apply(write_all, (place, classes, shots))
         if arguments.plain:
             plain(place, classes, shots, say)
         else:

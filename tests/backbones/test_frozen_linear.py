@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ogkd.backbones import _bert
-from ogkd.backbones._bert import MOST_ROWS, frozen_linear
+from ogkd.backbones._bert import MOST_ROWS, WORTH_IT, frozen_linear
 
 needs_kernels = pytest.mark.skipif(
     not _bert._supported(), reason="torch has no packed linear layers on this machine"
@@ -45,8 +45,31 @@ def test_a_gradient_that_is_not_contiguous_is_taken_as_it_is() -> None:
     torch.testing.assert_close(values.grad, again.grad, rtol=1e-4, atol=1e-4)
 
 
+def pretend(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+
+@needs_kernels
+@pytest.mark.parametrize("gradient", [True, False])
+def test_with_wide_registers_many_rows_are_laid_out_too(gradient, monkeypatch) -> None:
+    pretend(monkeypatch, "AVX512")
+    layer, values = make_layer(), torch.randn(WORTH_IT, 160, requires_grad=gradient)
+    torch.testing.assert_close(frozen_linear(layer, values), layer(values), rtol=0, atol=1e-5)
+    assert layer in _bert._packs
+    assert (layer in _bert._back_packs) == gradient  # which nothing else needs
+
+
+@needs_kernels
+def test_few_rows_without_gradient_have_the_same_bits_whatever_was_laid_out_before() -> None:
+    layer, few = make_layer(), torch.randn(9, 160)
+    before = frozen_linear(layer, few)
+    frozen_linear(layer, torch.randn(9, 160, requires_grad=True))
+    assert torch.equal(frozen_linear(layer, few), before)
+
+
 @pytest.mark.parametrize("case", ["no gradient", "many rows", "small layer", "trained", "double"])
-def test_other_cases_take_the_plain_product(case: str) -> None:
+def test_other_cases_take_the_plain_product(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, "AVX2")
     layer = make_layer(width=64 if case == "small layer" else 160)
     if case == "trained":
         layer.requires_grad_()

@@ -147,7 +147,8 @@ def test_only_biomedcoop_and_ogkd_leave_the_text_towers_dropout_on(
 
     monkeypatch.setattr(bert_backbone, "encode_text", watch)
     fit(quick(name), bert_backbone, support_of(bert_backbone))
-    assert set(seen) == {name in ("biomedcoop", "ogkd")}
+    *training, _ = seen  # the last pass may be that of the learned texts
+    assert set(training) == {name in ("biomedcoop", "ogkd")}
 
 
 @pytest.mark.parametrize("name", LEARNERS)

@@ -23,13 +23,17 @@ from torch.nn import functional
 
 from ogkd.backbones._folder import KeyTable, Weights
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
+from ogkd.backbones._pages import give_back
 from ogkd.backbones._towers import attend, empty_embedding
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
 
 _BERT = "text.transformer."
 _STANDARD_WIDTHS = (128, 256, 512, 768, 1024)  # of the BERT family with heads of 64
-MOST_ROWS = 128  # with more rows, torch's own product is as fast or faster
+# With AVX-512 the laid-out product is faster for any number of rows. Without, torch's own is as
+# fast from some number on. Without a gradient, few rows do not repay the laying out.
+MOST_ROWS = 128
+WORTH_IT = 512
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
@@ -37,7 +41,8 @@ _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
 }
 
-_packs: WeakKeyDictionary[nn.Linear, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+_packs: WeakKeyDictionary[nn.Linear, Tensor] = WeakKeyDictionary()  # for the product
+_back_packs: WeakKeyDictionary[nn.Linear, Tensor] = WeakKeyDictionary()  # for its gradient
 
 
 def derive_bert_config(weights: Weights) -> BertConfigFile:
@@ -253,23 +258,34 @@ def text_table(tower: TextTower, prefix: str) -> KeyTable:
 
 
 def frozen_linear(layer: nn.Linear, values: Tensor) -> Tensor:
-    """Compute `layer(values)` for a frozen layer, faster if a gradient is wanted."""
-    if not (values.requires_grad and _packable(layer, values)):
+    """Compute `layer(values)` for a frozen layer, faster for a gradient or for many rows.
+
+    Which product it is depends on the values alone, not on what was computed before: their
+    last bits differ.
+    """
+    if not _packable(layer, values):
         return functional.linear(values, layer.weight, layer.bias)
     if layer not in _packs:
-        weight = layer.weight.detach()
-        _packs[layer] = _pack(weight), _pack(weight.mT.contiguous())
-    product: Tensor = _PackedLinear.apply(values, *_packs[layer], layer.bias)  # type: ignore[no-untyped-call]
+        _packs[layer] = _pack(layer.weight.detach())
+    if not values.requires_grad:
+        return _product(values.contiguous(), _packs[layer], layer.bias)
+    if layer not in _back_packs:
+        _back_packs[layer] = _pack(layer.weight.detach().mT.contiguous())
+        give_back([layer.weight])  # there are two copies of it now
+    product: Tensor = _PackedLinear.apply(  # type: ignore[no-untyped-call]
+        values, _packs[layer], _back_packs[layer], layer.bias
+    )
     return product
 
 
 def _packable(layer: nn.Linear, values: Tensor) -> bool:
-    weight = layer.weight
+    weight, rows = layer.weight, values.numel() // values.shape[-1]
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     return (
         values.device.type == "cpu"
         and values.dtype == weight.dtype == torch.float32
         and not weight.requires_grad
-        and values.numel() <= MOST_ROWS * weight.shape[1]
+        and (wide or rows <= MOST_ROWS if values.requires_grad else wide and rows >= WORTH_IT)
         and min(weight.shape) >= 128  # small layers gain nothing
         and _supported()
     )

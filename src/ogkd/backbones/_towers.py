@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
+from ogkd.backbones._pages import give_back
 from ogkd.backbones._tokenizer import Tokenizer
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
 from ogkd.errors import BackboneError
@@ -81,6 +82,9 @@ class TowersBackbone(Backbone):
         image, parts, inner = self._encode_pixels(pixels, patches=patches, deep=deep)
         wanted = normalize(parts, dim=-1) if parts is not None and patches else None
         return ImageFeatures(normalize(image, dim=-1), wanted, inner if deep else None)
+
+    def release(self) -> None:
+        give_back(self.model.parameters())
 
     def pieces(self, text: str) -> list[int]:
         return self._tokenizer.pieces(text)

@@ -110,6 +110,10 @@ class Backbone(ABC):
     engine: str = "torch"  # how images are encoded (ogkd.backbones.engines): features differ
     deep_parts: tuple[int, ...] = ()  # widths of the parts of deeper features; empty: it has none
 
+    def release(self) -> None:
+        """Give back memory whose content is read again when it is needed; nothing else changes."""
+        return
+
     @abstractmethod
     def encode_images(
         self, pixels: Tensor, *, patches: bool = True, deep: bool = False

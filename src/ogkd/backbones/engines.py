@@ -41,6 +41,9 @@ class EngineBackbone(Backbone):
         self.digest = digest_with(base.digest, engine)
         self._sessions: dict[tuple[bool, bool], Any] = {}
 
+    def release(self) -> None:
+        self.base.release()
+
     def encode_images(
         self, pixels: Tensor, *, patches: bool = True, deep: bool = False
     ) -> ImageFeatures:

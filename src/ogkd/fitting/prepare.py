@@ -128,6 +128,7 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
             if bad := unreadable(images):
                 raise unreadable_error(bad) from None
             raise
+    backbone.release()  # the images are encoded
     for shard in sorted(store.damaged):
         request.note(f"Note: the cached features {shard} were damaged; they were computed again.")
     if store.encoded:

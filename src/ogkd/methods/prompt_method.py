@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-import torch
 from pydantic import field_validator
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -81,6 +80,7 @@ class PromptMethod(Method[PromptConfigT]):
         if folder is not None:
             checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
             log = folder.log
+        text.backbone.release()  # images and texts are encoded
         contexts = train_contexts(
             learner,
             [Run(s.views, s.labels, seed) for s, seed in zip(supports, seeds, strict=True)],
@@ -121,9 +121,9 @@ class PromptMethod(Method[PromptConfigT]):
 
 def context_head(learner: PromptLearner, context: Tensor) -> TextHead:
     """Encode the class texts of a context, which is saved too, for use with other classes."""
-    with torch.no_grad():
-        device = learner.embeddings.device
-        T_hat = learner.text_features(context.to(device).unsqueeze(0))[0].cpu()
+    # As in training, with a gradient: by the layers that are laid out already.
+    given = context.to(learner.embeddings.device).unsqueeze(0).requires_grad_()
+    T_hat = learner.text_features(given)[0].detach().cpu()
     return TextHead(normalize(T_hat, dim=-1), learner.backbone.logit_scale, {"context": context})
 
 
