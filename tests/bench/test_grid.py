@@ -281,3 +281,15 @@ def test_what_a_protocol_cannot_judge_is_left_out_or_refused(tmp_path, grid, cla
     assert {cell.spec.dataset for cell in plan.cells} == {"fit"}
     with pytest.raises(ConfigError, match=message):
         expand(read_grid(f"real-small/{grid}", changes | {"datasets": ["fit", "unfit"]}))
+
+
+def test_settings_of_the_command_replace_those_of_rows_and_unknown_ones_are_refused(grid_file):
+    rows = [{"method": "coop", "settings": {"train.epochs": 9}}, {"method": "gda"}]
+    changes = {"rows": rows, "methods": [], "over": {"train.epochs": 3}}
+    plan, _ = expand(read_grid(grid_file, changes))
+    assert {cell.spec.method: cell.spec.settings for cell in plan.cells} == {
+        "coop": {"train.epochs": 3},
+        "gda": {},
+    }
+    with pytest.raises(ConfigError, match="has a setting 'train_epochs'"):
+        expand(read_grid(grid_file, changes | {"over": {"train_epochs": 3}}))

@@ -78,7 +78,7 @@ def test_every_grid_of_ours_is_listed():
 
 
 def test_a_set_of_grids_is_planned_and_run_together(grid, tmp_path, monkeypatch):
-    planned = ogkd("plan", "phantoms").output
+    planned = ogkd("plan", "phantoms", "--no-probe").output
     assert planned.count("  missing ") == 11
     assert re.search(r"  time .* to .* on one worker \(rough: no run of .* is finished\)", planned)
     assert re.search(r"Total: \d+ different runs are missing", planned)

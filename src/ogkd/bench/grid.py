@@ -77,6 +77,7 @@ class Grid(_Record):
     tuned: str | None = None  # a file of `bench tune`: settings by method and dataset
     preset: str = "auto"  # "{dataset}" is replaced; see _preset
     settings: dict[str, Any] = {}  # for every row whose method has them
+    over: dict[str, Any] = {}  # the same, but instead of a row's own, too
     sweep: dict[str, list[Any]] = {}  # one setting and its values
     methods: list[str] = []  # rows without other settings, in short
     only: list[str] | None = None  # keep the rows with these labels, or else of these methods
@@ -197,7 +198,7 @@ def _rows(grid: Grid) -> list[GridRow]:
     """The rows that were asked for; rows that cannot be are refused."""
     rows = [*(GridRow(method=name) for name in grid.methods), *grid.rows]
     settings = {name for row in rows for name in _method_class(row.method).Config.model_fields}
-    for name in (*grid.settings, *grid.sweep) if rows else ():
+    for name in (*grid.settings, *grid.over, *grid.sweep) if rows else ():
         # A setting applies to the methods that have it; one that none has is a mistake.
         if (first := name.split(".")[0]) not in settings:
             raise ConfigError(
@@ -258,9 +259,10 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
     common = {key: value for key, value in grid.settings.items() if key.split(".")[0] in fields}
     if grid.tuned is not None:
         common |= read_tuned(grid.tuned).get(row.method, {}).get(source.name, {})
+    over = {key: value for key, value in grid.over.items() if key.split(".")[0] in fields}
     ((axis, values),) = ((row.sweep and grid.sweep) or {"": [None]}).items()
     for value in values:
-        settings = common | row.settings | ({} if value is None else {axis: value})
+        settings = common | row.settings | over | ({} if value is None else {axis: value})
         method = make_method(row.method, preset=preset, settings=settings)  # checks the settings
         if grid.protocol == "base-to-novel" and not _knows_novel(type(method)):
             able = ", ".join(sorted(name for name, kind in METHODS.items() if _knows_novel(kind)))

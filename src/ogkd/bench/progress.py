@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
@@ -40,9 +40,15 @@ class Span:
 
 
 class Pace:
-    """How long a run takes, learned from finished runs by method and shots."""
+    """How long a run takes, learned from finished runs by method and shots.
 
-    def __init__(self, finished: Iterable[FinishedRun] = ()) -> None:
+    `measured` has the seconds of runs by hash, for methods without a finished run (probe.py).
+    """
+
+    def __init__(
+        self, finished: Iterable[FinishedRun] = (), measured: Mapping[str, float] | None = None
+    ) -> None:
+        self._measured = measured or {}
         self._seen: dict[tuple[str, int], list[float]] = {}
         self._errors: list[float] = []  # measured by guessed
         for run in finished:
@@ -62,6 +68,8 @@ class Pace:
             near = min(known, key=lambda count: abs(math.log(count / shots)))
             seconds = median(self._seen[spec.method, near])
             return Span(*sorted((seconds, seconds * shots / near)))
+        if (measured := self._measured.get(spec.hash)) is not None:
+            return Span(measured, measured)
         # A machine that was slow for other methods is slow for this one.
         seconds = _guess(spec) * (median(self._errors) if self._errors else 1.0)
         return Span(seconds / _SPREAD, seconds * _SPREAD)

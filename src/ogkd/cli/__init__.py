@@ -27,6 +27,7 @@ from ogkd.cli import (
     doctor,
     evaluate,
     fit,
+    plan,
     predict,
     prompts,
     start,
@@ -62,6 +63,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(data.app, name="data")
+bench.app.command("plan")(plan.plan)
 bench.app.command("tune")(tune.tune)
 app.add_typer(bench.app, name="bench")
 app.add_typer(studio.label_app, name="label")

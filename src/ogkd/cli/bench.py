@@ -69,6 +69,14 @@ class GridOptions:
     tuned: Annotated[
         str | None, Option(help="Use the settings that `bench tune` wrote to this file.")
     ] = None
+    settings: Annotated[
+        list[str] | None,
+        Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of every method that has it, such as train.epochs=2. Repeatable.",
+        ),
+    ] = None
 
     def expand(self) -> list[tuple[Plan, dict[str, Source], str]]:
         """Return the plan of each grid of the name, with its datasets and backbone."""
@@ -96,6 +104,7 @@ class GridOptions:
             "preset": self.preset,
             "judge": self.judge,
             "tuned": self.tuned,
+            "over": opt.read_settings(self.settings) if self.settings else None,
         }
 
 
@@ -152,62 +161,8 @@ def list_grids() -> None:
     print_facts(protocols())
 
 
-def _specs(plans: Iterable[Plan]) -> dict[str, RunSpec]:
+def specs_of(plans: Iterable[Plan]) -> dict[str, RunSpec]:
     return {cell.spec.hash: cell.spec for plan in plans for cell in plan.cells}
-
-
-@app.command()
-def plan(
-    grid: GridOptions,
-    out: Annotated[Path | None, Option("--out", "-o", help="A folder with finished runs.")] = None,
-    show: Annotated[bool, Option("--show", help="Print one line per run.")] = False,
-) -> None:
-    """Show how many runs a grid has, how many are done, and an estimate of the time left."""
-    from ogkd.bench.progress import Pace, estimate
-    from ogkd.bench.runner import group_runs
-    from ogkd.bench.runs import RunsFolder
-    from ogkd.bench.sources import require_banks
-
-    plans = grid.expand()
-    folder = RunsFolder(out) if out is not None else None
-    finished = folder.readable_runs() if folder is not None else []
-    pace = Pace(finished)
-    everything: dict[str, RunSpec] = {}
-    for chosen, sources, _ in plans:
-        specs = _specs([chosen])
-        missing = {
-            key: spec
-            for key, spec in specs.items()
-            if folder is None or not folder.has(spec) or folder.damage(spec)
-        }
-        everything |= missing
-        if show:
-            for key, spec in specs.items():
-                typer.echo(f"{'missing' if key in missing else 'done   '} {key}  {spec}")
-        # Whole groups are trained: all that have a missing run.
-        groups = [group.specs for group in group_runs(list(specs.values()))]
-        passes = [group for group in groups if any(spec.hash in missing for spec in group)]
-        time = estimate([spec for group in passes for spec in group], pace)
-        known = {run.spec.method for run in finished}
-        guessed = sorted({spec.method for group in passes for spec in group} - known)
-        how = (
-            f"rough: no run of {', '.join(guessed)} is finished"
-            if guessed
-            else "from finished runs"
-        )
-        typer.echo(f"{chosen.title}: {len(specs)} runs on {len(sources)} dataset(s)")
-        typer.echo(f"  done      {len(specs) - len(missing)}")
-        typer.echo(f"  missing   {len(missing)}, trained in {len(passes)} passes")
-        typer.echo(f"  time      {time} on one worker ({how})")
-        try:
-            require_banks(sources)
-        except ConfigError as error:
-            say(f"Note: {error}")
-    if len(plans) > 1:
-        typer.echo(
-            f"Total: {len(everything)} different runs are missing, "
-            f"{estimate(everything.values(), pace)}"
-        )
 
 
 @app.command()
@@ -239,7 +194,7 @@ def run_plan(
 
     for note in prepare(folder, chosen, sources):
         say(f"Note: {note}")
-    specs = _specs([chosen])
+    specs = specs_of([chosen])
     missing = [spec for spec in specs.values() if not folder.has(spec)]
     pace = Pace(folder.readable_runs())
     done, count = len(specs) - len(missing), workers.workers or 1
@@ -258,7 +213,7 @@ def _close(folder: RunsFolder, plans: list[Plan]) -> None:
     """Print a summary; the exit code is 1 if runs failed."""
     from ogkd.bench.worker import one_line
 
-    specs = _specs(plans)
+    specs = specs_of(plans)
     finished = sum(folder.has(spec) for spec in specs.values())
     say(f"{finished} of {len(specs)} runs are finished in {folder.root}.")
     failed = [spec for spec in specs.values() if folder.failure_of(spec).is_file()]
@@ -280,10 +235,10 @@ def status(runs: RunsArgument) -> None:
 
     folder = _open(runs)
     plans = folder.plans()
-    checked = ((spec, folder.damage(spec)) for spec in _specs(plans.values()).values())
+    checked = ((spec, folder.damage(spec)) for spec in specs_of(plans.values()).values())
     damaged = {spec.hash: (spec, why) for spec, why in checked if why}
     for name, found in plans.items():
-        specs = _specs([found])
+        specs = specs_of([found])
         bad = len(damaged.keys() & specs.keys())
         done = sum(folder.has(spec) and key not in damaged for key, spec in specs.items())
         failed = sum(folder.failure_of(spec).is_file() for spec in specs.values())
