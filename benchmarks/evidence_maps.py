@@ -3,13 +3,14 @@
     python benchmarks/evidence_maps.py phantoms [--images 8]
     python benchmarks/evidence_maps.py DATA BACKBONE [--images 8]
 
-Maps: `parts` (what each patch wrote into the class token, of the last blocks or of all), `patches`
-(the head applied to patch features, as `ogkd explain` does), `gradient` (input times gradient of
-the logit), random.
-Deletion: patches are replaced by the image's mean colour, the highest first; insertion is the
-reverse. The number is the mean, over shares of patches, of the logit's lead over the mean of the
-other classes, between 0 (all deleted) and 1 (the whole image). A map is good if deletion is low
-and insertion high. Pointing: how often the highest patch is on the lesion.
+DATA is a folder of datasets, or one. Maps: `parts` (what each patch contributes to the lead of the
+class, adding up), `patches` (the head applied to patch features), `gradient` (input times gradient
+of the lead), `attention` (of the last block, weighted by its gradient), random.
+Deletion: patches are blurred, the highest first; insertion starts from the blurred image. The
+number is the mean, over shares of patches, of the logit's lead over the mean of the other classes,
+between 0 (all blurred) and 1 (the whole image). A map is good if deletion is low and insertion
+high. Pointing: how often the highest patch is on the lesion. Intervals: bootstrap over images of
+the difference from random.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -24,7 +26,9 @@ from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 import ogkd
-from ogkd.backbones.token_parts import split_feature
+from ogkd.backbones import token_parts
+from ogkd.backbones.base import ImageFeatures
+from ogkd.backbones.token_parts import split_products
 from ogkd.datasets.phantoms import PHANTOMS, render, write_folder
 from ogkd.datasets.read import read_manifest
 from ogkd.features.encode import encode_crops
@@ -33,44 +37,44 @@ from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.classifier import Classifier
 from ogkd.model.explain import patch_evidence
 
-SHARES = np.linspace(0, 1, 11)
+SHARES = np.linspace(0, 1, 9)
+BLUR = 0.08  # of the side, the width of the Gaussian in place of hidden patches
+SMOOTH = 1.0  # patches
 
 
 def lead(classifier: Classifier, crops: list[NDArray[np.uint8]], label: int) -> NDArray[np.float32]:
     """The logit of a class minus the mean of the others, [N]."""
-    features = encode_crops(classifier.backbone, crops, patches=False).globals
-    logits = classifier.logits(features)
+    features = encode_crops(classifier.backbone, crops, patches=False, deep=classifier.deep)
+    logits = classifier.logits(features.rows)
     others = (logits.sum(axis=1) - logits[:, label]) / (logits.shape[1] - 1)
     return logits[:, label] - others
 
 
-def contrast(classifier: Classifier, label: int) -> torch.Tensor:
-    """The weights [d] whose product with a feature is the lead, up to a constant."""
-    W = classifier.head.W
+def contrast(W: torch.Tensor, label: int) -> torch.Tensor:
+    """The weights [D] whose product with a feature is the lead, up to a constant."""
     return W[label] - (W.sum(0) - W[label]) / (len(W) - 1)
 
 
 def maps(
     classifier: Classifier, crop: NDArray[np.uint8], label: int, rng: np.random.Generator
 ) -> dict[str, NDArray[np.float32]]:
-    backbone = classifier.backbone
+    backbone, head = classifier.backbone, classifier.head
     grid = backbone.patch_grid
     pixels = normalise([crop], backbone.preprocessing)
-    parts = split_feature(backbone, pixels)
-    w = contrast(classifier, label)
-    by_block = (parts.patches[0] @ w).numpy()  # [L, P]
+    w = contrast(head.W, label)
+    parts = split_products(backbone, pixels, w[None]).patches[0, :, 0].numpy()
     patches = backbone.encode_images(pixels).patches
-    similar = patch_evidence(classifier.head.logits(patches[0])[None], torch.tensor([label]))[0]
+    similar = patch_evidence(head.of_patches(patches[0])[None], torch.tensor([label]))[0]
+    small = contrast((head.patch or head).W, label)
     found = {
         "random": rng.normal(size=grid),
         "patches": similar.numpy().reshape(grid),
-        "parts, all blocks": by_block.sum(0).reshape(grid),
-        "parts, last half": by_block[len(by_block) // 2 :].sum(0).reshape(grid),
-        "parts, last 2": by_block[-2:].sum(0).reshape(grid),
+        "parts": parts.reshape(grid),
         "gradient": gradient(classifier, pixels, w).reshape(grid),
+        "attention": attention(backbone, pixels, small).reshape(grid),
     }
-    found["parts, last half, smoothed"] = gaussian_filter(found["parts, last half"], 1.0)
-    found["patches, smoothed"] = gaussian_filter(found["patches"], 1.0)
+    for name in ("patches", "parts", "gradient"):
+        found[f"{name}, smoothed"] = gaussian_filter(found[name], SMOOTH)
     return found
 
 
@@ -79,19 +83,64 @@ def gradient(classifier: Classifier, pixels: torch.Tensor, w: torch.Tensor) -> N
     backbone = classifier.backbone
     image = pixels.clone().requires_grad_(True)
     with torch.enable_grad():
-        feature, _ = backbone._encode_pixels(image, patches=False)
-        (torch.nn.functional.normalize(feature, dim=-1)[0] @ w).backward()
+        found = backbone._encode_pixels(image, patches=False, deep=classifier.deep)
+        rows = ImageFeatures(torch.nn.functional.normalize(found[0], dim=-1), deep=found[2]).rows
+        (rows[0] @ w).backward()
     each = (image.grad * image)[0].sum(0).detach()
     rows, columns = backbone.patch_grid
     side = each.shape[0] // rows
+    each = each[: rows * side, : columns * side]
     return each.unflatten(0, (rows, side)).unflatten(2, (columns, side)).sum((1, 3)).numpy()
+
+
+def attention(backbone, pixels: torch.Tensor, w: torch.Tensor) -> NDArray[np.float32]:
+    """Attention of the class token in the last block times its gradient where above 0."""
+    way = token_parts._way_of(backbone.model)
+    tokens = way.start(pixels)
+    for _, block in way.blocks[:-1]:
+        tokens = block(tokens)
+    kept, plain = {}, token_parts._read
+
+    def remembering(query, key, value, heads):
+        q, k, v = (s.unflatten(-1, (heads, -1)).transpose(1, 2) for s in (query, key, value))
+        kept["A"] = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1).detach().requires_grad_(True)
+        return (kept["A"].mT * v).transpose(1, 2).flatten(2)
+
+    read, block = way.blocks[-1]
+    with torch.enable_grad():
+        token_parts._read = remembering
+        written = read(tokens).sum(1)
+        token_parts._read = plain
+        own = _inner(backbone.model)
+        middle = tokens[:, 0] + written + own.bias
+        after = middle + own.mlp(middle)
+        torch.testing.assert_close(after, block(tokens)[:, 0], atol=1e-3, rtol=1e-3)
+        feature = torch.nn.functional.normalize(way.head(way.norm(after)), dim=-1)
+        (feature[0] @ w).backward()
+    A = kept["A"]
+    return (A * A.grad).clamp_min(0).detach()[0, :, 0, 1:].sum(0).numpy()
+
+
+def _inner(model):
+    """Bias of the attention and MLP of the last block, whichever the tower."""
+    tower = getattr(model, "image", model)
+    if hasattr(tower, "blocks"):
+        last = tower.blocks[-1]
+        mlp = lambda x: last.ls2(last.fc2(last.act(last.fc1(last.norm2(x)))))  # noqa: E731
+        bias = last.proj.bias if last.proj.bias is not None else torch.zeros(())
+        return SimpleNamespace(bias=last.ls1(bias), mlp=mlp)
+    last = model.vision_model.encoder.layers[-1]
+    return SimpleNamespace(
+        bias=last.self_attn.out_proj.bias, mlp=lambda x: last.mlp(last.layer_norm2(x))
+    )
 
 
 def curves(classifier, crop, label, grid):
     """Means of the deletion and the insertion curve."""
     rows, columns = grid.shape
     side = crop.shape[0] // rows
-    mean = crop.reshape(-1, 3).mean(0).astype(np.uint8)
+    soft = gaussian_filter(crop.astype(np.float32), (BLUR * len(crop), BLUR * len(crop), 0))
+    soft = soft.round().astype(np.uint8)
     order = np.argsort(-grid, axis=None, kind="stable")
     crops = []
     for share in SHARES:
@@ -101,7 +150,8 @@ def curves(classifier, crop, label, grid):
             gone = mask if not keep else ~mask
             big = np.kron(gone.reshape(rows, columns), np.ones((side, side), bool))
             changed = crop.copy()
-            changed[: big.shape[0], : big.shape[1]][big] = mean
+            part = (slice(big.shape[0]), slice(big.shape[1]))
+            changed[part][big] = soft[part][big]
             crops.append(changed)
     values = lead(classifier, crops, label)
     deleted, inserted = values[0::2], values[1::2]
@@ -113,12 +163,20 @@ def curves(classifier, crop, label, grid):
 
 
 def report(rows: dict[str, list[tuple[float, float, float]]]) -> None:
-    print("| map | deletion (low) | insertion (high) | points at the lesion, % |")
+    print("| map | deletion (low) | against random | insertion (high) | against random | points |")
+    base = np.array(rows["random"])
+    rng = np.random.default_rng(0)
     for name, values in rows.items():
-        d, i = np.nanmedian([value[:2] for value in values], axis=0)
-        p = np.nanmean([value[2] for value in values])
-        print(f"| {name} | {d:.2f} | {i:.2f} | {100 * p:.0f} |")
-    print(f"{len(next(iter(rows.values())))} images")
+        found = np.array(values)
+        cells = []
+        for column in (0, 1):
+            gap = (found - base)[:, column]
+            gap = gap[np.isfinite(gap)]
+            some = [np.median(rng.choice(gap, len(gap))) for _ in range(1000)] if len(gap) else [0]
+            low, high = np.quantile(some, [0.025, 0.975])
+            cells += [f"{np.nanmedian(found[:, column]):.2f}", f"{low:+.2f} to {high:+.2f}"]
+        print(f"| {name} | {' | '.join(cells)} | {100 * np.nanmean(found[:, 2]):.0f} |")
+    print(f"{len(base)} images", flush=True)
 
 
 def run_phantoms(count: int) -> None:
@@ -151,21 +209,20 @@ def run_phantoms(count: int) -> None:
     report(rows)
 
 
-def run_data(folder: Path, backbone: str, count: int) -> None:
+def run_data(folders: list[Path], backbone: str, count: int) -> None:
     rng = np.random.default_rng(0)
     rows: dict[str, list[tuple[float, float, float]]] = {}
-    classifier = ogkd.fit(folder, method="fused", backbone=backbone, shots=16)
-    test = read_manifest(folder).part("test")
-    for item in rng.permutation(np.array(test, object))[:count]:
-        crop = center_crop(read_image(item.image), classifier.backbone.preprocessing)
-        label = int(
-            classifier.logits(encode_crops(classifier.backbone, [crop], patches=False).globals)[
-                0
-            ].argmax()
-        )
-        for kind, grid in maps(classifier, crop, label, rng).items():
-            rows.setdefault(kind, []).append((*curves(classifier, crop, label, grid), np.nan))
-    report(rows)
+    for folder in folders:
+        classifier = ogkd.fit(folder, method="fused", backbone=backbone, shots=16)
+        test = read_manifest(folder).part("test")
+        for item in rng.permutation(np.array(test, object))[:count]:
+            crop = center_crop(read_image(item.image), classifier.backbone.preprocessing)
+            seen = encode_crops(classifier.backbone, [crop], patches=False, deep=classifier.deep)
+            label = int(classifier.logits(seen.rows)[0].argmax())
+            for kind, grid in maps(classifier, crop, label, rng).items():
+                rows.setdefault(kind, []).append((*curves(classifier, crop, label, grid), np.nan))
+        print(folder.name)
+        report(rows)
 
 
 def main() -> None:
@@ -177,7 +234,10 @@ def main() -> None:
     if options.data == "phantoms":
         run_phantoms(options.images)
     else:
-        run_data(Path(options.data), options.backbone, options.images)
+        data = Path(options.data)
+        one = (data / "train").is_dir()
+        folders = [data] if one else sorted(path for path in data.iterdir() if path.is_dir())
+        run_data(folders, options.backbone, options.images)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from ogkd.errors import BackboneError, ConfigError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider, Policy
+from ogkd.model.evidence_check import EvidenceCheck
 from tiny_data import write_image
 
 
@@ -150,8 +151,23 @@ def test_a_model_without_support_features_is_answered_without_neighbours(gda, im
 
 
 def test_evidence_is_drawn_for_the_answer_only_where_asked(gda, image):
-    assert ask(gda, image).evidence == ""
-    assert ask(gda, image, pictures=True).evidence.startswith("data:image/jpeg;base64,")
+    assert ask(gda, image).evidence is None
+    found = ask(gda, image, pictures=True).evidence
+    assert found["kind"] == "parts"
+    shown = found["check"]["marked"] > found["check"]["random"]
+    assert found["picture"].startswith("data:image/jpeg;base64,") == shown
+
+
+def test_a_map_that_marks_nothing_of_weight_is_not_shown(gda, image, monkeypatch):
+    monkeypatch.setattr(asking, "check_evidence", lambda *_: EvidenceCheck(0.1, 0.3))
+    assert ask(gda, image, pictures=True).evidence["picture"] == ""
+    monkeypatch.setattr(asking, "check_evidence", lambda *_: EvidenceCheck(0.3, 0.1))
+    assert ask(gda, image, pictures=True).evidence["picture"].startswith("data:image/jpeg;base64,")
+
+
+def test_a_tower_that_cannot_be_split_has_the_map_of_its_patches(gda, image, monkeypatch):
+    monkeypatch.setattr(asking, "parts_of", lambda *_: None)
+    assert ask(gda, image, pictures=True).evidence["kind"] == "patches"
 
 
 def test_models_of_one_backbone_encode_an_image_once(gda, image, monkeypatch):
@@ -168,7 +184,7 @@ def test_the_api_s_answer_holds_no_picture_unless_asked(gda, image):
     assert "data:" not in str(bare)
     assert sum(bare["models"][0]["probabilities"].values()) == pytest.approx(1, abs=1e-4)
     full = as_json(image, [ask(gda, image, pictures=True)], pictures=True)
-    assert full["models"][0]["evidence"].startswith("data:image/jpeg")
+    assert full["models"][0]["evidence"]["class"] == full["models"][0]["prediction"]
 
 
 def test_models_of_one_backbone_share_it_and_names_stay_apart(folders, tmp_path):

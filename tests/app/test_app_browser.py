@@ -76,7 +76,7 @@ def test_an_upload_is_answered_by_both_models(found):
     assert len(good["classes"]) == 4
     assert good["classes"][0].startswith("simple cyst")
     assert good["sets"] == ["Plausible classes at 90 % coverage: simple cyst"]
-    assert (good["evidence"], good["similar"]) == (2, 4)
+    assert (good["evidence"], good["similar"]) == (2, 4)  # maps, or why there is none
     assert "models" in good["agree"][0]
 
 

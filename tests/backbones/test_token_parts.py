@@ -4,14 +4,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from ogkd.backbones import load_backbone
+from ogkd.backbones._towers import deep_parts
 from ogkd.backbones._vit import ImageTower, VisionSpec
-from ogkd.backbones.token_parts import split_feature
+from ogkd.backbones.base import ImageFeatures
+from ogkd.backbones.token_parts import split_products
 
 
-def split_token(made, pixels):
-    return split_feature(SimpleNamespace(model=SimpleNamespace(image=made), engine="torch"), pixels)
+def split(made, pixels, W):
+    spec = made.spec
+    deeper = deep_parts(spec.depth, spec.width, class_token=True)
+    fake = SimpleNamespace(image=made)
+    facts = {"engine": "torch", "embed_dim": spec.embed_dim, "deep_parts": deeper}
+    return split_products(SimpleNamespace(model=fake, **facts), pixels, W)
 
 
 def tower(*, layer_scale=False, late_norm=False, proj="linear", seed=0):
@@ -42,44 +49,53 @@ def tower(*, layer_scale=False, late_norm=False, proj="linear", seed=0):
 @pytest.mark.parametrize("layer_scale", [False, True])
 @pytest.mark.parametrize("late_norm", [False, True])
 @pytest.mark.parametrize("proj", ["linear", "none"])
-def test_the_parts_sum_to_the_feature(layer_scale, late_norm, proj):
+@pytest.mark.parametrize("deep", [False, True])
+def test_the_parts_sum_to_the_products_with_the_feature(layer_scale, late_norm, proj, deep):
     made = tower(layer_scale=layer_scale, late_norm=late_norm, proj=proj)
     pixels = torch.randn(3, 3, 32, 32, dtype=torch.float64)
-    parts = split_token(made, pixels)
-    assert parts.patches.shape == (3, 3, 16, made.spec.embed_dim)
     with torch.no_grad():
-        expected = torch.nn.functional.normalize(made(pixels, patches=False)[0], dim=-1)
-    torch.testing.assert_close(parts.patches.sum((1, 2)) + parts.rest, expected)
+        found = made(pixels, patches=False, deep=deep)
+    rows = ImageFeatures(normalize(found[0], dim=-1), deep=found[2]).rows
+    W = torch.randn(2, rows.shape[1], dtype=torch.float64)
+    parts = split(made, pixels, W)
+    assert parts.patches.shape == (3, 16, 2)
+    torch.testing.assert_close(parts.patches.sum(1) + parts.rest, rows @ W.mT)
+    assert float(parts.patches.abs().sum()) > 0.1
 
 
 def test_a_patch_that_cannot_be_read_has_no_part():
-    """With values of zero for one patch in the last block, its part there vanishes."""
+    """With values of zero for one patch in every block, its part vanishes."""
     made = tower()
     pixels = torch.randn(1, 3, 32, 32, dtype=torch.float64)
-    last = made.blocks[-1]
-    inner = last.value.forward
 
-    def silent(states):
-        found = inner(states).clone()
-        found[:, 1 + 5] = 0
-        return found
+    def silenced(inner):
+        def silent(states):
+            found = inner(states).clone()
+            found[:, 1 + 5] = 0
+            return found
 
-    last.value.forward = silent
-    parts = split_token(made, pixels)
-    assert float(parts.patches[0, -1, 5].abs().max()) < 1e-12
-    assert float(parts.patches[0, -1, 6].abs().max()) > 1e-6
+        return silent
+
+    for block in made.blocks:
+        block.value.forward = silenced(block.value.forward)
+    parts = split(made, pixels, torch.randn(2, made.spec.embed_dim, dtype=torch.float64))
+    assert float(parts.patches[0, 5].abs().max()) < 1e-12
+    assert float(parts.patches[0, 6].abs().max()) > 1e-6
 
 
 def test_the_parts_of_the_built_in_model_sum_to_its_feature():
     backbone = load_backbone("builtin")
     size = backbone.preprocessing.size
     pixels = torch.randn(2, 3, size, size)
-    parts = split_feature(backbone, pixels)
-    expected = backbone.encode_images(pixels, patches=False).globals
-    torch.testing.assert_close(parts.patches.sum((1, 2)) + parts.rest, expected, atol=2e-5, rtol=0)
+    rows = backbone.encode_images(pixels, patches=False, deep=True).rows
+    W = torch.randn(3, rows.shape[1])
+    parts = split_products(backbone, pixels, W)
+    torch.testing.assert_close(parts.patches.sum(1) + parts.rest, rows @ W.mT, atol=1e-4, rtol=0)
 
 
 def test_what_is_not_linear_is_not_split():
     pixels = torch.randn(1, 3, 32, 32, dtype=torch.float64)
-    assert split_token(tower(proj="mlp"), pixels) is None
-    assert split_token(torch.nn.Identity(), pixels) is None
+    W = torch.zeros(1, 10, dtype=torch.float64)
+    assert split(tower(proj="mlp"), pixels, W) is None
+    other = SimpleNamespace(model=torch.nn.Identity(), engine="torch")
+    assert split_products(other, pixels, W) is None

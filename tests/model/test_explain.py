@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,13 +9,15 @@ from PIL import Image
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.errors import ConfigError, DataError
+from ogkd.features.encode import encode_crops
 from ogkd.fitting.pipeline import fit
 from ogkd.images import ImageRef
 from ogkd.images.decode import read_image
 from ogkd.images.transforms import center_crop
 from ogkd.methods.heads import KernelHead, LinearHead, TextHead
 from ogkd.model.classifier import Classifier
-from ogkd.model.explain import evidence, patch_evidence
+from ogkd.model.evidence_check import check_evidence
+from ogkd.model.explain import evidence, parts_of, patch_evidence
 from tiny_backbones import make_clip
 from tiny_data import write_dataset, write_image
 
@@ -70,9 +74,9 @@ def bright(classifier, kind="text", grid=GRID):
     return Classifier(Bright(classifier.backbone, grid), heads()[kind], classifier.card)
 
 
-def planted(path, row, column, *, shape=(SIZE, SIZE), offset=(0, 0), cell=8):
+def planted(path, row, column, *, shape=(SIZE, SIZE), offset=(0, 0), cell=8, ground=20):
     """A dark picture with one bright patch at a place of the grid of the cropped square."""
-    pixels = np.full((*shape, 3), 20, np.uint8)
+    pixels = np.full((*shape, 3), ground, np.uint8)
     top, left = offset[0] + row * cell, offset[1] + column * cell
     pixels[top : top + cell, left : left + cell] = 250
     Image.fromarray(pixels).save(path)
@@ -171,3 +175,47 @@ def test_an_unreadable_file_is_a_data_error(classifier, tmp_path):
     (tmp_path / "a.png").write_bytes(b"no picture")
     with pytest.raises(DataError, match="not a readable image"):
         list(evidence(classifier, [tmp_path / "a.png"]))
+
+
+@pytest.mark.parametrize("method", ["fused", "zero-shot"])
+def test_parts_add_up_to_the_lead_of_the_class(tmp_path, monkeypatch, method):
+    monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "cache"))
+    make_clip(tmp_path / "clip")
+    data = write_dataset(tmp_path / "data")
+    model = fit(data, backbone=tmp_path / "clip", method=method)
+    images = sorted(data.rglob("*.png"))[:3]
+    for said in model.decide(images, patches=True):
+        found = parts_of(model, said)
+        logits = model.logits(said.features[None])[0]
+        lead = logits[said.label] - np.delete(logits, said.label).mean()
+        assert float(found.grid.sum()) + found.rest == pytest.approx(lead, abs=1e-3)
+        assert np.abs(found.grid).max() > 1e-6
+        assert found.image.size == (model.backbone.preprocessing.size,) * 2
+
+
+def test_a_head_that_is_not_linear_has_no_parts(classifier, tmp_path):
+    model = bright(classifier, "kernel")
+    (said,) = model.decide([planted(tmp_path / "a.png", 1, 2)], patches=True)
+    assert parts_of(model, said) is None
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_blurring_what_a_map_marks_takes_more_away_only_if_the_map_is_right(
+    classifier, tmp_path, honest
+):
+    model = bright(classifier)
+    place = planted(tmp_path / "a.png", 1, 2, ground=140)
+    (found,) = evidence(model, [place], labels=[0])
+    found = replace(found, grid=found.grid if honest else -found.grid)
+    check = check_evidence(model, found)
+    assert check.holds == honest
+
+
+def test_nothing_is_tried_where_there_is_no_lead(classifier, tmp_path):
+    model = bright(classifier)
+    (found,) = evidence(model, [planted(tmp_path / "a.png", 1, 2, ground=60)], labels=[1])
+    logits = model.logits(
+        encode_crops(model.backbone, [np.asarray(found.image)], patches=False).rows
+    )
+    assert logits[0, 1] < logits[0].mean()
+    assert check_evidence(model, found) is None

@@ -168,3 +168,17 @@ def test_any_class_name_can_be_drawn(name):
 def test_a_name_that_the_font_cannot_write_is_a_number():
     found = flat(64, (4, 4), (1, 1))
     assert np.array_equal(top(replace(found, name="腫瘍")), top(replace(found, name="class 1")))
+
+
+def test_what_speaks_against_the_class_has_a_colour_of_its_own():
+    grid = np.zeros((8, 8), np.float32)
+    grid[1:3, 1:3], grid[5:7, 5:7] = 1.0, -1.0
+    ground = Image.new("RGB", (224, 224), (60, 60, 60))
+    found = Evidence(ref=None, image=ground, label=0, grid=grid, top=[], name="cyst", rest=0.0)
+    drawn = np.asarray(heat_map(found)).astype(int)
+    cell = drawn.shape[0] // 8
+    towards, away = drawn[2 * cell, 2 * cell], drawn[6 * cell, 6 * cell]
+    assert towards[2] > towards[0] + 80  # blue
+    assert away[0] > away[2] + 80  # orange
+    assert np.ptp(drawn[0, -1]) == 0  # grey where nothing speaks
+    assert draw(found).width > 900

@@ -107,7 +107,8 @@ def test_one_image_is_explained(taught):
     row = taught.request("GET", "/api/next").json["rows"][0]
     found = taught.request("GET", f"/api/look/{row}?evidence=1").json
     assert sum(share for _, share in found["ranked"]) == pytest.approx(1, abs=1e-3)
-    assert found["evidence"].startswith("data:image/jpeg;base64,")
+    assert found["evidence"]["kind"] == "parts"
+    assert set(found["evidence"]["check"]) == {"blurred", "marked", "random"}
     assert len(found["neighbours"]) == 6
     picture = taught.request("GET", f"/thumb/{row}")
     assert picture.headers["content-type"] == "image/jpeg"

@@ -21,7 +21,8 @@ from ogkd.images import data_uri, read_image
 from ogkd.model.card import CAUTION, ModelCard
 from ogkd.model.classifier import CARD, Classifier, load
 from ogkd.model.decide import Decider, Decision, Policy, engine_note
-from ogkd.model.explain import evidence_of
+from ogkd.model.evidence_check import SHARE, check_evidence
+from ogkd.model.explain import evidence_of, parts_of
 from ogkd.model.familiarity import nearest
 from ogkd.model.picture import draw
 from ogkd.progress import progress_bar
@@ -148,7 +149,7 @@ class Answer:
     plausible: tuple[str, ...] | None  # the prediction set, if the model is calibrated
     reasons: tuple[str, ...]
     similar: tuple[tuple[str, float, str], ...]  # support images: class, cosine, data URI or ""
-    evidence: str = ""  # data URI
+    evidence: Mapping[str, Any] | None = None  # see `evidence_json`
     note: str = ""  # a warning if the calibration was made with another engine
     withheld: bool = False  # an unfamiliar image or an abstention: no number to rely on
 
@@ -184,9 +185,7 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
     order = np.argsort(-np.asarray(shares), kind="stable")
     ranked = tuple((names[label], shares[label]) for label in order)
     inside = decision.set
-    evidence = ""
-    if pictures:
-        evidence = data_uri(draw(evidence_of(classifier, decision)), most=_EVIDENCE)
+    evidence = evidence_json(classifier, decision) if pictures else None
     return Answer(
         model=model.name,
         method=classifier.card.method,
@@ -200,6 +199,32 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
         note=model.note,
         withheld=bool(decision.unfamiliar or decision.abstain),
     )
+
+
+def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any]:
+    """The evidence map of a decision, and whether it marks what the answer rests on.
+
+    `picture` is a data URI, empty if blurring what the map marks takes no more of the answer away
+    than blurring other places does. `kind` is "parts" (for and against, adding up) or "patches".
+    """
+    found = parts_of(classifier, decision)
+    kind = "patches" if found is None else "parts"
+    if found is None:
+        found = evidence_of(classifier, decision)
+    check = check_evidence(classifier, found)
+    shown = check is None or check.holds
+    said: dict[str, Any] = {
+        "kind": kind,
+        "class": found.name,
+        "picture": data_uri(draw(found), most=_EVIDENCE) if shown else "",
+    }
+    if check is not None:
+        said["check"] = {
+            "blurred": SHARE,
+            "marked": round(check.marked, 4),
+            "random": round(check.random, 4),
+        }
+    return said
 
 
 def _similar(model: Model, decision: Decision) -> tuple[tuple[str, float, str], ...]:
@@ -236,7 +261,7 @@ def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[
                     | ({"picture": picture} if pictures and picture else {})
                     for name, cosine, picture in answer.similar
                 ],
-                **({"evidence": answer.evidence} if pictures else {}),
+                **({"evidence": dict(answer.evidence)} if answer.evidence else {}),
             }
             for answer in found
         ],

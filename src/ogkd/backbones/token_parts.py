@@ -1,14 +1,14 @@
-"""What each patch wrote into the class token of a vision transformer, block by block.
+"""What each patch contributes to the features of a vision transformer, so that the parts add up.
 
-The token after the last block is its first value plus what attention and MLP of each block added.
-What attention adds is a sum over the tokens that it reads, so it can be told which patch wrote
-what. The last norm and the L2 normalisation divide by numbers that are taken as they are; with
-these fixed, the way from the token to the feature is linear, and the parts sum to the feature.
+The class token after a block is its first value plus what attention and MLP of each block added.
+What attention adds is a sum over the tokens that it reads, so it is known which patch wrote what.
+Deeper features are class tokens, and means and spreads of patches, which are sums over patches.
+Norms divide by numbers that are taken as they are; with these fixed, all of it is linear.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ogkd.backbones._clip import Clip
+from ogkd.backbones._towers import deep_blocks
 from ogkd.backbones._vit import ImageTower
 from ogkd.backbones.base import Backbone
 
@@ -23,11 +24,11 @@ Step = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class TokenParts:
-    """Parts of the normalised global feature: patches.sum((1, 2)) + rest is the feature [B, d]."""
+class Parts:
+    """Products of weights with features, by patch: patches.sum(1) + rest is rows @ W', [B, K]."""
 
-    patches: Tensor  # [B, L, P, d]: what patch p wrote into the class token in block l
-    rest: Tensor  # [B, d]: the token's own start, its MLPs, what it read from itself, biases
+    patches: Tensor  # [B, P, K]
+    rest: Tensor  # [B, K]: the tokens' own start, MLPs, what a token read from itself, biases
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,21 @@ class _Way:
     head: Any
 
 
-def split_feature(backbone: Backbone, pixels: Tensor) -> TokenParts | None:
-    """Split the features of preprocessed pixels; None if the tower pools or projects otherwise."""
+def split_products(backbone: Backbone, pixels: Tensor, W: Tensor) -> Parts | None:
+    """Split what weights W [K, D] make of preprocessed pixels; None if the tower cannot be split.
+
+    D is the width of the global feature, or of `ImageFeatures.rows` with its deeper parts.
+    """
     way = _way_of(getattr(backbone, "model", None)) if backbone.engine == "torch" else None
-    return None if way is None else _split(way, pixels)
+    if way is None:
+        return None
+    d = backbone.embed_dim
+    if W.shape[1] == d:
+        return _split(way, pixels, W, ())
+    deeper = W[:, d:].split(list(backbone.deep_parts), dim=1)
+    # Rows are parts of unit length side by side, made one of unit length.
+    factor = (1 + len(deeper)) ** -0.5
+    return _split(way, pixels, factor * W[:, :d], [factor * part for part in deeper])
 
 
 def _way_of(model: Any) -> _Way | None:
@@ -70,15 +82,23 @@ def _way_of(model: Any) -> _Way | None:
 
 
 @torch.no_grad()
-def _split(way: _Way, pixels: Tensor) -> TokenParts:
+def _split(way: _Way, pixels: Tensor, W: Tensor, deeper: Sequence[Tensor]) -> Parts:
+    """`W` [K, d] is for the global feature, `deeper` [K, w] for each part of the deeper ones."""
     tokens = way.start(pixels)
-    rest = tokens[:, 0]  # [B, w]
-    written = []
-    for read, block in way.blocks:
-        parts = read(tokens)[:, 1:]  # [B, P, w]
-        written.append(parts)
-        before, tokens = tokens[:, 0], block(tokens)
-        rest = rest + (tokens[:, 0] - before - parts.sum(dim=1))
+    written = torch.zeros_like(tokens[:, 1:])  # [B, P, w]: by each patch into the class token
+    found: list[tuple[Tensor, Tensor]] = []  # of patches [B, P, K], and of the rest [B, K]
+    ends = deep_blocks(len(way.blocks)) if deeper else ()
+    of_tokens, of_patches = list(deeper[: len(ends)]), list(deeper[len(ends) :])
+    for number, (read, block) in enumerate(way.blocks, start=1):
+        written = written + read(tokens)[:, 1:]
+        tokens = block(tokens)
+        if number not in ends:
+            continue
+        token, patches = tokens[:, 0], tokens[:, 1:]
+        some = of_tokens.pop(0).mT / token.norm(dim=-1).view(-1, 1, 1)  # [B, w, K]
+        found.append((written @ some, _rest(token - written.sum(1), some)))
+        if number < len(way.blocks):
+            found += [_of_patches(share, of_patches.pop(0)) for share in _mean_and_spread(patches)]
     norm, head, token = way.norm, way.head, tokens[:, 0]
     spread = (token.var(dim=-1, unbiased=False) + norm.eps).sqrt()  # [B]
     length = head(norm(token)).norm(dim=-1)  # [B]
@@ -88,10 +108,30 @@ def _split(way: _Way, pixels: Tensor) -> TokenParts:
         centred: Tensor = (part - part.mean(dim=-1, keepdim=True)) * norm.weight
         return centred @ head.weight.mT if isinstance(head, nn.Linear) else centred
 
-    factor = 1 / (spread * length)
-    patches = linear(torch.stack(written, dim=1)) * factor.view(-1, 1, 1, 1)
-    constant: Tensor = head(norm.bias) / length.unsqueeze(1)
-    return TokenParts(patches, linear(rest) * factor.unsqueeze(1) + constant)
+    last = W.mT / (spread * length).view(-1, 1, 1)  # [B, d, K]
+    constant = (head(norm.bias) / length.unsqueeze(1)) @ W.mT
+    found.append((linear(written) @ last, _rest(linear(token - written.sum(1)), last) + constant))
+    return Parts(sum(some for some, _ in found), sum(some for _, some in found))  # type: ignore[arg-type]
+
+
+def _rest(part: Tensor, weights: Tensor) -> Tensor:
+    """[B, w] times [B, w, K]."""
+    return (part.unsqueeze(1) @ weights).squeeze(1)
+
+
+def _mean_and_spread(patches: Tensor) -> tuple[Tensor, Tensor]:
+    """What each patch [B, P, w] adds to their mean and to their standard deviation."""
+    P = patches.shape[1]
+    away = (patches - patches.mean(1, keepdim=True)).square() / P
+    spread = away.sum(1, keepdim=True).clamp_min(1e-12).sqrt()
+    return patches / P, away / spread
+
+
+def _of_patches(shares: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares [B, P, w] of a part that is made one of unit length, times W [K, w]."""
+    length = shares.sum(1).norm(dim=-1).view(-1, 1, 1)
+    found = shares / length @ W.mT
+    return found, torch.zeros_like(found[:, 0])
 
 
 def _timm_start(tower: ImageTower, pixels: Tensor) -> Tensor:

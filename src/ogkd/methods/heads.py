@@ -47,6 +47,11 @@ class Head(ABC):
         return None
 
     @property
+    def weights(self) -> Tensor | None:
+        """W [C, d] if logits are W v and a constant, v a feature of unit length; else None."""
+        return None
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about the fit."""
         return ()
@@ -106,6 +111,10 @@ class TextHead(ClassTextHead):
     def is_text_only(self) -> bool:
         return True
 
+    @property
+    def weights(self) -> Tensor:
+        return self.scale * self.T
+
     def logits(self, features: Tensor) -> Tensor:
         return self.scale * normalize(features, dim=-1) @ self.T.mT
 
@@ -131,6 +140,10 @@ class LinearHead(Head):
     @property
     def shape(self) -> tuple[int, int]:
         return self.W.shape[0], self.W.shape[1]
+
+    @property
+    def weights(self) -> Tensor:
+        return self.W
 
     def logits(self, features: Tensor) -> Tensor:
         return normalize(features, dim=-1) @ self.W.mT + self.b

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from ogkd.backbones.token_parts import split_products
 from ogkd.core.losses import patches_kept, select_patches
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import whole_image
 from ogkd.images import ImageRef, Images
+from ogkd.images.transforms import normalise
 from ogkd.methods import Head
 from ogkd.model.classifier import Classifier, refs_of
 from ogkd.model.decide import Decision
@@ -41,6 +43,8 @@ class Evidence:
     name: str = ""  # of the class
     probability: float | None = None  # of the class
     caution: str = ""  # why the decision should not be relied on, if there is a reason
+    # With it, the grid adds up to the class's logit above the mean of the others; None: it does not
+    rest: float | None = None
 
     def _repr_png_(self) -> bytes:
         from ogkd.model.picture import draw  # which imports this module
@@ -103,6 +107,50 @@ def evidence_of(
         probability=None if decision.probabilities is None else decision.probabilities[chosen],
         caution=" ".join(decision.reasons),
     )
+
+
+def parts_of(classifier: Classifier, decision: Decision) -> Evidence | None:
+    """What each place adds to the lead of the predicted class, for or against it.
+
+    The lead is the logit of the class minus the mean of the others: the sum of the grid and of a
+    rest that belongs to no place (ogkd.backbones.token_parts). The image is encoded once more. None
+    if the head is not linear or the tower cannot be split: then `evidence_of` has a map.
+    """
+    W, crop, backbone = classifier.head.weights, decision.crop, classifier.backbone
+    if W is None or crop is None or decision.label is None:
+        return None
+    label = decision.label
+    pixels = normalise([crop], backbone.preprocessing).to(backbone.device)
+    w = W[label] - (W.sum(0) - W[label]) / max(1, len(W) - 1)
+    found = split_products(backbone, pixels, w.to(backbone.device).unsqueeze(0))
+    if found is None:
+        return None
+    rows, columns = backbone.patch_grid
+    grid = found.patches[0, :, 0].cpu().view(rows, columns).numpy()
+    kept = _how_many(classifier, None, rows * columns)
+    best = np.argsort(-smoothed(grid), axis=None, kind="stable")[:kept]
+    zero = torch.zeros(1, W.shape[1])
+    bias = classifier.head.logits(zero)[0]  # of a feature that says nothing
+    constant = float(bias[label] - (bias.sum() - bias[label]) / max(1, len(W) - 1))
+    return Evidence(
+        ref=decision.image,
+        image=Image.fromarray(crop),
+        label=label,
+        grid=grid,
+        top=[divmod(int(place), columns) for place in best],
+        name=classifier.class_names[label],
+        probability=decision.probability,
+        caution=" ".join(decision.reasons),
+        rest=float(found.rest[0, 0]) + constant,
+    )
+
+
+def smoothed(grid: NDArray[np.float32]) -> NDArray[np.float32]:
+    """A map of single patches, for the eye: each is averaged with its neighbours."""
+    from scipy.ndimage import gaussian_filter  # here: only pictures need it
+
+    found: NDArray[np.float32] = gaussian_filter(grid, 1.0, mode="nearest")
+    return found
 
 
 def explain(

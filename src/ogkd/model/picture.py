@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from ogkd.model.explain import Evidence
+from ogkd.model.explain import Evidence, smoothed
 
 _SIDE = 672  # most pixels of a drawn map: three times 224
 _SMALLEST = 448  # of a panel of the whole picture, so that its words fit
@@ -26,6 +26,7 @@ _DARK, _WHITE = 20, 235  # levels up to and from which a pixel may be empty back
 _EVEN, _NEAR = 8, 5  # most levels between pixels of a 5 x 5 square in it; speckle has more
 _RIM = 4  # pixels at its edge, which are less even
 _MENTIONED = 0.1  # share of the evidence on the background from which the picture says so
+_AGAINST = ((150, 60, 0), (240, 120, 0), (255, 205, 120))  # the same for what speaks against
 _PAPER, _INK, _FAINT, _ALERT = (24, 24, 27), (244, 244, 245), (150, 150, 158), (252, 190, 90)
 
 
@@ -34,7 +35,8 @@ def draw(found: Evidence) -> Image.Image:
 
     Colours run from none at the median evidence of the image to light cyan at its highest: they
     compare places within this image, not images with each other. Stronger is also lighter, so the
-    map can be read without seeing colours. Nothing is drawn on the empty background.
+    map can be read without seeing colours. Nothing is drawn on the empty background. Parts that add
+    up are smoothed, and have colours of their own for what speaks against the class.
     """
     right, hidden = _map(found)
     side = max(right.width, _SMALLEST)
@@ -54,7 +56,11 @@ def draw(found: Evidence) -> Image.Image:
     under = top + side + gap // 2
     pen.text((gap, under), "The image as the model saw it", _INK, small)
     name = _name(found, small, side - round(small.getlength("Evidence for ")))
-    _key(picture, (side + 2 * gap, under, side, line), f"Evidence for {name}", small)
+    below = (side + 2 * gap, under, side, line)
+    if found.rest is None:
+        _key(picture, below, f"Evidence for {name}", small)
+    else:
+        _key(picture, below, f"Evidence on {name}", small, ends=("against ", " for"), both=True)
     return picture
 
 
@@ -91,9 +97,9 @@ def _map(found: Evidence) -> tuple[Image.Image, float]:
     cell = size // columns
     picture = found.image.convert("RGB")
     empty = background(np.asarray(picture))
-    blocks = empty[: rows * cell, : columns * cell].reshape(rows, cell, columns, cell)
-    hidden = blocks.mean(axis=(1, 3)) > 0.5  # patches
-    strength, share = _strength(found.grid, hidden)
+    hidden = _mostly(empty, found.grid.shape)
+    scale = _strength if found.rest is None else _signed_strength
+    strength, share = scale(found.grid, hidden)
     covered = (round(columns * cell * zoom), round(rows * cell * zoom))
     heat = np.zeros((side, side), np.float32)
     smooth = Image.fromarray(strength).resize(covered, Image.Resampling.BILINEAR)
@@ -102,11 +108,34 @@ def _map(found: Evidence) -> tuple[Image.Image, float]:
     heat[np.asarray(mask)] = 0
     gray = picture.convert("L").resize((side, side), Image.Resampling.BICUBIC)
     base = _DARKENED * np.asarray(gray, np.float32)[..., None]
-    opacity = _STRONGEST * np.minimum(1.0, 1.5 * heat)[..., None]
+    opacity = _STRONGEST * np.minimum(1.0, 1.5 * np.abs(heat))[..., None]
     mixed = (1 - opacity) * base + opacity * _colours(heat)
     drawn = Image.fromarray(mixed.round().astype(np.uint8))
     _outline(drawn, [place for place in found.top if not hidden[place]], cell * zoom)
     return drawn, share
+
+
+def background_patches(found: Evidence) -> NDArray[np.bool_]:
+    """Which patches [h, w] of a map lie mostly on the empty background."""
+    return _mostly(background(np.asarray(found.image.convert("RGB"))), found.grid.shape)
+
+
+def _mostly(empty: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    rows, columns = shape
+    cell = empty.shape[1] // columns
+    blocks = empty[: rows * cell, : columns * cell].reshape(rows, cell, columns, cell)
+    return np.asarray(blocks.mean(axis=(1, 3)) > 0.5)
+
+
+def _signed_strength(
+    grid: NDArray[np.float32], hidden: NDArray[np.bool_]
+) -> tuple[NDArray[np.float32], float]:
+    """Parts smoothed, from -1 (against) to 1 (for); the share that lies on the background."""
+    parts = smoothed(grid)
+    size = np.abs(parts)
+    share = float(size[hidden].sum() / max(size.sum(), 1e-12))
+    strength = np.where(hidden, 0, parts / max(float(size[~hidden].max(initial=0)), 1e-12))
+    return strength.astype(np.float32), share
 
 
 def _strength(
@@ -123,7 +152,12 @@ def _strength(
 
 
 def _colours(strength: NDArray[np.float32]) -> NDArray[np.float32]:
-    channels = [np.interp(strength, _STOPS, levels) for levels in zip(*_COLOURS, strict=True)]
+    channels = [
+        np.where(
+            strength < 0, np.interp(-strength, _STOPS, less), np.interp(strength, _STOPS, more)
+        )
+        for more, less in zip(zip(*_COLOURS, strict=True), zip(*_AGAINST, strict=True), strict=True)
+    ]
     return np.stack(channels, axis=-1).astype(np.float32)
 
 
@@ -163,17 +197,24 @@ def _wrapped(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
 
 
 def _key(
-    picture: Image.Image, place: tuple[int, int, int, int], says: str, font: ImageFont.FreeTypeFont
+    picture: Image.Image,
+    place: tuple[int, int, int, int],
+    says: str,
+    font: ImageFont.FreeTypeFont,
+    *,
+    ends: tuple[str, str] = ("weak ", " strong"),
+    both: bool = False,
 ) -> None:
-    """The colour key: a bar from weak to strong, and what it says."""
+    """The colour key: a bar between its ends, and what it says."""
     left, top, width, line = place
     pen = ImageDraw.Draw(picture)
     pen.text((left, top), says, _INK, font)
-    weak, strong = "weak ", " strong"
+    weak, strong = ends
     start = left + round(font.getlength(weak))
     length = width - round(font.getlength(weak + strong))
-    scale = np.linspace(0, 1, length, dtype=np.float32)[None].repeat(round(line * 0.5), axis=0)
-    opacity = np.minimum(1.0, 1.5 * scale)[..., None]
+    least = -1 if both else 0
+    scale = np.linspace(least, 1, length, dtype=np.float32)[None].repeat(round(line * 0.5), axis=0)
+    opacity = np.minimum(1.0, 1.5 * np.abs(scale))[..., None]
     bar = _colours(scale) * opacity + np.float32(80) * (1 - opacity)
     row = top + line
     picture.paste(Image.fromarray(bar.round().astype(np.uint8)), (start, row + round(line * 0.1)))

@@ -7,16 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from ogkd.app.models import Model
+from ogkd.app.models import Model, evidence_json
 from ogkd.features.encode import encode_files
-from ogkd.images import data_uri
-from ogkd.model.explain import evidence_of
-from ogkd.model.picture import draw
 from ogkd.studio.fitted import COVERAGE, Judged
 from ogkd.studio.queue import uncertainty
 from ogkd.studio.session import Session
-
-_EVIDENCE = 1024  # pixels
 
 
 def state_json(session: Session) -> dict[str, Any]:
@@ -137,5 +132,5 @@ def detail(
         batch = next(encode_files(classifier.backbone, [gallery.refs[row]], **wanted))
         decision = next(asked[0].decider.decide_batches([batch]))
         if decision.error is None:
-            said["evidence"] = data_uri(draw(evidence_of(classifier, decision)), most=_EVIDENCE)
+            said["evidence"] = evidence_json(classifier, decision)
     return said

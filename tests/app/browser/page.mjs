@@ -48,7 +48,7 @@ found.good = {
   classes: await texts(light, ".card:first-child .classes tr"),
   sets: await texts(light, ".set"),
   similar: await light.locator(".similar img").count(),
-  evidence: await light.locator("figure img").count(),
+  evidence: await light.locator("figure img, .card > .notice").count(),
   agree: await texts(light, ".agree"),
   drawn: await light.locator("main img").evaluateAll((all) => all.every((one) => one.naturalWidth > 0)),
   described: await light.locator("main img").evaluateAll((all) => all.every((one) => one.alt.length > 0)),

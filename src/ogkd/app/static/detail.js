@@ -1,7 +1,7 @@
 // One image in a dialog: what the model says and why, and its label to set or correct.
 
 import { announce, fill, get, h, post, t, percent } from "./dom.js";
-import { classTable } from "./use.js";
+import { classTable, evidenceFigure } from "./use.js";
 import { classNames, me, shared } from "./studio.js";
 
 export function openDetail(row, rows, refresh) {
@@ -74,7 +74,7 @@ export function openDetail(row, rows, refresh) {
             fill(evidence, h("p.loading", { role: "status" }, "…"));
             try {
               const found = await get(`/api/look/${row}?evidence=1`);
-              fill(evidence, h("figure", {}, h("img", { src: found.evidence, alt: t("answer.evidence.alt", { name: found.ranked[0][0] }) }), h("figcaption", {}, t("answer.evidence", { name: found.ranked[0][0] }))));
+              fill(evidence, found.evidence && evidenceFigure(found.evidence));
             } catch (error) {
               fill(evidence, h("div.error", { role: "alert" }, error.message));
             }

@@ -31,7 +31,7 @@ const welcome = () => h("p.welcome", { role: "status" }, t("use.welcome"));
 
 function headline(one) {
   if (one.uncertain) return t("answer.uncertain");
-  return t(one.calibrated ? "answer.suggestion" : "answer.probable", { name: one.prediction });
+  return t(one.conformal_set ? "answer.suggestion" : "answer.probable", { name: one.prediction });
 }
 
 function answer(said) {
@@ -58,13 +58,14 @@ function answer(said) {
 }
 
 function card(one, number) {
-  const kind = one.uncertain ? "uncertain" : one.calibrated ? "suggested" : "unknown";
+  const sure = one.conformal_set !== null; // it can tell when several classes are plausible
+  const kind = one.uncertain ? "uncertain" : sure ? "suggested" : "unknown";
   const rows = Object.entries(one.probabilities);
   const table = classTable(rows, t(one.calibrated ? "answer.calibrated" : "answer.uncalibrated"));
   const coverage = percent(one.coverage, Number.isInteger(100 * one.coverage) ? 0 : 1);
   let below = null;
   if (one.uncertain) below = h("ul", {}, one.reasons.map((reason) => h("li", {}, reason)));
-  else below = h("p", {}, one.calibrated ? t("answer.only", { coverage }) : t("answer.cannot"));
+  else below = h("p", {}, sure ? t("answer.only", { coverage }) : t("answer.cannot"));
   const heading = `model-${number}`;
   return h(
     "article.card",
@@ -80,12 +81,7 @@ function card(one, number) {
       " ",
       h("strong", {}, one.conformal_set.join(", ") || t("answer.none"))
     ),
-    one.evidence && h(
-      "figure",
-      {},
-      h("img", { src: one.evidence, alt: t("answer.evidence.alt", { name: one.prediction }) }),
-      h("figcaption", {}, t("answer.evidence", { name: one.prediction }))
-    ),
+    one.evidence && evidenceFigure(one.evidence),
     one.similar.length > 0 && h("h3", {}, t("answer.similar")),
     one.similar.length > 0 && h(
       "ol.similar",
@@ -101,6 +97,21 @@ function card(one, number) {
     )
   );
 }
+
+// Where the answer comes from; in words alone if the map marks nothing that matters more.
+export function evidenceFigure(found) {
+  const name = found.class;
+  if (!found.picture) return h("p.notice", { role: "status" }, t("evidence.none", { name }));
+  const tried = found.check && t("evidence.tried", { share: percent(found.check.blurred), marked: lost(found.check.marked), random: lost(found.check.random) });
+  return h(
+    "figure",
+    {},
+    h("img", { src: found.picture, alt: t("evidence.alt", { name }) }),
+    h("figcaption", {}, t(`evidence.${found.kind}`, { name }), tried && h("span.tried", {}, tried))
+  );
+}
+
+const lost = (share) => (share >= 1 ? t("evidence.all") : share <= 0 ? t("evidence.nothing") : percent(share));
 
 export function classTable(rows, caption) {
   return h(
