@@ -20,15 +20,20 @@ class Lost(Exception):
 class StandIn:
     """As much of Ray as is used, without processes: an answer is computed when it is fetched."""
 
-    def __init__(self, worker, *, cores=2.0, deaths=lambda method, *_: False):
-        self.worker, self.cores, self.deaths = worker, cores, deaths
+    def __init__(self, worker, *, cores=2.0, gpus=0.0, deaths=lambda method, *_: False):
+        self.worker, self.cores, self.gpus, self.deaths = worker, cores, gpus, deaths
+        self.options = []  # that workers were started with
         self.exceptions = SimpleNamespace(RayError=Lost)
         self.started = self.killed = 0
         self.calls = []
         self.order = itertools.count()
 
     def remote(self, _class):
-        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=self._start))
+        def options(**given):
+            self.options.append(given)
+            return SimpleNamespace(remote=self._start)
+
+        return SimpleNamespace(options=options)
 
     def _start(self, *arguments):
         self.started += 1
@@ -53,7 +58,8 @@ class StandIn:
         self.killed += 1
 
     def nodes(self):
-        return [{"Alive": True, "Resources": {"CPU": self.cores}}, {"Alive": False}]
+        has = {"CPU": self.cores, "GPU": self.gpus}
+        return [{"Alive": True, "Resources": has}, {"Alive": False}]
 
 
 def results(group, data="images"):

@@ -354,3 +354,7 @@ def test_each_worker_sees_one_gpu_in_turn(monkeypatch, tmp_path):
     for _ in range(3):
         processes.start()
     assert started == ["0", "1", "0"]
+    second = list(processes._uses)[1]
+    del processes._uses[second]  # it died: the one that takes over gets its GPU
+    processes.start()
+    assert started[-1] == "1"

@@ -285,6 +285,17 @@ def test_a_run_larger_than_every_node_is_refused(bench, stand_in):
         run_ray(folder, job, lambda _: None, RayWorkers(gpus=0.5))
 
 
+@pytest.mark.parametrize(("device", "given"), [("auto", 1.0), ("cpu", 0.0)])
+def test_workers_have_the_gpus_of_the_cluster_unless_the_device_is_the_cpu(
+    bench, stand_in, device, given
+):
+    folder, plan, job = bench()
+    ray = stand_in(cores=8.0, gpus=2.0)
+    run_ray(folder, job.model_copy(update={"device": device}), lambda _: None)
+    assert {options["num_gpus"] for options in ray.options} == {given}
+    assert len(folder.finished(plan)) == len(plan.cells)
+
+
 def test_without_ray_the_message_says_how_to_install_it(bench, monkeypatch):
     folder, _, job = bench()
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -6,6 +6,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from bench_data import make_dataset
@@ -172,3 +173,13 @@ def test_false_alarms_are_normal_images_called_a_disease(plan_of):
     metrics = done.result["metrics"]["test"]
     assert metrics["false_alarms"] == np.mean(said[found.labels == normal] != normal)
     assert metrics["sensitivity"] == np.mean(said[found.labels != normal] != normal)
+
+
+def test_patches_that_do_not_fit_into_memory_are_refused_before_they_are_encoded(
+    plan_of, monkeypatch
+):
+    specs, runner = plan_of(only=["OGKD"], shots=[1], seeds=[1])
+    little = psutil.virtual_memory()._replace(available=1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: little)
+    with pytest.raises(ConfigError, match="Patch features of 4 images"):
+        run_all(specs, runner)

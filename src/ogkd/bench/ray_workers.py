@@ -11,10 +11,9 @@ import platform
 import tempfile
 import time
 import traceback
-import warnings
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,13 @@ from ogkd.bench.runs import RunsFolder
 from ogkd.bench.sources import open_dataset
 from ogkd.bench.worker import MOST_ATTEMPTS, GroupAnswer, Job, Ledger, OnEvent, answer, make_runner
 from ogkd.datasets.fetch import locate_benchmark
-from ogkd.errors import ConfigError, OgkdError, OgkdWarning
+from ogkd.errors import ConfigError, OgkdError
 from ogkd.features.ray_cluster import (
     absolute,
     cluster,
     fitting_workers,
     folders,
-    unused_gpus,
+    gpus_for,
     use_folders,
 )
 from ogkd.features.ray_encode import RayWorkers
@@ -49,21 +48,16 @@ def run_ray(
     on_event: OnEvent,
     workers: RayWorkers = RayWorkers(),  # noqa: B008
 ) -> None:
-    cpus, gpus, count = workers.cpus, workers.gpus, workers.count
+    cpus, count = workers.cpus, workers.count
     job = _with_whole_paths(job, threads=max(1, int(cpus)))
     with cluster(workers.address, cpus=None if count is None else count * cpus) as ray:
+        gpus = gpus_for(ray, workers.gpus, count, job.device)
+        workers = replace(workers, gpus=gpus)
         if count is None and fitting_workers(ray, cpus, gpus) == 0:
             raise ConfigError(
                 f"No node of the cluster has {cpus:g} CPU(s) and {gpus:g} GPU(s) for a run. Ask "
                 "for less, or give the number of workers if the cluster grows on demand.",
                 argument="workers",
-            )
-        if there := unused_gpus(ray, gpus, job.device):
-            warnings.warn(
-                f"The cluster has {there:g} GPU(s), but its workers were given none, so they "
-                "compute on CPUs. Give each worker a GPU, or name the device cpu.",
-                OgkdWarning,
-                stacklevel=2,
             )
         cache_dir().mkdir(parents=True, exist_ok=True)
         # A worker that sees this file shares the cache with us.
@@ -199,7 +193,7 @@ class _Driver:
 
     def _start_workers(self) -> None:
         """Start as many workers as were asked for or fit now, but not more than there are tasks."""
-        cpus, gpus = self._asked.cpus, self._asked.gpus
+        cpus, gpus = self._asked.cpus, self._asked.gpus or 0.0
         fit = self._asked.count or max(1, fitting_workers(self._ray, cpus, gpus))
         busy = sum(worker.task is not None for worker in self._workers)
         tasks = len(self._ledger.left) + len(self._images) + busy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import queue
@@ -11,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,19 +154,22 @@ class _Processes:
         self._command += [str(folder.root), str(job_file)]
         own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         self._environment = os.environ | own
-        self._gpus = itertools.cycle(gpus or ("",))
+        self._gpus = list(gpus)
         self._lines: queue.Queue[tuple[subprocess.Popen[str], str | None]] = queue.Queue()
         self._alive: dict[subprocess.Popen[str], bool] = {}  # whether it has reached a group
+        self._uses: dict[subprocess.Popen[str], str | None] = {}  # its GPU
 
     def start(self) -> None:
         out = subprocess.PIPE
-        gpu = next(self._gpus)
-        own = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+        # The one with the fewest workers: one that takes over gets the GPU of the one that died.
+        gpu = min(self._gpus, key=Counter(self._uses.values()).__getitem__, default=None)
+        own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
         with self._log.open("ab") as log:
             process = subprocess.Popen(
                 self._command, stdout=out, stderr=log, text=True, env=self._environment | own
             )
         self._alive[process] = False
+        self._uses[process] = gpu
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -184,6 +187,7 @@ class _Processes:
                 self._pass_on(process, line, on_event)
                 continue
             started, code = self._alive.pop(process), process.wait()
+            self._uses.pop(process)
             if code == 0:
                 continue
             # Deaths within a group are counted there; here, those of workers that cannot start.

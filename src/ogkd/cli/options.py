@@ -82,8 +82,13 @@ class RayOptions:
         float, Option(min=0.1, max=10_000, help="CPU cores for each Ray worker.")
     ] = 1.0
     gpus_per_worker: Annotated[
-        float, Option(min=0.0, max=10_000, help="GPUs for each Ray worker: 1, or 0.25.")
-    ] = 0.0
+        float | None,
+        Option(
+            min=0.0,
+            max=10_000,
+            help="GPUs for each Ray worker: 1, or 0.25 (default: 1 or a share, if there are any).",
+        ),
+    ] = None
 
     def cluster(self) -> RayWorkers | None:
         """The Ray workers to use; None without --ray, where its options are refused."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -94,12 +95,22 @@ def fitting_workers(ray: Any, cpus: float, gpus: float) -> int:
     return sum(int(min(room, default=1)) for room in rooms)
 
 
-def unused_gpus(ray: Any, gpus: float, device: str) -> float:
-    """How many GPUs of the cluster workers would not use although they may."""
-    if gpus or device == "cpu":
-        return 0.0
+def gpus_for(ray: Any, asked: float | None, count: int | None, device: str) -> float:
+    """GPUs of each worker: as asked; else one, or a share that lets `count` workers have one.
+
+    Ray hides GPUs from workers that were given none: they would compute on CPUs without a word.
+    """
+    if device.startswith("cuda:"):
+        raise ConfigError(
+            f"On a Ray cluster each worker sees its own GPU only, so {device} has no meaning. Use "
+            "the device cuda or auto.",
+            argument="device",
+        )
+    if asked is not None or device not in ("auto", "cuda"):
+        return asked or 0.0
     alive = (node["Resources"] for node in ray.nodes() if node["Alive"])
-    return float(sum(has.get("GPU", 0.0) for has in alive))
+    there = int(sum(has.get("GPU", 0.0) for has in alive))
+    return 1.0 / max(1, math.ceil((count or there) / there)) if there else 0.0
 
 
 def absolute(place: str) -> str:

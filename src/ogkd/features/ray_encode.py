@@ -17,7 +17,14 @@ from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import ConfigError, OgkdError
 from ogkd.features.encode import EncodedBatch, encode_files
-from ogkd.features.ray_cluster import absolute, cluster, fitting_workers, folders, use_folders
+from ogkd.features.ray_cluster import (
+    absolute,
+    cluster,
+    fitting_workers,
+    folders,
+    gpus_for,
+    use_folders,
+)
 from ogkd.features.safetensors_stream import raw
 from ogkd.images import ImageRef
 
@@ -31,7 +38,7 @@ class RayWorkers:
     address: str | None = None  # None: start a cluster on this machine
     count: int | None = None  # None: as many as fit
     cpus: float = 1.0
-    gpus: float = 0.0
+    gpus: float | None = None  # None: one, or a share, if the cluster has any
 
 
 @dataclass(frozen=True)
@@ -82,11 +89,12 @@ def _rows(
     context = data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
-    fit = fitting_workers(ray, workers.cpus, workers.gpus)
+    gpus = gpus_for(ray, workers.gpus, workers.count, recipe.device)
+    fit = fitting_workers(ray, workers.cpus, gpus)
     count = min(len(chunks), workers.count or fit)
     if count == 0:
         raise ConfigError(
-            f"No node of the cluster has {workers.cpus:g} CPU(s) and {workers.gpus:g} GPU(s). Ask "
+            f"No node of the cluster has {workers.cpus:g} CPU(s) and {gpus:g} GPU(s). Ask "
             "for less, or say how many workers to wait for on a cluster that grows on demand.",
             argument="workers",
         )
@@ -99,7 +107,7 @@ def _rows(
         fn_constructor_args=(asdict(recipe), folders()),
         concurrency=count,
         num_cpus=workers.cpus,
-        num_gpus=workers.gpus,
+        num_gpus=gpus,
     )
     for row in encoded.iter_rows():
         if row["problem"]:

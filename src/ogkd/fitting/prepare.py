@@ -100,7 +100,6 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
         backbone, manifest.class_names, bank, normal_labels(manifest.class_names, normal)
     )
     store = FeatureStore(backbone)
-    _refuse_beyond_memory(method, backbone, sum(len(one.support) for one in drawn))
     supports: list[Support] = []
     kept: list[SupportFeatures | None] = [None] * len(drawn)
     pools: list[Pool | None] = [None] * len(drawn)
@@ -217,6 +216,7 @@ def make_support(
     patches, views = method.uses_patches, method.config.views
     if views == "online":
         return Support(OnlineViews(store.backbone, images, patches=patches), labels, chosen)
+    _refuse_beyond_memory(method, store.backbone, len(images))
     released = method.as_benchmarked
     count = views or method.augmented if released else views
     found = cached_views(
@@ -327,6 +327,7 @@ def _refuse_classes_without_images(class_names: Sequence[str], items: Sequence[I
 
 
 def _refuse_beyond_memory(method: Method, backbone: Backbone, images: int) -> None:
+    """Patches of all views of a support are held at once; those of fresh crops are not."""
     views = method.config.views
     if not method.uses_patches or views == "online":
         return
