@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
-from pydicom import Dataset
+from pydicom import DataElement, Dataset
 from pydicom.pixels import apply_voi_lut
 from pydicom.uid import (
     JPEG2000,
@@ -331,3 +331,24 @@ def test_without_a_decoder_the_message_says_what_to_install(tmp_path, monkeypatc
     monkeypatch.setattr(base.JPEG2000LosslessDecoder, "_available", {})
     with pytest.raises(DataError, match=r"pip install \"ogkd\[dicom\]\""):
         read_image(file)
+
+
+@pytest.mark.parametrize("kind", ["i2", "u2", "u1", "i1"])
+@pytest.mark.parametrize("window", [{}, {"WindowCenter": 10, "WindowWidth": 40}])
+@pytest.mark.parametrize("padding", [{}, {"PixelPaddingValue": -7, "PixelPaddingRangeLimit": 3}])
+def test_each_stored_value_is_converted_once_as_if_pixel_by_pixel(kind, window, padding):
+    ends = np.iinfo(kind)
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(max(ends.min, -30), 60, (40, 50)).astype(kind)
+    pixels[0, :2] = ends.min, ends.max
+    header = Dataset()
+    header.PhotometricInterpretation, header.BitsStored = "MONOCHROME1", 8 * pixels.itemsize
+    header.RescaleSlope, header.RescaleIntercept = 0.5, 3
+    for name, value in window.items():
+        setattr(header, name, value)
+    if padding and ends.min < 0:
+        header["PixelPaddingValue"] = DataElement(0x00280120, "SS", padding["PixelPaddingValue"])
+        header["PixelPaddingRangeLimit"] = DataElement(0x00280121, "SS", 3)
+    found = reader._gray(pixels, header, 0)
+    assert np.array_equal(found, reader._levels(pixels, header, 0))
+    assert len(np.unique(found)) >= 2

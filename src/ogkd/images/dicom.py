@@ -199,6 +199,19 @@ def _decode(file: Path, header: Any, index: int, frames: int) -> NDArray[Any]:
 
 
 def _gray(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
+    """Stored values to gray levels; of millions of pixels few are different, so each value once."""
+    if pixels.dtype.kind not in "iu" or pixels.dtype.itemsize > 2:
+        return _levels(pixels, header, index)
+    # Negative numbers are the upper half of the table.
+    places = np.ascontiguousarray(pixels).view(f"u{pixels.dtype.itemsize}")
+    table = np.zeros(np.iinfo(places.dtype).max + 1, np.uint8)
+    table[places] = 1
+    found = np.flatnonzero(table).astype(places.dtype)
+    table[found] = _levels(found.view(pixels.dtype), header, index)
+    return np.asarray(table[places])
+
+
+def _levels(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
     """Stored values to gray levels (PS3.3 C.11), padding black."""
     look = _look(header, index)
     valid = _valid(pixels, header)

@@ -44,4 +44,7 @@ def stretch(
 
 def gray_to_rgb(gray: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """[H, W] -> [H, W, 3]."""
-    return np.repeat(gray[:, :, None], 3, axis=2)
+    rgb = np.empty((*gray.shape, 3), np.uint8)
+    for channel in range(3):  # twice as fast as np.repeat
+        rgb[:, :, channel] = gray
+    return rgb
