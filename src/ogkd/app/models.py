@@ -18,6 +18,7 @@ from ogkd.datasets.manifest import Item
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import data_uri, read_image
+from ogkd.model.answers import NONE
 from ogkd.model.card import CAUTION, ModelCard
 from ogkd.model.classifier import CARD, Classifier, load
 from ogkd.model.decide import Decider, Decision, Policy, engine_note
@@ -73,7 +74,10 @@ def load_models(
             shared = with_engine(moved, card.backbone.engine)
         classifier = load(folder, backbone=shared, device=device)
         known[classifier.backbone.digest] = classifier.backbone
-        if classifier.calibration is not None:
+        if classifier.card.findings:
+            calibrated = classifier.calibration is not None
+            policy = Policy(max_risk=max_risk, coverage=coverage if calibrated else None)
+        elif classifier.calibration is not None:
             policy = Policy(max_risk=max_risk, coverage=coverage)
         elif max_risk is None:
             policy = Policy(coverage=None if classifier.head.ranking is None else coverage)
@@ -152,10 +156,18 @@ class Answer:
     evidence: Mapping[str, Any] | None = None  # see `evidence_json`
     note: str = ""  # a warning if the calibration was made with another engine
     withheld: bool = False  # an unfamiliar image or an abstention: no number to rely on
+    findings: Mapping[str, str] | None = None  # yes, no or unsure for each, if it has several
 
     @property
     def uncertain(self) -> bool:
         return bool(self.reasons)
+
+    @property
+    def prediction(self) -> str:
+        """The most probable class, or the findings answered with yes."""
+        if self.findings is None:
+            return self.ranked[0][0]
+        return "|".join(name for name, said in self.findings.items() if said == "yes") or NONE
 
 
 def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -> list[Answer]:
@@ -184,7 +196,7 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
     names, shares = classifier.class_names, decision.probabilities or ()
     order = np.argsort(-np.asarray(shares), kind="stable")
     ranked = tuple((names[label], shares[label]) for label in order)
-    inside = decision.set
+    inside, said = decision.set, decision.answers
     evidence = evidence_json(classifier, decision) if pictures else None
     return Answer(
         model=model.name,
@@ -198,6 +210,7 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
         evidence=evidence,
         note=model.note,
         withheld=bool(decision.unfamiliar or decision.abstain),
+        findings=None if said is None else dict(zip(names, said, strict=True)),
     )
 
 
@@ -234,9 +247,16 @@ def _similar(model: Model, decision: Decision) -> tuple[tuple[str, float, str], 
     rows, cosines = nearest(support, decision.features[None], _SIMILAR)
     names = model.classifier.class_names
     return tuple(
-        (names[support.labels[row]], float(cosine), model.thumbnails.get(int(row), ""))
+        (_label(names, support.labels[row]), float(cosine), model.thumbnails.get(int(row), ""))
         for row, cosine in zip(rows[0], cosines[0], strict=True)
     )
+
+
+def _label(names: Sequence[str], label: Any) -> str:
+    """The class of a support image, or the findings that it shows."""
+    if np.ndim(label) == 0:
+        return str(names[label])
+    return "|".join(name for name, said in zip(names, label, strict=True) if said == 1) or NONE
 
 
 def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[str, Any]:
@@ -247,7 +267,7 @@ def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[
             {
                 "model": answer.model,
                 "method": answer.method,
-                "prediction": answer.ranked[0][0],
+                "prediction": answer.prediction,
                 "probabilities": {name: round(value, 6) for name, value in answer.ranked},
                 "calibrated": answer.calibrated,
                 "conformal_set": None if answer.plausible is None else list(answer.plausible),
@@ -262,6 +282,7 @@ def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[
                     for name, cosine, picture in answer.similar
                 ],
                 **({"evidence": dict(answer.evidence)} if answer.evidence else {}),
+                **({"findings": dict(answer.findings)} if answer.findings else {}),
             }
             for answer in found
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ import numpy as np
 from ogkd.audit.duplicates import MAX_DISTANCE, Duplicates, find_duplicates, small_gray
 from ogkd.audit.findings import all_findings, gather_facts
 from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
-from ogkd.audit.result import Audit, LabelReport, Record, ScannedImage
+from ogkd.audit.result import Audit, Finding, LabelReport, Record, ScannedImage
 from ogkd.datasets.groups import components
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef, pixel_digest, read_image
@@ -46,12 +46,14 @@ def audit_data(
         raise DataError("The data contains no images. Check the path.")
     if backbone is not None:
         require_cleanlab()
+    if backbone is not None:
+        manifest.require_classes("The search for suspicious labels")
     names = [_printable(name) for name in manifest.class_names]
     records = tuple(
         Record(
             # Not Path.relative_to: a table may list files outside its own folder.
             _printable(Path(os.path.relpath(str(item.image), root)).as_posix()),
-            names[item.label],
+            _printable(manifest.label_text(item)),
             _printable(item.split),
             None if item.group is None else _printable(item.group),
         )
@@ -63,7 +65,8 @@ def audit_data(
     labels = None
     if backbone is not None:
         labels = _check_labels(backbone, refs, records, images, duplicates)
-    facts = gather_facts(records, names, images)
+    shown = [[names[number] for number in item.present] for item in manifest.items]
+    facts = gather_facts(records, names, images, shown)
     reasons = {
         # Without the folders above the data, which do not belong in a shared page.
         number: _printable(reason.replace(f"{root}{os.sep}", ""))
@@ -73,12 +76,29 @@ def audit_data(
         name or root.resolve().name,
         records,
         facts,
-        all_findings(facts, records, images, reasons, duplicates, labels),
+        (
+            *_never_absent(manifest),
+            *all_findings(facts, records, images, reasons, duplicates, labels),
+        ),
         duplicates.exact,
         duplicates.near,
         labels,
         reasons,
     )
+
+
+def _never_absent(manifest: Manifest) -> Iterator[Finding]:
+    """Findings of which no training image is known to be without: nothing to tell them from."""
+    train = [i for i in manifest.items if i.split == "train"] or list(manifest.items)
+    counts = manifest.finding_counts(train) if manifest.has_findings else ()
+    pairs = zip(manifest.class_names, counts, strict=False)
+    if always := ", ".join(_printable(name) for name, (yes, no, _) in pairs if yes and not no):
+        yield Finding(
+            "finding-everywhere",
+            "error",
+            f"No image to learn from is known to be without: {always}.",
+            "Write 0 where a finding is absent; an empty cell means that it is unknown.",
+        )
 
 
 def scan_images(

@@ -49,13 +49,17 @@ class Division:
     note: str = ""  # what could not be done
 
     def counts(self) -> dict[str, Counter[str]]:
-        """Images of each class in each part: counts[part][class name]."""
+        """Images of each class, or with each finding, in each part: counts[part][name]."""
         found: dict[str, Counter[str]] = {}
         parts = [*SHARES, *sorted({item.split for item in self.manifest.items} - set(SHARES))]
         for part in parts:
-            labels = (item.label for item in self.manifest.items if item.split == part)
+            labels = (c for item in self.manifest.items if item.split == part for c in item.present)
             found[part] = Counter(self.manifest.class_names[label] for label in labels)
         return found
+
+    def size(self, part: str) -> int:
+        """How many images a part has."""
+        return sum(item.split == part for item in self.manifest.items)
 
     def reasons(self) -> str:
         """How many images are left out, and why."""
@@ -85,9 +89,9 @@ def divide_checked(
     good = [number for number in range(len(manifest.items)) if number not in bad]
     items = [manifest.items[number] for number in good]
     left = [_left_out(manifest, item, *bad[n]) for n, item in enumerate(manifest.items) if n in bad]
-    present = sorted({item.label for item in items})
+    present = sorted({label for item in items for label in item.present})
     lost = [name for label, name in enumerate(manifest.class_names) if label not in present]
-    if len(present) < 2:
+    if len(present) < (1 if manifest.has_findings else 2):
         raise DataError(
             f"{len(present)} class(es) have images that can be used; at least 2 are needed. "
             f"Left out are {len(left)} of {len(manifest.items)} images:\n"
@@ -147,7 +151,7 @@ def left_out_text(division: Division, folder: Path) -> str:
 
 
 def _left_out(manifest: Manifest, item: Item, kind: str, reason: str) -> LeftOut:
-    return LeftOut(item, manifest.class_names[item.label], kind, reason)
+    return LeftOut(item, manifest.label_text(item), kind, reason)
 
 
 def _rank(split: str) -> int:

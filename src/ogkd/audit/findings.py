@@ -75,11 +75,18 @@ def all_findings(
     return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
 
 
-def gather_facts(records: Sequence[Record], class_names: Sequence[str], images: Images) -> Facts:
+def gather_facts(
+    records: Sequence[Record],
+    class_names: Sequence[str],
+    images: Images,
+    shown: Sequence[Sequence[str]] | None = None,
+) -> Facts:
+    """Counts and sizes; `shown` are the classes or findings of each image, if not its label."""
     splits = list(dict.fromkeys(record.split for record in records))
     counts = {split: dict.fromkeys(class_names, 0) for split in splits}
-    for record in records:
-        counts[record.split][record.label] += 1
+    for record, names in zip(records, shown or [[r.label] for r in records], strict=True):
+        for name in names:
+            counts[record.split][name] += 1
     learned = list(counts[_training_split(counts)].values())
     smallest = min(learned)
     seen = [image for image in images if image is not None]

@@ -183,6 +183,7 @@ def open_dataset(source: Source) -> Dataset:
     texts = texts_of(source)
     marked = None if known is None else known.normal
     manifest = read_manifest(source.folder) if source.folder else read_benchmark(source.name)
+    manifest.require_classes("The benchmark")
     if source.folder and marked is not None and not set(marked) <= set(manifest.class_names):
         marked = None  # other class names: "normal" or "healthy" in a name decides
     return Dataset(separate_groups(manifest)[0], texts, marked)

@@ -6,6 +6,7 @@ import math
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -217,6 +218,7 @@ def split(
     ] = None,
     root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None,
     classes: opt.ClassesOption = None,
+    findings: opt.FindingsOption = None,
     slice: opt.SliceOption = None,
     near: Annotated[
         int, Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most.")
@@ -224,7 +226,7 @@ def split(
 ) -> None:
     """Divide a dataset into parts to learn from, calibrate and test on; writes a CSV file.
 
-    Each class is divided alike. Images of one patient stay together, and so do
+    Each class, or each finding, is divided alike. Images of one patient stay together, and so do
     copies; unreadable files, repeated images and images with several labels are
     left out. Splits that the data has stay, and a missing one is taken from train.
     """
@@ -234,7 +236,12 @@ def split(
     from ogkd.datasets.tables import table_text
 
     wanted = _read_shares(shares)
-    manifest = resolve_data(data, root=root, class_names=opt.read_classes(classes))
+    manifest = resolve_data(
+        data,
+        root=root,
+        class_names=opt.read_classes(classes),
+        findings=opt.read_classes(findings),
+    )
     audit = check_for_split(data, manifest, slice=slice, near=near)
     division = divide_checked(manifest, audit, shares=wanted, seed=seed)
     write_new(out, table_text(division.manifest, out.parent))
@@ -244,8 +251,9 @@ def split(
     rows = [
         [_plain(name), *(part[name] for part in counts.values())] for name in manifest.class_names
     ]
-    rows.append(["all", *(part.total() for part in counts.values())])
-    print_table(("class", *counts), rows, numbers=tuple(counts))
+    rows.append(["all", *(division.size(part) for part in counts)])
+    what = "finding" if manifest.has_findings else "class"
+    print_table((what, *counts), rows, numbers=tuple(counts))
     for line in division_notes(division):
         say(_plain(line))
     typer.echo(f"-> {out}")
@@ -306,7 +314,8 @@ def _print_audit(audit: Audit) -> None:
         [_plain(name), *(counts[name] for counts in splits.values())]
         for name in next(iter(splits.values()))
     ]
-    rows.append(["all", *(sum(counts.values()) for counts in splits.values())])
+    sizes_of = Counter(record.split or "images" for record in audit.records)
+    rows.append(["all", *(sizes_of[split] for split in splits)])
     print_table(("class", *splits), rows, numbers=tuple(splits))
     sizes = ", ".join(list(facts.sizes)[:3]) + (", ..." if len(facts.sizes) > 3 else "")
     typer.echo(f"{facts.gray} grey and {facts.colour} colour images; sizes: {sizes or 'none'}")
@@ -339,18 +348,24 @@ def phantoms(
     test: Annotated[int, Option(min=0, max=100_000, help="Test images per class.")] = 50,
     seed: Annotated[int, Option(min=0, help="Random seed of the images.")] = 1,
     size: Annotated[int, Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
+    missing: Annotated[
+        float, Option(help="chest-findings: share of answers that the table leaves out.")
+    ] = 0.0,
     list_: Annotated[bool, Option("--list", help="List the datasets.")] = False,
 ) -> None:
     """Write a phantom dataset as {train,val,test}/class folders of PNG files.
 
-    Phantoms are drawings that imitate a modality. They show no patient and have no clinical
-    meaning.
+    chest-findings has several findings in an image: folders without classes and
+    a table films.csv with a column for each finding; the numbers are then of
+    images in all. Phantoms are drawings that imitate a modality. They show no
+    patient and have no clinical meaning.
     """
-    from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
+    from ogkd.datasets.phantoms import PHANTOMS, films, phantom, write_folder
 
     if list_:
-        found = PHANTOMS.items()
-        print_facts({key: f"{one.title}: {', '.join(one.class_names)}" for key, one in found})
+        facts = {key: f"{one.title}: {', '.join(one.class_names)}" for key, one in PHANTOMS.items()}
+        several = f"Chest films with several findings: {', '.join(films.FINDINGS)}"
+        print_facts(facts | {films.NAME: several})
         return
     if name is None or out is None:
         raise ConfigError("Give a dataset and a folder: ogkd phantoms NAME --out DIR (see --list).")
@@ -358,11 +373,17 @@ def phantoms(
     splits = {split: count for split, count in counts.items() if count}
     if not splits:
         raise ConfigError("Nothing to write: give at least one of --train, --val, --test above 0.")
+    began = time.perf_counter()
+    if name == films.NAME:
+        table = films.write_films(out, splits=splits, seed=seed, size=size, missing=missing)
+        typer.echo(f"{sum(splits.values())} images of {len(films.FINDINGS)} findings -> {table}")
+        return
+    if missing:
+        raise ConfigError(f"--missing only applies to {films.NAME}.")
     classes = len(phantom(name).class_names)
     total = sum(splits.values()) * classes
     # A process takes a second to start.
     workers = (os.cpu_count() or 1) if total >= _MANY else 1
-    began = time.perf_counter()
     write_folder(name, out, splits=splits, seed=seed, size=size, workers=workers)
     rate = total / (time.perf_counter() - began)
     typer.echo(f"{total} images of {classes} classes -> {out} ({rate:.0f} images/s)")

@@ -15,6 +15,7 @@ from typer import Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.data import data_folder
+from ogkd.cli.findings import calibration_lines, finding_lines, write_finding_rows
 from ogkd.cli.output import evaluation_lines, harmless, harmless_path, print_json, say, write_csv
 from ogkd.errors import ConfigError, counted
 from ogkd.files import write_json
@@ -35,6 +36,7 @@ class InputOptions:
     data: opt.DataArgument
     root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None
     classes: opt.ClassesOption = None
+    findings: opt.FindingsOption = None
     slice: opt.SliceOption = None
     on_error: Annotated[
         Literal["stop", "skip"],
@@ -52,7 +54,10 @@ class InputOptions:
 
         rule = None if self.slice is None else SliceRule.parse(self.slice)
         manifest = resolve_data(
-            self.data, root=self.root, class_names=opt.read_classes(self.classes)
+            self.data,
+            root=self.root,
+            class_names=opt.read_classes(self.classes),
+            findings=opt.read_classes(self.findings),
         )
         classifier = ogkd.load(
             self.model,
@@ -239,7 +244,8 @@ def evaluate(
     if as_json:
         print_json(found.result, ascii=True)
     else:
-        typer.echo("\n".join(evaluation_lines(found.result, everything=everything)))
+        lines = finding_lines if found.judged.findings else evaluation_lines
+        typer.echo("\n".join(lines(found.result, everything=everything)))
 
 
 def report(
@@ -276,6 +282,16 @@ def calibrate(
     leave_out_used: Annotated[
         bool, Option(help="Leave out images that the model was fitted on.")
     ] = False,
+    sensitivity: Annotated[
+        float | None,
+        Option(
+            help="Several findings: answer no so that at least this share of the images with one "
+            "is not missed."
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None, Option(help="Confidence with which --sensitivity holds (default: 0.9).")
+    ] = None,
 ) -> None:
     """Calibrate a model on labelled images that it was not fitted on.
 
@@ -283,16 +299,30 @@ def calibrate(
     `predict --max-risk` and conformal sets need. Predictions stay the same;
     their probabilities change. It is valid for the engine that encoded the
     images: that of the fit, or --engine. Fitting the model again removes it.
+
+    Of a model of several findings: the scale of each finding's probability,
+    and the limits below which it answers no and above which yes.
     """
     from ogkd.model.calibration import CALIBRATION
+    from ogkd.model.findings import FindingsCalibration
 
     # The old calibration is not read: even a damaged one can be replaced.
     read = inputs.read(split, calibrated=False)
     found = ogkd.calibrate(
-        read.classifier, read.part, split=split, leave_out_used=leave_out_used, say=say
+        read.classifier,
+        read.part,
+        split=split,
+        leave_out_used=leave_out_used,
+        sensitivity=sensitivity,
+        confidence=confidence,
+        say=say,
     )
     place = inputs.model / CALIBRATION
     found.write(place)
+    if isinstance(found, FindingsCalibration):
+        typer.echo("\n".join(calibration_lines(read.classifier.class_names, found)))
+        typer.echo(f"Wrote {place}")
+        return
     held_out = len(found.confidences)
     typer.echo(
         f"Calibrated on {found.images} images: {found.images - held_out} for the temperature, "
@@ -311,6 +341,9 @@ def calibrate(
 def _write_rows(file: Path, found: _Evaluation, *, paths: bool, excel: bool) -> None:
     """Write a row per image: hash, path (if asked for), true class, prediction, probabilities."""
     judged, classifier = found.judged, found.inputs.classifier
+    if judged.findings:
+        write_finding_rows(file, judged, classifier.calibration, paths=paths, excel=excel)
+        return
     shown = [harmless(name) for name in classifier.class_names]
     rows = classifier.probabilities(judged.features)
     with write_csv(file, excel=excel) as opened:

@@ -29,6 +29,7 @@ _OPTIONS: dict[str, Any] = {
         Option("--set", metavar="KEY=VALUE", help=f"{opt.HELP['settings']} Repeatable."),
     ],
     "class_names": opt.ClassesOption,
+    "findings": opt.FindingsOption,
     "out": opt.ModelOut,
 }
 
@@ -39,7 +40,8 @@ def fit(**options: Any) -> None:
     from ogkd.fitting.pipeline import fit_or_find
 
     options["settings"] = opt.read_settings(options["settings"] or [])
-    options["class_names"] = opt.read_classes(options["class_names"])
+    for names in ("class_names", "findings"):
+        options[names] = opt.read_classes(options[names])
     began = time.perf_counter()
     request = FitRequest(**options, say=say)
     try:
@@ -51,11 +53,12 @@ def fit(**options: Any) -> None:
     card = fitted.card
     seconds = time.perf_counter() - began
     counts = zip(card.class_names, card.support_counts, strict=True)
-    images = f"{sum(card.support_counts)} images"
+    number = len(card.support_images) if card.findings else sum(card.support_counts)
+    images = f"{number} images"
     each = ", ".join(f"{name} {count}" for name, count in counts)
     when = "before; --restart fits again" if found else f"in {seconds:.1f} s"
     typer.echo(f"Fitted {card.method} on {images} ({each}) {when}.")
-    if card.method == FitRequest.method:
+    if card.method == FitRequest.method and not card.findings:
         say(f"{card.method} is the default; --method ogkd learns a prompt, as the paper does.")
     _print_next(options["out"])
 

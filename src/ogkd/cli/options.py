@@ -42,6 +42,9 @@ SplitOption = Annotated[str, Option(help="Which split to use, if the data has sp
 ClassesOption = Annotated[
     str | None, Option("--classes", help=f"{HELP['class_names']} Separated by commas.")
 ]
+FindingsOption = Annotated[
+    str | None, Option("--findings", help=f"{HELP['findings']} Separated by commas.")
+]
 SliceOption = Annotated[str | None, Option(help=HELP["slice"])]
 
 # Models

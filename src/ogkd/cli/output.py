@@ -84,9 +84,9 @@ def write_csv(path: Path, *, excel: bool = False) -> Iterator[TextIO]:
 
 def evaluation_lines(result: dict[str, Any], *, everything: bool = False) -> Iterator[str]:
     """Yield the lines that `ogkd evaluate` prints: the verdict, the classes, and all the rest."""
-    yield from textwrap.wrap(result["verdict"]["text"], _width(), break_on_hyphens=False)
+    yield from textwrap.wrap(result["verdict"]["text"], width(), break_on_hyphens=False)
     if found := result["calibration"]:
-        yield from textwrap.wrap(found["text"], _width(), break_on_hyphens=False)
+        yield from textwrap.wrap(found["text"], width(), break_on_hyphens=False)
     yield ""
     yield from _found(result)
     yield from _at_prior(result)
@@ -245,7 +245,7 @@ def _abstain(result: dict[str, Any]) -> Iterator[str]:
         )
     if notes := [row for row in result["abstain"] if "note" in row]:
         limits = ", ".join(f"{100 * row['max_risk']:g} %" for row in notes)
-        yield from textwrap.wrap(f"None for at most {limits}. {notes[-1]['note']}", _width())
+        yield from textwrap.wrap(f"None for at most {limits}. {notes[-1]['note']}", width())
 
 
 def _sets(result: dict[str, Any]) -> Iterator[str]:
@@ -268,7 +268,7 @@ def _sets(result: dict[str, Any]) -> Iterator[str]:
         yield f"None with {' or '.join(few)}: too few {of}."
 
 
-def _width() -> int:
+def width() -> int:
     """Columns of the terminal; 80 where there is none."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 from typer import Option
 
@@ -70,6 +70,13 @@ def predict(
             help="How frequent the classes are, or `estimate` from the images (default: equally).",
         ),
     ] = None,
+    sensitivity: Annotated[
+        float | None,
+        Option(
+            help="Several findings: answer no so that this share of the images with one is kept "
+            "(default: that of `ogkd calibrate`)."
+        ),
+    ] = None,
     together: Annotated[
         bool, Option("--together", help="Learn from all of these images before answering them.")
     ] = False,
@@ -96,7 +103,8 @@ def predict(
     `set` that, or a model that learned from enough images. `unfamiliar` marks
     images unlike everything that the model learned from. Volumes without a
     slice get the one of --slice, or else the one that the model was fitted on.
-    For very large folders, --ray spreads the work over a cluster.
+    A model of several findings prints for each of them yes, no or unsure, and its
+    probability. For very large folders, --ray spreads the work over a cluster.
 
     --prior reweights probabilities where classes are not equally frequent.
     With --together, or --prior estimate, answers depend on the whole batch;
@@ -114,7 +122,9 @@ def predict(
     encoding.cluster()  # refuses what cannot work, before anything is read
     opt.refuse_folders(out=out)
     opt.refuse_excel(excel, format)
-    policy = Policy(max_risk, confidence, coverage, sets, opt.read_prior(prior), together)
+    policy = Policy(
+        max_risk, confidence, coverage, sets, opt.read_prior(prior), together, sensitivity
+    )
     if zero_shot is None:
         if prompts is not None:
             raise ConfigError("--prompts only applies to --zero-shot, which is not given.")
@@ -125,7 +135,7 @@ def predict(
         found = encoding.find(images)
         classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
     else:
-        _refuse_guarantees(max_risk=max_risk, coverage=coverage)
+        _refuse_guarantees(max_risk=max_risk, coverage=coverage, sensitivity=sensitivity)
         found = encoding.find([model, *(images or [])])
         classifier = ogkd.zero_shot(
             opt.read_classes(zero_shot) or [],
@@ -142,7 +152,8 @@ def predict(
         )
     refs = classifier.refs(found)
     needs = None if classifier.head.ranking is not None else coverage
-    opt.require_calibration(classifier, max_risk=max_risk, coverage=needs)
+    if not classifier.card.findings:  # which the library refuses or explains itself
+        opt.require_calibration(classifier, max_risk=max_risk, coverage=needs)
     decider = Decider(classifier, policy)
     if explain is not None:
         _prepare(explain)
@@ -176,7 +187,8 @@ def predict(
                 say(note)
             if excel and out is None:
                 file.write(BOM)
-            write = (_csv if format == "csv" else _jsonl)(file, classifier.class_names)
+            csv_of = _findings_csv if classifier.card.findings else _csv
+            write = (csv_of if format == "csv" else _jsonl)(file, classifier.class_names)
             for number, row in enumerate(rows, start=1):
                 failed += row.error is not None
                 install = install or install_once([row.error or ""])[1]
@@ -266,6 +278,31 @@ def _csv(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]
     return write
 
 
+def _findings_csv(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]:
+    """The same of several findings: for each the answer and its probability."""
+    table = csv.writer(file, lineterminator="\n")
+    names = list(class_names)
+    each = [harmless(column) for name in names for column in (name, f"{name} probability")]
+    table.writerow(["path", "prediction", "unsure", "unfamiliar", "error", *each])
+
+    def write(row: Decision) -> None:
+        answers = row.answers or [""] * len(names)
+        shares = [f"{p:.6f}" for p in row.probabilities or ()] or [""] * len(names)
+        unsure = [name for name, said in zip(names, answers, strict=True) if said == "unsure"]
+        table.writerow(
+            [
+                harmless_path(row.image),
+                harmless(row.prediction or ""),
+                harmless("|".join(unsure)),
+                {None: "", True: "yes", False: "no"}[row.unfamiliar],
+                harmless(row.error or ""),
+                *(cell for pair in zip(answers, shares, strict=True) for cell in pair),
+            ]
+        )
+
+    return write
+
+
 def _jsonl(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]:
     """Write one JSON object per line; names are unchanged, and null means unknown."""
 
@@ -274,7 +311,7 @@ def _jsonl(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], Non
         if row.probabilities is not None:
             pairs = zip(class_names, row.probabilities, strict=True)
             shares = {name: round(value, 6) for name, value in pairs}
-        entry = {
+        entry: dict[str, Any] = {
             "path": str(row.image),
             "prediction": row.prediction,
             "probability": None if row.probability is None else round(row.probability, 6),
@@ -284,6 +321,8 @@ def _jsonl(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], Non
             "error": row.error,
             "probabilities": shares,
         }
+        if row.answers is not None:
+            entry["answers"] = dict(zip(class_names, row.answers, strict=True))
         # ASCII with escapes: valid JSON even if a file name is not valid text.
         file.write(json.dumps(entry) + "\n")
 

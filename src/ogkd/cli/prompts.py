@@ -143,6 +143,7 @@ def check(
             report |= {"backbone": model.name, "prompts": [asdict(score) for score in scores]}
             if data is not None:
                 images, splits = ogkd.read_manifest(data), tuple(split or ("train", "val"))
+                images.require_classes("Judging prompts by images")
                 report["zero_shot"] = zero_shot_accuracy(model, bank, images, splits=splits)
         bad = {"error", "warning"} if strict else {"error"}
         report["findings"] = [asdict(finding) for finding in findings]

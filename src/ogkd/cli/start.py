@@ -172,7 +172,9 @@ class _Start:
             write_json(self.out / "start.json", now)
         self.options |= answers
         names = self.manifest.class_names
-        return f"{len(self.manifest.items)} images of {len(names)} classes: {', '.join(names)}"
+        kind = "with {} findings" if self.manifest.has_findings else "of {} classes"
+        what = kind.format(len(names))
+        return f"{len(self.manifest.items)} images {what}: {', '.join(names)}"
 
     def _before(self) -> dict[str, Any]:
         """What an earlier start into the same folder has noted."""
@@ -235,8 +237,7 @@ class _Start:
         write_new(left, left_out_text(division, self.out))
         write_new(file, table_text(division.manifest, self.out))
         parts = {"learn from": "train", "calibrate on": "val", "test on": "test"}
-        counts = division.counts()
-        sizes = [f"{counts[part].total()} to {what}" for what, part in parts.items()]
+        sizes = [f"{division.size(part)} to {what}" for what, part in parts.items()]
         patients = any(item.group is not None for item in division.manifest.items)
         by = "patient by patient" if patients else "image by image"
         if self.manifest.has_splits:
@@ -256,6 +257,8 @@ class _Start:
         used, names = len(division.manifest.items), division.manifest.class_names
         if division.left_out and not typer.confirm(f"Go on with the other {used} images?", True):
             raise Interrupted("Stopped. Fix the data and start again with another --out.")
+        if division.manifest.has_findings:
+            return
         if self.options["normal"] is None and not normal_labels(names, None):
             wanted = typer.prompt(
                 f"Which of {', '.join(names)} mean 'nothing found'? Names separated by commas, or "
@@ -297,11 +300,13 @@ class _Start:
                 raise
             card = fit_request(request).card
         images, name = sum(card.support_counts), card.backbone.short_name
+        if card.findings:
+            images = len(card.support_images)
         return f"{card.method} on {name} learned from {images} images -> {place}"
 
     def _calibrate(self) -> str:
         from ogkd.evaluation.calibrate import FEWEST
-        from ogkd.model.calibration import CALIBRATION
+        from ogkd.model.calibration import CALIBRATION, Calibration
 
         file = self.out / "model" / CALIBRATION
         if file.is_file():
@@ -318,7 +323,8 @@ class _Start:
         except DataError as error:
             return f"skipped: {error}"
         found.write(file)
-        return f"on {found.images} images, temperature {found.temperature:.3f}"
+        what = f", temperature {found.temperature:.3f}" if isinstance(found, Calibration) else ""
+        return f"on {found.images} images{what}"
 
     @cached_property
     def evaluation(self) -> Any:
@@ -350,9 +356,12 @@ class _Start:
         result = json.loads((self.out / "evaluation.json").read_text(encoding="utf-8"))
         yield ""
         yield result["verdict"]["text"]
-        if untested := [name for name, row in result["per_class"].items() if not row["images"]]:
+        if result.get("asks") == "findings":
+            few = {name: row["present"] for name, row in result["per_finding"].items()}
+        else:
+            few = {name: row["images"] for name, row in result["per_class"].items()}
+        if untested := [name for name, images in few.items() if not images]:
             yield f"Not tested, because there was no image to test on: {', '.join(untested)}."
-        few = {name: row["images"] for name, row in result["per_class"].items()}
         if hardly := [f"{name} ({n})" for name, n in few.items() if 0 < n < _FEW]:
             yield f"Hardly tested, with so few images to test on: {', '.join(hardly)}."
         yield f"\nEverything is in {self.out}:"

@@ -138,8 +138,8 @@ def _assign(
     shares = _shares(fractions)
     names = _unit_names(items, together)
     units: dict[str, Counter[int]] = defaultdict(Counter)
-    for name, label in sorted(zip(names, (item.label for item in items), strict=True)):
-        units[name][label] += 1
+    for name, marks in sorted(zip(names, (item.marks for item in items), strict=True)):
+        units[name].update(marks)
     order = list(units)
     random.Random(f"split {seed}").shuffle(order)
     order.sort(key=lambda unit: -units[unit].total())  # the large ones while there is room for them

@@ -86,10 +86,11 @@ def resolve_data(
     root: Path | None = None,
     class_names: Sequence[str] | None = None,
     bags: str | None = None,
+    findings: Sequence[str] | None = None,
 ) -> Manifest:
     """Read data given as a path in any layout or as the name of a benchmark.
 
-    `root`, `class_names` and `bags` are for layouts that do not specify them (see
+    `root`, `class_names`, `bags` and `findings` are for layouts that do not specify them (see
     `read_manifest`).
     """
     from ogkd.datasets.manifest import Manifest
@@ -109,7 +110,7 @@ def resolve_data(
             f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'?",
             argument="data",
         )
-    return read_manifest(path, root=root, class_names=class_names, bags=bags)
+    return read_manifest(path, root=root, class_names=class_names, bags=bags, findings=findings)
 
 
 def download_benchmark(

@@ -24,6 +24,8 @@ _SPLIT_NAMES = {
     "validation": "val",
     "testing": "test",
 }
+PRESENT, ABSENT, UNKNOWN = 1, 0, -1  # what is known about a finding in an image
+NO_CLASS = -1  # the label of an image that has findings instead
 _SHOWN = 20  # lines of a message before "and N more"
 
 
@@ -34,6 +36,8 @@ class Item:
     `group` is the patient or lesion: images of one group are never learned from and judged on.
     Pictures of one `bag` (an exam, the slices of a volume) share one answer, `label`; `shows` is
     what the picture itself shows, if that is known (see `ogkd.datasets.bags`).
+    Where each image may show several things, `findings` says of each of them: PRESENT, ABSENT or
+    UNKNOWN, and `label` is NO_CLASS.
     """
 
     image: ImageRef
@@ -42,11 +46,31 @@ class Item:
     group: str | None = None
     bag: str | None = None
     shows: int | None = None
+    findings: tuple[int, ...] | None = None
+
+    @property
+    def answer(self) -> int | tuple[int, ...]:
+        """What is known about the image: its class, or its findings."""
+        return self.label if self.findings is None else self.findings
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """The numbers of its class, or of the findings that are present."""
+        if self.findings is None:
+            return (self.label,)
+        return tuple(f for f, said in enumerate(self.findings) if said == PRESENT)
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """What a part of the data should have its share of: the class, or each known finding."""
+        if self.findings is None:
+            return (self.label,)
+        return tuple(2 * f + said for f, said in enumerate(self.findings) if said != UNKNOWN)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Labelled images and the class names their labels count through."""
+    """Labelled images and the class names their labels count through, or names of findings."""
 
     items: tuple[Item, ...]
     class_names: tuple[str, ...]
@@ -66,6 +90,34 @@ class Manifest:
         return any(item.split for item in self.items)
 
     @property
+    def has_findings(self) -> bool:
+        """What is asked of an image: several findings, each present or not, or one class."""
+        return bool(self.items) and self.items[0].findings is not None
+
+    def label_text(self, item: Item) -> str:
+        """The class of an image in words; or its findings, with a ? if they are unknown."""
+        if item.findings is None:
+            return self.class_names[item.label]
+        mark = {PRESENT: "{}", UNKNOWN: "{}?"}
+        pairs = zip(self.class_names, item.findings, strict=True)
+        return "|".join(mark[said].format(name) for name, said in pairs if said in mark) or "none"
+
+    def require_classes(self, who: str) -> Manifest:
+        """The dataset itself; refused, in the name of `who`, if it has several findings."""
+        if self.has_findings:
+            raise DataError(
+                f"{who} needs one class for each image, but this data lists several findings "
+                f"({', '.join(self.class_names)}). Give a table with a column label."
+            )
+        return self
+
+    def finding_counts(self, items: Sequence[Item] | None = None) -> list[tuple[int, int, int]]:
+        """For each finding, how many images (default: all) have it, do not, are unknown."""
+        rows = [item.findings or () for item in (self.items if items is None else items)]
+        found = [Counter(row[f] for row in rows) for f in range(len(self.class_names))]
+        return [(one[PRESENT], one[ABSENT], one[UNKNOWN]) for one in found]
+
+    @property
     def sha256(self) -> str:
         """A digest of the table, not of the pixels: class names, paths, labels, splits, groups.
 
@@ -78,7 +130,7 @@ class Manifest:
         except ValueError as error:  # none, or several drives
             raise DataError("The dataset has no images, or they are not on one drive.") from error
         rows = sorted(
-            [path.relative_to(root).as_posix(), item.label, item.split, item.group or ""]
+            [path.relative_to(root).as_posix(), item.answer, item.split, item.group or ""]
             for item, path in zip(self.items, whole, strict=True)
         )
         text = json.dumps([self.class_names, rows], ensure_ascii=True)
@@ -168,7 +220,7 @@ def refuse_twice(source: Path, places: Sequence[tuple[str, Item]]) -> None:
             seen[key] = (place, item)
             continue
         first, other = seen[key]
-        what = "the same label" if other.label == item.label else "another label"
+        what = "the same label" if other.answer == item.answer else "another label"
         complaints.append(f"{item.image}: {first} and {place}, with {what}")
     if complaints:
         raise DataError(

@@ -29,6 +29,7 @@ def read_manifest(
     root: str | Path | None = None,
     class_names: Sequence[str] | None = None,
     bags: str | None = None,
+    findings: Sequence[str] | None = None,
 ) -> Manifest:
     """Read a dataset in any layout: what is at `source` decides which.
 
@@ -36,10 +37,16 @@ def read_manifest(
     (.json) or a MedMNIST file (.npz). `root` is where the paths of a table or split file count
     from, if not from its own folder. `class_names` gives the classes in label order; a label
     outside them is refused. `bags` is the column of a table whose images belong together.
+    `findings` are columns of a table that say 1, 0 or nothing (unknown) about an image each;
+    without it, they are found if the table has no column label.
     """
     path = Path(source)
     base = None if root is None else Path(root)
     ending = path.suffix.lower()
+    if findings is not None and (path.is_dir() or ending in (".json", ".npz")):
+        raise ConfigError(
+            f"Findings are columns of a table, but {path} is not a table.", argument="findings"
+        )
     if base is not None and (path.is_dir() or ending == ".npz"):
         raise ConfigError(f"A root goes with a table or a split file, but {path} has its images.")
     if base is not None and not base.is_dir():
@@ -52,7 +59,7 @@ def read_manifest(
         return read_coop_json(path, root=base, class_names=class_names)
     if ending == ".npz":
         return read_medmnist(path, class_names=class_names)
-    return read_table(path, root=base, class_names=class_names, bags=bags)
+    return read_table(path, root=base, class_names=class_names, bags=bags, findings=findings)
 
 
 def require_files(items: Sequence[Item]) -> None:

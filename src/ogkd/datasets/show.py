@@ -38,27 +38,36 @@ def manifest_html(manifest: Manifest) -> str:
 def _title(manifest: Manifest) -> str:
     groups = len({item.group for item in manifest.items if item.group is not None})
     found = f" of {groups} patients or groups" if groups else ""
-    return f"{len(manifest.items)} images{found} in {len(manifest.class_names)} classes"
+    what = "with {} findings" if manifest.has_findings else "in {} classes"
+    return f"{len(manifest.items)} images{found} {what.format(len(manifest.class_names))}"
+
+
+def _kind(manifest: Manifest) -> str:
+    return "finding" if manifest.has_findings else "class"
 
 
 def _rest(manifest: Manifest) -> list[str]:
     more = len(manifest.class_names) - _LINES
-    return [f"... and {more} more classes"] if more > 0 else []
+    return (
+        [f"... and {more} more {'findings' if manifest.has_findings else 'classes'}"]
+        if more > 0
+        else []
+    )
 
 
 def _counts(manifest: Manifest) -> tuple[list[str], list[list[object]]]:
     """Headings and one row per class: its name, and its images in each split."""
     splits = list(dict.fromkeys(item.split for item in manifest.items))
-    counts = Counter((item.label, item.split) for item in manifest.items)
+    counts = Counter((label, item.split) for item in manifest.items for label in item.present)
     rows = [
         [name, *(counts[label, split] for split in splits)]
         for label, name in enumerate(manifest.class_names[:_LINES])
     ]
-    return ["class", *(split or "images" for split in splits)], rows
+    return [_kind(manifest), *(split or "images" for split in splits)], rows
 
 
 def _thumbnails(manifest: Manifest, label: int) -> Html:
-    images = [item.image for item in manifest.items if item.label == label]
+    images = [item.image for item in manifest.items if label in item.present]
     chosen = np.linspace(0, len(images) - 1, min(_EACH, len(images))).astype(int)
     found, lost = [], 0
     for number in chosen:

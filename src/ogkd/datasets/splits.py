@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from ogkd.datasets.manifest import Item, Manifest, by_bag
 from ogkd.errors import ConfigError
+from ogkd.images import ImageRef
 
 Sampling = Literal["released", "nested"]
 MAX_SEED = 2**32 - 1  # what every generator takes
@@ -61,6 +62,8 @@ def support_and_val(
             "a zero-shot method needs none."
         )
     few = min(shots, _VAL_SHOTS)
+    if train and train[0].findings is not None:
+        return _of_findings(train, shots, seed), _of_findings(val, few, seed)
     if any(item.bag is not None for item in (*train, *val)):
         return _whole_bags(train, val, shots, seed, sampling)
     if sampling == "nested":
@@ -101,6 +104,24 @@ def _nested(items: Sequence[Item], shots: int, seed: int) -> list[Item]:
     return drawn
 
 
+def _of_findings(items: Sequence[Item], shots: int, seed: int) -> list[Item]:
+    """Images until each finding has `shots` with it and as many without, the rarest first.
+
+    An image is drawn once and tells about all of its findings, so that some get more. It depends
+    on the paths alone, not on their order; the images of K shots are among those of more.
+    """
+    line = sorted(items, key=lambda item: item.image.as_posix())
+    random.Random(f"findings {seed}").shuffle(line)
+    by_mark: dict[int, list[Item]] = {}
+    for item in line:
+        for mark in item.marks:
+            by_mark.setdefault(mark, []).append(item)
+    drawn: dict[ImageRef, Item] = {}
+    for mine in sorted(by_mark.values(), key=len):
+        drawn |= {item.image: item for item in mine[:shots]}
+    return list(drawn.values())
+
+
 def _by_label(items: Sequence[Item]) -> dict[int, list[Item]]:
     by_label: dict[int, list[Item]] = {}
     for item in items:
@@ -111,8 +132,8 @@ def _by_label(items: Sequence[Item]) -> dict[int, list[Item]]:
 def shortfalls(
     class_names: Sequence[str], drawn: Sequence[Item], shots: int | None
 ) -> dict[str, int]:
-    """The classes that have fewer images than `shots`, and how many they have."""
-    counts = Counter(mine[0].label for mine in by_bag(drawn).values())
+    """The classes or findings with fewer images than `shots`, and how many they have."""
+    counts = Counter(label for mine in by_bag(drawn).values() for label in mine[0].present)
     return {
         name: counts[label]
         for label, name in enumerate(class_names)
@@ -135,7 +156,7 @@ def base_and_novel(class_names: Sequence[str]) -> tuple[tuple[int, ...], tuple[i
 
 
 def keep_classes(manifest: Manifest, labels: Sequence[int]) -> Manifest:
-    """The dataset with these classes only, numbered from 0 in the order of their old labels.
+    """The dataset with these classes or findings only, numbered from 0 in their old order.
 
     The released code draws its shots from all classes first and keeps the base classes then.
     """
@@ -150,8 +171,10 @@ def keep_classes(manifest: Manifest, labels: Sequence[int]) -> Manifest:
         replace(
             item, label=new[item.label], shows=new.get(-1 if item.shows is None else item.shows)
         )
+        if item.findings is None
+        else replace(item, findings=tuple(item.findings[f] for f in kept))
         for item in manifest.items
-        if item.label in new
+        if item.label in new or item.findings is not None
     )
     return Manifest(items, tuple(manifest.class_names[label] for label in kept))
 

@@ -1,4 +1,4 @@
-"""CSV and TSV tables: `path,label[,split][,patient]`, one image per line."""
+"""CSV and TSV tables: `path,label[,split][,patient]`, one image per line; or findings for label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from ogkd.datasets.findings import LISTED, finding_cells, read_findings
 from ogkd.datasets.manifest import (
+    NO_CLASS,
     Item,
     Manifest,
     class_labels,
@@ -30,6 +32,7 @@ _EMPTY = ("nan", "<na>", "#n/a", "null")
 _KNOWN = ("path", "label", "split", *_GROUPS)
 BAG = "bag"
 NOT_COLUMNS = ("folder", "study", "series")  # bags that files say themselves
+_OWN = (*_KNOWN, LISTED, BAG)
 
 
 def read_table(
@@ -38,14 +41,51 @@ def read_table(
     root: Path | None = None,
     class_names: Sequence[str] | None = None,
     bags: str | None = None,
+    findings: Sequence[str] | None = None,
 ) -> Manifest:
     """Paths count from `root`, else from the table's own folder; `bags` is the column with them.
 
-    A table is the user's own: absolute paths and `..` are taken as they stand.
+    A table is the user's own: absolute paths and `..` are taken as they stand. Without a column
+    label, or if `findings` names some, each image has findings instead of one class.
     """
     header, rows = _rows(path)
-    bag = bag_column(path, header, bags)
+    bag = bag_column(path, list(header), bags)
     group = _group_column(path, [name for name in header if name != bag or name == "patient"])
+    for line, row in rows:
+        if near := misspelt_split(row.get("split", "")):
+            raise DataError(
+                f"{path}, line {line}: the split is '{row['split']}'. Is it '{near}'? Correct it."
+            )
+    without = [line for line, row in rows if not row.get("split")]
+    if 0 < len(without) < len(rows):
+        raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
+    answers: list[tuple[int, tuple[int, ...] | None]]
+    if findings is not None or "label" not in header:
+        others = {name: spelt for name, spelt in header.items() if name not in (*_OWN, bag)}
+        names, said = read_findings(path, others, rows, findings or class_names)
+        answers = [(NO_CLASS, one) for one in said]
+    else:
+        names, labels = _classes(path, rows, class_names)
+        answers = [(label, None) for label in labels]
+    folder = path.parent if root is None else root
+    items = []
+    for (_, row), (label, known) in zip(rows, answers, strict=True):
+        image = ImageRef.of(folder / row["path"])
+        patient = (row[group] if group else "") or _volume(row["path"], image)
+        split, exam = split_name(row.get("split", "")), row[bag] if bag else None
+        items.append(Item(image, label, split, patient, exam, findings=known))
+    lines = [f"line {line}" for line, _ in rows]
+    refuse_twice(path, list(zip(lines, items, strict=True)))
+    return Manifest(tuple(items), names)
+
+
+def _classes(
+    path: Path, rows: Sequence[tuple[int, dict[str, str]]], class_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], list[int]]:
+    """The classes of the column label, and the class of each row."""
+    for line, row in rows:
+        if not row["label"]:
+            raise DataError(f"{path}, line {line}: label is empty. Fill it in.")
     raw = sorted({row["label"] for _, row in rows})
     names, labels = class_labels(path, raw, class_names)
     if len(names) < 2:
@@ -58,23 +98,7 @@ def read_table(
                 f"{path}, line {line}: the label is '{row['label']}', which is how programs write "
                 "an empty cell. Fill it in, remove the line, or rename the class."
             )
-        if near := misspelt_split(row.get("split", "")):
-            raise DataError(
-                f"{path}, line {line}: the split is '{row['split']}'. Is it '{near}'? Correct it."
-            )
-    without = [line for line, row in rows if not row.get("split")]
-    if 0 < len(without) < len(rows):
-        raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
-    folder = path.parent if root is None else root
-    items = []
-    for _, row in rows:
-        image = ImageRef.of(folder / row["path"])
-        patient = (row[group] if group else "") or _volume(row["path"], image)
-        split, exam = split_name(row.get("split", "")), row[bag] if bag else None
-        items.append(Item(image, labels[row["label"]], split, patient, exam))
-    lines = [f"line {line}" for line, _ in rows]
-    refuse_twice(path, list(zip(lines, items, strict=True)))
-    return Manifest(tuple(items), names)
+    return names, [labels[row["label"]] for _, row in rows]
 
 
 def table_text(manifest: Manifest, folder: Path) -> str:
@@ -92,19 +116,27 @@ def table_text(manifest: Manifest, folder: Path) -> str:
         )
         if any(value is not None for value in values)
     }
-    rows = [["path", "label", "split", *extra]]
+    names = list(manifest.class_names)
+    asked = names if manifest.has_findings else ["label"]
+    if odd := set(map(str.lower, names)) & set(_OWN) if manifest.has_findings else ():
+        raise DataError(
+            f"A finding cannot be called '{min(odd)}' in a table, where that column has another "
+            "meaning. Rename it."
+        )
+    rows = [["path", *map(harmless, asked), "split", *extra]]
     place = relative_to(folder)
     for number, item in enumerate(manifest.items):
         more = [harmless(values[number] or "") for values in extra.values()]
-        label = harmless(manifest.class_names[item.label])
-        rows.append([place(item.image), label, item.split, *more])
+        said = item.findings
+        label = [harmless(names[item.label])] if said is None else finding_cells(said)
+        rows.append([place(item.image), *label, item.split, *more])
     return csv_text(rows)
 
 
 def read_bag_table(path: Path, bags: str | None) -> list[tuple[ImageRef, str | None]]:
     """The images of a table without labels, and their bags."""
-    header, rows = _rows(path, needed=("path",))
-    bag = bag_column(path, header, bags)
+    header, rows = _rows(path)
+    bag = bag_column(path, list(header), bags)
     return [(ImageRef.of(path.parent / row["path"]), row[bag] if bag else None) for _, row in rows]
 
 
@@ -176,24 +208,23 @@ def _group_column(path: Path, header: Sequence[str]) -> str | None:
     return found[0] if found else None
 
 
-def _rows(
-    path: Path, needed: Sequence[str] = ("path", "label")
-) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """The header, and line number and cells of each row that is not blank."""
+def _rows(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]:
+    """The columns with their spelling, and line number and cells of each row that is not blank."""
     text = _text(path)
     try:
         tabs = path.suffix.lower() == ".tsv"
-        header, lines = _cells(text, "\t" if tabs else _delimiter(text, needed))
+        spelt, lines = _cells(text, "\t" if tabs else _delimiter(text))
     except csv.Error as error:
         raise DataError(f"{path} is not a UTF-8 table ({error}). Save it as UTF-8 CSV.") from error
-    if not set(needed) <= set(header):
-        optional = " (and, if you like, split and patient)" if "label" in needed else ""
+    header = [name.lower() for name in spelt]
+    if "path" not in header:
         raise DataError(
-            f"{path} needs the column{'s' * (len(needed) > 1)} {' and '.join(needed)}{optional}, "
+            f"{path} needs the columns path and label (and, if you like, split and patient), "
             f"but has: {', '.join(header) or 'none'}."
         )
-    twice = sorted({name for name in _KNOWN if header.count(name) > 1})
-    if twice:
+    # Without a label, any other column may be a finding.
+    once = _OWN if "label" in header else [name for name in header if name]
+    if twice := sorted({name for name in once if header.count(name) > 1}):
         raise DataError(f"{path} has the column {twice[0]} twice. Keep one.")
     rows = []
     for line, cells in lines:
@@ -206,15 +237,14 @@ def _rows(
             )
         cells += [""] * (len(header) - len(cells))
         row = dict(zip(header, cells, strict=True))
-        for column in needed:
-            if not row[column]:
-                raise DataError(f"{path}, line {line}: {column} is empty. Fill it in.")
+        if not row["path"]:
+            raise DataError(f"{path}, line {line}: path is empty. Fill it in.")
         if "\0" in row["path"]:
             raise DataError(f"{path}, line {line}: the path contains a zero byte. Write it again.")
         rows.append((line, row))
     if not rows:
         raise DataError(f"{path} has no rows below its header.")
-    return header, rows
+    return dict(zip(header, spelt, strict=True)), rows
 
 
 def _text(path: Path) -> str:
@@ -237,16 +267,17 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _delimiter(text: str, needed: Sequence[str]) -> str:
+def _delimiter(text: str) -> str:
     """Spreadsheets of many countries write semicolons into their CSV, because 0,5 is a number."""
     header = text.split("\n", 1)[0]
     for delimiter in ",;\t":
-        if set(needed) <= set(_cells(header, delimiter)[0]):
+        names = [name.lower() for name in _cells(header, delimiter)[0]]
+        if len(names) > 1 and "path" in names:
             return delimiter
     return ","
 
 
 def _cells(text: str, delimiter: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    header = [cell.strip().lower() for cell in next(reader, [])]
+    header = [unquoted(cell.strip()) for cell in next(reader, [])]
     return header, [(reader.line_num, [unquoted(cell.strip()) for cell in row]) for row in reader]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from ogkd.datasets.manifest import Manifest
-from ogkd.errors import DataError
+from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
+from ogkd.model.answers import Answers
 from ogkd.model.calibration import (
     Calibration,
     held_out_for_coverage,
@@ -16,6 +18,8 @@ from ogkd.model.calibration import (
     more_needed,
 )
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Policy
+from ogkd.model.findings import CONFIDENCE, FindingsCalibration
 from ogkd.model.temperature import BOUNDS
 
 FEWEST = images_needed_for_coverage(0.9)
@@ -33,14 +37,24 @@ def calibrate(
     *,
     split: str = "val",
     leave_out_used: bool = False,
+    sensitivity: float | None = None,
+    confidence: float | None = None,
     say: Callable[[str], None] | None = None,
-) -> Calibration:
+) -> Calibration | FindingsCalibration:
     """Calibrate on labelled images; images that the model was fitted on are refused.
 
     With `leave_out_used` they are left out instead. Nothing is changed or written: assign the
     result to `classifier.calibration`, or write it into the model folder. `say` receives short
-    notes for the user.
+    notes for the user. Of a model of several findings, `sensitivity` is the share of images with
+    a finding that are not to be answered "no", which is then promised with `confidence` (0.9).
     """
+    if (sensitivity or confidence) and not classifier.card.findings:
+        argument = "sensitivity" if sensitivity else "confidence"
+        raise ConfigError(
+            f"{argument} is for models that answer several findings; this one gives an image one "
+            "class.",
+            argument=argument,
+        )
     card = classifier.card
     found = predict_labelled(classifier, data, split=split)
     found = _unused(found, card.seen, leave_out_used=leave_out_used)
@@ -55,15 +69,24 @@ def calibrate(
             "All images come from one patient or group, but calibration needs at least two. Check "
             "the column with patients or groups."
         )
-    calibration = Calibration.fit(
-        found.logits,
-        found.labels,
-        found.keys,
-        groups=found.groups,
-        pixels=[image.pixel_fingerprint for image in found.images],
-        weights_sha256=classifier.weights_sha256,
-        engine=classifier.backbone.engine,
-    )
+    images_and_model: dict[str, Any] = {
+        "groups": found.groups,
+        "pixels": [image.pixel_fingerprint for image in found.images],
+        "weights_sha256": classifier.weights_sha256,
+        "engine": classifier.backbone.engine,
+    }
+    calibration: Calibration | FindingsCalibration
+    if found.findings:
+        calibration = FindingsCalibration.fit(
+            found.logits,
+            found.labels,
+            found.keys,
+            sensitivity=sensitivity,
+            confidence=CONFIDENCE if confidence is None else confidence,
+            **images_and_model,
+        )
+    else:
+        calibration = Calibration.fit(found.logits, found.labels, found.keys, **images_and_model)
     if say is not None:
         for warning in found.warnings:
             say(f"WARNING: {warning}")
@@ -73,6 +96,11 @@ def calibrate(
                 "none of them are included: they would make it look more confident than it should "
                 "be."
             )
+        if isinstance(calibration, FindingsCalibration):
+            made = Classifier(classifier.backbone, classifier.head, card, calibration=calibration)
+            notes = [note for note in Answers(made, Policy()).notes if note.startswith("Note: ")]
+            for note in notes:
+                say(note)
         for note in _notes(found, calibration):
             say(f"Note: {note}")
     return calibration
@@ -99,10 +127,15 @@ def _unused(
     return found.without(copies)
 
 
-def _notes(found: LabelledPredictions, calibration: Calibration) -> Iterator[str]:
+def _notes(
+    found: LabelledPredictions, calibration: Calibration | FindingsCalibration
+) -> Iterator[str]:
     """What a user should know about this calibration before relying on it."""
     low, high = BOUNDS
-    if not low * 1.01 < calibration.temperature < high / 1.01:
+    if (
+        isinstance(calibration, Calibration)
+        and not low * 1.01 < calibration.temperature < high / 1.01
+    ):
         yield (
             f"the temperature {calibration.temperature:.3g} is at the limit of the allowed range: "
             "the probabilities say little about how often the model is correct."
@@ -113,6 +146,8 @@ def _notes(found: LabelledPredictions, calibration: Calibration) -> Iterator[str
             f"{len(groups)} images come from {len(set(groups))} patients or groups. Sets and "
             "thresholds treat images as independent, so their guarantees are weaker than stated."
         )
+    if not isinstance(calibration, Calibration):
+        return
     counted = zip(found.class_names, calibration.counts, strict=True)
     if absent := ", ".join(name for name, count in counted if not count):
         yield f"there are no images of: {absent}. The guarantees do not cover them."

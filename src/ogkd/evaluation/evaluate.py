@@ -14,6 +14,7 @@ from ogkd.datasets.catalog import benchmarks
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError
 from ogkd.evaluation import confidence
+from ogkd.evaluation.findings import evaluate_findings
 from ogkd.evaluation.metrics import (
     LEVEL,
     Array,
@@ -28,8 +29,10 @@ from ogkd.evaluation.prevalence import PREVALENCES, accuracy_at, screening_at
 from ogkd.evaluation.show import Evaluation
 from ogkd.evaluation.verdict import calibration_text, verdict
 from ogkd.model.calibration import Calibration
+from ogkd.model.calibration_file import CalibrationFile
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
+from ogkd.model.findings import FindingsCalibration
 from ogkd.model.prior import class_shares, equal, reweighted
 from ogkd.model.support_sets import SupportSets
 from ogkd.prompts.bank import fold
@@ -74,7 +77,7 @@ def evaluate(
 
 def evaluate_predictions(
     found: LabelledPredictions,
-    calibration: Calibration | None = None,
+    calibration: CalibrationFile | None = None,
     *,
     graded: bool | None = None,
     resamples: int = 1000,
@@ -87,8 +90,11 @@ def evaluate_predictions(
 
     Shares are 0..1, or None if undefined. Probabilities are calibrated if a calibration is
     given. `card` says which images the model learned from; `support_sets` are measured if there
-    is no calibration.
+    is no calibration. Several findings are measured as `evaluate_findings` says.
     """
+    if found.findings:
+        return _of_findings(found, calibration, resamples, seed, card, graded, prior)
+    assert calibration is None or isinstance(calibration, Calibration)
     shares = None if prior is None else class_shares(prior, found.class_names)
     grades: bool | Sequence[int] = grade_order(found.class_names) if graded is None else graded
     labels, names, p = found.labels, found.class_names, found.probabilities(calibration)
@@ -133,6 +139,26 @@ def evaluate_predictions(
         support=card.support_counts if card else (),
     )
     return Evaluation({"verdict": said, **result})
+
+
+def _of_findings(
+    found: LabelledPredictions,
+    calibration: CalibrationFile | None,
+    resamples: int,
+    seed: int,
+    card: ModelCard | None,
+    graded: bool | None,
+    prior: Mapping[str, float] | None,
+) -> Evaluation:
+    for argument, given in (("graded", graded), ("prior", prior)):
+        if given:
+            raise ConfigError(
+                f"{argument} is for models that give an image one class, but this one answers "
+                "several findings.",
+                argument=argument,
+            )
+    assert calibration is None or isinstance(calibration, FindingsCalibration)
+    return evaluate_findings(found, calibration, resamples=resamples, seed=seed, card=card)
 
 
 def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:

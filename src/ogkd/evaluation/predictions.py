@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from ogkd.backbones.builtin import warning_of
 from ogkd.datasets.fetch import resolve_data
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.manifest import UNKNOWN, Item, Manifest
 from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.images import ImageRef, SliceRule
-from ogkd.model.calibration import Calibration
+from ogkd.model.answers import probabilities_of
+from ogkd.model.calibration_file import CalibrationFile
 from ogkd.model.classifier import Classifier
-from ogkd.model.temperature import softmax
 from ogkd.progress import progress_bar
 from ogkd.prompts.bank import fold
 
@@ -28,7 +28,7 @@ from ogkd.prompts.bank import fold
 class LabelledPredictions:
     """Labelled images with the model's outputs; labels and columns index the model's classes."""
 
-    labels: NDArray[np.int64]  # [N]
+    labels: NDArray[np.int64]  # [N]; of several findings [N, F]: 1, 0, or -1 if unknown
     logits: NDArray[np.float32]  # [N, C], before calibration
     features: NDArray[np.float32]  # [N, d]
     images: list[ImageRef]
@@ -77,9 +77,14 @@ class LabelledPredictions:
             keys=[self.keys[row] for row in rows],
         )
 
-    def probabilities(self, calibration: Calibration | None = None) -> NDArray[np.float32]:
+    @property
+    def findings(self) -> bool:
+        """Whether several findings are asked of an image, and not one class."""
+        return self.labels.ndim == 2
+
+    def probabilities(self, calibration: CalibrationFile | None = None) -> NDArray[np.float32]:
         """[N, C], calibrated if a calibration is given."""
-        return softmax(self.logits, calibration.temperature if calibration else 1.0)
+        return probabilities_of(self.logits, calibration, findings=self.findings)
 
 
 def predict_labelled(
@@ -98,14 +103,21 @@ def predict_labelled(
     chosen = replace(manifest, items=tuple(manifest.part(split)))
     items = chosen.sliced(slice or classifier.card.slice_rule).items
     names = classifier.class_names
-    label_of = _match_classes(names, manifest, {item.label for item in items})
+    said: list[str] = []
+    _refuse_other_question(classifier, manifest)
+    if manifest.has_findings:
+        labels, said = _match_findings(names, manifest, items)
+    else:
+        label_of = _match_classes(names, manifest, {item.label for item in items})
+        labels = np.array([label_of[item.label] for item in items], dtype=np.int64)
     require_files(items)
     images = [item.image for item in items]
     store = FeatureStore(classifier.backbone)
     features = store.get(images, deep=classifier.deep).rows[:, 0].numpy()
-    warning = warning_of(classifier.backbone, features)
+    if warning := warning_of(classifier.backbone, features):
+        said.append(warning)
     found = LabelledPredictions(
-        labels=np.array([label_of[item.label] for item in items], dtype=np.int64),
+        labels=labels,
         logits=classifier.logits(features),
         features=features,
         images=images,
@@ -113,16 +125,46 @@ def predict_labelled(
         keys=[image.fingerprint for image in images],
         class_names=names,
         normal=tuple(c for c, name in enumerate(names) if name in classifier.card.normal),
-        warnings=(warning,) if warning else (),
+        warnings=tuple(said),
     )
     pooled = int(found.copies_of(frozenset(classifier.card.unlabelled_images)).sum())
     if not pooled:
         return found
-    said = (
+    again = (
         f"{pooled} of these {len(images)} images were among the unlabelled images of the fit: for "
         "new images the model may be a little worse than these numbers say."
     )
-    return replace(found, warnings=(*found.warnings, said))
+    return replace(found, warnings=(*found.warnings, again))
+
+
+def _refuse_other_question(classifier: Classifier, manifest: Manifest) -> None:
+    """Refuse data that answers another question than the model: one class, or several findings."""
+    if classifier.card.findings and not manifest.has_findings:
+        raise DataError(
+            "The model answers several findings, but the data gives each image one class. Give a "
+            "table with a column for each finding (1, 0 or empty), or name these columns.",
+            argument="findings",
+        )
+    if not classifier.card.findings:
+        manifest.require_classes("The model")
+
+
+def _match_findings(
+    names: Sequence[str], manifest: Manifest, items: Sequence[Item]
+) -> tuple[NDArray[np.int64], list[str]]:
+    """What is known of the model's findings [N, F], matched by name, and warnings."""
+    column = {fold(name): number for number, name in enumerate(manifest.class_names)}
+    missing = [name for name in names if fold(name) not in column]
+    if len(missing) == len(names):
+        raise DataError(
+            f"The data has none of the model's findings: {', '.join(names)}. It has: "
+            f"{', '.join(manifest.class_names)}."
+        )
+    said = np.array([item.findings for item in items], dtype=np.int64)
+    said = np.concatenate([said, np.full((len(said), 1), UNKNOWN)], axis=1)
+    labels = said[:, [column.get(fold(name), -1) for name in names]]
+    absent = f"The data says nothing about: {', '.join(missing)}. They are not judged."
+    return labels, [absent] if missing else []
 
 
 def _match_classes(

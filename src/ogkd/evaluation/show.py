@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ogkd.evaluation.names import METRICS, Metric
@@ -18,8 +18,7 @@ class Evaluation(dict[str, Any]):
     """The result of an evaluation; it is a plain dictionary to JSON and to everything else."""
 
     def __repr__(self) -> str:
-        parts = [[self._title()], text_table(_HEAD, self._metrics())]
-        parts += [text_table(_CLASS_HEAD, self._classes()), self._words()]
+        parts = [[self._title()], *(text_table(*one) for one in self._tables()), self._words()]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _repr_html_(self) -> str:
@@ -27,8 +26,7 @@ class Evaluation(dict[str, Any]):
         return panel(
             self._title(),
             *words[:1],
-            table(_HEAD, self._metrics()),
-            table(_CLASS_HEAD, self._classes()),
+            *(table(*one) for one in self._tables()),
             *map(small, words[1:]),
         )
 
@@ -46,6 +44,12 @@ class Evaluation(dict[str, Any]):
             for what, count in used.items()
             if count
         ]
+
+    def _tables(self) -> list[tuple[Sequence[str], Iterable[Sequence[object]]]]:
+        """Headings and rows of each table."""
+        if self.get("asks") == "findings":
+            return [finding_rows(self), answer_rows(self)]
+        return [(_HEAD, self._metrics()), (_CLASS_HEAD, self._classes())]
 
     def _metrics(self) -> Iterator[tuple[str, str, str]]:
         for name in _SUMMARY:
@@ -65,3 +69,39 @@ def _value(
 ) -> tuple[str, str]:
     shown = "-" if value is None else metric.text(value)
     return shown, "" if ends is None else f"{metric.text(ends[0])} to {metric.text(ends[1])}"
+
+
+def finding_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[object]]]:
+    """Headings and a row for each finding, then for their averages: for tables of any kind."""
+    head = ["finding", "with", "without", "unknown", "AUROC", "average precision", "prevalence"]
+    body: list[list[object]] = []
+    for name, row in result["per_finding"].items():
+        counts = [row["present"], row["absent"], row["unknown"]]
+        body.append([name, *counts, *_shown(row), _percent(row["prevalence"])])
+    for name, words in {"macro": "mean of findings", "micro": "all answers together"}.items():
+        body.append([words, "", "", "", *_shown(result[name]), ""])
+    return head, body
+
+
+def answer_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[object]]]:
+    """Headings and, for each finding, how images with and without it were answered."""
+    head = ["finding", "with it: yes", "unsure", "no", "without: yes", "unsure", "no"]
+    kinds = [
+        f"{truth}_{said}" for truth in ("present", "absent") for said in ("yes", "unsure", "no")
+    ]
+    return head, [
+        [name, *(row[kind] for kind in kinds)] for name, row in result["per_finding"].items()
+    ]
+
+
+def _shown(row: Mapping[str, Any]) -> list[str]:
+    cells = []
+    for key in ("auroc", "average_precision"):
+        ends: Sequence[float] | None = row["intervals"][key]
+        sure = "" if ends is None else f" [{100 * ends[0]:.0f}-{100 * ends[1]:.0f}]"
+        cells.append(f"{_percent(row[key], 1)}{sure}")
+    return cells
+
+
+def _percent(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{100 * value:.{digits}f}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ class Graph(nn.Module):
 
     def __init__(self, classifier: Classifier, *, include_preprocessing: bool) -> None:
         super().__init__()
-        backbone, calibration = classifier.backbone, classifier.calibration
+        backbone, calibration = classifier.backbone, classifier.class_calibration
         self.backbone = backbone
         # A backbone is not a module; its modules must be ours for their weights to be found.
         for name, value in vars(backbone).items():
@@ -44,6 +45,13 @@ class Graph(nn.Module):
         self.head = classifier.head
         self.wanted = {"deep": True} if classifier.deep else {}
         self.temperature = 1.0 if calibration is None else calibration.temperature
+        self.odds: tuple[Tensor, Tensor] | None = None  # slopes and offsets, of several findings
+        if classifier.card.findings:
+            ones = [(1.0, 0.0)] * len(classifier.class_names)
+            found = classifier.finding_calibration
+            pairs = ones if found is None else [(one.slope, one.offset) for one in found.scores]
+            slopes, offsets = torch.tensor(pairs).T
+            self.odds = slopes, offsets
         self.include_preprocessing = include_preprocessing
         self.register_buffer("mean", torch.tensor(backbone.preprocessing.mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.preprocessing.std).view(1, 3, 1, 1))
@@ -61,6 +69,8 @@ class Graph(nn.Module):
             pixels = (pixels.permute(0, 3, 1, 2).float() / 255.0 - self.mean) / self.std
         features = self.backbone.encode_images(pixels, patches=False, **self.wanted).rows
         logits = self.head.logits(features)
+        if self.odds is not None:
+            return logits, (logits * self.odds[0] + self.odds[1]).sigmoid(), features
         return logits, (logits / self.temperature).softmax(dim=-1), features
 
 
@@ -193,6 +203,7 @@ def file_metadata(
     return {
         "schema_version": SCHEMA,
         "class_names": list(card.class_names),
+        "asks": "findings" if card.findings else "class",
         "normal": list(card.normal),
         "input": {
             "name": INPUT,
@@ -234,7 +245,9 @@ def guarantee_note(classifier: Classifier, *, int8: bool) -> str:
 def _calibration(classifier: Classifier, max_risk: float | None, *, int8: bool) -> dict[str, Any]:
     """The temperature, the limit of prediction sets, and the threshold below which to abstain."""
     decider = Decider(classifier, Policy(max_risk=max_risk))
-    found = classifier.calibration
+    if classifier.card.findings:
+        return _findings(classifier, int8=int8)
+    found = classifier.class_calibration
     if found is None:
         return {"temperature": 1.0, "calibration": None}
     values: dict[str, Any] = {"images": found.images, "sets": None, "abstain": None}
@@ -247,6 +260,18 @@ def _calibration(classifier: Classifier, max_risk: float | None, *, int8: bool) 
         confidence = decider.policy.confidence
         values["abstain"] = {"max_risk": max_risk, "confidence": confidence, "below": below}
     return {"temperature": found.temperature, "calibration": values}
+
+
+def _findings(classifier: Classifier, *, int8: bool) -> dict[str, Any]:
+    """Of each finding, the limits below which the answer is no and above which it is yes."""
+    found = classifier.finding_calibration
+    if found is None:
+        return {"calibration": None}
+    values: dict[str, Any] = {"images": found.images, "sensitivity": found.sensitivity}
+    if note := guarantee_note(classifier, int8=int8):
+        return {"calibration": values | {"note": note}}
+    limits = zip(classifier.class_names, found.limits(), strict=True)
+    return {"calibration": values | {"limits": {name: asdict(one) for name, one in limits}}}
 
 
 def _steps(prep: Preprocessing, *, bytes_in: bool, raw_pixels: bool) -> str:

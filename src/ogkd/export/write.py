@@ -39,7 +39,7 @@ class Int8:
 
     images: int
     largest_difference: float
-    agreement: float  # share of images with the same most probable class
+    agreement: float  # share of images with the same most probable class, or of equal answers
     accuracy: float | None  # if labels are known
     float32_accuracy: float | None
     float32_bytes: int
@@ -142,7 +142,7 @@ def export_onnx(
         }
         resizing = None
         if raw_pixels:
-            resizing = _resizing(predictors["onnx"], refs, reference)
+            resizing = _resizing(predictors["onnx"], refs, reference, classifier.card.findings)
             card["check"]["resizing"] = asdict(resizing)
         if int8:
             small = Path(folder) / "int8.onnx"
@@ -152,7 +152,9 @@ def export_onnx(
         cost = None
         if int8:
             cost = Int8(
-                **_cost(predictors["int8"], refs, prep, reference, labels),
+                **_cost(
+                    predictors["int8"], refs, prep, reference, labels, classifier.card.findings
+                ),
                 float32_bytes=full.stat().st_size,
                 speed_gain=per_second["int8"] / per_second["onnx"],
             )
@@ -212,12 +214,22 @@ def _compare(
 
 
 def _resizing(
-    predict: Predictor, refs: Sequence[ImageRef], reference: NDArray[np.float32]
+    predict: Predictor,
+    refs: Sequence[ImageRef],
+    reference: NDArray[np.float32],
+    findings: bool,
 ) -> Resizing:
     """The graph on whole images against torch on Pillow's crops of them."""
     rows = np.concatenate([predict([image]) for image in whole_images(refs, least=len(reference))])
-    same = rows.argmax(axis=1) == reference.argmax(axis=1)
-    return Resizing(len(rows), float(np.abs(rows - reference).max()), float(same.mean()))
+    same = _agreement(rows, reference, findings)
+    return Resizing(len(rows), float(np.abs(rows - reference).max()), same)
+
+
+def _agreement(rows: NDArray[np.float32], reference: NDArray[np.float32], findings: bool) -> float:
+    """The share of images with the same most probable class; or of findings, of all answers."""
+    if findings:
+        return float(((rows >= 0.5) == (reference >= 0.5)).mean())
+    return float((rows.argmax(axis=1) == reference.argmax(axis=1)).mean())
 
 
 def _cost(
@@ -226,6 +238,7 @@ def _cost(
     prep: Preprocessing,
     reference: NDArray[np.float32],
     labels: Sequence[int] | NDArray[np.int64] | None,
+    findings: bool,
 ) -> dict[str, Any]:
     """What 8 bits change in the predictions: all of `Int8` but size and speed."""
     total = len(reference)
@@ -240,14 +253,24 @@ def _cost(
         )
     given = len(refs) or total
     difference = float(np.abs(rows[:given] - reference[:given]).max())
-    small, full = rows[:given].argmax(axis=1), reference[:given].argmax(axis=1)
+    right = [
+        None if labels is None else _accuracy(p[:given], np.asarray(labels), findings)
+        for p in (rows, reference)
+    ]
     return {
         "images": given,
         "largest_difference": difference,
-        "agreement": float((small == full).mean()),
-        "accuracy": None if labels is None else float((small == np.asarray(labels)).mean()),
-        "float32_accuracy": None if labels is None else float((full == np.asarray(labels)).mean()),
+        "agreement": _agreement(rows[:given], reference[:given], findings),
+        "accuracy": right[0],
+        "float32_accuracy": right[1],
     }
+
+
+def _accuracy(p: NDArray[np.float32], labels: NDArray[np.int64], findings: bool) -> float:
+    """The share of images with the right class; of findings, of known answers that are right."""
+    if findings:
+        return float(((p >= 0.5) == (labels == 1))[labels >= 0].mean())
+    return float((p.argmax(axis=1) == labels).mean())
 
 
 def _finish(model: Any, card: dict[str, Any], file: Path) -> None:

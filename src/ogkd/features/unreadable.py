@@ -123,7 +123,7 @@ def readable_items(
     bad = unreadable(list(dict.fromkeys(item.image for item in items)))
     refused = {file.image for file in bad}
     good = [item for item in items if item.image not in refused]
-    lost = {item.label for item in items} - {item.label for item in good}
+    lost = {c for item in items for c in item.present} - {c for item in good for c in item.present}
     if lost:
         names = ", ".join(class_names[label] for label in sorted(lost))
         raise unreadable_error(

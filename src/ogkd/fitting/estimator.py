@@ -20,7 +20,15 @@ from PIL import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
-from ogkd.datasets.manifest import Item, Manifest, read_class_names
+from ogkd.datasets.manifest import (
+    ABSENT,
+    NO_CLASS,
+    PRESENT,
+    UNKNOWN,
+    Item,
+    Manifest,
+    read_class_names,
+)
 from ogkd.errors import ConfigError, DataError, OgkdWarning, did_you_mean
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit_request
@@ -60,6 +68,8 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
     def fit(self, X: Any, y: Any) -> OGKDClassifier:
         """Learn from images X and their labels y."""
         images, labels = _listed(X), np.asarray(y)
+        if labels.ndim == 2:
+            return self._fit_findings(images, labels)
         if labels.ndim != 1 or len(labels) != len(images):
             raise DataError(
                 f"There are {len(images)} images, but labels of shape {labels.shape}. Give one "
@@ -74,11 +84,50 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
             items = tuple(Item(path, int(number)) for path, number in pairs)
             options = {name: getattr(self, name) for name in _SHARED}
             self.model_ = fit_request(FitRequest(Manifest(items, names), **options))
-        self.classes_ = classes
+        self.classes_: Any = classes  # of several findings, a list
         return self
 
-    def predict_proba(self, X: Any) -> NDArray[np.float32]:
-        """Probabilities [N, C] of the classes, in the order of `classes_`."""
+    def _fit_findings(self, images: list[Any], labels: NDArray[Any]) -> OGKDClassifier:
+        """Labels [N, F]: whether an image shows each finding (1 or 0), -1 or NaN if unknown."""
+        if len(labels) != len(images) or not labels.shape[1]:
+            raise DataError(
+                f"There are {len(images)} images, but labels of shape {labels.shape}. Give one row "
+                "for each image, and a column for each finding."
+            )
+        try:
+            said = np.nan_to_num(labels.astype(np.float64), nan=UNKNOWN)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {error}.") from error
+        if odd := set(np.unique(said).tolist()) - {PRESENT, ABSENT, UNKNOWN}:
+            raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {min(odd):g}.")
+        numbers = np.arange(labels.shape[1])
+        names = self._names(numbers)
+        with _files(images) as paths:
+            items = tuple(
+                Item(path, NO_CLASS, findings=tuple(map(int, row)))
+                for path, row in zip(paths, said, strict=True)
+            )
+            options = {name: getattr(self, name) for name in _SHARED}
+            self.model_ = fit_request(FitRequest(Manifest(items, names), **options))
+        if lost := set(names) - set(self.model_.class_names):
+            raise DataError(
+                f"Nothing can be learned about {', '.join(sorted(lost))}: y needs images with it "
+                "(1) and without it (0). Leave the column out."
+            )
+        self.classes_ = [np.array([0, 1])] * len(names)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Probabilities [N, C] of the classes, in the order of `classes_`.
+
+        Of several findings, a list with [N, 2] for each: that it is absent, and present.
+        """
+        p = self._probabilities(X)
+        if not self.model_.card.findings:
+            return p
+        return [np.stack([1 - column, column], axis=1) for column in p.T]
+
+    def _probabilities(self, X: Any) -> NDArray[np.float32]:
         check_is_fitted(self, "model_")
         with _files(_listed(X)) as paths:
             store = FeatureStore(self.model_.backbone)
@@ -86,9 +135,11 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         return self.model_.probabilities(features)
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable label of each image."""
-        best = self.predict_proba(X).argmax(axis=1)
-        return np.asarray(self.classes_[best])
+        """The most probable label of each image; of several findings [N, F], 1 from one half on."""
+        p = self._probabilities(X)
+        if self.model_.card.findings:
+            return (p >= 0.5).astype(np.int64)
+        return np.asarray(self.classes_[p.argmax(axis=1)])
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; with `deep` also every setting of the method, as settings__NAME."""

@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -21,7 +22,7 @@ from ogkd.fitting.prepare import Drawn, Prepared, prepare
 from ogkd.fitting.request import FitRequest
 from ogkd.methods import TrainingFolder, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
-from ogkd.model.card import BackboneCard, ModelCard, versions
+from ogkd.model.card import SCHEMA, BackboneCard, ModelCard, versions
 from ogkd.model.classifier import CARD, LOG, Classifier, load, place_for_model
 
 P = ParamSpec("P")
@@ -105,6 +106,7 @@ _WORDS = {
     "method": "method",
     "config": "settings",
     "class_names": "classes",
+    "findings": "kind of labels",
     "normal": "normal classes",
     "backbone": "backbone",
     "prompts_sha256": "prompts",
@@ -187,8 +189,9 @@ def _card(prepared: Prepared, drawn: Drawn, pool: Pool | None, seed: int) -> Mod
     request, method, text = prepared.request, prepared.method, prepared.text
     # Images that settings were searched on are learned from too.
     used = [*drawn.support, *drawn.validation] if method.needs_images else []
-    labels = [item.label for item in drawn.support]
+    shown = Counter(label for item in drawn.support for label in item.present)
     return ModelCard(
+        schema_version=SCHEMA if text.findings else 1,
         method=method.name,
         plugin=plugins.name_of(type(method)),
         preset=prepared.preset,
@@ -198,9 +201,10 @@ def _card(prepared: Prepared, drawn: Drawn, pool: Pool | None, seed: int) -> Mod
         backbone=BackboneCard.of(text.backbone),
         logit_scale=text.backbone.logit_scale,
         prompts=prepared.bank,
-        prompts_sha256=_digest(text.prompts),
-        data_sha256=_digest(sorted((item.image.key, item.label) for item in drawn.support)),
-        support_counts=tuple(labels.count(label) for label in range(len(text.class_names))),
+        prompts_sha256=_digest([text.prompts, text.absent] if text.findings else text.prompts),
+        findings=text.findings,
+        data_sha256=_digest(sorted((item.image.key, item.answer) for item in drawn.support)),
+        support_counts=tuple(shown[label] for label in range(len(text.class_names))),
         support_images=tuple(sorted({item.image.fingerprint for item in used})),
         support_pixels=tuple(sorted({item.image.pixel_fingerprint for item in used})),
         unlabelled_images=() if pool is None else pool.fingerprints,

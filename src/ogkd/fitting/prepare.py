@@ -26,6 +26,7 @@ from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import BadFile, readable_items, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
 from ogkd.fitting.choose import AUTO, choose_backbone, warning_about
+from ogkd.fitting.findings import learnable, require_findings
 from ogkd.fitting.pool import Pool, pool_for, read_pool, require_unlabelled
 from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.images import ImageRef
@@ -34,6 +35,7 @@ from ogkd.methods import Method, Support, TextSide, make_method, presets
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.prompts.bank import (
     OURS,
+    absent_bank,
     bank_file,
     bank_for,
     bank_name,
@@ -80,6 +82,9 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
     if request.unlabelled is not None:
         require_unlabelled(method)
     manifest, judged, skipped = _training_data(request)
+    if manifest.has_findings:
+        require_findings(request, method)
+        manifest = learnable(request, manifest)
     name, bank = bank_of(request, named)
     if note := fallback_note(manifest.class_names, bank):
         request.note(f"Note: {note}")
@@ -88,16 +93,20 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
         for seed in seeds
     ]
     first = drawn[0].support
-    for name, count in shortfalls(manifest.class_names, first, request.shots).items():
+    for scarce, count in shortfalls(manifest.class_names, first, request.shots).items():
         request.note(
-            f"Note: '{name}' has only {count} of {request.shots} images; all of them are used."
+            f"Note: '{scarce}' has only {count} of {request.shots} images; all of them are used."
         )
     require_files([item for one in drawn for item in one.support])
     images = list(dict.fromkeys(item.image for one in drawn for item in one.support))
     backbone = backbone_for(request, images)
     normal = named.normal if request.normal is None and named is not None else request.normal
     text = text_side(
-        backbone, manifest.class_names, bank, normal_labels(manifest.class_names, normal)
+        backbone,
+        manifest.class_names,
+        bank,
+        () if manifest.has_findings else normal_labels(manifest.class_names, normal),
+        findings=manifest.has_findings,
     )
     store = FeatureStore(backbone)
     supports: list[Support] = []
@@ -182,8 +191,12 @@ def text_side(
     normal: Sequence[int],
     *,
     budget: int | None = None,
+    findings: bool = False,
 ) -> TextSide:
-    """The classes' prompts, templates if there is no bank; `budget` keeps the first of each."""
+    """The classes' prompts, templates if there is no bank; `budget` keeps the first of each.
+
+    With `findings`, the texts that say that a finding is absent are added.
+    """
     texts = bank_for(class_names, bank)
     if budget is not None:
         fewest = min(len(row) for row in texts)
@@ -194,7 +207,8 @@ def text_side(
             )
         texts = [row[:budget] for row in texts]
     prompts = tuple(tuple(row) for row in texts)
-    return TextSide(backbone, tuple(class_names), prompts, tuple(normal))
+    absent = tuple(tuple(row) for row in absent_bank(class_names, bank)) if findings else None
+    return TextSide(backbone, tuple(class_names), prompts, tuple(normal), absent)
 
 
 def make_support(
@@ -210,8 +224,8 @@ def make_support(
     chosen: tuple[Tensor, Tensor] | None = None
     if validation:
         features = store.get([item.image for item in validation], deep=deep).rows[:, 0]
-        chosen = features, torch.tensor([item.label for item in validation])
-    labels = torch.tensor([item.label for item in support])
+        chosen = features, torch.tensor([item.answer for item in validation])
+    labels = torch.tensor([item.answer for item in support])
     images = [item.image for item in support]
     patches, views = method.uses_patches, method.config.views
     if views == "online":
@@ -249,7 +263,9 @@ def _training_data(request: FitRequest) -> tuple[Manifest, list[Item], list[BadF
     """The dataset with its slices chosen and groups kept apart; what judges models; bad files."""
     root = None if request.root is None else Path(request.root)
     manifest, shared = separate_groups(
-        resolve_data(request.data, root=root, class_names=request.class_names)
+        resolve_data(
+            request.data, root=root, class_names=request.class_names, findings=request.findings
+        )
     )
     if shared:
         request.note(
@@ -311,7 +327,7 @@ def _support_features(
     if not items:
         return None
     rows = store.get([item.image for item in items], deep=deep).rows[:, 0]
-    labels = torch.tensor([item.label for item in items])
+    labels = torch.tensor([item.answer for item in items])
     return SupportFeatures(rows.float().numpy(), labels.numpy())
 
 

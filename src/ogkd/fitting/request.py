@@ -36,7 +36,8 @@ class FitRequest:
             backbone.
         method: fused (texts and images in closed form, a second), ogkd (the paper's, minutes), gda,
             zero-shot and others; `ogkd methods` lists them.
-        shots: images per class to learn from (default: all).
+        shots: images per class to learn from (default: all); with several findings, images with
+            and without each of them.
         seed: draws the images, and all other randomness.
         preset: named settings of the method, such as auto or paper/few-shot/btmri (default: the
             paper's for its own benchmarks, else auto).
@@ -53,6 +54,8 @@ class FitRequest:
             of 1 shot are among those of 2).
         root: the folder that the paths of a table or split file are relative to.
         class_names: the classes in label order, if the data does not name them.
+        findings: the columns of a table that are findings, each 1, 0 or empty (unknown), where an
+            image may show several (default: if there is no column label, all columns of this kind).
         slice: the slice of volumes, or frame of cines, that name none: axis=2,index=middle or
             index=0.
         on_error: stop at unreadable files and name them all, or skip them before shots are drawn
@@ -80,6 +83,7 @@ class FitRequest:
     sampling: Literal["released", "nested"] = "released"
     root: str | Path | None = None
     class_names: Sequence[str] | None = None
+    findings: Sequence[str] | None = None
     slice: str | None = None
     on_error: Literal["stop", "skip"] = "stop"
     out: str | Path | None = None

@@ -63,7 +63,7 @@ class Support:
     """The labelled images to learn from, as features."""
 
     views: Views
-    labels: Tensor  # [N]
+    labels: Tensor  # [N]; with several findings [N, F]: 1 present, 0 absent, -1 unknown
     validation: tuple[Tensor, Tensor] | None = None  # rows [M, d] and labels [M], if any
     unlabelled: Tensor | None = None  # rows [U, d] of images without a label, if any
     partial: bool = False  # classes may have no image, where the method then answers by their texts
@@ -73,7 +73,7 @@ class Support:
         if not isinstance(self.views, FixedViews):
             raise ConfigError("This method needs cached views: set views to a number.")
         features = self.views.features.rows
-        return features.flatten(0, 1).float(), self.labels.repeat_interleave(features.shape[1])
+        return features.flatten(0, 1).float(), self.labels.repeat_interleave(features.shape[1], 0)
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,13 @@ class TextSide:
     class_names: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
     normal: tuple[int, ...] = ()  # labels of the classes that mean "nothing found"
+    # Texts that say that a finding is absent; None if an image has one class, not findings.
+    absent: tuple[tuple[str, ...], ...] | None = None
+
+    @property
+    def findings(self) -> bool:
+        """Whether each name is a question of its own, and not one of the classes."""
+        return self.absent is not None
 
     @cached_property
     def single(self) -> Tensor:
@@ -93,9 +100,16 @@ class TextSide:
     @cached_property
     def bank(self) -> list[Tensor]:
         """Features of the prompts of each class, encoded once: C tensors [N_c, d]."""
-        texts = [text for prompts in self.prompts for text in prompts]
-        features = text_features(self.backbone, texts)
-        return list(features.split([len(prompts) for prompts in self.prompts]))
+        return self._encoded(self.prompts)
+
+    @cached_property
+    def absent_bank(self) -> list[Tensor]:
+        """The same of the texts that say that a finding is absent: F tensors."""
+        return self._encoded(self.absent or ())
+
+    def _encoded(self, prompts: Sequence[Sequence[str]]) -> list[Tensor]:
+        features = text_features(self.backbone, [text for some in prompts for text in some])
+        return list(features.split([len(some) for some in prompts]))
 
 
 @dataclass(frozen=True)
@@ -128,6 +142,7 @@ class Method(ABC, Generic[ConfigT]):
     uses_validation: ClassVar[bool] = False
     learns_texts: ClassVar[bool] = False  # its head has one text feature per class
     takes_unlabelled: ClassVar[bool] = False  # learns from images without labels, too
+    takes_findings: ClassVar[bool] = False  # answers several findings in one image
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in `fit_together`
     tunable: ClassVar[Mapping[str, tuple[float, ...]]] = {}  # numbers to search, with their values

@@ -127,7 +127,7 @@ def visual(X: Tensor, Z: Tensor, *, rho: float) -> Linear:
     between = (delta * (n / (1 + n)).unsqueeze(1)).mT @ delta
     S = (X * Z.sum(1, keepdim=True)).mT @ X - (means * n.unsqueeze(1)).mT @ means + between
     S = S / n.sum()
-    S.diagonal().add_(_ridge(S.trace(), n.sum(), rho))
+    S.diagonal().add_(ridge_of(S.trace(), n.sum(), rho))
     W = torch.cholesky_solve(delta.mT, torch.linalg.cholesky(S)).mT  # [C, d]
     return W, -(W * delta).sum(1) / 2 - W @ m
 
@@ -145,7 +145,7 @@ def _means(X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return n, means, m, means - m
 
 
-def _ridge(trace: Tensor, N: Tensor, rho: float) -> Tensor:
+def ridge_of(trace: Tensor, N: Tensor, rho: float) -> Tensor:
     return (rho * trace / N).clamp_min(1e-8)
 
 
@@ -162,7 +162,7 @@ class _Factored:
         between = (delta.square().sum(1) * n / (1 + n)).sum()
         trace = (total.trace() - (means.square().sum(1) * n).sum() + between) / self.N
         B = total / self.N
-        B.diagonal().add_(_ridge(trace, self.N, rho))
+        B.diagonal().add_(ridge_of(trace, self.N, rho))
         self.factor = torch.linalg.cholesky(B)
 
     def visual(self, Z: Tensor) -> Linear:

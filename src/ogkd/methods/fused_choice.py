@@ -19,8 +19,8 @@ from ogkd.methods.experts import Experts, Space, Texts, experts, totals, with_un
 from ogkd.methods.feature_method import Rows
 from ogkd.methods.grid_search import deal
 
-_KAPPAS = tuple(2.0**k for k in range(-2, 7))  # 1/4 .. 64 images
-_HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
+KAPPAS = tuple(2.0**k for k in range(-2, 7))  # 1/4 .. 64 images
+HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
 _KAPPA_SPREAD = 0.5  # prior standard deviation of log kappa around log kappa0
 _HEAT_SPREAD = 0.3  # prior standard deviation of the log of the factor on logits around 0
 FOLDS = 8  # at most, to choose by; each holds out some images of every class
@@ -78,7 +78,7 @@ def choose(
         return experts(space.rows(kept), weights(rows)[kept], texts, rho=ridge(config))
 
     fixed = config.kappa
-    kappas = _KAPPAS if fixed is None else (fixed,)
+    kappas = KAPPAS if fixed is None else (fixed,)
     found = _best(rows, space, fit, kappas, config, folds=folds)
     return found or Choice(fixed or config.kappa0, 1.0)
 
@@ -166,20 +166,26 @@ def _best(
     out = [dealt == fold for fold in dealt.unique().tolist() if fold >= 0]
     held = [(fit(~mask), space.rows(mask)) for mask in out]
     labels = torch.cat([rows.labels[mask] for mask in out])
-    heats = torch.tensor(_HEATS, dtype=torch.float64)
+    heats = torch.tensor(HEATS, dtype=torch.float64)
     best, least = None, math.inf
     for kappa in kappas:
         logits = torch.cat([both.logits(some, kappa) for both, some in held])
         log_p = (heats[:, None, None] * logits).log_softmax(-1)  # [H, M, C]
         picked = log_p.gather(-1, labels.expand(len(heats), -1).unsqueeze(-1)).squeeze(-1)
         # Views of one image are not independent: together they count as one.
-        cost = -picked.sum(1) / rows.views + (heats.log() / _HEAT_SPREAD).square() / 2
-        if config.kappa is None:
-            cost = cost + (math.log(kappa / config.kappa0) / _KAPPA_SPREAD) ** 2 / 2
+        cost = prior_cost(heats, kappa, config) - picked.sum(1) / rows.views
         place = int(cost.argmin())
         if float(cost[place]) < least:
-            least, best = float(cost[place]), Choice(kappa, _HEATS[place], picked[place])
+            least, best = float(cost[place]), Choice(kappa, HEATS[place], picked[place])
     return best
+
+
+def prior_cost(heats: Tensor, kappa: float, config: FusedConfig) -> Tensor:
+    """-log of the prior of a factor on logits, for each of `heats`, and of kappa if it is free."""
+    cost = (heats.log() / _HEAT_SPREAD).square() / 2
+    if config.kappa is None:
+        cost = cost + (math.log(kappa / config.kappa0) / _KAPPA_SPREAD) ** 2 / 2
+    return cost
 
 
 def ridge(config: FusedConfig) -> float:

@@ -11,47 +11,37 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from ogkd.errors import ConfigError
-from ogkd.files import check_seal, read_json, sealed, write_json
+from ogkd.model.calibration_file import CALIBRATION as CALIBRATION
+from ogkd.model.calibration_file import SCHEMA as SCHEMA
+from ogkd.model.calibration_file import CalibrationFile, Share
+from ogkd.model.calibration_file import check_share as check_share
 from ogkd.model.temperature import BOUNDS, justified_temperature, softmax
 
-CALIBRATION = "calibration.json"
-SCHEMA = 1
 SetKind = Literal["lac", "aps"]
 STEPS = 20  # shares of images that thresholds are tried at: 5, 10, ... 100 %
-_Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class Calibration(BaseModel):
-    """What was learned from calibration images; no image and no image's name is in it."""
+class Calibration(CalibrationFile):
+    """What calibration images say about the probabilities of classes."""
 
-    model_config = ConfigDict(frozen=True)
-
-    schema_version: int = SCHEMA
-    weights_sha256: str  # of the model that it belongs to
-    engine: str | None = None  # that encoded the images; None: not noted, as in older files
     temperature: float = Field(ge=0.99 * BOUNDS[0], le=1.01 * BOUNDS[1])
     reason: str | None = None  # why the temperature is 1; None if rescaling helps
-    images: int = Field(ge=2)
     counts: tuple[int, ...]  # images of each class
-    data_sha256: str
-    image_keys: tuple[str, ...]  # as in ModelCard.support_images
-    image_pixels: tuple[str, ...] = ()  # as in ModelCard.support_pixels
     # Of the images that fitted the temperature, the most confident first:
-    first_confidences: tuple[_Share, ...] = Field(min_length=1)
+    first_confidences: tuple[Share, ...] = Field(min_length=1)
     first_correct: tuple[bool, ...]
     # Of the others, the most confident first:
-    confidences: tuple[_Share, ...] = Field(min_length=1)
+    confidences: tuple[Share, ...] = Field(min_length=1)
     correct: tuple[bool, ...]
-    lac: tuple[_Share, ...]  # scores of the true class, see `lac_scores` and `aps_scores`
-    aps: tuple[_Share, ...]
+    lac: tuple[Share, ...]  # scores of the true class, see `lac_scores` and `aps_scores`
+    aps: tuple[Share, ...]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -78,9 +68,8 @@ class Calibration(BaseModel):
         return self.temperature != 1.0
 
     @property
-    def seen(self) -> frozenset[str]:
-        """The calibration images by content and by pixels."""
-        return frozenset((*self.image_keys, *self.image_pixels))
+    def names(self) -> int:
+        return len(self.counts)
 
     @classmethod
     def fit(
@@ -244,39 +233,6 @@ class Calibration(BaseModel):
             "allow a larger risk."
         )
 
-    @classmethod
-    def read(cls, path: Path, *, weights_sha256: str | None = None) -> Calibration | None:
-        """Read and check; None if there is no such file. Other weights are refused."""
-        try:
-            content = read_json(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, RecursionError) as error:
-            raise _unusable(path, f"is damaged ({error})") from error
-        found = content.get("schema_version") if isinstance(content, dict) else None
-        if isinstance(found, int) and found > SCHEMA:
-            raise ConfigError(
-                f"{path} was written by a newer ogkd (schema {found}, this one reads up to "
-                f"{SCHEMA}). Upgrade with: pip install --upgrade ogkd."
-            )
-        try:
-            check_seal(content if isinstance(content, dict) else {})
-        except ValueError as error:
-            raise _unusable(path, f"does not match its checksum: {error}, or is damaged") from error
-        try:
-            calibration = cls.model_validate(content)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            place = ".".join(str(part) for part in problem["loc"]) or "(all)"
-            raise _unusable(path, f"is damaged: '{place}' is wrong ({problem['msg']})") from None
-        if weights_sha256 not in (None, calibration.weights_sha256):
-            raise _unusable(path, "belongs to other weights than those beside it")
-        return calibration
-
-    def write(self, path: Path) -> None:
-        """Write the file in one step."""
-        write_json(path, sealed(self.model_dump(mode="json")), ours=True)
-
 
 def more_needed(images: int) -> str:
     """`1 more is needed`, `2 more are needed`."""
@@ -370,14 +326,3 @@ def _tail(kept: ArrayLike, wrong: ArrayLike, risk: float) -> NDArray[np.float64]
     n, k = np.asarray(kept, dtype=np.float64), np.asarray(wrong, dtype=np.float64)
     found = betainc(np.maximum(n - k, 1e-12), k + 1, 1 - risk)
     return np.asarray(np.where(k < n, found, 1.0))
-
-
-def check_share(name: str, value: float) -> None:
-    if not 0 < value < 1:  # also refuses a NaN
-        raise ConfigError(
-            f"{name} is a share between 0 and 1, such as 0.9 or 0.05, but got {value}."
-        )
-
-
-def _unusable(path: Path, why: str) -> ConfigError:
-    return ConfigError(f"{path} {why}. Calibrate again, or delete this file.")

@@ -10,7 +10,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import find_record
@@ -19,7 +27,7 @@ from ogkd.files import check_seal, home, read_json, sealed, write_json
 from ogkd.images import SliceRule
 from ogkd.methods import METHODS, Method, make_method
 
-SCHEMA = 1
+SCHEMA = 2  # 1 unless the model answers several findings, which earlier versions do not know
 # Said wherever a model's answers are shown or handed on.
 CAUTION = (
     "Research software. It is not a medical device and not for autonomous clinical use: a "
@@ -68,19 +76,20 @@ class ModelCard(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    schema_version: int = SCHEMA
+    schema_version: int = 1
     method: str
     plugin: str | None = None  # the name of the one that the method comes from; never imported
     preset: str | None = None
     config: dict[str, Any]
-    class_names: tuple[str, ...] = Field(min_length=2)
+    findings: bool = False  # each name is a finding that is present or not, not one of the classes
+    class_names: tuple[str, ...] = Field(min_length=1)
     normal: tuple[str, ...] = ()  # classes that stand for "nothing found"
     backbone: BackboneCard
     logit_scale: float = Field(gt=0, allow_inf_nan=False)
     prompts: str | None = None  # name of the bank; None: templates, or an older model
     prompts_sha256: str
     data_sha256: str
-    support_counts: tuple[int, ...]
+    support_counts: tuple[int, ...]  # images learned from: of each class, or with each finding
     support_images: tuple[str, ...] = ()  # which images, by content: 16 hex digits of a hash each
     support_pixels: tuple[str, ...] = ()  # the same by pixels; () in older models
     unlabelled_images: tuple[str, ...] = ()  # those without labels, by content and by pixels
@@ -92,6 +101,13 @@ class ModelCard(BaseModel):
     imported_sha256: str | None = None  # of the checkpoint that it was imported from
     weights_sha256: str | None = None  # of the file beside this one; known once it is written
     support_sha256: str | None = None  # the same of the support's features
+
+    @field_validator("class_names")
+    @classmethod
+    def _enough(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if len(names) < 2 and not info.data.get("findings"):
+            raise ValueError("fewer than 2 classes")
+        return names
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -27,11 +28,13 @@ from ogkd.files import folder_atomically, read_bytes, recover, resolved
 from ogkd.images import ImageRef, Images, image_refs
 from ogkd.images.memory import is_one_image
 from ogkd.methods import METHODS, Head, TextSide
+from ogkd.model.answers import probabilities_of, read_calibration
 from ogkd.model.calibration import CALIBRATION, Calibration
+from ogkd.model.calibration_file import CalibrationFile
 from ogkd.model.card import CAUTION, ModelCard, method_of
 from ogkd.model.decide import Decider, Decision, Policy
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
-from ogkd.model.temperature import softmax
+from ogkd.model.findings import FindingsCalibration
 from ogkd.notebook import panel, small, table
 
 WEIGHTS = "weights.safetensors"
@@ -50,7 +53,7 @@ class Classifier:
         head: Head,
         card: ModelCard,
         *,
-        calibration: Calibration | None = None,
+        calibration: CalibrationFile | None = None,
         support: SupportFeatures | None = None,
     ) -> None:
         self.backbone = backbone
@@ -62,13 +65,14 @@ class Classifier:
     def __repr__(self) -> str:
         shown = [f"{name} ({count})" for name, count in self._learned_from]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        classes = f"{len(shown)} classes (images learned from): {', '.join(shown[:_SHOWN])}{more}"
+        what = "findings" if self.card.findings else "classes"
+        classes = f"{len(shown)} {what} (images learned from): {', '.join(shown[:_SHOWN])}{more}"
         return f"<Classifier: {self._made}. {classes}>"
 
     def _repr_html_(self) -> str:
         card = self.card
         rows = [(*known, "yes" if known[0] in card.normal else "") for known in self._learned_from]
-        head = ("class", "images learned from", "means normal")
+        head = ("finding" if card.findings else "class", "images learned from", "means normal")
         columns = len(head) if card.normal else 2
         classes = table(head[:columns], [row[:columns] for row in rows])
         return panel(f"Classifier: {self._made}", classes, small(CAUTION))
@@ -102,8 +106,19 @@ class Classifier:
         """The digest of the weights file, whether it is written or not."""
         return hashlib.sha256(tensor_bytes(self.head.tensors())).hexdigest()
 
+    @property
+    def class_calibration(self) -> Calibration | None:
+        """The calibration of a model of classes."""
+        return self.calibration if isinstance(self.calibration, Calibration) else None
+
+    @property
+    def finding_calibration(self) -> FindingsCalibration | None:
+        """The calibration of a model of several findings."""
+        found = self.calibration
+        return found if isinstance(found, FindingsCalibration) else None
+
     def logits(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits [N, C] of the images' features [N, d], before any calibration."""
+        """Logits [N, C] of features [N, d] before any calibration; of findings, log-odds."""
         if features.shape[-1] < self.head.shape[1]:
             raise ConfigError(
                 f"The model takes {self.head.shape[1]} numbers for each image, but got "
@@ -120,9 +135,9 @@ class Classifier:
         return found
 
     def probabilities(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
-        """Class probabilities [N, C] of features [N, d], calibrated if the model is."""
+        """Probabilities [N, C] of classes or findings, calibrated if the model is."""
         logits = self.logits(features)
-        return softmax(logits, 1.0 if self.calibration is None else self.calibration.temperature)
+        return probabilities_of(logits, self.calibration, findings=self.card.findings)
 
     def decide(
         self,
@@ -156,9 +171,14 @@ class Classifier:
 
     def predict_proba(self, images: Images | Manifest) -> NDArray[np.float32]:
         """Class probabilities [N, C] of images; `images` are those of `predict`."""
+        rows = [said.probabilities for said in self._decided(images)]
+        return np.array(rows, dtype=np.float32)
+
+    def _decided(self, images: Images | Manifest) -> list[Decision]:
+        """The decisions about images, all of which must be readable."""
         rows, bad, real = [], [], 0
         for said in self.decide(images):  # features are not kept: there may be very many images
-            rows.append(said.probabilities)
+            rows.append(replace(said, features=None))
             real += said.not_phantom is True
             if said.error:
                 bad.append(BadFile(said.image, said.error))
@@ -167,18 +187,18 @@ class Classifier:
         if not rows:
             raise DataError("No image was given to predict.")
         if warning := builtin_warning(real, len(rows)):
-            warnings.warn(warning, OgkdWarning, stacklevel=2)
-        return np.array(rows, dtype=np.float32)
+            warnings.warn(warning, OgkdWarning, stacklevel=3)
+        return rows
 
     def predict(self, images: Images | Manifest) -> list[str]:
-        """The most probable class name of each image.
+        """The most probable class name of each image; of several findings, `yes` ones as a|b.
 
         Images are files, the bytes of files, PIL images, arrays [H, W] or [H, W, 3] (uint8, or
         floats from 0 to 1), tensors, which may also be [3, H, W]: one, several, or a batch. A
         torch Dataset or DataLoader gives images or (image, label), and is never held in memory.
         Normalising is the model's work.
         """
-        return [self.class_names[row] for row in self.predict_proba(images).argmax(axis=1)]
+        return [str(said.prediction) for said in self._decided(images)]
 
     def for_classes(
         self, class_names: Sequence[str], prompts: Sequence[Sequence[str]] | None = None
@@ -294,21 +314,11 @@ def load(
         backbone,
         head,
         card,
-        calibration=_calibration(folder / CALIBRATION, sha256, classes) if calibrated else None,
+        calibration=read_calibration(folder / CALIBRATION, sha256, card) if calibrated else None,
         support=SupportFeatures.read(
             folder / SUPPORT, classes=classes, width=width, sha256=card.support_sha256
         ),
     )
-
-
-def _calibration(path: Path, weights_sha256: str, classes: int) -> Calibration | None:
-    found = Calibration.read(path, weights_sha256=weights_sha256)
-    if found is not None and len(found.counts) != classes:
-        raise ConfigError(
-            f"{path} is for {len(found.counts)} classes, but the model has {classes}. "
-            "Calibrate again, or delete this file."
-        )
-    return found
 
 
 def _refuse_another_backbone(
@@ -359,7 +369,7 @@ def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
 
 def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Backbone) -> Head:
     method = method_of(card)
-    text = TextSide(backbone, card.class_names, ())
+    text = TextSide(backbone, card.class_names, (), absent=() if card.findings else None)
     try:
         head = method.read_head(tensors, text, card.logit_scale)
         _refuse_other_tensors(tensors, head.tensors())

@@ -19,8 +19,10 @@ from ogkd.features.encode import EncodedBatch, in_one
 from ogkd.images import ImageRef
 from ogkd.images.memory import InMemory
 from ogkd.model import together
+from ogkd.model.answers import Answers
 from ogkd.model.calibration import Calibration, SetKind
 from ogkd.model.familiarity import Familiarity, can_judge
+from ogkd.model.findings import Answer
 from ogkd.model.prior import (
     ESTIMATE,
     Prior,
@@ -50,6 +52,8 @@ class Policy:
         prior: how frequent each class is where the images come from, as shares that sum to one, or
             "estimate" to find it in the batch (see `ogkd.model.prior`). None: equally frequent.
         together: learn from the batch before answering it, if the method can.
+        sensitivity: with several findings, answer "no" for at most the rest of the images that
+            show one; None: what the model was calibrated for, else `coverage`.
     """
 
     max_risk: float | None = None
@@ -58,6 +62,7 @@ class Policy:
     sets: SetKind = "lac"
     prior: Prior | None = None
     together: bool = False
+    sensitivity: float | None = None
 
     @property
     def needs_all(self) -> bool:
@@ -94,7 +99,8 @@ class Decision:
     label: int | None = None
     prediction: str | None = None
     probability: float | None = None
-    probabilities: tuple[float, ...] | None = None  # of every class, in label order
+    probabilities: tuple[float, ...] | None = None  # of every class or finding, in label order
+    answers: tuple[Answer, ...] | None = None  # about every finding; then there is no class
     set: tuple[str, ...] | None = None  # classes that are plausible at the wanted coverage
     abstain: bool | None = None  # None: no risk was promised
     unfamiliar: bool | None = None  # None: too few support images to tell
@@ -111,8 +117,9 @@ class Decision:
         shown = {name: value for name, value in known.items() if value not in (None, ())}
         if self.image is not None:
             shown["image"] = str(self.image)
-        if self.probability is not None and self.probabilities is not None:
+        if self.probability is not None:
             shown["probability"] = round(self.probability, 4)
+        if self.probabilities is not None:
             shown["probabilities"] = tuple(round(value, 4) for value in self.probabilities)
         return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
@@ -126,9 +133,18 @@ class Decider:
         self.coverage = COVERAGE if policy.coverage is None else policy.coverage
         self.notes: list[str] = []
         self.threshold: float | None = None  # of the top probability, below which it abstains
-        self._calibration = classifier.calibration
+        self._calibration = classifier.class_calibration
+        self._answers = Answers(classifier, policy) if classifier.card.findings else None
         self.prior: NDArray[np.float64] | None = None  # class frequencies, given or estimated
-        if policy.prior is not None or policy.together:
+        if self._answers is not None:
+            self.notes += self._answers.notes
+        elif policy.sensitivity is not None:
+            raise ConfigError(
+                "sensitivity is for models that answer several findings; this one gives an image "
+                "one class. It takes max_risk and coverage.",
+                argument="sensitivity",
+            )
+        elif policy.prior is not None or policy.together:
             self._change_terms()
         if policy.max_risk is not None:
             self.threshold = _calibrated(classifier, "max_risk").threshold(
@@ -140,8 +156,9 @@ class Decider:
                 "the other predictions are wrong on images like those of the calibration."
             )
         # An image answered together with others is not one that the promise is about.
-        self._from_support = None if policy.together else self._support_sets()
-        if policy.coverage is not None and self._from_support is None:
+        plain = self._answers is None
+        self._from_support = self._support_sets() if plain and not policy.together else None
+        if policy.coverage is not None and self._from_support is None and plain:
             _calibrated(classifier, "coverage")
         if note := engine_note(classifier):
             self.notes.append(f"Note: {note}")
@@ -227,6 +244,7 @@ class Decider:
                 else tuple(name for name, member in zip(names, sets[row], strict=True) if member)
             )
             top = float(shares[best])
+            answers = None if self._answers is None else self._answers.of(shares.tolist())
             not_phantom = None if real is None else bool(real[row])
             unfamiliar = None if strange is None else bool(strange[row])
             if not_phantom:
@@ -234,19 +252,27 @@ class Decider:
             found.append(
                 Decision(
                     image=None if images is None else _file(images[row]),
-                    label=best,
-                    prediction=names[best],
-                    probability=top,
+                    label=best if answers is None else None,
+                    prediction=self._prediction(best, answers),
+                    probability=top if answers is None else None,
                     probabilities=tuple(map(float, shares)),
+                    answers=answers,
                     set=inside,
                     abstain=None if self.threshold is None else top < self.threshold,
                     unfamiliar=unfamiliar,
                     not_phantom=not_phantom,
-                    reasons=tuple(self._reasons(names[best], top, inside, unfamiliar, not_phantom)),
+                    reasons=tuple(
+                        self._reasons(names[best], top, inside, unfamiliar, not_phantom, answers)
+                    ),
                     features=features[row],
                 )
             )
         return found
+
+    def _prediction(self, best: int, answers: tuple[Answer, ...] | None) -> str:
+        if self._answers is None or answers is None:
+            return self.classifier.class_names[best]
+        return self._answers.prediction(answers)
 
     def decide_batches(self, batches: Iterable[EncodedBatch]) -> Iterator[Decision]:
         """Decide for images that were encoded here or elsewhere, in order."""
@@ -305,6 +331,7 @@ class Decider:
         inside: tuple[str, ...] | None,
         unfamiliar: bool | None,
         not_phantom: bool | None,
+        answers: tuple[Answer, ...] | None,
     ) -> Iterator[str]:
         """Why a specialist should look: the model is unsure, or has seen nothing like it."""
         if not_phantom:
@@ -312,6 +339,8 @@ class Decider:
                 "The built-in model knows only computer-drawn phantoms, and this image is not one: "
                 "do not rely on the answer."
             )
+        if self._answers is not None and (unsure := self._answers.unsure(answers or ())):
+            yield f"It is unsure about: {', '.join(unsure)}."
         if self.threshold is not None and top < self.threshold:
             yield (
                 f"Its confidence of {top:.1%} is below the {self.threshold:.1%} that keeps the "
@@ -362,7 +391,7 @@ def _support_engine_note(classifier: Classifier, used: str) -> str:
 
 
 def _calibrated(classifier: Classifier, argument: str) -> Calibration:
-    if classifier.calibration is None:
+    if classifier.class_calibration is None:
         other = ""
         if argument == "coverage":
             other = f", and {classifier.card.method} gives no sets without that"
@@ -371,4 +400,4 @@ def _calibrated(classifier: Classifier, argument: str) -> Calibration:
             "labelled images that it did not learn from.",
             argument=argument,
         )
-    return classifier.calibration
+    return classifier.class_calibration

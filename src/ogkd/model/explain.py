@@ -64,10 +64,11 @@ def evidence(
 ) -> Iterator[Evidence]:
     """The evidence maps of images, one after the other, in order.
 
-    `labels` are the classes to find evidence for (default: the predicted ones). `top` is how many
-    patches are named as most attentive (default: the model's own share of patches in training, or
-    a tenth). They are the nearest to the class text if the head has one (eq. 8-9 of the paper),
-    else those with the most evidence. An unreadable file is a DataError.
+    `labels` are the classes to find evidence for (default: the predicted ones; of several findings,
+    the most probable one). `top` is how many patches are named as most attentive (default: the
+    model's own share of patches in training, or a tenth). They are the nearest to the class text
+    if the head has one (eq. 8-9 of the paper), else those with the most evidence. An unreadable
+    file is a DataError.
     """
     wanted: Iterable[int | None] = repeat(None)
     if labels is not None:
@@ -89,9 +90,13 @@ def evidence_of(
     if decision.patches is None:
         raise ConfigError(f"The backbone '{backbone.name}' gave no patches to find evidence in.")
     rows, columns = backbone.patch_grid
-    chosen = _known(decision.label if label is None else label, classifier)
+    wanted = decision.label if label is None else label
+    if wanted is None and decision.answers is not None:
+        wanted = int(np.argmax(decision.probabilities))  # type: ignore[arg-type]  # never None
+    chosen = _known(wanted, classifier)
     kept = _how_many(classifier, top, rows * columns)
-    grid, best = _look(classifier.head, decision.patches, chosen, kept)
+    alone = classifier.card.findings
+    grid, best = _look(classifier.head, decision.patches, chosen, kept, alone=alone)
     crop = decision.crop
     if crop is None:  # encoded on another machine
         if decision.image is None:
@@ -198,10 +203,16 @@ def _how_many(classifier: Classifier, top: int | None, patches: int) -> int:
 
 
 @torch.no_grad()
-def _look(head: Head, patches: Tensor, label: int, kept: int) -> tuple[Tensor, Tensor]:
-    """Evidence [P] of patches [P, d], and the positions [kept] of the most attentive patches."""
+def _look(
+    head: Head, patches: Tensor, label: int, kept: int, *, alone: bool
+) -> tuple[Tensor, Tensor]:
+    """Evidence [P] of patches [P, d], and the positions [kept] of the most attentive patches.
+
+    That for a finding is its log-odds `alone`: others neither speak for nor against it.
+    """
     labels = torch.tensor([label])
-    maps = patch_evidence(head.of_patches(patches).unsqueeze(0), labels)
+    logits = head.of_patches(patches).unsqueeze(0)
+    maps = logits[..., label] if alone else patch_evidence(logits, labels)
     T = head.class_texts
     if T is not None and head.is_text_only:
         best = select_patches(patches.unsqueeze(0), T, labels, kept, absolute=False)

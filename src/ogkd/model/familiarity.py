@@ -36,7 +36,7 @@ class SupportFeatures:
     """Features of whole support images, rows of unit length, and their labels."""
 
     features: NDArray[np.float32]  # [N, d]
-    labels: NDArray[np.int64]  # [N]
+    labels: NDArray[np.int64]  # [N]; with several findings [N, F]
 
     def to_bytes(self) -> bytes:
         """A safetensors file; features in half precision."""
@@ -59,12 +59,15 @@ class SupportFeatures:
             return None
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise _damaged(path, str(error)) from error
-        if rows.ndim != 2 or rows.shape[1] != width or labels.shape != rows.shape[:1]:
+        several = labels.ndim == 2  # findings: -1, 0 or 1 for each
+        shape = (len(rows), classes) if several else (len(rows),)
+        if rows.ndim != 2 or rows.shape[1] != width or labels.shape != shape:
             raise _damaged(path, f"shapes {rows.shape} and {labels.shape}, width {width} expected")
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         if not np.all(np.isfinite(lengths) & (lengths > 0)):
             raise _damaged(path, "features that are not numbers")
-        if labels.size and not 0 <= labels.min() <= labels.max() < classes:
+        least, most = (-1, 2) if several else (0, classes)
+        if labels.size and not least <= labels.min() <= labels.max() < most:
             raise _damaged(path, f"labels outside the {classes} classes")
         return cls(rows / lengths, labels)
 

@@ -36,6 +36,18 @@ TEMPLATES = (
     "a patient with {}.",
 )
 
+# That a finding is absent: by its name, and, as text towers hardly read "no", by what is normal.
+_ABSENT = (
+    "no {}.",
+    "an image without {}.",
+    "there is no sign of {} here.",
+    "a medical image in which {} is absent.",
+    "a normal image.",
+    "a healthy patient.",
+    "a scan without abnormal findings.",
+    "normal appearance, nothing is found.",
+)
+
 _MOST = 100_000  # texts of a bank
 _LONGEST = 10_000  # characters of a text
 _NEAR = 0.85  # similarity of two names from which one is suggested for the other
@@ -131,6 +143,18 @@ def bank_for(
         )
     texts = [folded.get(fold(name)) or template_bank([name])[0] for name in class_names]
     return [[text for text in some if text.strip()] for some in texts]
+
+
+def absent_bank(
+    findings: Sequence[str], bank: Mapping[str, Sequence[str]] | None
+) -> list[list[str]]:
+    """Texts that say that a finding is absent: those of "no NAME" in the bank, or templates."""
+    folded = {fold(name): texts for name, texts in (bank or {}).items()}
+    return [
+        [text for text in folded.get(fold(f"no {name}"), ()) if text.strip()]
+        or [template.format(name) for template in _ABSENT]
+        for name in findings
+    ]
 
 
 def fallback_note(

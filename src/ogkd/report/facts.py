@@ -33,13 +33,15 @@ Pairs = list[tuple[str, str]]
 def part_counts(
     manifest: Manifest, card: ModelCard
 ) -> tuple[list[str], list[tuple[str, list[int]]]]:
-    """Columns, and for each class its images in each split and how many were learned from.
+    """Columns, and for each class or finding its images in each split and those learned from.
 
     Classes are matched by name, as in the evaluation.
     """
     splits = list(dict.fromkeys(item.split for item in manifest.items))
     names = {fold(name): name for name in (*card.class_names, *manifest.class_names)}
-    counted = Counter((fold(manifest.class_names[i.label]), i.split) for i in manifest.items)
+    counted = Counter(
+        (fold(manifest.class_names[c]), i.split) for i in manifest.items for c in i.present
+    )
     learned = dict(zip(map(fold, card.class_names), card.support_counts, strict=False))
     rows = [
         (name, [*(counted[key, split] for split in splits), learned.get(key, 0)])
@@ -97,17 +99,30 @@ def model_facts(classifier: Classifier, *, show_names: bool) -> Pairs:
         ("Method", card.method + (f", preset {card.preset}" if card.preset else "")),
         ("Backbone", f"{backbone} (frozen)"),
         ("Encoder engine", engine),
-        ("Classes", ", ".join(card.class_names)),
-        ("Classes without a finding", ", ".join(card.normal) or "none"),
-        ("Images learned from", str(sum(card.support_counts))),
+        *_classes(card),
         ("Seed", str(card.seed)),
     ]
     if card.slice:
         rows.append(("Slice of volumes", card.slice))
-    if found := classifier.calibration:
+    if found := classifier.class_calibration:
         text = f"temperature {found.temperature:.3f}, from {found.images} images"
         rows.append(("Calibration", text))
+    elif classifier.calibration:
+        rows.append(("Calibration", f"each finding, from {classifier.calibration.images} images"))
     return rows
+
+
+def _classes(card: ModelCard) -> Pairs:
+    if card.findings:
+        return [
+            ("Findings", ", ".join(card.class_names)),
+            ("Images learned from", str(len(card.support_images))),
+        ]
+    return [
+        ("Classes", ", ".join(card.class_names)),
+        ("Classes without a finding", ", ".join(card.normal) or "none"),
+        ("Images learned from", str(sum(card.support_counts))),
+    ]
 
 
 def settings_rows(config: Mapping[str, Any], prefix: str = "") -> Pairs:

@@ -44,7 +44,12 @@ def show_results(
     if n < 1:
         raise ConfigError(f"n must be at least 1, but is {n}.", argument="n")
     found = predict_labelled(classifier, data, split=split)
-    p = found.probabilities(classifier.calibration)
+    if found.findings:
+        raise ConfigError(
+            "The figure shows images of one class each, but this model answers several findings. "
+            "Write a report instead."
+        )
+    p = found.probabilities(classifier.class_calibration)
     chosen = _choose(found.labels, p, n, worst=worst)
     columns = min(_COLUMNS, len(chosen))
     rows = math.ceil(len(chosen) / columns)

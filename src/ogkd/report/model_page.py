@@ -31,11 +31,11 @@ from ogkd.report.charts import confusion_table, graph_table
 from ogkd.report.html import percent, render
 from ogkd.report.summary import Outcome, frequent_confusions, sentences, warnings
 
-_SIDE = 256  # pixels of an image on a card
+SIDE = 256  # pixels of an image on a card
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
-_OUTLINED = 8  # patches; more would hide the image
+OUTLINED = 8  # patches; more would hide the image
 _KEPT = 0.8  # share of the images that the summary keeps when it refers the others
-_MARKS = {  # of a verdict: class in the style sheet, sign
+MARKS = {  # of a verdict: class in the style sheet, sign
     True: ("good", "\u2713"),
     False: ("error", "\u2717"),
     None: ("warning", "?"),
@@ -102,6 +102,21 @@ def write_report(
     is the value of `evaluate_predictions`, if that was computed already. `command` is the command
     line to show. But for the time, the same input gives the same page.
     """
+    if predictions.findings:
+        from ogkd.report.findings_page import findings_page
+
+        page = findings_page(
+            classifier,
+            manifest,
+            predictions,
+            command=command,
+            show_names=show_names,
+            audit=audit,
+            images=images,
+            result=result,
+        )
+        write_text(Path(path), page)
+        return
     card, calibration = classifier.card, classifier.calibration
     if result is None:
         result = evaluate_predictions(
@@ -124,19 +139,17 @@ def write_report(
     screening = sections.screening(result, outcome)
     at_prior = sections.at_prior(result)
     present = {"screening": screening, "prior": at_prior, "examples": examples}
-    count_columns, count_rows = facts.part_counts(manifest, card)
-    now = datetime.now().astimezone()
     page = render(
         "report.html",
         title="Model report",
         subtitle=f"{card.method} on {card.backbone.short_name}: {', '.join(card.class_names)}",
         caution=CAUTION,
-        made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
+        made=made_now(),
         has_pictures=bool(errors or examples),
         contents=[(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
         alarms=result["warnings"],
         verdict=result["verdict"],
-        outcome_mark=_MARKS[result["verdict"]["better_than_guessing"]],
+        outcome_mark=MARKS[result["verdict"]["better_than_guessing"]],
         tiles=sections.tiles(outcome, result),
         sentences=sentences(outcome),
         warnings=_warnings(classifier, outcome, audit),
@@ -151,23 +164,44 @@ def write_report(
         sets=sections.sets(result),
         result=result,
         errors=errors,
-        side=_SIDE,
+        side=SIDE,
         error_rows=error_rows,
         all_errors=outcome.images - outcome.correct,
-        show_names=show_names,
         examples=examples,
         graph=_graph(classifier),
-        count_columns=count_columns,
-        count_rows=count_rows,
-        facts=facts.data_facts(predictions, audit),
-        audit=audit,
-        model=facts.model_facts(classifier, show_names=show_names),
-        settings=facts.settings_rows(card.config),
-        versions=facts.version_rows(card),
-        hashes=facts.fingerprints(classifier, predictions),
-        command=facts.plain_command(command, show_names=show_names),
+        **about(classifier, manifest, predictions, audit, command, show_names=show_names),
     )
     write_text(Path(path), page)
+
+
+def made_now() -> str:
+    now = datetime.now().astimezone()
+    return f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}"
+
+
+def about(
+    classifier: Classifier,
+    manifest: Manifest,
+    predictions: LabelledPredictions,
+    audit: Audit | None,
+    command: str,
+    *,
+    show_names: bool,
+) -> dict[str, Any]:
+    """What every report says about the data and about how the model was made."""
+    columns, rows = facts.part_counts(manifest, classifier.card)
+    return {
+        "show_names": show_names,
+        "count_columns": columns,
+        "count_rows": rows,
+        "facts": facts.data_facts(predictions, audit),
+        "audit": audit,
+        "model": facts.model_facts(classifier, show_names=show_names),
+        "settings": facts.settings_rows(classifier.card.config),
+        "versions": facts.version_rows(classifier.card),
+        "hashes": facts.fingerprints(classifier, predictions),
+        "command": facts.plain_command(command, show_names=show_names),
+    }
 
 
 def _outcome(
@@ -252,7 +286,7 @@ def cards(
             classifier,
             [predictions.images[number] for number in numbers],
             labels=[int(predicted[number]) for number in numbers],
-            top=min(_OUTLINED, rows * columns),
+            top=min(OUTLINED, rows * columns),
         )
         for number, found in zip(numbers, drawn, strict=True):
             row, label = probabilities[number], int(predictions.labels[number])
@@ -263,8 +297,8 @@ def cards(
                 words += f", {100 * row[label]:.0f} % for {truth}"
             outlined = f"The same image; the patches with most evidence for {name} are outlined"
             pictures = (
-                (_small(found.image), f"An image of the class {truth}", "what it saw"),
-                (_small(heat_map(found)), outlined, f"evidence for {name}"),
+                (small(found.image), f"An image of the class {truth}", "what it saw"),
+                (small(heat_map(found)), outlined, f"evidence for {name}"),
             )
             card = {"title": title, "words": words, "pictures": pictures, "file": files[number]}
             made.append(card)
@@ -272,5 +306,5 @@ def cards(
     return made
 
 
-def _small(image: Image.Image) -> str:
-    return data_uri(image.convert("RGB").resize((_SIDE, _SIDE), Image.Resampling.BICUBIC))
+def small(image: Image.Image) -> str:
+    return data_uri(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))

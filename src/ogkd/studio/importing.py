@@ -33,7 +33,7 @@ class Found:
 def read_labels(path: Path) -> list[Found]:
     """The labels of a file in any of the formats; what it is decides its content."""
     if path.suffix.lower() != ".json":
-        table = read_table(path, root=Path())
+        table = read_table(path, root=Path()).require_classes("The studio")
         names = table.class_names
         return [Found(i.image.as_posix(), names[i.label], i.group) for i in table.items]
     try:

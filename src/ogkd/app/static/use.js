@@ -58,14 +58,15 @@ function answer(said) {
 }
 
 function card(one, number) {
-  const sure = one.conformal_set !== null; // it can tell when several classes are plausible
+  const sure = one.findings ? one.calibrated : one.conformal_set !== null; // it can tell when it is unsure
   const kind = one.uncertain ? "uncertain" : sure ? "suggested" : "unknown";
-  const rows = Object.entries(one.probabilities);
+  const answered = (name) => (one.findings ? `${name}: ${one.findings[name]}` : name);
+  const rows = Object.entries(one.probabilities).map(([name, p]) => [answered(name), p]);
   const table = classTable(rows, t(one.calibrated ? "answer.calibrated" : "answer.uncalibrated"));
   const coverage = percent(one.coverage, Number.isInteger(100 * one.coverage) ? 0 : 1);
   let below = null;
   if (one.uncertain) below = h("ul", {}, one.reasons.map((reason) => h("li", {}, reason)));
-  else below = h("p", {}, sure ? t("answer.only", { coverage }) : t("answer.cannot"));
+  else if (!sure || !one.findings) below = h("p", {}, sure ? t("answer.only", { coverage }) : t("answer.cannot"));
   const heading = `model-${number}`;
   return h(
     "article.card",

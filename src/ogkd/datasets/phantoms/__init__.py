@@ -130,13 +130,8 @@ def write_folder(
     `workers` above 1 draws in as many processes, which is worth it for some hundreds of images.
     """
     dataset = phantom(name)
-    counts = _counts(per_class, splits)
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(
-            f"{out} exists and is not an empty folder; nothing was written. "
-            "Choose another folder, or remove this one first."
-        )
+    counts = checked_counts(per_class, splits)
+    out = new_place(out)
     total = sum(counts.values()) * len(dataset.class_names)
     with folder_atomically(out) as aside, progress_bar(f"phantoms {name}", total) as bar:
         jobs = []
@@ -171,7 +166,18 @@ def _draw_files(job: _Job) -> int:
     return len(indices)
 
 
-def _counts(per_class: int | None, splits: Mapping[str, int] | None) -> dict[str, int]:
+def new_place(out: Path) -> Path:
+    """Where a dataset may be written: a new or empty folder."""
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(
+            f"{out} exists and is not an empty folder; nothing was written. "
+            "Choose another folder, or remove this one first."
+        )
+    return out
+
+
+def checked_counts(per_class: int | None, splits: Mapping[str, int] | None) -> dict[str, int]:
     if (per_class is None) == (splits is None):
         raise ConfigError("Give either per_class (one number) or splits (a number per split).")
     counts = dict.fromkeys(SPLITS, per_class) if splits is None else dict(splits)

@@ -94,6 +94,11 @@ def knee(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
 
 def chest(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     """0 normal, 1 lobar pneumonia, 2 viral pneumonia, 3 pleural effusion, 4 enlarged heart."""
+    return film((label,), rng, texture, size)
+
+
+def film(labels: tuple[int, ...], rng: Rng, texture: Rng, size: int) -> Drawing:
+    """A chest that shows one or several of the labels of `chest`."""
     view = frame(rng, size, turn=0.05, zoom=(0.9, 1.12), shift=0.08, bend=0.025, mirror=False)
     x, y = view.x, view.y
     lungs = np.zeros((size, size), dtype=np.float32)
@@ -112,14 +117,19 @@ def chest(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     body = body - 0.22 * soft(np.abs(x) - 0.95 + 0.2 * y, 0.1) - 0.2 * soft(-0.85 - y, 0.2)
     marks = 0.2 * ridges(texture, size, 11) ** 2 * np.exp(-((np.abs(x) - 0.2) ** 2) / 0.12)
     picture = mix(body, air + 0.03 * clouds(texture, size, 8) + marks, lungs)
-    wide = float(rng.normal(0.47 if label == 4 else 0.34, 0.035))
+    wide = float(rng.normal(0.47 if 4 in labels else 0.34, 0.035))
     heart = blob(view, (0.1, 0.3), wide, aspect=1.15, angle=0.5)
     shadow = soft(heart, 0.12)
     picture = mix(picture, 0.7, 0.88 * shadow)
     picture = mix(picture, 0.72, 0.6 * soft(0.13 - np.abs(x - 0.01), 0.14))
-    disease, mask, attributes = _lung_disease(label, rng, texture, view, lungs, halves)
-    if label == 4:
-        mask = soft(heart, 0.06)
+    disease = mask = np.zeros((size, size), dtype=np.float32)
+    attributes: dict[str, str | float] = {}
+    for label in labels:
+        more, where, seen = _lung_disease(label, rng, texture, view, lungs, halves)
+        disease, mask = np.maximum(disease, more), np.maximum(mask, where)
+        attributes |= seen
+    if 4 in labels:
+        mask = soft(heart, 0.06) if labels == (4,) else np.maximum(mask, soft(heart, 0.06))
     picture = mix(picture, 0.72, disease)
     picture = picture + _ribs(rng, view) * (0.25 + 0.75 * lungs) * (1.0 - 0.8 * shadow)
     attributes["heart"] = "large" if wide > 0.405 else "usual"

@@ -1,0 +1,131 @@
+"""Tables in which an image may show several findings: a column for each, or a column `labels`.
+
+A column has 1, 0 or nothing (unknown); `labels` lists the findings of an image, as edema|effusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ogkd.datasets.manifest import ABSENT, PRESENT, UNKNOWN, Item, Manifest, read_class_names
+from ogkd.errors import DataError, counted, did_you_mean
+
+LISTED = "labels"  # the column that lists findings
+_BETWEEN = "|"
+_NOTHING = ("no finding", "no findings", "none", "-")  # listed instead of findings: there are none
+_VALUES = {
+    **dict.fromkeys(("1", "1.0", "true", "yes", "y"), PRESENT),
+    **dict.fromkeys(("0", "0.0", "false", "no", "n"), ABSENT),
+    # -1 is how large public tables of chest films mark what the reader left open
+    **dict.fromkeys(("", "-1", "-1.0", "?", "unknown", "uncertain", "nan", "<na>"), UNKNOWN),
+}
+_MOSTLY = 0.5  # share of cells that are 1 or 0, above which any other cell is a mistake
+
+Lines = Sequence[tuple[int, Mapping[str, str]]]  # line number and cells of each row
+Found = tuple[tuple[str, ...], list[tuple[int, ...]]]  # names, and what each row says of them
+
+
+def read_findings(
+    path: Path, columns: Mapping[str, str], rows: Lines, wanted: Sequence[str] | None
+) -> Found:
+    """The findings of a table; `columns` are those without another meaning, and their spelling.
+
+    `wanted` names the findings to read; without it, they are all that the table has.
+    """
+    asked = None if wanted is None else _wanted(columns, wanted)
+    if rows and LISTED in rows[0][1] and not any(asked or ()):
+        return _listed(path, rows, wanted)
+    if asked is not None and None in asked:
+        missing = (wanted or ())[asked.index(None)]
+        raise DataError(
+            f"{path} has no column '{missing}'.{did_you_mean(missing, columns.values())} It has: "
+            f"{', '.join(columns.values())}.",
+            argument="findings",
+        )
+    names = [name for name in (_found(columns, rows) if asked is None else asked) if name]
+    if not names:
+        raise DataError(
+            f"{path} needs the columns path and label (and, if you like, split and patient), or, "
+            "if an image may show several findings, a column for each finding with 1, 0 or "
+            f"nothing, but has: {', '.join(rows[0][1])}."
+        )
+    said = [tuple(_value(path, line, row, name) for name in names) for line, row in rows]
+    return read_class_names([columns[name] for name in names]), said
+
+
+def _found(columns: Mapping[str, str], rows: Lines) -> list[str]:
+    """The columns that have 1 and 0 in them, and hardly anything else."""
+    found = []
+    for name in columns:
+        values = [_VALUES.get(row[name].lower()) for _, row in rows]
+        known = sum(value in (PRESENT, ABSENT) for value in values)
+        strange = sum(value is None for value in values)
+        if name and known > _MOSTLY * (known + strange):
+            found.append(name)
+    return found
+
+
+def _wanted(columns: Mapping[str, str], wanted: Sequence[str]) -> list[str | None]:
+    """The column of each wanted finding, whatever its case and underscores; None: there is none."""
+    by_name = {_plain(name): name for name in columns}
+    return [by_name.get(_plain(name)) for name in wanted]
+
+
+def _value(path: Path, line: int, row: Mapping[str, str], name: str) -> int:
+    try:
+        return _VALUES[row[name].lower()]
+    except KeyError:
+        raise DataError(
+            f"{path}, line {line}: '{name}' is '{row[name]}'. A finding is 1 (present), 0 (absent) "
+            "or empty (unknown); true, false, yes and no are read too. Correct it."
+        ) from None
+
+
+def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Found:
+    """A finding that is not listed is absent; an empty cell says nothing about any of them."""
+    each: list[set[str] | None] = []
+    spelt: dict[str, str] = {}
+    for line, row in rows:
+        cell = row[LISTED]
+        parts = [part.strip() for part in cell.split(_BETWEEN) if part.strip()]
+        listed = {_plain(part) for part in parts}
+        nothing = listed & set(_NOTHING)
+        if nothing and listed - nothing:
+            raise DataError(
+                f"{path}, line {line}: the labels are '{cell}', which says both that there is a "
+                "finding and that there is none. Correct it."
+            )
+        spelt |= {_plain(part): part for part in parts if _plain(part) not in (*spelt, *_NOTHING)}
+        each.append(listed - nothing if parts else None)
+    names = list(wanted) if wanted is not None else [spelt[key] for key in sorted(spelt)]
+    if unknown := sorted(set(spelt) - {_plain(name) for name in names}):
+        raise DataError(
+            f"{path} lists findings outside those given: {', '.join(spelt[u] for u in unknown)}. "
+            f"Given: {', '.join(names)}.",
+            argument="findings",
+        )
+    if not names:
+        raise DataError(f"{path}: the column {LISTED} lists no finding. Fill it in.")
+    keys = [_plain(name) for name in names]
+    said = [
+        tuple(UNKNOWN if listed is None else int(key in listed) for key in keys) for listed in each
+    ]
+    return read_class_names(names), said
+
+
+def findings_text(manifest: Manifest, items: Sequence[Item]) -> str:
+    """One line: how many findings there are, and of each how many images have it or not."""
+    counts = zip(manifest.class_names, manifest.finding_counts(items), strict=True)
+    each = ", ".join(f"{name} {yes}/{no}/{unknown}" for name, (yes, no, unknown) in counts)
+    names = counted(len(manifest.class_names), "finding")
+    return f"{names} in {counted(len(items), 'image')} (present/absent/unknown): {each}"
+
+
+def finding_cells(findings: Sequence[int]) -> list[str]:
+    """Findings as the cells of a table."""
+    return ["" if said == UNKNOWN else str(said) for said in findings]
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.replace("_", " ").split()).casefold()

@@ -1,0 +1,251 @@
+"""Several findings in one image, from a table to answers, on the command line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import ogkd as library
+from ogkd.datasets.read import read_manifest
+from ogkd.errors import ConfigError, DataError
+
+NAMES = ("benign tumor", "kidney cyst")
+
+
+def write_films(folder: Path, images: int = 90, *, patients: bool = False) -> Path:
+    """Pictures that are red where the first finding is, and blue where the second is."""
+    folder.mkdir()
+    lines = [f"path,split,{','.join(NAMES)}{',patient' if patients else ''}"]
+    for n in range(images):
+        rng = np.random.default_rng(n)
+        said = (n % 3 == 0, n % 4 < 2)
+        wrong = n % 18 == 6  # so that there are mistakes to show
+        pixels = rng.integers(0, 110, (32, 32, 3))
+        pixels[..., 0] += 120 * (said[0] != wrong)
+        pixels[..., 2] += 120 * said[1]
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{n}.png")
+        known = ["" if (n + f) % 5 == 0 else str(int(yes)) for f, yes in enumerate(said)]
+        split = ("train", "val", "test")[n % 9 // 3]
+        lines.append(",".join([f"{n}.png", split, *known, *([f"p{n // 2}"] if patients else [])]))
+    (folder / "table.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder / "table.csv"
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    return write_films(tmp_path_factory.mktemp("films") / "data", 180)
+
+
+@pytest.fixture(scope="module")
+def model(films, clip, tmp_path_factory):
+    place = tmp_path_factory.mktemp("model") / "m"
+    library.fit(films, backbone=str(clip), out=place)
+    return place
+
+
+@pytest.fixture
+def calibrated(ogkd, model, films, tmp_path):
+    place = shutil.copytree(model, tmp_path / "calibrated")
+    outcome = ogkd("calibrate", place, films, "--sensitivity", 0.8)
+    assert outcome.code == 0, outcome.err
+    assert "at most 20 % of the images with a finding are answered no" in outcome.out
+    return place
+
+
+def test_fit_notices_the_findings_and_says_so_in_one_line(ogkd, films, clip, tmp_path):
+    outcome = ogkd("fit", films, "--backbone", clip, "--out", tmp_path / "m", "--shots", 4)
+    assert outcome.code == 0, outcome.err
+    assert "2 findings in 60 images (present/absent/unknown): benign tumor 16/32/12" in outcome.err
+    card = json.loads((tmp_path / "m" / "model.json").read_text(encoding="utf-8"))
+    assert (card["findings"], card["schema_version"]) == (True, 2)
+    assert all(count >= 4 for count in card["support_counts"])
+    again = ogkd("fit", films, "--backbone", clip, "--out", tmp_path / "m", "--shots", 4)
+    assert "nothing to do" in again.err
+
+
+def test_predict_writes_an_answer_and_a_probability_for_each_finding(ogkd, model, films, tmp_path):
+    bad = tmp_path / "bad.png"
+    bad.write_bytes(b"no image")
+    outcome = ogkd("predict", model, films.parent / "3.png", bad)
+    assert outcome.code == 1
+    good, broken = csv.DictReader(io.StringIO(outcome.out))
+    assert good["benign tumor"] in ("yes", "no")
+    assert 0 <= float(good["kidney cyst probability"]) <= 1
+    assert broken["error"]
+    assert broken["benign tumor"] == ""
+    assert "not calibrated: yes means 50 % or more" in outcome.err
+    lines = ogkd("predict", model, films.parent / "3.png", "--format", "jsonl").out
+    entry = json.loads(lines)
+    assert entry["answers"]["benign tumor"] == good["benign tumor"]
+    assert entry["prediction"] == good["prediction"]
+    assert sum(entry["probabilities"].values()) != pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_calibrated_model_may_be_unsure_and_keeps_its_promise(ogkd, calibrated, films):
+    outcome = ogkd("evaluate", calibrated, films, "--all", "--resamples", 50)
+    assert outcome.code == 0, outcome.err
+    assert "mean of findings" in outcome.out
+    assert "no below" in outcome.out
+    result = json.loads(ogkd("evaluate", calibrated, films, "--json", "--resamples", 20).out)
+    assert result["sensitivity"] == 0.8
+    row = result["per_finding"]["kidney cyst"]
+    assert row["auroc"] > 0.8
+    assert row["present_wrong"]["share"] <= 0.3
+    rows = ogkd("predict", calibrated, films.parent, "--sensitivity", 0.99, "--format", "jsonl")
+    assert "cannot be promised" in rows.err
+    assert not any("no" in json.loads(line)["answers"].values() for line in rows.out.splitlines())
+
+
+def test_a_row_per_image_and_a_report_can_be_written(ogkd, model, films, tmp_path):
+    table, page = tmp_path / "rows.csv", tmp_path / "report.html"
+    outcome = ogkd(*("evaluate", model, films, "--csv", table, "--report", page, "--resamples", 20))
+    assert outcome.code == 0, outcome.err
+    first = next(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
+    assert set(first) == {"image", *NAMES, *(f"{name} probability" for name in NAMES)}
+    text = page.read_text(encoding="utf-8")
+    assert "Average precision" in text
+    assert "evidence for" in text
+    assert str(films.parent) not in text
+
+
+def test_the_table_is_checked_divided_and_started_with(ogkd, films, clip, tmp_path):
+    plain = tmp_path / "plain.csv"
+    lines = films.read_text(encoding="utf-8").splitlines()
+    rows = [line.split(",") for line in lines]
+    for row in rows[1:]:
+        row[0] = str(films.parent / row[0])
+    plain.write_text("\n".join(",".join([r[0], *r[2:]]) for r in rows) + "\n", encoding="utf-8")
+    checked = ogkd("data", "check", plain)
+    assert "benign tumor" in checked.out, checked.err
+    divided = ogkd("data", "split", plain, "--out", tmp_path / "split.csv")
+    assert divided.code == 0, divided.err
+    found = read_manifest(tmp_path / "split.csv")
+    assert found.has_findings
+    assert {item.split for item in found.items} == {"train", "val", "test"}
+    started = ogkd("start", plain, "--yes", "--backbone", clip, "--out", tmp_path / "out")
+    assert started.code == 0, started.err
+    assert "180 images with 2 findings" in started.out
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_finding_that_never_varies_is_left_out_with_a_warning(ogkd, films, clip, tmp_path):
+    text = films.read_text(encoding="utf-8").splitlines()
+    more = [f"{line},{'never' if n == 0 else 0},{'always' if n == 0 else 1}" for n, line in
+            enumerate(text)]  # fmt: skip
+    file = films.with_name("more.csv")
+    file.write_text("\n".join(more) + "\n", encoding="utf-8")
+    outcome = ogkd("fit", file, "--backbone", clip, "--out", tmp_path / "m")
+    assert outcome.code == 0, outcome.err
+    assert "'never' is left out: no image to learn from is known to be with it" in outcome.err
+    assert "'always' is left out: no image to learn from is known to be without it" in outcome.err
+    assert library.load(tmp_path / "m").class_names == NAMES
+    checked = ogkd("data", "check", file)
+    assert checked.code == 1
+    assert "No images to learn from for: never" in checked.out
+    assert "known to be without: always" in checked.out
+    judged = ogkd("evaluate", tmp_path / "m", file, "--resamples", 0)
+    assert judged.code == 0, judged.err
+
+
+def test_what_cannot_work_is_one_message(refused, model, films, clip, data, tmp_path):
+    out = ("--backbone", clip, "--out", tmp_path / "m")
+    said = refused("fit", films, "--method", "gda", *out)
+    assert "gda gives each image one class" in said
+    assert "Use fused" in said
+    assert "no column 'oedema'" in refused("fit", films, "--findings", "oedema", *out)
+    assert "unlabelled is for data" in refused("fit", films, "--unlabelled", data, *out)
+    assert "Set text to bank" in refused("fit", films, "--set", "text=ogkd", *out)
+    assert "max_risk is for models" in refused("predict", model, data, "--max-risk", 0.1)
+    assert "sensitivity needs a calibrated" in refused("predict", model, data, "--sensitivity", 0.9)
+    assert "the data gives each image one class" in refused("evaluate", model, data)
+    odd = films.with_name("odd.csv")
+    odd.write_text("path,edema\n0.png,1\n1.png,0\n2.png,maybe\n", encoding="utf-8")
+    assert "'edema' is 'maybe'" in refused("fit", odd, *out)
+
+
+def test_a_model_of_classes_refuses_findings(refused, films, clip, data, tmp_path_factory):
+    place = tmp_path_factory.mktemp("classes") / "m"
+    library.fit(data, backbone=str(clip), out=place)
+    assert "needs one class for each image" in refused("evaluate", place, films)
+    assert "sensitivity is for models" in refused(
+        "predict", place, films.parent / "0.png", "--sensitivity", 0.9
+    )
+    assert "sensitivity is for models" in refused(
+        "calibrate", place, data, "--split", "test", "--sensitivity", 0.9
+    )
+
+
+def test_the_model_in_python(model, films):
+    found = library.load(model)
+    images = [films.parent / "0.png", films.parent / "1.png"]
+    p = found.predict_proba(images)
+    assert p.shape == (2, 2)
+    said = list(found.decide(images))
+    expected = ["|".join(n for n, a in zip(NAMES, one.answers, strict=True) if a == "yes")
+                for one in said]  # fmt: skip
+    assert found.predict(images) == [text or "none" for text in expected]
+    assert said[0].label is None
+    assert said[0].probability is None
+    shown = library.explain(found, images[:1])[0]
+    assert shown.name in NAMES
+    assert np.isfinite(shown.grid).all()
+    found.calibration = library.calibrate(found, films)
+    assert {a for one in found.decide(images) for a in one.answers} <= {"yes", "no", "unsure"}
+    assert library.evaluate(found, films, resamples=0)["calibrated"]
+    with pytest.raises(ConfigError, match="several findings"):
+        library.evaluate(found, films, graded=True)
+    with pytest.raises(ConfigError, match="Write a report"):
+        library.show_results(found, films)
+
+
+def test_scikit_learn_gives_a_list_of_two_columns(films, clip):
+    table = read_manifest(films)
+    train = table.part("train")
+    y = np.array([item.findings for item in train], dtype=float)
+    y[y < 0] = np.nan
+    images = [str(item.image) for item in train]
+    names = dict(enumerate(NAMES))
+    estimator = library.OGKDClassifier(str(clip), class_names=names).fit(images, y)
+    found = estimator.predict_proba(images)
+    assert [one.shape for one in found] == [(len(images), 2)] * 2
+    assert all(np.allclose(one.sum(axis=1), 1) for one in found)
+    assert np.array_equal(estimator.predict(images)[:, 1], (found[1][:, 1] >= 0.5).astype(int))
+    with pytest.raises(DataError, match="1, 0 or -1"):
+        library.OGKDClassifier(str(clip), class_names=names).fit(images, y + 3)
+
+
+def test_the_exported_file_answers_like_the_model(calibrated, films, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    from ogkd.export import export_onnx
+
+    found = library.load(calibrated, device="cpu")
+    images = [films.parent / f"{n}.png" for n in range(3)]
+    done = export_onnx(found, tmp_path / "m.onnx", images=images)
+    assert done.largest_difference < 1e-4
+    session = onnxruntime.InferenceSession(tmp_path / "m.onnx")
+    card = json.loads(session.get_modelmeta().custom_metadata_map["ogkd"])
+    assert card["asks"] == "findings"
+    assert set(card["calibration"]["limits"]) == set(NAMES)
+
+
+def test_the_page_says_yes_no_or_unsure_for_each_finding(calibrated, films):
+    pytest.importorskip("starlette")
+    from ogkd.app.models import answers, as_json, load_models
+    from ogkd.app.uploads import Upload
+    from ogkd.images import ImageRef, read_image
+
+    file = films.parent / "0.png"
+    upload = Upload(file.name, ImageRef(file), read_image(file))
+    found = answers(load_models([calibrated]), upload)
+    assert found[0].evidence is not None
+    said = as_json(upload, found, pictures=False)["models"][0]
+    assert set(said["findings"]) == set(said["probabilities"]) == set(NAMES)
+    yes = [name for name in NAMES if said["findings"][name] == "yes"]
+    assert said["prediction"] == ("|".join(yes) or "none")
