@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -208,6 +209,8 @@ def main() -> None:
     for key, loaded in list(sys.modules.items()):
         if str(getattr(loaded, "__file__", None) or "").startswith(here):
             del sys.modules[key]
+    gc.collect()
+    gc.freeze()  # otherwise every child copies what its first collection touches
     source = given.module.read_text(encoding="utf-8")
     every = mutants(source)
     chosen = every if given.sample is None else random.Random(0).sample(every, given.sample)

@@ -7,8 +7,12 @@ everything, so that a command costs what it does and not what its imports do.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import hashlib
+import importlib
 import os
+import pkgutil
 import resource
 import signal
 import sys
@@ -69,19 +73,30 @@ def before() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def warm_up() -> None:
-    """Import what commands import, before the first fork."""
-    import ogkd.app
-    import ogkd.audit
-    import ogkd.bench.tables
-    import ogkd.cli
-    import ogkd.evaluation
-    import ogkd.fitting.pipeline
-    import ogkd.report  # noqa: F401
-    from ogkd.backbones import load_backbone
+# What commands import from others only when they need it.
+LATER = ("scipy.optimize", "scipy.ndimage", "scipy.sparse", "scipy.stats", "charset_normalizer")
+LATER = (*LATER, "torch.onnx._internal.exporter._core", "onnxscript", "onnxruntime", "statistics")
 
+
+def warm_up() -> None:
+    """Import what commands import and build the command line, once, before the first fork."""
+    import typer.main
+
+    import ogkd
+    from ogkd.backbones import load_backbone
+    from ogkd.cli import app
+
+    found = [one.name for one in pkgutil.walk_packages(ogkd.__path__, "ogkd.")]
+    for name in [*found, *LATER]:
+        if not name.endswith("__main__"):
+            with contextlib.suppress(ImportError):  # of an extra that is not installed
+                importlib.import_module(name)
+    tree = typer.main.get_command(app)
+    typer.main.get_command = lambda _: tree
     torch.set_num_threads(1)
     load_backbone("builtin")
+    gc.collect()
+    gc.freeze()  # otherwise the first collection of every child copies all of this
 
 
 def run(
