@@ -219,6 +219,16 @@ def test_a_file_of_another_kind_is_never_replaced(tmp_path, old):
     assert len(names(tmp_path)) == 2
 
 
+def test_what_a_model_must_not_hold_goes_beside_its_folder(tmp_path):
+    model = tmp_path / "m"
+    model.mkdir()
+    (model / "model.json").write_text('{"schema_version": 1}')
+    with pytest.raises(StorageError, match=r"left as it is.*model-2\.json"):
+        write_text(model / "model.json", "path,prediction,probability\nb.png,cyst,0.9\n")
+    assert names(model) == ["model.json"]  # a later fit finds nothing foreign in it
+    assert (tmp_path / "model-2.json").read_text().startswith("path,prediction")
+
+
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -25,8 +25,7 @@ from ogkd.kinds import may_replace
 _Hook = Callable[[list[tuple[str, Any]]], Any]
 
 _SMALL = 1 << 26  # bytes that a text file may have
-BOM = "\ufeff"  # at the start of a CSV: Excel then reads it as UTF-8
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that start with these
+_OF_THE_PLACE = (errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.EMFILE, errno.EINVAL)
 _MANY = 200  # files in a folder from which on the disk is asked once for all of them
 
 
@@ -121,29 +120,25 @@ def storage_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StorageError(
+            why = (
                 f"No space left while writing {path}. Free some space, or choose another place "
-                "(for the cache: set OGKD_CACHE to a folder on a larger disk).",
-                argument="out",
-            ) from error
-        if isinstance(error, PermissionError) or error.errno == errno.EROFS:
-            raise StorageError(
+                "(for the cache: set OGKD_CACHE to a folder on a larger disk)."
+            )
+        elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
+            why = (
                 f"No permission to write {path}. Choose a folder that you own (for the cache: set "
-                "OGKD_CACHE).",
-                argument="out",
-            ) from error
-        if isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError):
-            raise StorageError(
+                "OGKD_CACHE)."
+            )
+        elif isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError):
+            why = (
                 f"Cannot write {path}: a file is where a folder is needed, or the reverse. "
-                "Choose another place.",
-                argument="out",
-            ) from error
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.EMFILE, errno.EINVAL):
-            raise StorageError(
-                f"Cannot write {path}: {os.strerror(error.errno)}. Choose another place.",
-                argument="out",
-            ) from error
-        raise
+                "Choose another place."
+            )
+        elif error.errno in _OF_THE_PLACE:
+            why = f"Cannot write {path}: {os.strerror(error.errno)}. Choose another place."
+        else:
+            raise
+        raise StorageError(why, argument="out") from error
 
 
 @contextlib.contextmanager
@@ -187,8 +182,10 @@ def _refuse_special(path: Path) -> None:
 
 
 def _free_name(path: Path) -> Path:
-    """A name that is not taken, and never that of an image."""
+    """A name that is not taken, never that of an image, and not in the folder of a model."""
     first = path if path.suffix in (".csv", ".json", ".jsonl", ".html") else Path(f"{path}.out")
+    if (path.parent / "model.json").exists():
+        first = path.parent.parent / first.name
     numbers = itertools.count(2)
     return next(
         place for n in numbers if not (place := first.with_stem(f"{first.stem}-{n}")).exists()
@@ -360,23 +357,6 @@ def write_new(path: Path, text: str) -> None:
             )
         return
     write_text(path, text)
-
-
-def harmless(text: str) -> str:
-    """Quote a cell that a spreadsheet would evaluate as a formula; `unquoted` undoes it."""
-    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
-
-
-def unquoted(cell: str) -> str:
-    """Read a cell that `harmless` wrote."""
-    quoted = cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA)
-    return cell[1:] if quoted else cell
-
-
-def harmless_path(path: object) -> str:
-    """Write a path so that it still opens the same file but is never a formula."""
-    text = str(path)
-    return f"./{text}" if harmless(text) != text else text
 
 
 def _sync_all(paths: Sequence[Path]) -> None:

@@ -1,7 +1,8 @@
 """Make the n-th operation on files fail, or kill the process there.
 
 Operations are counted below `ogkd.files` and everything else that a command does with files in
-its own folder: opening, reading, writing, syncing, renaming, exchanging, making folders.
+its own folder: opening, reading, writing, syncing, renaming, exchanging, making folders. Of many
+reads or writes of one file in a row the first two are counted: the others find the same state.
 """
 
 from __future__ import annotations
@@ -28,15 +29,18 @@ def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], Non
     """
 
     def install() -> None:
-        count = 0
+        count, last, in_a_row = 0, ("", ""), 0
         written = os.open(seen, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
-        def step(path: object) -> None:
-            nonlocal count
+        def step(what: str, path: object) -> None:
+            nonlocal count, last, in_a_row
             if isinstance(path, str | bytes | os.PathLike):
                 name = os.fsdecode(path)
                 if not Path(name).absolute().is_relative_to(below) or name == str(seen):
                     return
+            in_a_row, last = in_a_row + 1 if last == (what, str(path)) else 1, (what, str(path))
+            if in_a_row > 2:
+                return
             count += 1
             os.pwrite(written, b"%9d" % count, 0)
             if count != number:
@@ -45,29 +49,29 @@ def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], Non
                 os.kill(os.getpid(), signal.SIGKILL)
             raise OSError(how, os.strerror(how), str(path))
 
-        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
             def call(path: object, *args: Any, **options: Any) -> Any:
-                step(path)
+                step(what, path)
                 return function(path, *args, **options)
 
             return call
 
         for name in POINTS:
-            setattr(os, name, counted(getattr(os, name)))
+            setattr(os, name, counted(name, getattr(os, name)))
         opened = io.open
 
         def open_counted(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
             if isinstance(file, int):
                 return opened(file, mode, *args, **options)
-            step(file)
+            step("open", file)
             found = opened(file, mode, *args, **options)
             for name in ("read", "write"):
-                setattr(found, name, also(file, getattr(found, name)))
+                setattr(found, name, also(name, file, getattr(found, name)))
             return found
 
-        def also(path: object, function: Callable[..., Any]) -> Callable[..., Any]:
+        def also(what: str, path: object, function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
-                step(path)
+                step(what, path)
                 return function(*args)
 
             return call
@@ -77,7 +81,7 @@ def break_at(number: int, how: int, below: Path, seen: Path) -> Callable[[], Non
 
         def exchange(name: Any, *args: Any, **options: Any) -> Any:
             if name is None:
-                step(below / "exchange")
+                step("exchange", below / "exchange")
             return library(name, *args, **options)
 
         ctypes.CDLL = exchange  # type: ignore[assignment, misc]

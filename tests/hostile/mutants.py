@@ -1,14 +1,18 @@
-"""Damage for the readers: hypothesis strategies that change valid bytes, JSON values and texts."""
+"""Damage for the readers: changes of valid bytes, JSON values and texts, each made by a number.
+
+They draw from `random.Random(number)`, not from hypothesis, whose bookkeeping takes longer than
+most of these readers do; a failure is repeated by its number.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
+import random
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-
-from hypothesis import strategies as st
 
 _NUMBERS = (0, 1, 2, 3, 7, 8, 16, 127, 128, 255, 256, 4096, 32767, 32768, 65535, 65536)
 _NUMBERS = (*_NUMBERS, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -47,40 +51,44 @@ WORDS = (
     *("train", "tset", "test/0", "a.nii#axis=9,index=x", "=cmd()", "%s", "{}", '"', "'", ",", ";"),
     *("schema_version", "sha256", "__class__", "$ref", "F32", "BF16", "I64", "BOOL", "F8_E4M3"),
 )
-words = st.sampled_from(WORDS) | st.text(max_size=8)
-numbers = (
-    st.sampled_from([*_NUMBERS, *(-n for n in _NUMBERS), 0.5, 1e-320, 1e308, -0.0, 10**400])
-    | st.integers(-3, 20)
-    | st.floats()
-)
-values = st.recursive(
-    st.none() | st.booleans() | numbers | words,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(words, inner, max_size=3),
-    max_leaves=6,
-)
-# What to do, where (as a share of the file, so that it shrinks well), with what, how long.
-_steps = st.tuples(
-    st.sampled_from(["flip", "set", "number", "cut", "drop", "insert", "repeat", "swap", "zero"]),
-    st.integers(0, 2**16 - 1),
-    st.binary(min_size=1, max_size=8),
-    st.integers(1, 64),
-    st.sampled_from(_NUMBERS),
-    st.sampled_from(sorted(_WIDTHS)),
-    st.booleans(),
-)
+_VALUES = (*_NUMBERS, *(-n for n in _NUMBERS), 0.5, 1e-320, 1e308, -0.0, 10**400)
+_VALUES = (*_VALUES, float("nan"), float("inf"), -float("inf"))
+_KINDS = ("flip", "set", "number", "cut", "drop", "insert", "repeat", "swap", "zero")
+_FORMS = sorted(_WIDTHS)
+Choose = random.Random
+Make = Callable[[Choose], Any]
 
 
-def damaged(seeds: Sequence[bytes], *, magic: int = 16) -> st.SearchStrategy[bytes]:
-    """One of the valid files, damaged in one to five places; or noise behind its first bytes."""
-    noise = st.tuples(st.sampled_from(seeds), st.integers(1, magic), st.binary(max_size=200))
-    return st.one_of(
-        st.builds(_apply, st.sampled_from(seeds), st.lists(_steps, min_size=1, max_size=5)),
-        noise.map(lambda drawn: drawn[0][: drawn[1]] + drawn[2]),
+def either(*ways: Make) -> Make:
+    """One of these ways to damage something."""
+    return lambda choose: choose.choice(ways)(choose)
+
+
+def then(way: Make, *changes: Callable[[Any], Any]) -> Make:
+    """What a way gives, put through functions."""
+    return lambda choose: functools.reduce(
+        lambda value, change: change(value), changes, way(choose)
     )
 
 
-def _apply(content: bytes, steps: list[tuple[Any, ...]]) -> bytes:
-    for kind, share, extra, length, number, form, early in steps:
+def damaged(seeds: Sequence[bytes], *, magic: int = 16) -> Make:
+    """One of the valid files, damaged in one to five places; or noise behind its first bytes."""
+
+    def make(choose: Choose) -> bytes:
+        content = choose.choice(seeds)
+        if choose.random() < 0.2:
+            return content[: choose.randint(1, magic)] + choose.randbytes(choose.randint(0, 200))
+        return _damage(content, choose)
+
+    return make
+
+
+def _damage(content: bytes, choose: Choose) -> bytes:
+    for _ in range(choose.randint(1, 5)):
+        kind, share = choose.choice(_KINDS), choose.randrange(2**16)
+        extra, length = choose.randbytes(choose.randint(1, 8)), choose.randint(1, 64)
+        number, form = choose.choice(_NUMBERS), choose.choice(_FORMS)
+        early = choose.random() < 0.5
         # Headers decide most: half of the damage is in the first few hundred bytes.
         reach = min(len(content), 400) if early else len(content)
         at = share * reach // 2**16
@@ -115,37 +123,65 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
             yield from _places(child, (*path, key))
 
 
-@st.composite
-def changed(draw: st.DrawFn, seeds: Sequence[Any]) -> Any:
+def changed(seeds: Sequence[Any]) -> Make:
     """A JSON value in which one to three parts were replaced, removed, renamed or doubled."""
-    value = copy.deepcopy(draw(st.sampled_from(seeds)))
-    for _ in range(draw(st.integers(1, 3))):
+    return lambda choose: _changed(seeds, choose)
+
+
+def _changed(seeds: Sequence[Any], choose: Choose) -> Any:
+    value = copy.deepcopy(choose.choice(seeds))
+    for _ in range(choose.randint(1, 3)):
         if not isinstance(value, dict | list) or not value:
             break
         places = list(_places(value))
         # By depth first: otherwise a long list takes nearly all of the choices.
-        depth = draw(st.sampled_from(sorted({len(place) for place in places})))
-        place = draw(st.sampled_from([place for place in places if len(place) == depth]))
-        what = draw(st.sampled_from(["replace", "replace", "remove", "rename", "double"]))
+        depth = choose.choice(sorted({len(place) for place in places}))
+        place = choose.choice([place for place in places if len(place) == depth])
+        what = choose.choice(["replace", "replace", "remove", "rename", "double"])
         if not place:
-            if what == "replace" and draw(st.integers(0, 9)) == 0:
-                value = draw(values)
+            if what == "replace" and choose.random() < 0.1:
+                value = _value(choose)
             continue
         holder = value
         for key in place[:-1]:
             holder = holder[key]
         key = place[-1]
         if what == "replace":
-            holder[key] = draw(values)
+            holder[key] = _value(choose)
         elif what == "remove":
             del holder[key]
         elif isinstance(holder, list):
             holder.insert(key, copy.deepcopy(holder[key]))
         elif what == "rename":
-            holder[draw(words)] = holder.pop(key)
+            holder[_word(choose)] = holder.pop(key)
         else:
             holder[key] = [holder[key], holder[key]]
     return value
+
+
+def _word(choose: Choose) -> str:
+    if choose.random() < 0.7:
+        return choose.choice(WORDS)
+    ranges = ((32, 127), (0, 0x300), (0, 0x110000))
+    return "".join(
+        chr(choose.randrange(*choose.choice(ranges))) for _ in range(choose.randint(0, 8))
+    )
+
+
+def _value(choose: Choose, depth: int = 0) -> Any:
+    """Any JSON value, most of them small and strange."""
+    kind = choose.choice(("none", "truth", "number", "number", "word", "word", "list", "table"))
+    if kind == "none" or depth > 3:
+        return None
+    if kind == "truth":
+        return choose.random() < 0.5
+    if kind == "number":
+        near, any_bits = choose.randint(-3, 20), struct.unpack("<d", choose.randbytes(8))[0]
+        return choose.choice((*_VALUES, near, any_bits, choose.uniform(-2, 2)))
+    if kind == "word":
+        return _word(choose)
+    inside = [_value(choose, depth + 1) for _ in range(choose.randint(0, 4))]
+    return inside if kind == "list" else {_word(choose): one for one in inside}
 
 
 def json_bytes(value: Any) -> bytes:
@@ -176,18 +212,22 @@ def _inline(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-@st.composite
-def tables(draw: st.DrawFn) -> str:
-    """CSV or TSV texts: known and unknown columns, strange cells, rows of any length."""
-    columns = st.sampled_from(
-        ["path", "label", "split", "patient", "group", "x", "Path", "", '"path"']
-    )
-    header = draw(st.just(["path", "label"]) | st.lists(columns, min_size=1, max_size=5))
-    cells = st.sampled_from(["a.png", "b.png", "c", "train", "test", "val", "1"]) | words
-    rows = draw(st.lists(st.lists(cells, min_size=0, max_size=len(header) + 1), max_size=6))
-    whole = [["a.png", "benign"], ["b.png", "malignant"]] if draw(st.booleans()) else []
-    mark = draw(st.sampled_from(",,,;\t|"))
-    end = draw(st.sampled_from(["\n", "\r\n", "\r", "\n\n"]))
+def tables(choose: Choose) -> str:
+    """A CSV or TSV text: known and unknown columns, strange cells, rows of any length."""
+    columns = ("path", "label", "split", "patient", "group", "x", "Path", "", '"path"')
+    header = ["path", "label"]
+    if choose.random() < 0.5:
+        header = choose.choices(columns, k=choose.randint(1, 5))
+    whole = [["a.png", "benign"], ["b.png", "malignant"]] if choose.random() < 0.5 else []
+    plain = ("a.png", "b.png", "c", "train", "test", "val", "1")
+    rows = [
+        [
+            choose.choice(plain) if choose.random() < 0.5 else _word(choose)
+            for _ in range(choose.randint(0, len(header) + 1))
+        ]
+        for _ in range(choose.randint(0, 6))
+    ]
+    mark, end = choose.choice(",,,;\t|"), choose.choice(["\n", "\r\n", "\r", "\n\n"])
     return end.join(mark.join(row) for row in [header, *whole, *rows])
 
 

@@ -30,6 +30,13 @@ COMMANDS = {
     "embed": "embed {data}/test --backbone builtin --out e.safetensors",
     "split": "data split {data}/train --out s.csv",
     "phantoms": "phantoms us-breast --train 1 --test 1 --out drawn",
+    "start": "start {data} --yes --backbone builtin --out s",
+    "report": "report model {data} --resamples 0 --no-check --out r.html",
+    "check": "data check {data} --json c.json",
+    "export": "export model --onnx m.onnx",
+    "bench": "bench run g.toml --workers 0 --out runs",
+    "bench collect": "bench collect {runs}",
+    "label": "label next {data}/train --backbone builtin --labels l.csv",
 }
 SOMETIMES = {"training.jsonl"}  # has the seconds that an epoch took
 

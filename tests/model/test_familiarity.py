@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ogkd.errors import ConfigError
 from ogkd.model.familiarity import (
     FEWEST,
     Familiarity,
@@ -132,3 +133,13 @@ def test_images_to_learn_from_are_as_near_as_the_support_is_to_itself():
     rows = draw(middle, 5)
     longer = np.concatenate([rows, draw(other, 5)], axis=1)
     assert (of_this_kind(support, longer, 32) == of_this_kind(support, rows, 32)).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.nan, np.inf, 0.0])
+def test_features_that_are_not_numbers_are_refused_without_a_warning(tmp_path, value):
+    rows = np.full((9, 4), value, dtype=np.float32)
+    file = tmp_path / "support.safetensors"
+    file.write_bytes(support_of(rows).to_bytes())
+    with pytest.raises(ConfigError, match="not numbers"):
+        SupportFeatures.read(file, classes=2, width=4)

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ogkd.audit.result import Audit
+from ogkd.cells import harmless
 from ogkd.datasets.divide import complete_splits
 from ogkd.datasets.manifest import Item, Manifest, first_lines
 from ogkd.datasets.splits import keep_classes
 from ogkd.datasets.tables import csv_text, relative_to, writable
 from ogkd.errors import DataError
-from ogkd.files import harmless
 
 SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
 _WORDS = {  # kinds of reasons -> how a count of them reads

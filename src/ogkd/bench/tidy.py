@@ -33,9 +33,10 @@ from numpy.typing import NDArray
 from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
 from ogkd.bench.stored import sha256_bytes
+from ogkd.cells import BOM, harmless
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
-from ogkd.files import BOM, harmless, write_json, write_text
+from ogkd.files import write_json, write_text
 from ogkd.methods import METHODS, RivalConfig
 from ogkd.prompts.bank import shipped_banks
 

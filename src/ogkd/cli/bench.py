@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from ogkd.cells import BOM
 from ogkd.cli import options as opt
 from ogkd.cli.output import print_facts, say
 from ogkd.errors import ConfigError
-from ogkd.files import BOM
 
 if TYPE_CHECKING:
     from ogkd.bench.progress import Progress

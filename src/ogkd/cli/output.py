@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 import typer
 
+from ogkd.cells import harmless as harmless
+from ogkd.cells import harmless_path as harmless_path
 from ogkd.errors import StorageError, counted
-from ogkd.files import harmless as harmless
-from ogkd.files import harmless_path as harmless_path
 from ogkd.files import write_atomically
 from ogkd.kinds import is_text_file
 from ogkd.notebook import text_table

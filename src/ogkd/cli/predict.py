@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 from typer import Option
 
 import ogkd
+from ogkd.cells import BOM
 from ogkd.cli import options as opt
 from ogkd.cli.output import harmless, harmless_path, say, write_csv
 from ogkd.errors import ConfigError
-from ogkd.files import BOM, storage_errors, write_atomically
+from ogkd.files import storage_errors, write_atomically
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:

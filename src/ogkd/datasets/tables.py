@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+from ogkd.cells import harmless, harmless_path, unquoted
 from ogkd.datasets.findings import LISTED, finding_cells, read_findings
 from ogkd.datasets.manifest import (
     NO_CLASS,
@@ -22,7 +23,7 @@ from ogkd.datasets.manifest import (
     split_name,
 )
 from ogkd.errors import DataError
-from ogkd.files import harmless, harmless_path, read_bytes, unquoted
+from ogkd.files import read_bytes
 from ogkd.images import ImageRef
 from ogkd.images.ref import kind_of
 

@@ -63,7 +63,8 @@ class SupportFeatures:
         shape = (len(rows), classes) if several else (len(rows),)
         if rows.ndim != 2 or rows.shape[1] != width or labels.shape != shape:
             raise _damaged(path, f"shapes {rows.shape} and {labels.shape}, width {width} expected")
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        with np.errstate(all="ignore"):  # what is not a number is refused below
+            lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         if not np.all(np.isfinite(lengths) & (lengths > 0)):
             raise _damaged(path, "features that are not numbers")
         least, most = (-1, 2) if several else (0, classes)

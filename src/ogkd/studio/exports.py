@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ogkd.cells import harmless, harmless_path
 from ogkd.datasets.manifest import Item, Manifest
 from ogkd.datasets.tables import csv_text
 from ogkd.errors import ConfigError
 from ogkd.evaluation.predictions import LabelledPredictions
-from ogkd.files import harmless, harmless_path
 from ogkd.fitting.pipeline import train
 from ogkd.fitting.pool import Pool
 from ogkd.fitting.prepare import Drawn, Prepared, default_preset
