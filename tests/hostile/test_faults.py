@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
+import re
 import shutil
 import sys
 
 import pytest
 
+import ogkd
+from ogkd.export import write
 from tiny_data import write_dataset
 
 from . import harness
@@ -35,10 +40,19 @@ COMMANDS = {
     "check": "data check {data} --json c.json",
     "export": "export model --onnx m.onnx",
     "bench": "bench run g.toml --workers 0 --out runs",
-    "bench collect": "bench collect {runs}",
-    "label": "label next {data}/train --backbone builtin --labels l.csv",
+    "bench again": "bench run g.toml --workers 0 --out runs-of-one",
+    "bench collect": "bench collect runs-of-one",
+    "label": "label next drawer --backbone builtin --labels labels.csv",
 }
-SOMETIMES = {"training.jsonl"}  # has the seconds that an epoch took
+COLD = {"fit", "embed", "label"}  # without cached features
+GRID = """data = "phantoms"
+datasets = ["histology"]
+methods = ["zero-shot", "gda"]
+backbone = "builtin"
+seeds = [1]
+shots = [1]
+phantoms = { train = 1, test = 1 }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -47,43 +61,61 @@ def world(tmp_path_factory):
     os.environ["OGKD_CACHE"] = str(root / "cache")
     harness.warm_up()
     data = write_dataset(root / "data", splits={"train": 3, "test": 6})
-    line = f"fit {data} --method fused --backbone builtin --shots 2 --out model"
-    done = harness.run(line.split(), root)
-    assert done.code == 0, done.errors
+    (root / "g.toml").write_text(GRID)
+    for line in (
+        f"fit {data} --method fused --backbone builtin --shots 2 --out model",
+        "bench run g.toml --workers 0 --out both",
+        "bench run g.toml --workers 0 --methods gda --out runs-of-one",
+    ):
+        done = harness.run(line.split(), root)
+        assert done.code == 0, done.errors
     return root
 
 
-def start(world, folder):
+def start(world, folder, *, cold=False):
     """A folder as it is before the command."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    shutil.copytree(world / "model", folder / "model")
+    shutil.copytree(world / "data" / "train", folder / "drawer")
+    for name in ("model", "runs-of-one", *([] if cold else ["cache"])):
+        shutil.copytree(world / name, folder / (f".{name}" if name == "cache" else name))
+    shutil.copy(world / "g.toml", folder)
+    rows = [f"{path},{path.parent.name}\n" for path in sorted((folder / "drawer").rglob("0.png"))]
+    (folder / "labels.csv").write_text("".join(["path,label\n", *rows]))
     return folder
 
 
 def state(folder):
-    """The files that a user sees."""
+    """The files that a user sees; of those that have times in them, the rest of what they say."""
     found = harness.contents(folder)
+    for file in folder.rglob("runs/*/result.json"):
+        result = json.loads(file.read_text())
+        found[str(file.relative_to(folder))] = json.dumps([result["metrics"], sorted(result)])
+    for file in folder.rglob("*.html"):
+        found[str(file.relative_to(folder))] = re.sub(r"\d\d:\d\d", "", file.read_text())
     return {
         name: digest
         for name, digest in found.items()
         if not any(part.startswith(".") for part in name.split("/"))
-        and name.split("/")[-1] not in SOMETIMES
+        and not name.endswith("training.jsonl")  # has the seconds that an epoch took
     }
 
 
 def litter(folder):
-    return [
-        p.name for p in folder.rglob(".*") if p.name not in (".out", ".err") and p.suffix != ".lock"
-    ]
+    kept = (".out", ".err", ".cache", ".claims")
+    return [p.name for p in folder.rglob(".*") if p.name not in kept and p.suffix != ".lock"]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_any_failure_leaves_old_or_new_and_can_be_repeated(name, world, tmp_path, monkeypatch):
-    monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "w" / ".cache"))
+    if name == "export":  # the graph takes seconds, and no files
+        made = write.build(
+            ogkd.load(world / "model"), include_preprocessing=False, raw_pixels=False
+        )
+        monkeypatch.setattr(write, "build", lambda *_, **__: copy.deepcopy(made))
     words = COMMANDS[name].format(data=world / "data").split()
-    seen = tmp_path / "seen"
-    old = state(start(world, tmp_path / "w"))
+    seen, cold = tmp_path / "seen", name in COLD
+    old = state(start(world, tmp_path / "w", cold=cold))
     calm = harness.run(words, tmp_path / "w", inside=break_at(-1, KILL, tmp_path / "w", seen))
     assert calm.code == 0, calm.errors
     new, points = state(tmp_path / "w"), int(seen.read_text())
@@ -91,7 +123,7 @@ def test_any_failure_leaves_old_or_new_and_can_be_repeated(name, world, tmp_path
     step = 1 if EVERY else max(1, points // 5)
     for number in range(1, points + 1, step):
         for how in (FAILURES[number % len(FAILURES)], KILL):
-            folder = start(world, tmp_path / "w")
+            folder = start(world, tmp_path / "w", cold=cold)
             where = f"{name}, operation {number} of {points}, {'kill' if how == KILL else how}"
             broken = harness.run(words, folder, inside=break_at(number, how, folder, seen))
             if how == KILL:
