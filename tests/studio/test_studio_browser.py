@@ -67,6 +67,10 @@ def test_an_image_is_explained_and_corrected(found):
     assert (found["drawn"], found["described"], found["corrected"]) == (True, True, 1)
 
 
+def test_similar_images_come_first_where_they_are_asked_for(found):
+    assert found["similar"]
+
+
 def test_model_tables_and_report_are_downloaded(found):
     assert found["handover"]["name"].endswith(".zip")
     assert found["report"]["name"].endswith("-report.html")

@@ -115,6 +115,14 @@ def test_one_image_is_explained(taught):
     assert picture.headers["cache-control"] == "no-store"
 
 
+def test_the_most_similar_image_of_an_image_is_itself_then_its_copy(taught):
+    data = taught.request("GET", "/api/images").json
+    ((copy, first),) = data["copies"].items()
+    rows = taught.request("GET", f"/api/similar/{first}").json["rows"]
+    assert set(rows[:2]) == {int(copy), first}
+    assert len(rows) == 34
+
+
 def test_a_dropped_image_is_answered_by_the_model_of_this_moment(taught, pile):
     image = next(pile.glob("*simple_cyst.png"))
     found = taught.classify(image.read_bytes(), image.name)
@@ -163,6 +171,21 @@ def test_a_second_window_that_disagrees_is_told(taught):
     assert (first.status, second.status) == (200, 409)
     assert second.json["label"] == CLASSES[0]
     assert post(taught, "/api/undo", by="one").json["row"] == row
+
+
+def test_an_archive_of_images_becomes_part_of_the_project(pile, tmp_path):
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w") as archive:
+        for file in sorted(pile.glob("*_*.png"))[:4]:
+            archive.write(file, f"some folder/{file.name}")
+    with started(tmp_path, "--out", tmp_path / "own", command="studio") as empty:
+        assert state(empty)["images"] == 0
+        send = ("POST", "/api/upload?last=1&name=more.zip", memory.getvalue())
+        assert empty.request(*send).json["images"] == 4
+        wrong = empty.request("POST", "/api/upload?last=1&name=a.zip", b"PK nothing")
+        assert (wrong.status, state(empty)["images"]) == (422, 4)
+        until(lambda: state(empty)["encoded"] == 4)
+    assert len(list((tmp_path / "own" / "images").rglob("*.png"))) == 4
 
 
 BAD = [("label", {"row": 10**6}), ("label", {"row": "../x"}), ("label", {"row": -1})]

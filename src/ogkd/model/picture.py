@@ -108,7 +108,8 @@ def _map(found: Evidence) -> tuple[Image.Image, float]:
     heat[np.asarray(mask)] = 0
     gray = picture.convert("L").resize((side, side), Image.Resampling.BICUBIC)
     base = _DARKENED * np.asarray(gray, np.float32)[..., None]
-    opacity = _STRONGEST * np.minimum(1.0, 1.5 * np.abs(heat))[..., None]
+    steep = 1.5 if found.rest is None else 1.0  # parts are everywhere: the image must show through
+    opacity = _STRONGEST * np.minimum(1.0, steep * np.abs(heat))[..., None]
     mixed = (1 - opacity) * base + opacity * _colours(heat)
     drawn = Image.fromarray(mixed.round().astype(np.uint8))
     _outline(drawn, [place for place in found.top if not hidden[place]], cell * zoom)

@@ -104,7 +104,7 @@ def predictions_csv(session: Session) -> str:
     rows: list[list[object]] = [[*head, *(f"p({harmless(name)})" for name in names)]]
     for row, address in enumerate(session.gallery.addresses):
         label = harmless(names[labels[row]]) if labels[row] >= 0 else ""
-        if not session.gallery.known[row]:
+        if not fitted.known[row]:
             error = harmless(session.gallery.errors.get(row, "not read yet"))
             rows.append([harmless_path(address), label, "", "", "", "", error, *[""] * len(names)])
             continue

@@ -61,6 +61,7 @@ class Fitted:
     """One fit. Arrays over images have a row for each image of the gallery."""
 
     head: Head
+    known: NDArray[np.bool_]  # [N]: images that had been read; nothing is said of the others
     labelled: NDArray[np.int64]  # rows
     labels: NDArray[np.int64]  # of these rows
     rest: NDArray[np.int64]  # rows without a label that it learned from too
@@ -119,7 +120,7 @@ def fit_labels(
         strange = Familiarity(support, text.backbone.embed_dim).unfamiliar(features) & known
     missing = tuple(label for label in range(classes) if label not in y)
     p = softmax(logits, 1.0)
-    return Fitted(head, rows, y, rest, logits, strange, learned, missing, p)
+    return Fitted(head, known, rows, y, rest, logits, strange, learned, missing, p)
 
 
 def judge(

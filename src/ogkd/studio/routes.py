@@ -83,6 +83,7 @@ def _routes(
     from starlette.routing import Route
 
     project = session.project
+    exporting = Line(settings.waiting)  # beside the other: nobody who labels waits for a file
 
     async def model(_: Request) -> Response:
         said: dict[str, Any] = {"models": [describe(one) for one in current.made]}
@@ -109,6 +110,10 @@ def _routes(
         row = session.row(request.path_params["row"])
         evidence = request.query_params.get("evidence") == "1"
         return JSONResponse(await line.run(lambda: detail(session, current, row, evidence)))
+
+    async def similar(request: Request) -> Response:
+        row = session.row(request.path_params["row"])
+        return JSONResponse({"rows": await asyncio.to_thread(session.similar, row)})
 
     async def label(body: Body) -> Any:
         address = session.gallery.addresses[session.row(body.get("row"))]
@@ -203,7 +208,7 @@ def _routes(
     async def export(request: Request) -> Response:
         kind = request.path_params["kind"]
         await asyncio.to_thread(session.settle)
-        content, name, media = await line.run(lambda: _export(session, kind, folder))
+        content, name, media = await exporting.run(lambda: _export(session, kind, folder))
         shown = {"content-disposition": f'attachment; filename="{name}"'}
         return Response(content, media_type=media, headers=shown)
 
@@ -226,6 +231,7 @@ def _routes(
         "/api/next": following,
         "/api/texts": texts,
         "/api/look/{row:int}": look,
+        "/api/similar/{row:int}": similar,
         "/thumb/{row:int}": small,
         "/image/{row:int}": large,
         "/api/export/{kind:str}": export,

@@ -146,6 +146,16 @@ class Session:
         ]
         return [one for one in found if one[0] != row][:count]
 
+    def similar(self, row: int) -> list[int]:
+        """All images that have been read, the most similar to one first."""
+        gallery = self.gallery
+        if gallery.features is None or not gallery.known[row]:
+            return [row]
+        rows = np.flatnonzero(gallery.known)
+        support = SupportFeatures(gallery.features[rows], np.zeros(len(rows), np.int64))
+        found, _ = nearest(support, gallery.features[row : row + 1], len(rows))
+        return [int(one) for one in rows[found[0]]]
+
     def text(self) -> TextSide | None:
         """The texts of the classes through the backbone's text tower; None without classes."""
         classes = self.project.facts.classes

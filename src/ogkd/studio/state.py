@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+
 from ogkd.app.models import Model, evidence_json
 from ogkd.features.encode import encode_files
 from ogkd.studio.fitted import COVERAGE, Judged
@@ -87,7 +89,7 @@ def images_json(session: Session) -> dict[str, Any]:
     }
     if fitted is not None and len(fitted.probabilities) == len(gallery):
         p = fitted.probabilities
-        said["predicted"] = p.argmax(axis=1).tolist()
+        said["predicted"] = np.where(fitted.known, p.argmax(axis=1), -1).tolist()
         said["probability"] = [round(float(top), 4) for top in p.max(axis=1)]
         said["doubt"] = [round(float(doubt), 4) for doubt in uncertainty(p)]
         if fitted.sets is not None:
@@ -112,7 +114,7 @@ def detail(
         "error": gallery.errors.get(row, ""),
         "copy_of": gallery.copies.get(row),
     }
-    if fitted is None or not gallery.known[row] or len(fitted.probabilities) != len(gallery):
+    if fitted is None or len(fitted.known) != len(gallery) or not fitted.known[row]:
         return said
     names = session.project.class_names
     p = fitted.probabilities[row]

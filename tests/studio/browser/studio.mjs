@@ -106,15 +106,19 @@ await page.keyboard.press("ArrowRight");
 await page.keyboard.press("Enter");
 await page.waitForSelector("dialog[open] .classes", wait);
 await page.getByText("Show where it looks").click();
-await page.waitForSelector("dialog figure img", wait);
+await page.waitForSelector("dialog figure img, dialog .detail-words .notice", wait); // a map, or why there is none
 found.drawn = await page.locator("dialog img").evaluateAll((all) => Promise.all(all.map((one) => one.decode().then(() => one.naturalWidth > 0))).then((each) => each.every(Boolean)));
 found.described = await page.locator("dialog img").evaluateAll((all) => all.every((one) => one.alt.length > 0));
 await page.screenshot({ path: `${shots}/studio-4.png` });
 const before = (await state(page)).labelled;
 await page.keyboard.press("3"); // correct it
-await page.waitForSelector("dialog .notice", wait);
+await page.waitForSelector("dialog .notice[role=status]", wait);
+await page.waitForFunction(async (labels) => (await (await fetch("/api/state")).json()).labelled > labels, before, wait);
 found.corrected = (await state(page)).labelled - before;
-await page.keyboard.press("Escape");
+const asked = await page.locator("dialog .name").innerText();
+await page.getByText("Find similar images").click();
+await page.waitForSelector("dialog", { ...wait, state: "detached" });
+found.similar = (await page.locator("#cell-0").getAttribute("aria-label")).startsWith(asked);
 for (const kind of ["handover", "predictions", "labels", "report"]) {
   const [download] = await Promise.all([page.waitForEvent("download", wait), page.click(`#export-${kind}`)]);
   found[kind] = { name: download.suggestedFilename(), bytes: readFileSync(await download.path()).length };

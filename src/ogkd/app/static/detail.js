@@ -4,7 +4,8 @@ import { announce, fill, get, h, post, t, percent } from "./dom.js";
 import { classTable, evidenceFigure } from "./use.js";
 import { classNames, me, shared } from "./studio.js";
 
-export function openDetail(row, rows, refresh) {
+// `like(row)`, if given, shows the gallery sorted by likeness to an image.
+export function openDetail(row, rows, refresh, like = null) {
   const body = h("div.detail", {});
   const close = h("button.quiet", { type: "button", onclick: () => dialog.close() }, t("detail.close"));
   const before = h("button.quiet", { type: "button", onclick: () => step(-1) }, t("detail.before"));
@@ -90,7 +91,16 @@ export function openDetail(row, rows, refresh) {
     const said = known.label ?? (known.state ? t(`state.${known.state}`) : t("detail.open"));
     fill(
       body,
-      h("div.detail-picture", {}, picture, h("p.name.help", {}, known.name)),
+      h(
+        "div.detail-picture",
+        {},
+        picture,
+        h("p.name.help", { title: known.name }, known.name.split("/").pop()),
+        like && !known.error && h("button.quiet", { type: "button", onclick: async () => {
+          await like(row);
+          dialog.close();
+        } }, t("detail.similar"))
+      ),
       h(
         "div.detail-words",
         {},

@@ -27,7 +27,7 @@ export class Gallery {
     for (const cell of this.cells.values()) cell.remove();
     this.cells.clear();
     fill(this.inner);
-    if (!rows.length) this.inner.append(h("p.welcome", {}, t("gallery.empty")));
+    if (!rows.length) this.inner.append(h("p.welcome", {}, t(data.names.length ? "gallery.none" : "gallery.empty")));
     this.draw();
   }
 
@@ -68,7 +68,7 @@ export class Gallery {
     const name = data.names[row].split("/").pop();
     const label = data.label[row] >= 0 ? classes[data.label[row]] : null;
     const state = data.state[row];
-    const guess = data.predicted && data.known[row] && !bad ? classes[data.predicted[row]] : null;
+    const guess = data.predicted?.[row] >= 0 && !bad ? classes[data.predicted[row]] : null;
     const words = [];
     if (label) words.push(h("span.tag.given", {}, label));
     else if (state) words.push(h("span.tag.other", {}, t(`state.${state}`)));
@@ -76,7 +76,7 @@ export class Gallery {
     if (bad) words.push(h("span.tag.bad", {}, t("gallery.unreadable")));
     else if (data.copies[row] !== undefined) words.push(h("span.tag.other", {}, t("gallery.copy")));
     if (data.unfamiliar?.[row]) words.push(h("span.tag.warn", {}, t("gallery.unfamiliar")));
-    else if (!label && data.plausible && data.known[row] && data.plausible[row] !== 1) words.push(h("span.tag.warn", {}, t("gallery.unsure")));
+    else if (!label && !state && data.plausible && guess && data.plausible[row] !== 1) words.push(h("span.tag.warn", {}, t("gallery.several", { count: data.plausible[row] })));
     const picture = bad
       ? h("span.broken", { "aria-hidden": "true" }, "?")
       : h("img", { src: `/thumb/${row}`, alt: "", loading: "lazy", decoding: "async" });

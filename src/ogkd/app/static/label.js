@@ -7,6 +7,7 @@ import { classNames, me, shared } from "./studio.js";
 import { curveChart, confusionTable } from "./charts.js";
 
 const KEYS = "123456789";
+const ENOUGH = 9; // labels of each class from which on sets keep their promise for each
 const OTHERS = { u: "unsure", s: "skip", x: "unusable" };
 
 export function labelStep(refresh) {
@@ -163,6 +164,16 @@ export function labelStep(refresh) {
     event.preventDefault();
   }
 
+  // What to do next, in one sentence.
+  function advice(state, missing, judged) {
+    if (!state.labelled) return t("next.begin");
+    if (missing.length) return t("next.missing", { names: missing.join(", ") });
+    if (!judged?.fair) return t("next.fair");
+    const fewest = Math.min(...state.classes.map((one) => one.labels));
+    if (fewest < ENOUGH) return t("next.nine", { count: ENOUGH, names: state.classes.filter((one) => one.labels < ENOUGH).map((one) => one.name).join(", ") });
+    return t("next.enough");
+  }
+
   function drawPanel() {
     const { state } = shared;
     const fit = state.fit;
@@ -177,13 +188,13 @@ export function labelStep(refresh) {
       )
     );
     const missing = state.classes.filter((one) => !one.labels).map((one) => one.name);
-    if (missing.length && state.classes.length) parts.push(h("p.notice", {}, t("learn.missing", { names: missing.join(", ") })));
     const judged = fit?.judged;
+    parts.push(h("p.notice", { id: "next" }, advice(state, missing, judged)));
     if (judged && judged.accuracy !== null) {
       const [low, high] = judged.interval;
       parts.push(
         h("p.big", {}, h("strong", { id: "accuracy" }, percent(judged.accuracy)), h("span", {}, t("learn.interval", { low: percent(low), high: percent(high) }))),
-        h("p.help", {}, t(judged.fair ? "learn.fair" : "learn.hard", { count: judged.counted }))
+        h("p.help", {}, t(judged.fair ? "learn.fair" : "learn.hard", { count: judged.counted }), judged.labels < fit.labels && ` ${t("learn.updating")}`)
       );
     }
     if (state.curve.length > 1) parts.push(h("h3", {}, t("learn.curve")), curveChart(state.curve));
@@ -199,6 +210,7 @@ export function labelStep(refresh) {
           })
         )
       );
+    if (fit?.complete) parts.push(h("button.main-button.onward", { type: "button", onclick: () => document.querySelector("#tab-result").click() }, t("label.onward")));
     if (judged?.images) parts.push(h("details", {}, h("summary", {}, t("learn.confusion")), confusionTable(judged.confusion, classNames())));
     fill(panel, parts);
   }

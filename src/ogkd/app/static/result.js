@@ -5,13 +5,20 @@ import { Gallery } from "./gallery.js";
 import { openDetail } from "./detail.js";
 import { usePanel } from "./use.js";
 import { classNames, shared } from "./studio.js";
-import { FILTERS, SORTS, chosen, sortSelect } from "./order.js";
+import { FILTERS, SORTS, chosen, findSimilar, offerSimilar, sortSelect } from "./order.js";
 
 const EXPORTS = ["handover", "predictions", "labels", "report", "onnx"];
 
 export function resultStep(refresh) {
-  const gallery = new Gallery({ label: t("result.gallery"), open: (row, rows) => openDetail(row, rows, refresh) });
+  const gallery = new Gallery({ label: t("result.gallery"), open: (row, rows) => openDetail(row, rows, refresh, like) });
   const sort = sortSelect(() => draw(), SORTS);
+  async function like(row) {
+    await findSimilar(row);
+    sort.select.value = "similar";
+    filter.select.value = "all";
+    draw();
+    gallery.element.scrollTop = 0;
+  }
   sort.select.value = "doubt";
   const filter = sortSelect(() => draw(), FILTERS, "filter");
   filter.select.value = "open";
@@ -58,6 +65,7 @@ export function resultStep(refresh) {
   );
 
   function draw() {
+    offerSimilar(sort.select, shared.images);
     const rows = chosen(shared.images, sort.value(), filter.value());
     count.textContent = t("result.count", { count: rows.length });
     gallery.show(rows, shared.images, classNames());
@@ -77,12 +85,14 @@ export function resultStep(refresh) {
     if (!fit) parts.push(h("p.notice", {}, t("result.none")));
     else {
       if (!fit.learned) parts.push(h("p.notice", {}, t("result.texts")));
+      else if (!fit.complete) parts.push(h("p.notice", {}, t("result.missing", { names: state.classes.filter((one) => !one.labels).map((one) => one.name).join(", ") })));
       const judged = fit.judged;
       if (judged && judged.accuracy !== null) parts.push(h("p", {}, t("result.accuracy", { accuracy: percent(judged.accuracy), low: percent(judged.interval[0]), high: percent(judged.interval[1]) })));
       if (fit.has_sets) {
         const sure = open.filter((row) => images.plausible[row] === 1 && !images.unfamiliar?.[row]).length;
-        parts.push(h("p", {}, t("result.sure", { sure, all: open.length })), h("p.help", {}, t("result.sets.help", { coverage: percent(fit.coverage) })));
-      } else if (fit.learned) parts.push(h("p.help", {}, t("result.few")));
+        const promise = t(fit.exact ? "result.sets.exact" : "result.sets.estimate", { coverage: percent(fit.coverage) });
+        parts.push(h("p", {}, t("result.sure", { sure, all: open.length })), h("p.help", {}, t("result.sets.help"), " ", promise));
+      } else if (fit.complete) parts.push(h("p.help", {}, t("result.few")));
       parts.push(h("table.classes", {}, h("caption", {}, t("result.predicted")), h("tbody", {}, names.map((name, number) => h("tr", {}, h("th", { scope: "row" }, name), h("td.number", {}, String(open.filter((row) => images.predicted?.[row] === number).length)))))));
     }
     fill(summary, parts);

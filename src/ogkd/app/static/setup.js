@@ -4,7 +4,7 @@ import { dropZone, fill, get, h, post, send, t } from "./dom.js";
 import { Gallery } from "./gallery.js";
 import { openDetail } from "./detail.js";
 import { classNames, shared } from "./studio.js";
-import { chosen, sortSelect } from "./order.js";
+import { chosen, findSimilar, offerSimilar, sortSelect } from "./order.js";
 
 export function setupStep(refresh) {
   const said = h("div.said", { role: "status" });
@@ -15,8 +15,14 @@ export function setupStep(refresh) {
     if (!bad) fading = setTimeout(() => fill(said), 8000);
   };
   const counts = h("p.counts", {});
-  const gallery = new Gallery({ label: t("gallery.label"), open: (row, rows) => openDetail(row, rows, refresh) });
-  const sort = sortSelect(() => update(true));
+  const gallery = new Gallery({ label: t("gallery.label"), open: (row, rows) => openDetail(row, rows, refresh, like) });
+  const sort = sortSelect(() => update());
+  async function like(row) {
+    await findSimilar(row);
+    sort.select.value = "similar";
+    update();
+    gallery.element.scrollTop = 0;
+  }
   const path = h("input", { type: "text", id: "folder", placeholder: t("setup.folder.example"), autocomplete: "off", spellcheck: false });
   const folder = h(
     "form.row",
@@ -83,6 +89,8 @@ export function setupStep(refresh) {
     h("div.row", {}, h("button.button", { type: "button", id: "add-class", onclick: () => addRow({ name: "", texts: [], normal: false, labels: 0 }, true) }, t("classes.add")), save)
   );
 
+  const onward = h("button.main-button.onward", { type: "button", id: "start-labelling", onclick: () => document.querySelector("#tab-label").click() }, t("setup.onward"));
+
   function addRow(one, focus = false) {
     const number = editor.children.length + 1;
     const name = h("input", { type: "text", value: one.name, placeholder: t("classes.name.example"), "aria-label": t("classes.name", { number }), maxLength: 200 });
@@ -138,13 +146,14 @@ export function setupStep(refresh) {
       {},
       h("div.card", {}, h("h2", {}, t("setup.images")), counts, drop, h("p.or", {}, t("setup.or")), folder),
       h("div.card", {}, h("h2", {}, t("setup.classes")), h("p.help", {}, t("setup.classes.help")), classes),
+      onward,
       h("div.card", {}, h("h2", {}, t("setup.labels")), labels),
       said
     ),
     h("section.wide", {}, h("div.row.bar-row", {}, h("h2", {}, t("gallery.title")), sort.element), gallery.element)
   );
 
-  function update(force = false) {
+  function update() {
     const state = shared.state;
     const parts = [t("setup.count", { count: state.images })];
     if (state.unreadable) parts.push(t("setup.unreadable", { count: state.unreadable }));
@@ -152,6 +161,8 @@ export function setupStep(refresh) {
     if (state.backbone) parts.push(t("setup.backbone", { name: state.backbone }));
     counts.textContent = parts.join(" ");
     if (!editor.children.length) drawClasses();
+    offerSimilar(sort.select, shared.images);
+    onward.hidden = state.classes.length < 2 || !state.images;
     gallery.show(chosen(shared.images, sort.value(), "all"), shared.images, classNames());
   }
 
