@@ -17,7 +17,7 @@ from torch.nn.functional import cosine_similarity, linear
 import tiny_backbones
 from ogkd.backbones import _onnx_tower, _vit
 from ogkd.backbones.base import Backbone
-from ogkd.backbones.engines import ENGINES, EngineBackbone, digest_with, with_engine
+from ogkd.backbones.engines import ENGINES, ON_CPU, EngineBackbone, digest_with, with_engine
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.backbones.transformers_format import load_transformers
 from ogkd.errors import BackboneError, ConfigError
@@ -27,7 +27,7 @@ from tiny_backbones import SIZE, TEXTS, make_clip, make_dual, make_siglip
 
 CPU = torch.device("cpu")
 FIXTURES = Path(__file__).parents[1] / "parity" / "fixtures"
-OTHERS = [name for name in ENGINES if name != "torch"]
+OTHERS = list(ON_CPU)
 
 
 @pytest.fixture(scope="module", autouse=True)

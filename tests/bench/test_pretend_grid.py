@@ -6,9 +6,11 @@ from pathlib import Path
 
 import torch
 
+from ogkd.backbones import engines
+from ogkd.backbones.engines import with_engine
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.bench.grid import expand, read_grid
-from ogkd.bench.runner import Runner, group_runs
+from ogkd.bench.runner import Runner, _device_facts, group_runs
 from pretend_device import THERE, move, pretending
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
@@ -55,3 +57,34 @@ def test_base_to_novel_works_on_the_device(grid_file):
     with pretending():
         found = results(read_grid(grid_file, changes), there)
     assert all(set(run.result["metrics"]) == {"base", "novel"} for run in found.values())
+
+
+def test_a_grid_in_half_precision_is_close_and_kept_apart(grid_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(engines, "half_problem", lambda *_: "")
+    here, there = (
+        load_open_clip(FIXTURE, name="tiny", device=torch.device("cpu")) for _ in range(2)
+    )
+    move(there.model)
+    there.device = THERE
+    rows = [{"method": "ogkd", "settings": {"views": "online"}}, {"method": "gda"}]
+    changes = {"rows": rows, "methods": [], "datasets": ["first"], "shots": [2], "seeds": [1]}
+    grid = read_grid(grid_file, changes | {"settings": {"train.epochs": 1}})
+    expected = results(grid, here)
+    with pretending():
+        found = results(grid, with_engine(there, "bf16"))
+    for key, run in found.items():
+        plain = expected[key]
+        assert (run.result["engine"], plain.result["engine"]) == ("bf16", "torch")
+        assert run.result["backbone_digest"] != plain.result["backbone_digest"]
+        p, q = (one.predictions["test"].probabilities for one in (run, plain))
+        assert 0 < abs(p - q).max() < 0.2, run.spec
+
+
+def test_results_name_the_gpu_and_its_memory(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Some GPU {device.index}")
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 3 * 2**30)
+    assert _device_facts(torch.device("cuda:1")) == {
+        "device": "cuda",
+        "gpu": "Some GPU 1",
+        "gpu_peak_mib": 3072.0,
+    }

@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub import constants
 
 import ogkd.cli.doctor as doctor
-from ogkd.backbones import _int8_probe, loading
+from ogkd.backbones import _half, _int8_probe, loading
 from ogkd.backbones.catalog import catalog
 from ogkd.errors import BackboneError
 from tiny_backbones import make_clip
@@ -55,6 +55,12 @@ def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(tiny_builtin, mon
     assert found[-1].what.startswith("Extra")
 
 
+@pytest.fixture(autouse=True)
+def _forget_probes():
+    yield _half.half_problem.cache_clear()
+    _half.half_problem.cache_clear()
+
+
 def test_the_bf16_probe_runs_here_or_is_a_warning():
     finding = only(doctor._bf16())
     assert finding.status == "PASS" or "signal" in finding.found  # else the probe itself is wrong
@@ -62,7 +68,7 @@ def test_the_bf16_probe_runs_here_or_is_a_warning():
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are not Windows's")
 def test_a_bf16_product_that_kills_its_process_is_a_warning(monkeypatch):
-    monkeypatch.setattr(doctor, "_BF16_PROBE", f"import os; os.kill(os.getpid(), {signal.SIGILL})")
+    monkeypatch.setattr(_half, "_PROBE", f"import os; os.kill(os.getpid(), {signal.SIGILL})")
     finding = only(doctor._bf16())
     assert finding.status == "WARN"
     assert f"killed by signal {int(signal.SIGILL)}" in finding.found
@@ -71,7 +77,7 @@ def test_a_bf16_product_that_kills_its_process_is_a_warning(monkeypatch):
 
 @pytest.mark.parametrize(("probe", "status"), [("raise SystemExit(3)", "WARN"), ("pass", "PASS")])
 def test_the_bf16_probe_is_judged_by_its_exit_code(monkeypatch, probe, status):
-    monkeypatch.setattr(doctor, "_BF16_PROBE", probe)
+    monkeypatch.setattr(_half, "_PROBE", probe)
     finding = only(doctor._bf16())
     assert finding.status == status
     assert status == "PASS" or "exit code 3" in finding.found
@@ -81,7 +87,7 @@ def test_a_bf16_probe_that_never_ends_is_a_warning(monkeypatch):
     def stuck(*arguments, **options):
         raise subprocess.TimeoutExpired("python", 120)
 
-    monkeypatch.setattr(doctor.subprocess, "run", stuck)
+    monkeypatch.setattr(_half.subprocess, "run", stuck)
     assert "no answer" in only(doctor._bf16()).found
 
 

@@ -9,7 +9,7 @@ import torch
 from ogkd.backbones._folder import peek
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import FAMILIES, Record, find_record, hub_record, loaders
-from ogkd.backbones.engines import require_engine, with_engine
+from ogkd.backbones.engines import ON_CPU, require_engine, with_engine
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.files import home
 
@@ -28,8 +28,8 @@ def load_backbone(
             (`ogkd.backbones.catalog()`); or a hub id, "org/name". A model on the hub is fetched
             at its first use and then taken from the cache.
         device: "auto" uses a GPU if there is one; or "cpu", "cuda", "cuda:1", "mps".
-        engine: how images are encoded: "torch" in float32, or "onnx-int8", faster on a CPU but
-            with slightly different features (ogkd.backbones.engines).
+        engine: how images are encoded: "torch" in float32; faster, but with slightly different
+            features, "bf16" or "fp16" on a GPU and "onnx-int8" on a CPU (ogkd.backbones.engines).
 
     Example:
         >>> backbone = load_backbone("builtin")
@@ -37,8 +37,8 @@ def load_backbone(
         1
     """
     require_engine(engine)
-    if engine != "torch" and device == "auto":
-        device = "cpu"  # where the other engines run
+    if engine in ON_CPU and device == "auto":
+        device = "cpu"
     return with_engine(_load(name_or_path_or_hub_id, resolve_device(device)), engine)
 
 

@@ -54,13 +54,13 @@ class Phases:
         return self.encode + self.text + self.train
 
 
-def probe_of(place: str, device: str, say: Callable[[str], None]) -> Probe | None:
+def probe_of(place: str, device: str, engine: str, say: Callable[[str], None]) -> Probe | None:
     """A probe with the backbone of a grid; None if that would have to be downloaded."""
     found = resolve(place)
     if isinstance(found, Record) and found.hub_id is not None and present(found) is None:
         say(f"Note: times are guesses: the backbone {found.name} is not on this machine.")
         return None
-    probe = Probe(load_backbone(place, device=device))
+    probe = Probe(load_backbone(place, device=device, engine=engine))
     say(f"Measuring on {probe.where}...")
     return probe
 

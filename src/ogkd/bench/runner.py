@@ -158,6 +158,7 @@ class Runner:
             "peak_mib": _peak_mib(),
             **_device_facts(backbone.device),
             "versions": dict(versions()),
+            "engine": backbone.engine,
             "backbone_digest": backbone.digest,
             **dataset.digests,
         }

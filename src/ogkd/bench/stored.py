@@ -66,6 +66,7 @@ class Result(BaseModel):
     device: str | None = None  # its kind; older results have none
     gpu: str | None = None
     gpu_peak_mib: _Positive | None = None
+    engine: str | None = None  # that encoded the images
     images_per_class: list[Annotated[int, Field(ge=0)]] | None = None
     config: dict[str, Any] | None = None
     versions: dict[str, str] | None = None

@@ -307,6 +307,7 @@ _FACTS = (
     "device",
     "gpu",
     "gpu_peak_mib",
+    "engine",
     "backbone_digest",
     "data_sha256",
     "bank_sha256",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from ogkd.backbones import load_backbone
+from ogkd.backbones import Backbone, load_backbone
 from ogkd.bench.runner import RunGroup, Runner, RunResult, group_runs
 from ogkd.bench.runs import FrozenRecord, RunsFolder, RunSpec
 from ogkd.bench.sources import Source
@@ -41,6 +41,7 @@ class Job(FrozenRecord):
     sources: dict[str, Source]
     backbone: str  # where it is on this machine
     device: str = "auto"
+    engine: str = "torch"  # that encodes images
     threads: int | None = None
 
     def groups(self) -> list[RunGroup]:
@@ -51,7 +52,11 @@ def make_runner(job: Job) -> Runner:
     """A runner for the job's backbone and datasets; the backbone is loaded when needed."""
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    return Runner(lambda: load_backbone(job.backbone, device=job.device), job.sources)
+
+    def load() -> Backbone:
+        return load_backbone(job.backbone, device=job.device, engine=job.engine)
+
+    return Runner(load, job.sources)
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class Ledger:
             raise unsuitable(
                 self.folder,
                 f"contains runs of '{Path(name).name}' with digest {self._backbone[:12]}, but "
-                f"this one has {digest[:12]}",
+                f"this one has {digest[:12]} (other weights, or another engine)",
             )
 
     def claim(self, without: Container[str] = ()) -> tuple[RunGroup, contextlib.ExitStack] | None:

@@ -27,9 +27,16 @@ from ogkd.files import storage_errors, write_text
 _RESTARTS = 3  # of workers that die before they start a group
 
 
-def make_job(plan: Plan, sources: dict[str, Source], backbone: str, *, device: str = "auto") -> Job:
+def make_job(
+    plan: Plan,
+    sources: dict[str, Source],
+    backbone: str,
+    *,
+    device: str = "auto",
+    engine: str = "torch",
+) -> Job:
     specs = tuple(cell.spec for cell in plan.cells)
-    return Job(specs=specs, sources=sources, backbone=str(backbone), device=device)
+    return Job(specs=specs, sources=sources, backbone=str(backbone), device=device, engine=engine)
 
 
 def prepare(

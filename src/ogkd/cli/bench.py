@@ -171,6 +171,7 @@ def run(
     out: Annotated[Path, Option("--out", "-o", help="The folder for the runs.")],
     workers: WorkerOptions,
     device: opt.DeviceOption = "auto",
+    engine: opt.EngineOption = "torch",
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
     from ogkd.bench.runs import RunsFolder
@@ -180,7 +181,7 @@ def run(
     folder = RunsFolder(out)
     plans = grid.expand()
     for chosen, sources, place in plans:
-        job = make_job(chosen, sources, place, device=device)
+        job = make_job(chosen, sources, place, device=device, engine=engine)
         run_plan(folder, chosen, sources, job, workers)
     _close(folder, [chosen for chosen, _, _ in plans])
 

@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -35,13 +34,6 @@ _EXTRAS = {
     "ray": ("ray", "clusters"),
     "audit": ("cleanlab", "label-error search"),
 }
-# Large enough, and with a convolution, to reach the kernels that a model uses.
-_BF16_PROBE = """
-import torch
-a = torch.ones(256, 768, dtype=torch.bfloat16)
-torch.nn.Linear(768, 768, dtype=torch.bfloat16)(a)
-torch.nn.Conv2d(3, 64, 16, 16, dtype=torch.bfloat16)(a.new_ones(2, 3, 64, 64))
-"""
 
 
 @dataclass(frozen=True)
@@ -143,19 +135,16 @@ def _device() -> Iterator[Finding]:
 
 
 def _bf16() -> Iterator[Finding]:
-    """Compute in a child process: on some machines this is an illegal instruction."""
-    try:
-        command = [sys.executable, "-c", _BF16_PROBE]
-        code = subprocess.run(command, capture_output=True, timeout=120, check=False).returncode
-        reason = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    except subprocess.TimeoutExpired:
-        code, reason = 1, "no answer in 120 s"
-    if code == 0:
-        found = "works here (on a CPU, ogkd computes in float32 nevertheless)"
-    else:
-        found = f"a bf16 computation crashes here ({reason})"
+    from ogkd.backbones._half import half_problem
+    from ogkd.backbones.loading import resolve_device
+
+    device = str(resolve_device("auto"))
+    problem = half_problem(device, "bf16")
+    found = f"works here, on {device} (used only with `--engine bf16`)"
+    if problem:
+        found = f"a bf16 computation fails here, on {device} ({problem})"
     fix = "nothing for ogkd, which uses float32; turn bf16 off in other tools"
-    yield _warn_unless(code == 0, "bf16", found, fix)
+    yield _warn_unless(not problem, "bf16", found, fix)
 
 
 def _int8() -> Iterator[Finding]:

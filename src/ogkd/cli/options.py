@@ -58,7 +58,9 @@ DeviceOption = Annotated[str, Option(help=HELP["device"])]
 EngineOption = Annotated[str, Option(help=HELP["engine"])]
 EngineOverride = Annotated[
     str | None,
-    Option(help="Encode images with another engine than the fit: torch, onnx, onnx-int8."),
+    Option(
+        help="Encode images with another engine than the fit: torch, onnx, onnx-int8, bf16, fp16."
+    ),
 ]
 
 # Output

@@ -27,6 +27,7 @@ def plan(
         Option(help="Measure a few steps of methods that have no finished run, or only guess."),
     ] = True,
     device: opt.DeviceOption = "auto",
+    engine: opt.EngineOption = "torch",
 ) -> None:
     """Show how many runs a grid has, how many are done, and an estimate of the time left."""
     from ogkd.bench.probe import probe_of
@@ -63,7 +64,7 @@ def plan(
         names = ", ".join(sorted({group.specs[0].method for group in unknown}))
         how = f"rough: no run of {names} is finished" if unknown else "from finished runs"
         if unknown and probe and place not in probes:
-            probes[place] = probe_of(place, device, say)
+            probes[place] = probe_of(place, device, engine, say)
         if unknown and (measuring := probes.get(place)) is not None:
             phases = measuring.phases(unknown, sources)
             for group in unknown:

@@ -22,6 +22,7 @@ def tune(
     trials: Annotated[int, Option(min=2, max=1000, help="Settings to try per method.")] = 16,
     seed: Annotated[int, Option(min=0, help="Draws the settings.")] = 1,
     device: opt.DeviceOption = "auto",
+    engine: opt.EngineOption = "torch",
 ) -> None:
     """Search methods' numbers on validation images; test images stay unseen.
 
@@ -43,7 +44,8 @@ def tune(
     found = tuning_grid(asked, names, trials=trials, seed=seed)
     plan, sources = expand(found)
     folder = RunsFolder(out, on_skip=say)
-    run_plan(folder, plan, sources, make_job(plan, sources, found.backbone, device=device), workers)
+    job = make_job(plan, sources, found.backbone, device=device, engine=engine)
+    run_plan(folder, plan, sources, job, workers)
     made = f"Written by `ogkd bench tune {grid.grid} --methods {','.join(names)}`."
     write_tuned(save, best_settings(folder, plan), made=made)
     typer.echo(f"Settings of {len(names)} method(s) on {len(sources)} dataset(s) -> {save}")
