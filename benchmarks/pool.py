@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "beta 0.1": {"beta": 0.1},
     "beta 0.4": {"beta": 0.4},
     "1 round": {"rounds": 1},
-    "20 rounds": {"rounds": 20},
+    "5 rounds": {"rounds": 5},
 }
 
 

@@ -9,7 +9,7 @@ dataset is one JSON file in --out; what is there is not run again.
 The support is drawn from train; what is answered are test images (`--judge rest`: images of train
 and val that are not in the support): all of them, or batches of 16, balanced as the datasets are,
 Zipf-imbalanced (in a random order of classes, the r-th keeps 1/r of its images), or without one
-class. Unfamiliar images take no part in learning, as in `ogkd predict`.
+class. Images unlike the labelled ones take no part in learning, as in `ogkd predict`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
 from ogkd.methods import Head, Support, TextSide, make_method
-from ogkd.model.familiarity import Familiarity, SupportFeatures
+from ogkd.model.familiarity import Familiarity, SupportFeatures, of_this_kind
 from ogkd.model.prior import equal, estimated, reweighted
 from ogkd.model.temperature import softmax
 from ogkd.prompts.bank import bank_for, read_bank
@@ -77,23 +77,23 @@ class Answers:
         rows, labels = support.rows()
         half = rows.half().float()  # as in a model folder
         self.support = half, labels
-        self.familiarity = Familiarity(
-            SupportFeatures(half.numpy(), labels.numpy()), text.backbone.embed_dim
-        )
-        self.counts = {"batches": 0, "too few": 0, "not used": 0, "unfamiliar": 0, "seconds": 0.0}
+        self.known = SupportFeatures(half.numpy(), labels.numpy())
+        self.familiarity = Familiarity(self.known, text.backbone.embed_dim)
+        self.counts = {"batches": 0, "too few": 0, "not used": 0, "unlike": 0, "seconds": 0.0}
 
     def probabilities(self, rows: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """Of a batch of rows, by each way."""
         familiar = ~self.familiarity.unfamiliar(rows)
+        near = of_this_kind(self.known, rows, self.text.backbone.embed_dim)
         classes = len(self.text.class_names)
         heads = {"alone": self.head, "together": self.head}
         self.counts["batches"] += 1
-        self.counts["unfamiliar"] += int((~familiar).sum())
-        if familiar.sum() < 2 * classes:
+        self.counts["unlike"] += int((~near).sum())
+        if near.sum() < 2 * classes:
             self.counts["too few"] += 1
         else:
             start = time.perf_counter()
-            batch = torch.from_numpy(rows[familiar])
+            batch = torch.from_numpy(rows[near])
             found = self.method.together(self.head, self.support, batch, self.text)
             self.counts["seconds"] += time.perf_counter() - start
             self.counts["not used"] += bool(found.notes)

@@ -36,18 +36,18 @@ def fit(world, pool, **options):
 
 def test_a_model_with_a_pool_is_an_ordinary_model(world, tmp_path):
     out = tmp_path / "m"
-    model, said = fit(world, world / "drawer", out=out)
+    model, said = fit(world, world / "drawer", out=out, shots=1)
     count = len(model.card.unlabelled_images) // 2  # by content and by pixels
     assert f"Learning from {count} unlabelled images too" in said
     assert count > 0.6 * len(list((world / "drawer").iterdir()))  # some are not near any other
     again = load(out)
     images = sorted((world / "data" / "test").rglob("*.png"))[:5]
     assert again.predict(images) == model.predict(images)
-    without, _ = fit(world, None)
+    without, _ = fit(world, None, shots=1)
     assert not (model.head.W == without.head.W).all()
-    _, said = fit(world, world / "drawer", out=out)
+    _, said = fit(world, world / "drawer", out=out, shots=1)
     assert "already fitted" in said
-    _, said = fit(world, world / "drawer" / "000.png", out=out)
+    _, said = fit(world, world / "drawer" / "000.png", out=out, shots=1)
     assert "other unlabelled images" in said
 
 

@@ -121,7 +121,7 @@ def test_a_class_without_images_is_refused_unless_the_support_says_so():
 
 def test_one_shot_takes_the_prior_and_never_holds_out():
     found = chosen(make_support((1, 1, 1)), unit(3, 12), kappa0=3.0)
-    assert (found.kappa, found.heat) == (3.0, 1.0)
+    assert (found.kappa, found.heat) == (3.0, 1.5)
 
 
 def test_useful_text_gets_more_weight_than_misleading_text():
@@ -329,16 +329,16 @@ def test_expectation_maximisation_equals_a_plain_loop():
     rows = rows_of(support, NAMES[:3])
     space = Space.of(torch.cat([rows.features, support.unlabelled]), 12, (9, 20))
     T, Z = Texts(unit(3, 12, seed=9), 30.0, 16.0), weights(rows)
-    options = {"rho": 0.3, "kappa": 4.0, "beta": 0.3}
+    options = {"rho": 0.3, "kappa": 4.0, "heat": 1.5, "beta": 0.3}
     found = with_unlabelled(space, Z, T, **options, rounds=3)
     known = torch.arange(len(space.v)) < len(Z)
-    z = experts(space.rows(known), Z, T, rho=0.3).logits(space.rows(~known), 4.0).softmax(-1)
-    ridges = []
-    for round in range(3):
+    start = experts(space.rows(known), Z, T, rho=0.3)
+    z = (1.5 * start.logits(space.rows(~known), 4.0)).softmax(-1)
+    for _ in range(3):
         both = torch.cat([Z, 0.3 * z])
         n = both.sum(0)
         seen = []
-        for place, X in enumerate(space.compared):
+        for X in space.compared:
             means = both.mT @ X / n[:, None]
             m = means.mean(0)
             S = torch.zeros(X.shape[1], X.shape[1], dtype=torch.float64)
@@ -347,14 +347,13 @@ def test_expectation_maximisation_equals_a_plain_loop():
                     S += both[row, c] * torch.outer(X[row] - means[c], X[row] - means[c])
                 S += n[c] / (1 + n[c]) * torch.outer(means[c] - m, means[c] - m)
             S /= n.sum()
-            if round == 0:
-                ridges.append(0.3 * S.trace() / n.sum())
-            P = torch.linalg.inv(S + ridges[place] * torch.eye(len(S), dtype=torch.float64))
+            ridge = 0.3 * S.trace() / n.sum()
+            P = torch.linalg.inv(S + ridge * torch.eye(len(S), dtype=torch.float64))
             W = (means - m) @ P
             seen.append((W, -(W * (means - m)).sum(1) / 2 - W @ m))
         v = (both.mT @ space.v / n[:, None]).mean(0)
         plain = Experts(tuple(seen), T.expert(v, n.sum()), n)
-        z = plain.logits(space.rows(~known), 4.0).softmax(-1)
+        z = (1.5 * plain.logits(space.rows(~known), 4.0)).softmax(-1)
     torch.testing.assert_close(found.logits(space, 4.0), plain.logits(space, 4.0))
 
 
@@ -372,6 +371,50 @@ def test_unlabelled_images_help_where_there_is_one_label_per_class():
         ]
         better.append(hits[1] - hits[0])
     assert np.mean(better) > 0.02
+
+
+def test_a_large_pool_counts_no_more_than_sixteen_images_per_class():
+    support, _ = deep_support((1, 1, 1), pool=80)  # 0.2 * 240 is 16 per class
+    twice = replace(support, unlabelled=support.unlabelled.repeat(2, 1))
+    new = unit(9, 41, seed=3)
+    once, found = (fit(s, deep_text(3)).logits(new) for s in (support, twice))
+    torch.testing.assert_close(found, once, atol=1e-4, rtol=1e-4)
+    other = fit(replace(support, unlabelled=support.unlabelled[::2]), deep_text(3)).logits(new)
+    assert float((other - once).abs().max()) > 0.1
+
+
+def test_a_pool_is_used_with_held_out_images_only_if_they_become_more_likely():
+    notes = []
+    for seed in range(12):
+        support, _ = deep_support((3, 3, 3), pool=20, seed=seed)
+        rows, text = rows_of(support, NAMES[:3]), deep_text(3)
+        head = fit(support, text)
+        space = Space.of(torch.cat([rows.features, support.unlabelled]), 12, (9, 20))
+        T = Texts(prototypes(text.bank), text.backbone.logit_scale, 16.0)
+        config = FusedConfig(rho=0.3)
+        before = choose(rows, Space.of(rows.features, 12, (9, 20)), T, config, folds=4)
+        gain = 0.0
+        for fold in range(3):  # one image of each class at a time, fitted from the beginning
+            out = torch.arange(9) % 3 == fold
+            kept = torch.cat([~out, torch.ones(60, dtype=torch.bool)])
+            options = {"rho": 0.3, "kappa": before.kappa, "heat": before.heat}
+            them = with_unlabelled(
+                space.rows(kept), weights(rows)[~out], T, **options, beta=0.2, rounds=1
+            )
+            held = space.rows(torch.arange(69) < 9).rows(out)
+            alone = experts(
+                space.rows(torch.arange(69) < 9).rows(~out), weights(rows)[~out], T, rho=0.3
+            )
+            gains = [
+                (before.heat * one.logits(held, before.kappa)).log_softmax(-1).diagonal().sum()
+                for one in (them, alone)
+            ]
+            gain += float(gains[0] - gains[1])
+        if abs(gain) > 0.5:  # the factor on logits is chosen again with the pool
+            assert bool(head.notes) == (gain < 0)
+            notes.append(head.notes)
+    assert any(notes)
+    assert not all(notes)
 
 
 def test_a_pool_of_nonsense_is_not_used_and_says_why():

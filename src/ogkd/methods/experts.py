@@ -108,25 +108,30 @@ class Experts:
         return (1 + len(whole)) ** 0.5 * torch.cat([on_text, *whole], dim=1), b
 
 
-def experts(space: Space, Z: Tensor, texts: Texts, *, rho: float) -> Experts:
-    """Fit all experts; a class without any weight in Z [R, C] is known by its texts alone."""
+def experts(
+    space: Space, Z: Tensor, texts: Texts, *, rho: float, known: Sequence[Tensor] | None = None
+) -> Experts:
+    """Fit all experts; a class without any weight in Z [R, C] is known by its texts alone.
+
+    `known` are the `totals`, if the caller has them.
+    """
     n, _, m, _ = _means(space.v, Z)
-    return Experts(
-        tuple(visual(X, Z, rho=rho) for X in space.compared), texts.expert(m, n.sum()), n
-    )
+    pairs = zip(space.compared, known or totals(space, Z.sum(1)), strict=True)
+    seen = tuple(visual(X, Z, total, rho=rho) for X, total in pairs)
+    return Experts(seen, texts.expert(m, n.sum()), n)
 
 
-def visual(X: Tensor, Z: Tensor, *, rho: float) -> Linear:
+def visual(X: Tensor, Z: Tensor, total: Tensor, *, rho: float) -> Linear:
     """Return the linear discriminants P (x_c - m) of Gaussian classes with one covariance.
 
     The scatter is that of rows around their class means, plus n_c / (1 + n_c) of that of class
     means around the common mean m, so that there is a covariance even with one image per class.
-    The ridge is rho tr / N, as in GDA: it vanishes with more images.
+    The ridge is rho tr / N, as in GDA: it vanishes with more images. `total` is X' diag(w) X with
+    the weights w of rows, the sums of Z over classes.
     """
     n, means, m, delta = _means(X, Z)
     between = (delta * (n / (1 + n)).unsqueeze(1)).mT @ delta
-    S = (X * Z.sum(1, keepdim=True)).mT @ X - (means * n.unsqueeze(1)).mT @ means + between
-    S = S / n.sum()
+    S = (total - (means * n.unsqueeze(1)).mT @ means + between) / n.sum()
     S.diagonal().add_(ridge_of(S.trace(), n.sum(), rho))
     W = torch.cholesky_solve(delta.mT, torch.linalg.cholesky(S)).mT  # [C, d]
     return W, -(W * delta).sum(1) / 2 - W @ m
@@ -149,33 +154,6 @@ def ridge_of(trace: Tensor, N: Tensor, rho: float) -> Tensor:
     return (rho * trace / N).clamp_min(1e-8)
 
 
-class _Factored:
-    """`visual` for changing weights Z of the same rows, whose sums over classes stay the same.
-
-    Then only the class means change, which are few directions: by Woodbury's identity one
-    Cholesky factor of A / N + r I serves all rounds. The ridge r stays that of the first Z.
-    """
-
-    def __init__(self, X: Tensor, Z: Tensor, total: Tensor, rho: float) -> None:
-        n, means, _, delta = _means(X, Z)
-        self.X, self.N = X, n.sum()
-        between = (delta.square().sum(1) * n / (1 + n)).sum()
-        trace = (total.trace() - (means.square().sum(1) * n).sum() + between) / self.N
-        B = total / self.N
-        B.diagonal().add_(ridge_of(trace, self.N, rho))
-        self.factor = torch.linalg.cholesky(B)
-
-    def visual(self, Z: Tensor) -> Linear:
-        n, means, m, delta = _means(self.X, Z)
-        L = torch.cat([means, delta])  # [2C, d]: S = B - M' diag(n) M / N + D' diag(..) D / N
-        n = n.clamp_min(_TINY)
-        K = torch.cat([-self.N / n, self.N * (1 + n) / n])
-        solved = torch.cholesky_solve(L.mT, self.factor)  # [d, 2C]
-        inner = torch.linalg.solve(K.diag() + L @ solved, (L @ solved)[:, len(n) :])
-        W = (solved[:, len(n) :] - solved @ inner).mT
-        return W, -(W * delta).sum(1) / 2 - W @ m
-
-
 def totals(space: Space, w: Tensor) -> list[Tensor]:
     """X' diag(w) X of each representation, with the weights w [R] of rows."""
     return [(X * w.unsqueeze(1)).mT @ X for X in space.compared]
@@ -188,6 +166,7 @@ def with_unlabelled(
     *,
     rho: float,
     kappa: float,
+    heat: float,
     beta: float,
     rounds: int,
     known: Sequence[Tensor] | None = None,
@@ -195,20 +174,14 @@ def with_unlabelled(
     """Fit by expectation-maximisation: rows after those of Z [N, C] have no label.
 
     An unlabelled row counts as `beta` images, divided among the classes as the experts of the
-    round before say. Labelled rows keep their labels, and the ridge is that of the first round.
+    round before say, with the factor `heat` on their logits. Labelled rows keep their labels.
     `known` are the `totals`, if the caller has them.
     """
     first = torch.arange(len(space.v)) < len(Z)
     labelled, rest = space.rows(first), space.rows(~first)
     found = experts(labelled, Z, texts, rho=rho)
     sums = known or totals(space, torch.cat([Z.sum(1), Z.new_full((len(rest.v),), beta)]))
-    factored: list[_Factored] = []
     for _ in range(rounds):
-        both = torch.cat([Z, beta * found.logits(rest, kappa).softmax(-1)])
-        if not factored:
-            pairs = zip(space.compared, sums, strict=True)
-            factored = [_Factored(X, both, total, rho) for X, total in pairs]
-        n, _, m, _ = _means(space.v, both)
-        seen = tuple(one.visual(both) for one in factored)
-        found = Experts(seen, texts.expert(m, n.sum()), n)
+        shared = beta * (heat * found.logits(rest, kappa)).softmax(-1)
+        found = experts(space, torch.cat([Z, shared]), texts, rho=rho, known=sums)
     return found

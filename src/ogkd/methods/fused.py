@@ -30,6 +30,7 @@ from ogkd.methods.fused_choice import (
     row_weights,
     weights,
     with_pool,
+    worth,
 )
 from ogkd.methods.ranking import Ranking
 from ogkd.methods.registry import make_method, presets, register
@@ -158,13 +159,22 @@ class Fused(Method[FusedConfig]):
     def together(
         self, head: Head, support: tuple[Tensor, Tensor], batch: Tensor, text: TextSide
     ) -> Head:
-        """Fit again with the batch as unlabelled images; the head itself if they do not help."""
+        """Fit again with the batch as unlabelled images; the head itself if they do not help.
+
+        Rare classes attract images of frequent ones, and here those are judged. So there is one
+        round and, where held-out images say little (from two labelled images per class on), the
+        answer is half-way between the two heads.
+        """
         assert isinstance(head, FusedHead)
         features, labels = support
         numbers = torch.arange(len(labels))
         rows = Rows(normalize(features, dim=-1), labels, numbers, len(text.class_names), 1)
-        found = self._join(rows, batch, head.text, head.bank, text.backbone)
-        return found if found.pool else replace(head, said=found.said)
+        found = self._join(rows, batch, head.text, head.bank, text.backbone, rounds=1)
+        if not found.pool:
+            return replace(head, said=found.said)
+        if int(rows.counts.max()) < 2:
+            return found
+        return replace(found, W=(found.W + head.W) / 2, b=(found.b + head.b) / 2)
 
     def uses_deep(self, backbone: Backbone) -> bool:
         wanted = self.config.features
@@ -263,6 +273,8 @@ class Fused(Method[FusedConfig]):
         learned: Head,
         bank: Tensor | None,
         backbone: Backbone,
+        *,
+        rounds: int | None = None,
     ) -> FusedHead:
         config, scale = self.config, backbone.logit_scale
         if learned.class_texts is None:
@@ -273,7 +285,9 @@ class Fused(Method[FusedConfig]):
             T = normalize(config.blend * T + (1 - config.blend) * untrained, dim=-1)
         d = T.shape[1]
         deep = rows.features.shape[1] > d
-        config = config.model_copy(update={"rho": config.rho or RHO[deep]})
+        config = config.model_copy(
+            update={"rho": config.rho or RHO[deep], "rounds": config.rounds or rounds}
+        )
         widths = backbone.deep_parts if deep else ()
         # Few rows span a small space, so what needs labelled rows alone is computed there.
         space = Space.of(rows.features, d, widths)
@@ -284,10 +298,12 @@ class Fused(Method[FusedConfig]):
         if pool is not None:
             everything = torch.cat([rows.features, normalize(pool.cpu().float(), dim=-1)])
             large = Space.of(everything, d, widths)
-            sums = totals(large, row_weights(rows, len(everything), config.beta))
-            choice, said = choose_pool(rows, large, chosen_by, config, choice, sums)
+            beta = worth(rows, len(pool), config)
+            sums = totals(large, row_weights(rows, len(everything), beta))
+            without = choice
+            choice, said = choose_pool(rows, large, chosen_by, config, without, sums)
             if choice.pool:
-                found = with_pool(rows, large, texts, config, choice.kappa, sums)
+                found = with_pool(rows, large, texts, config, without, sums)
                 space = large
         W, b = found.joined(space, choice.kappa, deep=deep)
         patch = None

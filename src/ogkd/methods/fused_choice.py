@@ -24,7 +24,9 @@ HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
 _KAPPA_SPREAD = 0.5  # prior standard deviation of log kappa around log kappa0
 _HEAT_SPREAD = 0.3  # prior standard deviation of the log of the factor on logits around 0
 FOLDS = 8  # at most, to choose by; each holds out some images of every class
-_MANY = 8  # labelled images per class from which on a pool must help, not only do no harm
+_ONE_SHOT_HEAT = 1.5  # the factor on logits where no image can be held out
+_ROUNDS = 3  # of expectation-maximisation where no image can be held out; else one
+_MOST = 16.0  # images per class that a whole pool counts as, however large it is
 POOL_FOLDS = 4  # at most with unlabelled images, where a fold costs more
 RHO = {True: 0.3, False: 1.0}  # the ridge, with deeper features and without
 
@@ -45,7 +47,7 @@ class FusedConfig(MethodConfig):
     nu: float = Field(default=16.0, ge=0)  # how many images the zero-shot biases are worth
     features: Literal["auto", "deep", "global"] = "auto"  # auto: deep if the backbone has them
     beta: float = Field(default=0.2, gt=0, le=1)  # how many images an unlabelled one counts as
-    rounds: int = Field(default=5, ge=1, le=100)  # of expectation-maximisation on unlabelled images
+    rounds: int | None = Field(default=None, ge=1, le=100)  # of EM; None: 3 at one shot, else 1
 
 
 def weights(rows: Rows) -> Tensor:
@@ -71,7 +73,7 @@ def choose(
 ) -> Choice:
     """Choose the weight kappa and the factor on logits on held-out support images.
 
-    With one image per class nothing can be held out: they are then kappa0 and 1.
+    With one image per class nothing can be held out: they are then kappa0 and 1.5.
     """
 
     def fit(kept: Tensor) -> Experts:
@@ -80,7 +82,12 @@ def choose(
     fixed = config.kappa
     kappas = KAPPAS if fixed is None else (fixed,)
     found = _best(rows, space, fit, kappas, config, folds=folds)
-    return found or Choice(fixed or config.kappa0, 1.0)
+    return found or Choice(fixed or config.kappa0, _ONE_SHOT_HEAT)
+
+
+def worth(rows: Rows, pool: int, config: FusedConfig) -> float:
+    """How many images each of `pool` unlabelled ones counts as."""
+    return min(config.beta, _MOST * rows.classes / pool)
 
 
 def row_weights(rows: Rows, count: int, beta: float) -> Tensor:
@@ -100,9 +107,8 @@ def choose_pool(
 ) -> tuple[Choice, str]:
     """Whether the unlabelled rows behind the labelled ones help; the factor on logits with them.
 
-    They are not used if held-out support images are clearly less likely with them: by more than
-    twice the standard error of the mean difference; where each class has 8 images, which leaves
-    little to gain, if they are less likely at all. `sums` are the `totals` of all rows.
+    They are not used if held-out support images are less likely with them. `sums` are the `totals`
+    of all rows.
     """
     known, count = len(rows.labels), len(space.v) - len(rows.labels)
     labelled = space.rows(torch.arange(len(space.v)) < known)
@@ -113,19 +119,16 @@ def choose_pool(
         gone = totals(labelled.rows(~kept), row_weights(rows, known, 0.0)[~kept])
         less = [total - part for total, part in zip(sums, gone, strict=True)]
         few = rows.keep(kept)
-        return with_pool(few, space.rows(chosen), texts, config, without.kappa, less)
+        return with_pool(few, space.rows(chosen), texts, config, without, less)
 
     found = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
     if found is None:
         return replace(without, pool=True), ""
-    gain = found.held - without.held  # the same images are held out
-    error = float(gain.std() / len(gain) ** 0.5) if len(gain) > 1 else math.inf
-    floor = 0.0 if int(rows.counts.min()) >= _MANY else -2 * error
-    if float(gain.mean()) < floor:
+    gain = float((found.held - without.held).mean())  # the same images are held out
+    if gain < 0:
         return without, (
             "The unlabelled images are not used: with them, labelled images that were held out "
-            f"became less likely (by {-float(gain.mean()):.2f} nats each). They may be of other "
-            "classes or taken in another way."
+            f"became less likely (by {-gain:.2g} nats each)."
         )
     return replace(found, pool=True), ""
 
@@ -135,17 +138,19 @@ def with_pool(
     space: Space,
     texts: Texts,
     config: FusedConfig,
-    kappa: float,
+    choice: Choice,
     known: Sequence[Tensor] | None = None,
 ) -> Experts:
+    """The experts that have learned from the unlabelled rows behind the labelled ones, too."""
     return with_unlabelled(
         space,
         weights(rows),
         texts,
         rho=ridge(config),
-        kappa=kappa,
-        beta=config.beta,
-        rounds=config.rounds,
+        kappa=choice.kappa,
+        heat=choice.heat,
+        beta=worth(rows, len(space.v) - len(rows.labels), config),
+        rounds=config.rounds or (1 if len(choice.held) else _ROUNDS),
         known=known,
     )
 
