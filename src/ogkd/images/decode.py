@@ -27,6 +27,8 @@ from ogkd.images.ref import DICOM, NIFTI, PLAIN, ImageRef, kind_of, starts_as_di
 EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
 
+_NOWHERE = logging.NullHandler()
+
 
 def silence_decoders() -> None:
     """What these libraries report about bad files is in our errors; the terminal need not have it.
@@ -34,7 +36,7 @@ def silence_decoders() -> None:
     For the whole process: the filters of Python's warnings cannot differ between threads.
     """
     for name in ("pydicom", "openjpeg", "libjpeg", "nibabel", "tifffile", "PIL"):
-        logging.getLogger(name).addHandler(logging.NullHandler())
+        logging.getLogger(name).addHandler(_NOWHERE)  # the same one: a second time adds nothing
         warnings.filterwarnings("ignore", module=rf"{name}(\.|$)")
 
 
