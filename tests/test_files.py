@@ -9,7 +9,9 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from ogkd.errors import ConfigError, StorageError
 from ogkd.files import (
@@ -27,6 +29,7 @@ from ogkd.files import (
     sha256_file,
     write_atomically,
     write_json,
+    write_new,
     write_text,
 )
 
@@ -217,6 +220,31 @@ def test_a_file_of_another_kind_is_never_replaced(tmp_path, old):
     assert place.read_bytes() == old
     assert (tmp_path / "out-2.csv").read_text().startswith("path,prediction")
     assert len(names(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(("place", "name"), [("a", "T"), ("model/support", "features")])
+def test_tensors_of_other_names_and_files_of_a_model_are_never_replaced(tmp_path, place, name):
+    def write(path):
+        with write_atomically(path) as aside:
+            aside.write_bytes(save({"features": np.ones(3)}))
+
+    write(tmp_path / "e.safetensors")
+    write(tmp_path / "e.safetensors")  # of the same names
+    old = tmp_path / f"{place}.safetensors"
+    if old.parent != tmp_path:
+        old.parent.mkdir()
+        (old.parent / "model.json").write_text("{}")
+    old.write_bytes(before := save({name: np.zeros(3)}))
+    with pytest.raises(StorageError, match="left as it is"):
+        write(old)
+    assert old.read_bytes() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="devices of Linux")
+def test_a_new_file_is_not_compared_with_a_device():
+    for device in ("/dev/zero", "/dev/null"):
+        with pytest.raises(StorageError, match="a pipe or a device"):
+            write_new(Path(device), "text")
 
 
 def test_what_a_model_must_not_hold_goes_beside_its_folder(tmp_path):

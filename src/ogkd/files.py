@@ -349,7 +349,8 @@ def write_new(path: Path, text: str) -> None:
     """Write text to a new file; a file that exists is only accepted if it has the same text."""
     if path.exists():
         with storage_errors(path):
-            same = path.read_bytes() == text.encode()
+            _refuse_special(path)
+            same = read_bytes(path) == text.encode()
         if not same:
             raise StorageError(
                 f"{path} exists and has other content. Choose another name, or remove it.",
