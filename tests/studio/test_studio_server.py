@@ -79,7 +79,8 @@ def test_images_are_found_and_what_is_wrong_with_them_is_said(server):
 def test_names_alone_already_give_guesses(server):
     until(lambda: state(server)["fit"])
     data = server.request("GET", "/api/images").json
-    assert set(data["predicted"]) <= set(range(4))
+    assert set(data["predicted"]) - {-1} <= set(range(4))  # -1: not read yet
+    assert max(data["predicted"]) >= 0
 
 
 def test_labels_teach_a_model_that_knows_how_good_it_is(taught):
@@ -162,6 +163,14 @@ def test_labels_of_another_tool_are_taken_and_unknown_names_told(taught):
     text = f"path,label\n{short},{CLASSES[1]}\nnowhere.png,{CLASSES[0]}\n"
     reply = taught.request("POST", "/api/import?name=labels.csv", text.encode())
     assert (reply.status, reply.json["labelled"], reply.json["lost"]) == (200, 1, ["nowhere.png"])
+
+
+def test_two_windows_are_given_different_images(taught):
+    first = taught.request("GET", "/api/next?by=one").json["rows"]
+    second = taught.request("GET", "/api/next?by=two").json["rows"]
+    assert second
+    assert not set(first[:4]) & set(second)
+    assert taught.request("GET", "/api/next?by=one").json["rows"][:2] == first[:2]
 
 
 def test_a_second_window_that_disagrees_is_told(taught):

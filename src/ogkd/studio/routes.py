@@ -97,8 +97,9 @@ def _routes(
     async def images(_: Request) -> Response:
         return JSONResponse(images_json(session))
 
-    async def following(_: Request) -> Response:
-        rows = await line.run(session.queue)
+    async def following(request: Request) -> Response:
+        by = request.query_params.get("by", "")[:100]
+        rows = await line.run(lambda: session.queue(by=by))
         return JSONResponse({"rows": rows, "version": session.version})
 
     async def picture(request: Request, side: int) -> Response:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from ogkd.studio.queue import LEFT_OUT, OPEN, checked, next_images, with_checks
 CURVE = "curve.json"
 _AHEAD = 12  # images of the queue that are given at once
 _SAMPLE = 24  # images by which a backbone is chosen
+_LENT, _LENT_SECONDS = 4, 60.0  # images that a window has to itself, and for how long
 _STALE = 4  # labels after which a head is judged again even if more labels are coming in
 log = logging.getLogger("ogkd.studio")
 
@@ -46,6 +48,7 @@ class Session:
         self.problem = ""
         self.curve: list[dict[str, Any]] = self._read_curve()
         self._text: tuple[Any, TextSide] | None = None
+        self._lent: dict[int, tuple[str, float]] = {}  # row -> which window has it, until when
         self._stop, self._closing = threading.Event(), threading.Event()
         self._turn = threading.Condition()
         self._asked, self._done = 0, 0  # changes, and how many of them the fit has seen
@@ -114,13 +117,25 @@ class Session:
                 found[row] = LEFT_OUT
         return found
 
-    def queue(self, n: int = _AHEAD) -> list[int]:
-        """Rows of the images to label next."""
+    def queue(self, n: int = _AHEAD, *, by: str = "") -> list[int]:
+        """Rows of the images to label next; what another window was just given is left out.
+
+        `by` is the window that asks. What only others have left is given to all.
+        """
+        now = time.monotonic()
+        self._lent = {row: one for row, one in self._lent.items() if one[1] > now}
+        others = [row for row, (who, _) in self._lent.items() if who != by]
+        found = self._queue(n, others) or self._queue(n, ())
+        self._lent |= dict.fromkeys(found[:_LENT], (by, now + _LENT_SECONDS))
+        return found
+
+    def _queue(self, n: int, lent: Sequence[int]) -> list[int]:
         gallery, fitted = self.gallery, self.fitted
         if gallery.features is None or not gallery.known.any():
             return []
         labels = self.labels()
         labels[~gallery.known & (labels == OPEN)] = LEFT_OUT
+        labels[[row for row in lent if row < len(labels) and labels[row] == OPEN]] = LEFT_OUT
         classes = max(2, len(self.project.class_names))
         p = None
         if fitted is not None and fitted.probabilities.shape == (len(gallery), classes):

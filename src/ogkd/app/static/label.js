@@ -64,7 +64,7 @@ export function labelStep(refresh) {
   async function more() {
     const turn = ++asked;
     try {
-      const found = await get("/api/next");
+      const found = await get(`/api/next?by=${me}`);
       if (turn !== asked) return;
       queue = found.rows.filter((one) => one !== row);
       if (row === null) next();
