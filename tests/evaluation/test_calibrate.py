@@ -13,7 +13,7 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.calibrate import FEWEST, calibrate
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import engine_note
+from ogkd.model.engine_note import engine_note
 from tiny_data import item_of, write_dataset
 
 NAMES = ("bright spot", "dark field", "striped tissue")

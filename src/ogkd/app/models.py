@@ -21,7 +21,8 @@ from ogkd.images import data_uri, read_image
 from ogkd.model.answers import NONE
 from ogkd.model.card import CAUTION, ModelCard
 from ogkd.model.classifier import CARD, Classifier, load
-from ogkd.model.decide import Decider, Decision, Policy, engine_note
+from ogkd.model.decide import Decider, Decision, Policy
+from ogkd.model.engine_note import engine_note
 from ogkd.model.evidence_check import SHARE, check_evidence
 from ogkd.model.explain import evidence_of, parts_of
 from ogkd.model.familiarity import nearest

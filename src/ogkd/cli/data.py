@@ -7,7 +7,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -220,15 +220,17 @@ def split(
     classes: opt.ClassesOption = None,
     findings: opt.FindingsOption = None,
     slice: opt.SliceOption = None,
+    bags: opt.BagsOption = None,
     near: Annotated[
         int, Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most.")
     ] = 6,
 ) -> None:
     """Divide a dataset into parts to learn from, calibrate and test on; writes a CSV file.
 
-    Each class, or each finding, is divided alike. Images of one patient stay together, and so do
-    copies; unreadable files, repeated images and images with several labels are
-    left out. Splits that the data has stay, and a missing one is taken from train.
+    Each class, or each finding, is divided alike. Images of one patient or bag
+    stay together, and so do copies; unreadable files, repeated images and images
+    with several labels are left out. Splits that the data has stay, and a missing
+    one is taken from train.
     """
     opt.refuse_folders(out=out, **{"left-out": left_out})
     from ogkd.audit.divide import divide_checked, left_out_text
@@ -241,7 +243,9 @@ def split(
         root=root,
         class_names=opt.read_classes(classes),
         findings=opt.read_classes(findings),
+        bags=bags,
     )
+    manifest = named_bags(manifest, bags)
     audit = check_for_split(data, manifest, slice=slice, near=near)
     division = divide_checked(manifest, audit, shares=wanted, seed=seed)
     write_new(out, table_text(division.manifest, out.parent))
@@ -258,6 +262,18 @@ def split(
         say(_plain(line))
     typer.echo(f"-> {out}")
     typer.echo(f"Next:  ogkd fit {shlex.quote(str(out))} --out my-model")
+
+
+def named_bags(
+    manifest: Manifest, bags: str | None, normal: Sequence[str] | None = None
+) -> Manifest:
+    """The dataset with the bag of each file, so that a division does not cut it."""
+    from ogkd.datasets.bags import BagRule, in_bags
+    from ogkd.fitting.prepare import normal_labels
+
+    if bags is None:
+        return manifest
+    return in_bags(manifest, BagRule(bags), normal=normal_labels(manifest.class_names, normal))
 
 
 def check_for_split(
@@ -351,14 +367,22 @@ def phantoms(
     missing: Annotated[
         float, Option(help="chest-findings: share of answers that the table leaves out.")
     ] = 0.0,
+    volumes: Annotated[
+        bool, Option("--volumes", help="Write volumes (NIfTI) with the finding in a few slices.")
+    ] = False,
+    slices: Annotated[int, Option(min=3, max=512, help="Slices of a volume.")] = 32,
+    share: Annotated[
+        float, Option(min=0.0, max=1.0, help="Share of a volume's slices with the finding.")
+    ] = 0.1,
     list_: Annotated[bool, Option("--list", help="List the datasets.")] = False,
 ) -> None:
     """Write a phantom dataset as {train,val,test}/class folders of PNG files.
 
     chest-findings has several findings in an image: folders without classes and
     a table films.csv with a column for each finding; the numbers are then of
-    images in all. Phantoms are drawings that imitate a modality. They show no
-    patient and have no clinical meaning.
+    images in all. With --volumes, the folders have volumes, and slices.csv says
+    what each slice shows. Phantoms are drawings that imitate a modality. They show
+    no patient and have no clinical meaning.
     """
     from ogkd.datasets.phantoms import PHANTOMS, films, phantom, write_folder
 
@@ -384,6 +408,13 @@ def phantoms(
     total = sum(splits.values()) * classes
     # A process takes a second to start.
     workers = (os.cpu_count() or 1) if total >= _MANY else 1
+    began = time.perf_counter()
+    if volumes:
+        from ogkd.datasets.phantoms.volumes import write_volumes
+
+        write_volumes(name, out, splits=splits, slices=slices, share=share, seed=seed, size=size)
+        typer.echo(f"Wrote {total:,} volumes in {time.perf_counter() - began:.1f} s: {out}")
+        return
     write_folder(name, out, splits=splits, seed=seed, size=size, workers=workers)
     rate = total / (time.perf_counter() - began)
     typer.echo(f"{total} images of {classes} classes -> {out} ({rate:.0f} images/s)")

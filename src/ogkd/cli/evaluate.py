@@ -48,17 +48,12 @@ class InputOptions:
 
     def read(self, split: str, *, calibrated: bool = True) -> _Inputs:
         """Load the model and read the data."""
+        from ogkd.datasets.bags import in_bags
         from ogkd.datasets.fetch import resolve_data
         from ogkd.features.unreadable import list_reasons, readable_items
         from ogkd.images import SliceRule
 
         rule = None if self.slice is None else SliceRule.parse(self.slice)
-        manifest = resolve_data(
-            self.data,
-            root=self.root,
-            class_names=opt.read_classes(self.classes),
-            findings=opt.read_classes(self.findings),
-        )
         classifier = ogkd.load(
             self.model,
             backbone=self.backbone,
@@ -66,8 +61,21 @@ class InputOptions:
             engine=self.engine,
             calibrated=calibrated,
         )
+        bags = classifier.card.bags
+        manifest = resolve_data(
+            self.data,
+            root=self.root,
+            class_names=opt.read_classes(self.classes),
+            bags=None if bags is None else bags.by,
+        )
         part = replace(manifest, items=tuple(manifest.part(split)))
-        part = part.sliced(rule or classifier.card.slice_rule)
+        if bags is None:
+            part = part.sliced(rule or classifier.card.slice_rule)
+        elif self.on_error == "skip":  # picture by picture
+            normal = [
+                n for n, name in enumerate(part.class_names) if name in classifier.card.normal
+            ]
+            part = in_bags(part, bags.rule, normal=normal)
         skipped = None
         if self.on_error == "skip":
             items, skipped = readable_items(part.items, manifest.class_names)
@@ -85,6 +93,10 @@ class _Inputs:
     manifest: Manifest
     part: Manifest  # of the manifest, to use
     skipped: list[BadFile] | None  # None unless unreadable files are skipped
+
+    @property
+    def unit(self) -> str:
+        return "image" if self.classifier.card.bags is None else "bag"
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,7 @@ class EvaluationOptions:
     def evaluate(self, options: InputOptions) -> _Evaluation:
         """Evaluate, and warn about everything that makes the numbers look too good."""
         from ogkd.evaluation import evaluate_predictions, predict_labelled
-        from ogkd.model.decide import engine_note
+        from ogkd.model.engine_note import engine_note
         from ogkd.model.support_sets import SupportSets
 
         prior = opt.read_prior(self.prior)
@@ -134,8 +146,8 @@ class EvaluationOptions:
         if self.leave_out_used:
             judged = judged.unused(classifier)
             say(
-                f"Left out {counted(judged.left_out, 'image')} that the model learned from or was "
-                f"calibrated on; {len(judged.labels)} remain."
+                f"Left out {counted(judged.left_out, judged.unit)} that the model learned from or "
+                f"was calibrated on; {len(judged.labels)} remain."
             )
         result = evaluate_predictions(
             judged,
@@ -146,17 +158,17 @@ class EvaluationOptions:
             prior=prior,
             support_sets=SupportSets.of(classifier),
         )
-        images = result["images"]
+        images, unit = result["images"], result["unit"]
         for warning in result["warnings"]:
             say(f"WARNING: {warning}")
         if used := result["learned_from"]:
             say(
-                f"Warning: the model learned from {used} of these {images} images, so the results "
+                f"Warning: the model learned from {used} of these {images} {unit}s, so the results "
                 "look better than they are. --leave-out-used evaluates the others."
             )
         if used := result["calibrated_on"]:
             say(
-                f"Warning: the model was calibrated on {used} of these {images} images, so its "
+                f"Warning: the model was calibrated on {used} of these {images} {unit}s, so its "
                 "probabilities, sets and thresholds look better than they are. --leave-out-used "
                 "evaluates the others."
             )
@@ -273,7 +285,7 @@ def report(
         audit = audit_data(found.inputs.manifest, root=data_folder(inputs.data))
     found.write_report(out, audit)
     found.write_skipped(out)
-    typer.echo(f"Report on {len(found.judged.labels)} images: {out}")
+    typer.echo(f"Report on {counted(len(found.judged.labels), found.judged.unit)}: {out}")
 
 
 def calibrate(
@@ -325,8 +337,8 @@ def calibrate(
         return
     held_out = len(found.confidences)
     typer.echo(
-        f"Calibrated on {found.images} images: {found.images - held_out} for the temperature, "
-        f"{held_out} for the sets and thresholds."
+        f"Calibrated on {counted(found.images, read.unit)}: {found.images - held_out} for the "
+        f"temperature, {held_out} for the sets and thresholds."
     )
     change = "less" if found.temperature > 1 else "more"
     typer.echo(
@@ -345,7 +357,7 @@ def _write_rows(file: Path, found: _Evaluation, *, paths: bool, excel: bool) -> 
         write_finding_rows(file, judged, classifier.calibration, paths=paths, excel=excel)
         return
     shown = [harmless(name) for name in classifier.class_names]
-    rows = classifier.probabilities(judged.features)
+    rows = judged.probabilities(classifier.calibration)
     with write_csv(file, excel=excel) as opened:
         table = csv.writer(opened, lineterminator="\n")
         head = ["image", "path"] if paths else ["image"]

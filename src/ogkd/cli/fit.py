@@ -16,7 +16,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import print_json, say
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, counted
 from ogkd.fitting.request import FitRequest
 
 # Where `ogkd fit` differs from the fields of the request; it has all others as they are.
@@ -54,7 +54,9 @@ def fit(**options: Any) -> None:
     seconds = time.perf_counter() - began
     counts = zip(card.class_names, card.support_counts, strict=True)
     number = len(card.support_images) if card.findings else sum(card.support_counts)
-    images = f"{number} images"
+    images = counted(number, "image" if card.bags is None else "bag")
+    if card.bags is not None:
+        images += f" of {counted(card.bags.pictures, 'picture')}"
     each = ", ".join(f"{name} {count}" for name, count in counts)
     when = "before; --restart fits again" if found else f"in {seconds:.1f} s"
     typer.echo(f"Fitted {card.method} on {images} ({each}) {when}.")

@@ -21,9 +21,11 @@ from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
+    from ogkd.datasets.bags import BagRule
     from ogkd.features import EncodedBatch
     from ogkd.features.ray_encode import RayWorkers
     from ogkd.images import ImageRef
+    from ogkd.model.card import ModelCard
     from ogkd.model.classifier import Classifier
     from ogkd.model.prior import Prior
 
@@ -46,6 +48,8 @@ FindingsOption = Annotated[
     str | None, Option("--findings", help=f"{HELP['findings']} Separated by commas.")
 ]
 SliceOption = Annotated[str | None, Option(help=HELP["slice"])]
+BagsOption = Annotated[str | None, Option(help=HELP["bags"])]
+SlicesOption = Annotated[str | None, Option(help=HELP["slices"])]
 
 # Models
 ModelArgument = Annotated[Path, Argument(help="A folder written by `ogkd fit --out`.")]
@@ -127,6 +131,18 @@ class EncodingOptions(RayOptions):
         rule = None if self.slice is None else SliceRule.parse(self.slice)
         return [image.sliced(rule) for image in find_images(images)]
 
+    def find_bags(self, images: Sequence[Path], rule: BagRule) -> list[tuple[ImageRef, str | None]]:
+        """Images with the bags that tables among the arguments name."""
+        from ogkd.datasets.tables import read_bag_table
+
+        found: list[tuple[ImageRef, str | None]] = []
+        for path in images:
+            if path.suffix.lower() in (".csv", ".tsv"):
+                found += read_bag_table(path, rule.by)
+            else:
+                found += [(image, None) for image in self.find([path])]
+        return found
+
     def encode(
         self,
         backbone: Backbone,
@@ -155,6 +171,23 @@ class EncodingOptions(RayOptions):
             deep=deep,
             batch_size=size,
         )
+
+
+def bag_rule(
+    card: ModelCard, bags: str | None, slices: str | None, *, pictures: bool
+) -> BagRule | None:
+    """What makes a bag for a model: what it was fitted on, or these options; None without bags."""
+    from ogkd.datasets.bags import BagRule
+
+    if card.bags is None:
+        for option, value in (("bags", bags), ("slices", slices), ("pictures", pictures or None)):
+            if value is not None:
+                raise ConfigError(
+                    f"--{option} is for models of bags, but this one answers single images. Fit "
+                    "one with --bags or --slices."
+                )
+        return None
+    return BagRule.of(bags or card.bags.by, slices or card.bags.slices) or BagRule()
 
 
 def split_list(text: str) -> list[str]:

@@ -84,6 +84,12 @@ def write_csv(path: Path, *, excel: bool = False) -> Iterator[TextIO]:
 
 def evaluation_lines(result: dict[str, Any], *, everything: bool = False) -> Iterator[str]:
     """Yield the lines that `ogkd evaluate` prints: the verdict, the classes, and all the rest."""
+    from ogkd.evaluation.names import in_units
+
+    return (in_units(line, result) for line in _evaluation_lines(result, everything=everything))
+
+
+def _evaluation_lines(result: dict[str, Any], *, everything: bool) -> Iterator[str]:
     yield from textwrap.wrap(result["verdict"]["text"], width(), break_on_hyphens=False)
     if found := result["calibration"]:
         yield from textwrap.wrap(found["text"], width(), break_on_hyphens=False)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
@@ -78,6 +79,16 @@ def predict(
             "(default: that of `ogkd calibrate`)."
         ),
     ] = None,
+    bags: Annotated[
+        str | None,
+        Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
+    ] = None,
+    slices: Annotated[
+        str | None, Option(help="Which slices, if not those that the model was fitted on.")
+    ] = None,
+    pictures: Annotated[
+        bool, Option("--pictures", help="Also a row for each picture of a case, after its own.")
+    ] = False,
     together: Annotated[
         bool, Option("--together", help="Learn from all of these images before answering them.")
     ] = False,
@@ -107,6 +118,10 @@ def predict(
     A model of several findings prints for each of them yes, no or unsure, and its
     probability. For very large folders, --ray spreads the work over a cluster.
 
+    A model that was fitted on cases of several pictures (`ogkd fit --bags` or
+    --slices) gives a row for each case, with the pictures that decided it.
+    Where a column of a table makes a case, give such a table for IMAGES.
+
     --prior reweights probabilities where classes are not equally frequent.
     With --together, or --prior estimate, answers depend on the whole batch;
     with either option, the promises of a calibration do not hold and are not given.
@@ -116,7 +131,9 @@ def predict(
     and the probabilities are not calibrated.
     """
     from ogkd.backbones.builtin import builtin_warning
+    from ogkd.datasets.bags import grouped
     from ogkd.images.ref import install_once
+    from ogkd.model.bags import decide_bags
     from ogkd.model.decide import Decider, Policy
     from ogkd.progress import progress_bar
 
@@ -133,10 +150,17 @@ def predict(
             raise ConfigError(
                 f"Give image files or folders after the model: ogkd predict {model} IMAGES..."
             )
-        found = encoding.find(images)
         classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
+        rule = opt.bag_rule(classifier.card, bags, slices, pictures=pictures)
+        if rule is not None:
+            named = grouped(encoding.find_bags(images, rule), rule)
+            refs = [ref for _, ref in named]
+        else:
+            refs = classifier.refs(encoding.find(images))
     else:
         _refuse_guarantees(max_risk=max_risk, coverage=coverage, sensitivity=sensitivity)
+        if bags is not None or slices is not None or pictures:
+            raise ConfigError("Zero-shot answers single images. Fit a model on cases of several.")
         found = encoding.find([model, *(images or [])])
         classifier = ogkd.zero_shot(
             opt.read_classes(zero_shot) or [],
@@ -151,7 +175,7 @@ def predict(
             f"Zero-shot with {classifier.card.backbone.short_name}: nothing was learned from "
             "images, and the probabilities are not calibrated."
         )
-    refs = classifier.refs(found)
+        refs, rule = classifier.refs(found), None
     needs = None if classifier.head.ranking is not None else coverage
     if not classifier.card.findings:  # which the library refuses or explains itself
         opt.require_calibration(classifier, max_risk=max_risk, coverage=needs)
@@ -167,10 +191,10 @@ def predict(
         refs,
         place=backbone or card.name,
         engine=engine or card.engine,
-        patches=explain is not None,
+        patches=explain is not None and rule is None,
         deep=classifier.deep,
     )
-    failed = strange = real = 0
+    failed = strange = real = number = 0
     install = ""
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
     bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(refs))
@@ -180,7 +204,16 @@ def predict(
         bars = nullcontext()  # the rows themselves are printed on the terminal
     try:
         with output as file, bars as bar:
-            rows = decider.decide_batches(_counted(batches, bar))
+            rows = (
+                decider.decide_batches(_counted(batches, bar))
+                if rule is None
+                else decide_bags(
+                    decider,
+                    _counted(batches, bar),
+                    [name for name, _ in named],
+                    pictures=pictures,
+                )
+            )
             rows = chain(
                 [next(rows)], rows
             )  # what cannot be answered fails before anything is written
@@ -189,27 +222,30 @@ def predict(
             if excel and out is None:
                 file.write(BOM)
             csv_of = _findings_csv if classifier.card.findings else _csv
-            write = (csv_of if format == "csv" else _jsonl)(file, classifier.class_names)
+            write = (csv_of if format == "csv" else _jsonl)(
+                file, classifier.class_names, bags=rule is not None
+            )
             for number, row in enumerate(rows, start=1):
                 failed += row.error is not None
                 install = install or install_once([row.error or ""])[1]
                 strange += row.unfamiliar is True and not row.not_phantom
                 real += row.not_phantom is True
-                if explain is not None and row.error is None:
+                if explain is not None and row.error is None and row.weight is None:
                     _draw(classifier, row, explain, number)
                 write(row)
     except BrokenPipeError:
         return  # the reader of our output has finished (`| head`)
-    if warning := builtin_warning(real, len(refs) - failed):
+    asked = len(refs) if rule is None else number
+    if warning := builtin_warning(real, asked - failed):
         say(f"WARNING: {warning}")
     if strange:
         say(
-            f"Warning: {strange} of {len(refs)} image(s) are unlike everything that the model "
+            f"Warning: {strange} of {asked} image(s) are unlike everything that the model "
             "learned from (see `unfamiliar`), perhaps of another modality or organ. Do not rely on "
             "these predictions."
         )
     if failed:
-        say(f"{failed} of {len(refs)} file(s) could not be read. {install}".rstrip())
+        say(f"{failed} of {asked} file(s) could not be read. {install}".rstrip())
         sys.exit(1)
 
 
@@ -242,19 +278,29 @@ def _prepare(folder: Path) -> None:
 
 def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> None:
     """Write the evidence for the predicted class; the row number makes file names unique."""
+    from ogkd.features import encode_files
     from ogkd.model.explain import evidence_of
 
+    if row.bag is not None and row.image is not None:  # the picture that decided it
+        [batch] = encode_files(classifier.backbone, [row.image], patches=True, deep=classifier.deep)
+        patches = None if batch.features is None else batch.features.patches
+        if patches is None or batch.crops is None:
+            return
+        row = replace(row, patches=patches[0].cpu(), crop=batch.crops[0])
     found = evidence_of(classifier, row)
     stem = re.sub(r"[^\w.-]+", "_", Path(str(row.image)).stem, flags=re.ASCII)[:60]
     with write_atomically(folder / f"{number:06}-{stem}.png") as aside:
         ogkd.draw(found).save(aside, format="PNG")
 
 
-def _csv(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]:
+def _csv(
+    file: TextIO, class_names: Sequence[str], *, bags: bool = False
+) -> Callable[[Decision], None]:
     """Write a header and then a line per row; no cell can act as a spreadsheet formula."""
     table = csv.writer(file, lineterminator="\n")
     fixed = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
-    table.writerow([*fixed, *map(harmless, class_names)])
+    more = ["bag", "pictures", "weight", "decided_by"] if bags else []
+    table.writerow([*fixed, *more, *map(harmless, class_names)])
     yes_or_no = {None: "", True: "yes", False: "no"}
 
     def write(row: Decision) -> None:
@@ -265,13 +311,14 @@ def _csv(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]
             shares = [f"{value:.6f}" for value in row.probabilities]
         table.writerow(
             [
-                harmless_path(row.image),
+                harmless_path(row.image if row.pictures is None else str(row.bag)),
                 harmless(row.prediction or ""),
                 "" if row.probability is None else f"{row.probability:.6f}",
                 yes_or_no[row.abstain],
                 harmless(names),
                 yes_or_no[row.unfamiliar],
                 harmless(row.error or ""),
+                *(_of_bag(row) if bags else ()),
                 *shares,
             ]
         )
@@ -279,7 +326,9 @@ def _csv(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]
     return write
 
 
-def _findings_csv(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]:
+def _findings_csv(
+    file: TextIO, class_names: Sequence[str], *, bags: bool = False
+) -> Callable[[Decision], None]:
     """The same of several findings: for each the answer and its probability."""
     table = csv.writer(file, lineterminator="\n")
     names = list(class_names)
@@ -304,7 +353,20 @@ def _findings_csv(file: TextIO, class_names: Sequence[str]) -> Callable[[Decisio
     return write
 
 
-def _jsonl(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], None]:
+def _of_bag(row: Decision) -> list[str]:
+    """The cells that only rows of bags and of their pictures have."""
+    deciding = " | ".join(f"{one.image} ({one.share:.3f})" for one in row.decided_by)
+    return [
+        harmless(row.bag or ""),
+        "" if row.pictures is None else str(row.pictures),
+        "" if row.weight is None else f"{row.weight:.6f}",
+        harmless(deciding),
+    ]
+
+
+def _jsonl(
+    file: TextIO, class_names: Sequence[str], *, bags: bool = False
+) -> Callable[[Decision], None]:
     """Write one JSON object per line; names are unchanged, and null means unknown."""
 
     def write(row: Decision) -> None:
@@ -313,7 +375,7 @@ def _jsonl(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], Non
             pairs = zip(class_names, row.probabilities, strict=True)
             shares = {name: round(value, 6) for name, value in pairs}
         entry: dict[str, Any] = {
-            "path": str(row.image),
+            "path": str(row.bag if row.pictures is not None else row.image),
             "prediction": row.prediction,
             "probability": None if row.probability is None else round(row.probability, 6),
             "abstain": row.abstain,
@@ -324,6 +386,10 @@ def _jsonl(file: TextIO, class_names: Sequence[str]) -> Callable[[Decision], Non
         }
         if row.answers is not None:
             entry["answers"] = dict(zip(class_names, row.answers, strict=True))
+        if bags:
+            deciding = [{"path": str(s.image), "share": round(s.share, 6)} for s in row.decided_by]
+            entry |= {"bag": row.bag, "pictures": row.pictures, "weight": row.weight}
+            entry |= {"decided_by": deciding}
         # ASCII with escapes: valid JSON even if a file name is not valid text.
         file.write(json.dumps(entry) + "\n")
 

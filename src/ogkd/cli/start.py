@@ -17,7 +17,7 @@ from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
-from ogkd.cli.data import check_for_split, data_folder, division_notes
+from ogkd.cli.data import check_for_split, data_folder, division_notes, named_bags
 from ogkd.cli.output import say
 from ogkd.cli.start_commands import anywhere, commands
 from ogkd.errors import ConfigError, DataError, Interrupted, counted
@@ -35,7 +35,10 @@ _STEPS = (
 )
 _FEW = 5  # test images of a class that say next to nothing about it
 # The first result that depends on an option; all others are used by the model.
-_FIXED = {"data": "check.json", "slice": "check.json", "seed": "split.csv"}
+_FIXED = {
+    **dict.fromkeys(("data", "slice", "bags", "slices"), "check.json"),
+    "seed": "split.csv",
+}
 
 
 def start(
@@ -52,6 +55,8 @@ def start(
         list[str] | None, Option("--normal", help=f"{opt.HELP['normal']} Repeatable.")
     ] = None,
     slice: opt.SliceOption = None,
+    bags: opt.BagsOption = None,
+    slices: opt.SlicesOption = None,
     seed: Annotated[int, Option(min=0, help="Divides the images, and all other randomness.")] = 1,
     device: opt.DeviceOption = "auto",
 ) -> None:
@@ -74,6 +79,8 @@ def start(
         "prompts": None if prompts is None else anywhere(str(prompts)),
         "normal": normal,
         "slice": slice,
+        "bags": bags,
+        "slices": slices,
         "seed": seed,
     }
     work = _Start(data, _place(data, out), options, device, ask=not yes)
@@ -140,11 +147,20 @@ class _Start:
     def manifest(self) -> Manifest:
         from ogkd.datasets.fetch import resolve_data
 
-        return resolve_data(self.data)
+        found = resolve_data(self.data, bags=self.options["bags"])
+        return named_bags(found, self.options["bags"], self.options["normal"])
+
+    @property
+    def shown(self) -> str | None:
+        """The slice of a volume that is looked at where one stands for all."""
+        from ogkd.images.slices import SlicesRule
+
+        slices = self.options["slices"]
+        return self.options["slice"] or (slices and str(SlicesRule.parse(slices).middle))
 
     @cached_property
     def audit(self) -> Audit:
-        return check_for_split(self.data, self.manifest, slice=self.options["slice"])
+        return check_for_split(self.data, self.manifest, slice=self.shown)
 
     @cached_property
     def division(self) -> Division:
@@ -156,10 +172,10 @@ class _Start:
     def divided(self) -> Manifest:
         from ogkd.datasets.read import read_manifest
 
-        return read_manifest(self.out / "split.csv")
+        return read_manifest(self.out / "split.csv", bags=self.options["bags"])
 
     def _sliced(self, manifest: Manifest) -> Manifest:
-        return manifest.sliced(FitRequest("", slice=self.options["slice"]).slice_rule)
+        return manifest.sliced(FitRequest("", slice=self.shown).slice_rule)
 
     def _read(self) -> str:
         options = {**self.options, "data": _digest(self.manifest)}
@@ -302,20 +318,26 @@ class _Start:
         images, name = sum(card.support_counts), card.backbone.short_name
         if card.findings:
             images = len(card.support_images)
-        return f"{card.method} on {name} learned from {images} images -> {place}"
+        return f"{card.method} on {name} learned from {images} {self.unit}s -> {place}"
+
+    @property
+    def unit(self) -> str:
+        return FitRequest("", bags=self.options["bags"], slices=self.options["slices"]).unit
 
     def _calibrate(self) -> str:
+        from ogkd.datasets.manifest import by_bag
         from ogkd.evaluation.calibrate import FEWEST
         from ogkd.model.calibration import CALIBRATION, Calibration
 
         file = self.out / "model" / CALIBRATION
         if file.is_file():
             return _DONE
-        images = [item for item in self.divided.items if item.split == "val"]
+        images = by_bag([item for item in self.divided.items if item.split == "val"])
         if len(images) < FEWEST:
             return (
-                f"skipped: {len(images)} images to calibrate on; with {FEWEST - len(images)} more "
-                "there would be calibrated probabilities and sets with 90 % coverage."
+                f"skipped: {len(images)} {self.unit}s to calibrate on; with "
+                f"{FEWEST - len(images)} more there would be calibrated probabilities and sets "
+                "with 90 % coverage."
             )
         try:
             model = ogkd.load(self.out / "model", device=self.device, calibrated=False)
@@ -324,7 +346,7 @@ class _Start:
             return f"skipped: {error}"
         found.write(file)
         what = f", temperature {found.temperature:.3f}" if isinstance(found, Calibration) else ""
-        return f"on {found.images} images{what}"
+        return f"on {found.images} {self.unit}s{what}"
 
     @cached_property
     def evaluation(self) -> Any:
@@ -338,7 +360,7 @@ class _Start:
         if file.is_file():
             return _DONE
         write_json(file, self.evaluation.result)
-        return f"on {self.evaluation.result['images']} images -> {file}"
+        return f"on {self.evaluation.result['images']} {self.unit}s -> {file}"
 
     def _report(self) -> str:
         from ogkd.audit import audit_data

@@ -57,6 +57,7 @@ def in_bags(manifest: Manifest, rule: BagRule, *, normal: Sequence[int] = ()) ->
 
     The pictures of a bag are next to each other, in their order. Applied again, nothing changes.
     """
+    manifest.require_classes("A bag")
     if rule.column is not None and any(item.bag is None for item in manifest.items):
         manifest = replace(manifest, items=tuple(_by_patient(manifest.items, rule.column)))
     if nameless := [str(item.image) for item in manifest.items if item.bag == ""]:
@@ -76,6 +77,12 @@ def in_bags(manifest: Manifest, rule: BagRule, *, normal: Sequence[int] = ()) ->
 
 def grouped(images: Sequence[tuple[ImageRef, str | None]], rule: BagRule) -> list[Named]:
     """Pictures bag by bag; `images` come with the name of their bag if they have one."""
+    if rule.column is not None and not all(bag for _, bag in images):
+        raise DataError(
+            f"Bags are by the column '{rule.column}', which images alone do not have. Give a table "
+            f"with that column, or say what else makes a bag: {', '.join(NOT_COLUMNS)}.",
+            argument="bags",
+        )
     return [(bag, part) for bag, _, part in _parts(_bags(images, rule), rule.slices)]
 
 

@@ -129,7 +129,8 @@ def table_text(manifest: Manifest, folder: Path) -> str:
     for number, item in enumerate(manifest.items):
         more = [harmless(values[number] or "") for values in extra.values()]
         said = item.findings
-        label = [harmless(names[item.label])] if said is None else finding_cells(said)
+        shown = item.label if item.shows is None else item.shows
+        label = [harmless(names[shown])] if said is None else finding_cells(said)
         rows.append([place(item.image), *label, item.split, *more])
     return csv_text(rows)
 

@@ -9,6 +9,7 @@ from typing import Any
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
+from ogkd.fitting.bags import few_of_each
 from ogkd.model.answers import Answers
 from ogkd.model.calibration import (
     Calibration,
@@ -60,9 +61,9 @@ def calibrate(
     found = _unused(found, card.seen, leave_out_used=leave_out_used)
     if (images := len(found.labels)) < FEWEST:
         raise DataError(
-            f"Too few images to calibrate on: {images}. Prediction sets that contain the true "
-            f"class with 90 % probability need at least {FEWEST}: label {FEWEST - images} more "
-            "that the model has not learned from."
+            f"Too few {found.unit}s to calibrate on: {images}. Prediction sets that contain the "
+            f"true class with 90 % probability need at least {FEWEST}: label {FEWEST - images} "
+            "more that the model has not learned from."
         )
     if len({group or key for group, key in zip(found.groups, found.keys, strict=True)}) < 2:
         raise DataError(
@@ -71,7 +72,7 @@ def calibrate(
         )
     images_and_model: dict[str, Any] = {
         "groups": found.groups,
-        "pixels": [image.pixel_fingerprint for image in found.images],
+        "pixels": _pixels(found),
         "weights_sha256": classifier.weights_sha256,
         "engine": classifier.backbone.engine,
     }
@@ -104,6 +105,15 @@ def calibrate(
         for note in _notes(found, calibration):
             say(f"Note: {note}")
     return calibration
+
+
+def _pixels(found: LabelledPredictions) -> list[str]:
+    """What recognises the images again: their pixels, of bags those of a few and all contents."""
+    if not found.bags:
+        return [image.pixel_fingerprint for image in found.images]
+    items = [item for bag in found.bags for item in bag.items]
+    few = [item.image.pixel_fingerprint for item in few_of_each(items)]
+    return [*few, *(item.image.fingerprint for item in items)]
 
 
 def _unused(

@@ -104,6 +104,7 @@ def evaluate_predictions(
     groups = len({group for group in found.groups if group is not None}) or None
     result = {
         "images": len(labels),
+        "unit": found.unit,
         "groups": groups,
         **metrics.rows(whole),
         "ece": confidence.ece(labels, p),

@@ -2,35 +2,68 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ogkd.backbones.builtin import warning_of
+from ogkd.datasets.bags import BagRule, in_bags
 from ogkd.datasets.fetch import resolve_data
-from ogkd.datasets.manifest import UNKNOWN, Item, Manifest
+from ogkd.datasets.manifest import UNKNOWN, Item, Manifest, by_bag
 from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
+from ogkd.fitting.bags import few_of_each
 from ogkd.images import ImageRef, SliceRule
 from ogkd.model.answers import probabilities_of
+from ogkd.model.bags import deciding_of
 from ogkd.model.calibration_file import CalibrationFile
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Share
 from ogkd.progress import progress_bar
 from ogkd.prompts.bank import fold
 
 
 @dataclass(frozen=True)
+class Bag:
+    """The pictures of a bag, and those that decided its answer."""
+
+    name: str
+    items: tuple[Item, ...] = field(repr=False)
+    decided_by: tuple[Share, ...]
+
+    @property
+    def key(self) -> str:
+        """A hash of its pictures' contents."""
+        marks = sorted(item.image.fingerprint for item in self.items)
+        return hashlib.sha256(" ".join(marks).encode()).hexdigest()[:16]
+
+    def is_among(self, seen: Collection[str]) -> bool:
+        """Whether any of its pictures is known, by content, or any of a few by its pixels."""
+        if not seen:
+            return False
+        if any(item.image.fingerprint in seen for item in self.items):
+            return True
+        return any(item.image.pixel_fingerprint in seen for item in few_of_each(self.items))
+
+
+@dataclass(frozen=True)
 class LabelledPredictions:
-    """Labelled images with the model's outputs; labels and columns index the model's classes."""
+    """Labelled images with the model's outputs; labels and columns index the model's classes.
+
+    Of a model of bags, each row is a bag: `images` has the picture that decided it, `bags` all.
+    """
 
     labels: NDArray[np.int64]  # [N]; of several findings [N, F]: 1, 0, or -1 if unknown
     logits: NDArray[np.float32]  # [N, C], before calibration
-    features: NDArray[np.float32]  # [N, d]
+    features: NDArray[np.float32]  # [N, d]; [N, 0] of bags
     images: list[ImageRef]
     groups: list[str | None]  # patient or lesion, if known
     keys: list[str]  # content keys, as in ModelCard.support_images
@@ -38,9 +71,17 @@ class LabelledPredictions:
     normal: tuple[int, ...]  # labels of the classes that mean "nothing found"
     warnings: tuple[str, ...] = ()  # why nothing computed from these should be relied on
     left_out: int = 0  # images that are not among these because the model was made with them
+    bags: tuple[Bag, ...] = ()  # of each row; () without bags
+
+    @property
+    def unit(self) -> str:
+        """What a row is, in a word."""
+        return "bag" if self.bags else "image"
 
     def copies_of(self, seen: Collection[str]) -> NDArray[np.bool_]:
         """Which images are among `seen`, by content or by pixels (a copy in another format)."""
+        if self.bags:
+            return np.array([bag.is_among(seen) for bag in self.bags], dtype=bool)
         known = np.array([key in seen for key in self.keys], dtype=bool)
         if not seen or known.all():
             return known
@@ -75,6 +116,7 @@ class LabelledPredictions:
             images=[self.images[row] for row in rows],
             groups=[self.groups[row] for row in rows],
             keys=[self.keys[row] for row in rows],
+            bags=tuple(self.bags[row] for row in rows) if self.bags else (),
         )
 
     @property
@@ -99,12 +141,15 @@ def predict_labelled(
     Features come from the store if they are there. `slice` is used for volumes that do not name
     one (default: the slice that the model learned from).
     """
-    manifest = resolve_data(data)
+    bags = classifier.card.bags
+    manifest = resolve_data(data, bags=None if bags is None else bags.by)
     chosen = replace(manifest, items=tuple(manifest.part(split)))
-    items = chosen.sliced(slice or classifier.card.slice_rule).items
     names = classifier.class_names
     said: list[str] = []
     _refuse_other_question(classifier, manifest)
+    if bags is not None:
+        return _predict_bags(classifier, chosen, bags.rule)
+    items = chosen.sliced(slice or classifier.card.slice_rule).items
     if manifest.has_findings:
         labels, said = _match_findings(names, manifest, items)
     else:
@@ -124,7 +169,7 @@ def predict_labelled(
         groups=[item.group for item in items],
         keys=[image.fingerprint for image in images],
         class_names=names,
-        normal=tuple(c for c, name in enumerate(names) if name in classifier.card.normal),
+        normal=_normal(classifier),
         warnings=tuple(said),
     )
     pooled = int(found.copies_of(frozenset(classifier.card.unlabelled_images)).sum())
@@ -165,6 +210,47 @@ def _match_findings(
     labels = said[:, [column.get(fold(name), -1) for name in names]]
     absent = f"The data says nothing about: {', '.join(missing)}. They are not judged."
     return labels, [absent] if missing else []
+
+
+def _predict_bags(classifier: Classifier, chosen: Manifest, rule: BagRule) -> LabelledPredictions:
+    """Apply the model bag by bag, so that no more features than those of one are in memory."""
+    normal, names = _normal(classifier), classifier.class_names
+    label_of = _match_classes(names, chosen, {item.label for item in chosen.items})
+    own = {mine for mine, label in label_of.items() if label in normal}
+    found = by_bag(in_bags(chosen, rule, normal=sorted(own)).items)
+    require_files([item for mine in found.values() for item in mine])
+    store, pooling = FeatureStore(classifier.backbone), classifier.pooling
+    bags, logits, warned = [], [], Counter[str | None]()
+    with progress_bar("Reading bags", len(found)) as bar:
+        for name, mine in found.items():
+            images = [item.image for item in mine]
+            rows = store.get(images, deep=classifier.deep).rows[:, 0].numpy()
+            warned[warning_of(classifier.backbone, rows)] += 1
+            z = torch.from_numpy(classifier.logits(rows))
+            total = pooling.logits(z, torch.zeros(len(z), dtype=torch.long))[0]
+            weights = pooling.weights(z, int(total.argmax())).numpy()
+            deciding = tuple(Share(images[n], share) for n, share in deciding_of(weights))
+            bags.append(Bag(name, tuple(mine), deciding))
+            logits.append(total.float().numpy())
+            bar.advance()
+    return LabelledPredictions(
+        labels=np.array([label_of[bag.items[0].label] for bag in bags], dtype=np.int64),
+        logits=np.array(logits),
+        features=np.zeros((len(bags), 0), dtype=np.float32),
+        images=[bag.decided_by[0].image or bag.items[0].image for bag in bags],
+        groups=[bag.items[0].group for bag in bags],
+        keys=[bag.key for bag in bags],
+        class_names=classifier.class_names,
+        normal=normal,
+        warnings=tuple(warning for warning, _ in warned.most_common(1) if warning),
+        bags=tuple(bags),
+    )
+
+
+def _normal(classifier: Classifier) -> tuple[int, ...]:
+    """Labels of the classes that mean "nothing found"."""
+    names = enumerate(classifier.class_names)
+    return tuple(c for c, name in names if name in classifier.card.normal)
 
 
 def _match_classes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ogkd.evaluation.names import METRICS, Metric
+from ogkd.evaluation.names import METRICS, Metric, in_units
 from ogkd.notebook import panel, small, table, text_table
 
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa", "ece")
@@ -32,7 +32,7 @@ class Evaluation(dict[str, Any]):
 
     def _title(self) -> str:
         groups = f" of {self['groups']} patients or groups" if self["groups"] else ""
-        return f"Evaluation on {self['images']} images{groups}"
+        return in_units(f"Evaluation on {self['images']} images{groups}", self)
 
     def _words(self) -> list[str]:
         """The verdict if there is one, and what makes the numbers look too good."""

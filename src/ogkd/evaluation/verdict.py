@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ogkd.errors import counted
+from ogkd.evaluation.names import in_units
 
 _UNEQUAL = 3  # times as many images of the largest class as of the smallest that occurs
 _GAIN = 0.05  # the smallest advantage over guessing that is worth looking for
@@ -63,6 +64,8 @@ def verdict(
     }
     found["advice"] = _advice(found, result, support)
     found["details"] = " ".join(_sentences(found, result, int(np.trace(counts)), images))
+    for key in ("headline", "advice", "details"):
+        found[key] = found[key] and in_units(found[key], result)
     found["text"] = f"{found['headline']}. {found['details']}"
     return found
 

@@ -16,7 +16,8 @@ from ogkd.export.resizing import check_resizing, prepend_resizing
 from ogkd.images.transforms import LONGEST, Preprocessing
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider, Policy, engine_note
+from ogkd.model.decide import Decider, Policy
+from ogkd.model.engine_note import engine_note
 
 INPUT = "pixels"
 OUTPUTS = ("logits", "probabilities", "features")
@@ -128,6 +129,11 @@ def _refuse(classifier: Classifier) -> None:
         raise ConfigError(
             f"The export runs on the CPU, but the model is on {backbone.device}. Load it with "
             'device="cpu".'
+        )
+    if classifier.card.bags is not None:
+        raise ConfigError(
+            "This model answers bags of pictures, and an exported graph answers single images. Use "
+            "`ogkd predict`, or in Python `model.predict`."
         )
     if (reason := head.export_error) is not None:
         raise ConfigError(f"A model of {classifier.card.method} cannot be exported. {reason}")

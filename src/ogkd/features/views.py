@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import OgkdWarning
@@ -35,6 +37,13 @@ class FixedViews:
 
     def __len__(self) -> int:
         return self.features.globals.shape[0]
+
+    def some(self, images: Tensor) -> FixedViews:
+        """The views of some of the images."""
+        both = self.features
+        patches = None if both.patches is None else both.patches[images]
+        deep = None if both.deep is None else both.deep[images]
+        return FixedViews(ImageFeatures(both.globals[images], patches, deep))
 
     def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
         """One view of each image: globals [B, d], patches [B, P, d]."""
@@ -92,6 +101,12 @@ class OnlineViews:
 
     def __len__(self) -> int:
         return len(self.pictures)
+
+    def some(self, images: Tensor) -> OnlineViews:
+        """The views of some of the images."""
+        found = copy.copy(self)
+        found.pictures = [self.pictures[number] for number in images.tolist()]
+        return found
 
     def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
         """A fresh crop of each image through the image tower."""

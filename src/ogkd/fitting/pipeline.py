@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from ogkd import plugins
+from ogkd.datasets.manifest import by_bag
 from ogkd.errors import ConfigError
 from ogkd.features.unreadable import SKIPPED, write_skipped
 from ogkd.files import folder_atomically, not_twice, storage_errors, write_text
+from ogkd.fitting.bags import bag_card, few_of_each, learn, with_pooling
 from ogkd.fitting.pool import Pool
 from ogkd.fitting.prepare import Drawn, Prepared, prepare
 from ogkd.fitting.request import FitRequest
@@ -116,6 +118,7 @@ _WORDS = {
     "shots": "shots",
     "seed": "seed",
     "slice": "slice",
+    "bags": "bags",
     "imported_sha256": "weights (imported)",
 }
 
@@ -125,6 +128,8 @@ def _differences(one: ModelCard, other: ModelCard) -> list[str]:
     first, second = (card.model_dump(mode="json") for card in (one, other))
     for card in (first, second):
         card["backbone"].pop("name")
+        if card["bags"] is not None:  # what makes a bag was asked for, the rest was learned
+            card["bags"] = card["bags"]["by"], card["bags"]["slices"]
     words = (word for field, word in _WORDS.items() if first[field] != second[field])
     return list(dict.fromkeys(words))
 
@@ -166,12 +171,18 @@ def train(prepared: Prepared, work: Path | None = None) -> list[Classifier]:
         _card(prepared, drawn, pool, seed)
         for drawn, pool, seed in zip(prepared.drawn, prepared.pools, prepared.seeds, strict=True)
     ]
-    heads = prepared.method.fit(
-        prepared.supports,
-        prepared.text,
-        seeds=prepared.seeds,
-        folder=_training_folder(work, cards, restart=prepared.request.restart),
-    )
+    folder = _training_folder(work, cards, restart=prepared.request.restart)
+    method, text = prepared.method, prepared.text
+    if prepared.request.bag_rule is None:
+        heads = method.fit(prepared.supports, text, seeds=prepared.seeds, folder=folder)
+    else:
+        pairs = zip(prepared.bags, prepared.seeds, strict=True)
+        learned = [learn(method, one, text, seed=seed, folder=folder) for one, seed in pairs]
+        heads = [head for head, _ in learned]
+        cards = [
+            card.model_copy(update={"bags": with_pooling(card.bags, pooling)})
+            for card, (_, pooling) in zip(cards, learned, strict=True)
+        ]
     refuse_diverged(heads, prepared.method.name)
     for note in dict.fromkeys(note for head in heads for note in head.notes):
         prepared.request.note(f"Note: {note}")
@@ -188,8 +199,10 @@ def train(prepared: Prepared, work: Path | None = None) -> list[Classifier]:
 def _card(prepared: Prepared, drawn: Drawn, pool: Pool | None, seed: int) -> ModelCard:
     request, method, text = prepared.request, prepared.method, prepared.text
     # Images that settings were searched on are learned from too.
-    used = [*drawn.support, *drawn.validation] if method.needs_images else []
-    shown = Counter(label for item in drawn.support for label in item.present)
+    rule = request.bag_rule
+    used = [*drawn.support, *drawn.validation] if method.needs_images or rule else []
+    bags = by_bag(drawn.support).values()
+    shown = Counter(label for mine in bags for label in mine[0].present)
     return ModelCard(
         schema_version=SCHEMA if text.findings else 1,
         method=method.name,
@@ -203,14 +216,20 @@ def _card(prepared: Prepared, drawn: Drawn, pool: Pool | None, seed: int) -> Mod
         prompts=prepared.bank,
         prompts_sha256=_digest([text.prompts, text.absent] if text.findings else text.prompts),
         findings=text.findings,
-        data_sha256=_digest(sorted((item.image.key, item.answer) for item in drawn.support)),
+        data_sha256=_digest(
+            sorted(
+                (item.image.key, item.answer, *((item.bag, item.shows) if rule else ()))
+                for item in drawn.support
+            )
+        ),
         support_counts=tuple(shown[label] for label in range(len(text.class_names))),
         support_images=tuple(sorted({item.image.fingerprint for item in used})),
-        support_pixels=tuple(sorted({item.image.pixel_fingerprint for item in used})),
+        support_pixels=tuple(sorted({i.image.pixel_fingerprint for i in few_of_each(used)})),
         unlabelled_images=() if pool is None else pool.fingerprints,
         shots=request.shots,
         seed=seed,
         slice=None if request.slice_rule is None else str(request.slice_rule),
+        bags=None if rule is None else bag_card(rule, len(drawn.support)),
         versions=dict(versions()),
     )
 

@@ -6,7 +6,7 @@ The benchmark prepares its runs with these functions too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
+from ogkd.datasets.bags import in_bags
 from ogkd.datasets.catalog import Benchmark
 from ogkd.datasets.fetch import named_benchmark, resolve_data
 from ogkd.datasets.groups import separate_groups
@@ -25,6 +26,7 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import BadFile, readable_items, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
+from ogkd.fitting.bags import BagSupport, few_of_each
 from ogkd.fitting.choose import AUTO, choose_backbone, warning_about
 from ogkd.fitting.findings import learnable, require_findings
 from ogkd.fitting.pool import Pool, pool_for, read_pool, require_unlabelled
@@ -72,6 +74,7 @@ class Prepared:
     pools: list[Pool | None]  # unlabelled images
     skipped: list[BadFile]
     bank: str | None = None  # name of the prompt bank
+    bags: list[BagSupport] = field(default_factory=list)  # of each seed; empty without bags
 
 
 def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
@@ -81,7 +84,8 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
     method = make_method(request.method, preset=preset, settings=request.settings)
     if request.unlabelled is not None:
         require_unlabelled(method)
-    manifest, judged, skipped = _training_data(request)
+    normal = named.normal if request.normal is None and named is not None else request.normal
+    manifest, judged, skipped = _training_data(request, normal)
     if manifest.has_findings:
         require_findings(request, method)
         manifest = learnable(request, manifest)
@@ -89,18 +93,25 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
     if note := fallback_note(manifest.class_names, bank):
         request.note(f"Note: {note}")
     drawn = [
-        draw(manifest, method, shots=request.shots, seed=seed, sampling=request.sampling)
+        draw(
+            manifest,
+            method,
+            shots=request.shots,
+            seed=seed,
+            sampling=request.sampling,
+            validation=request.bag_rule is None,
+        )
         for seed in seeds
     ]
     first = drawn[0].support
     for scarce, count in shortfalls(manifest.class_names, first, request.shots).items():
         request.note(
-            f"Note: '{scarce}' has only {count} of {request.shots} images; all of them are used."
+            f"Note: '{scarce}' has only {count} of {request.shots} {request.unit}s; all of them "
+            "are used."
         )
     require_files([item for one in drawn for item in one.support])
     images = list(dict.fromkeys(item.image for one in drawn for item in one.support))
     backbone = backbone_for(request, images)
-    normal = named.normal if request.normal is None and named is not None else request.normal
     text = text_side(
         backbone,
         manifest.class_names,
@@ -110,16 +121,22 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
     )
     store = FeatureStore(backbone)
     supports: list[Support] = []
+    bags: list[BagSupport] = []
     kept: list[SupportFeatures | None] = [None] * len(drawn)
     pools: list[Pool | None] = [None] * len(drawn)
-    if method.needs_images:
+    if method.needs_images or request.bag_rule is not None:
         try:
             supports = [
                 make_support(method, store, one.support, one.validation, seed)
                 for one, seed in zip(drawn, seeds, strict=True)
             ]
             deep = method.uses_deep(backbone)
-            kept = [_support_features(store, one.support, deep=deep) for one in drawn]
+            kept = [_support_features(store, few_of_each(one.support), deep=deep) for one in drawn]
+            if request.bag_rule is not None:
+                bags = [
+                    BagSupport.of(support, whole_rows(store, one.support, deep=deep), one.support)
+                    for support, one in zip(supports, drawn, strict=True)
+                ]
             if request.unlabelled is not None:
                 pool = read_pool(request, store, deep=deep, judged=judged)
                 classes, width = len(manifest.class_names), backbone.embed_dim
@@ -143,7 +160,18 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
         rate = store.encoded / max(store.seconds, 1e-9)
         request.note(f"Encoded {store.encoded} images or crops ({rate:.1f} images/s).")
     return Prepared(
-        request, tuple(seeds), method, preset, text, drawn, supports, kept, pools, skipped, name
+        request,
+        tuple(seeds),
+        method,
+        preset,
+        text,
+        drawn,
+        supports,
+        kept,
+        pools,
+        skipped,
+        name,
+        bags,
     )
 
 
@@ -259,12 +287,19 @@ def normal_labels(class_names: Sequence[str], normal: Sequence[str] | None) -> t
     return tuple(sorted({known[fold(name)] for name in normal}))
 
 
-def _training_data(request: FitRequest) -> tuple[Manifest, list[Item], list[BadFile]]:
+def _training_data(
+    request: FitRequest, normal: Sequence[str] | None
+) -> tuple[Manifest, list[Item], list[BadFile]]:
     """The dataset with its slices chosen and groups kept apart; what judges models; bad files."""
-    root = None if request.root is None else Path(request.root)
+    root, rule = None if request.root is None else Path(request.root), request.bag_rule
+    column = None if rule is None else rule.by
     manifest, shared = separate_groups(
         resolve_data(
-            request.data, root=root, class_names=request.class_names, findings=request.findings
+            request.data,
+            root=root,
+            class_names=request.class_names,
+            findings=request.findings,
+            bags=column,
         )
     )
     if shared:
@@ -274,7 +309,11 @@ def _training_data(request: FitRequest) -> tuple[Manifest, list[Item], list[BadF
         )
     train = manifest.part("train")
     rest = [item for item in manifest.items if item.split == "val"]
-    used = replace(manifest, items=(*train, *rest)).sliced(request.slice_rule)
+    if rule is None:
+        used = replace(manifest, items=(*train, *rest)).sliced(request.slice_rule)
+    else:  # nothing is chosen on validation bags
+        known = normal_labels(manifest.class_names, normal)
+        used = in_bags(replace(manifest, items=tuple(train)), rule, normal=known)
     judged = [item for item in manifest.items if item.split not in ("", "train")]
     if request.on_error == "stop":
         return used, judged, []
@@ -326,9 +365,13 @@ def _support_features(
 ) -> SupportFeatures | None:
     if not items:
         return None
-    rows = store.get([item.image for item in items], deep=deep).rows[:, 0]
     labels = torch.tensor([item.answer for item in items])
-    return SupportFeatures(rows.float().numpy(), labels.numpy())
+    return SupportFeatures(whole_rows(store, items, deep=deep).numpy(), labels.numpy())
+
+
+def whole_rows(store: FeatureStore, items: Sequence[Item], *, deep: bool) -> Tensor:
+    """Features [N, w] of whole images."""
+    return store.get([item.image for item in items], deep=deep).rows[:, 0].float()
 
 
 def _refuse_classes_without_images(class_names: Sequence[str], items: Sequence[Item]) -> None:

@@ -12,10 +12,11 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ogkd.errors import OgkdWarning
+from ogkd.errors import ConfigError, OgkdWarning
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
+    from ogkd.datasets.bags import BagRule
     from ogkd.datasets.manifest import Manifest
     from ogkd.images import SliceRule
 else:  # they import torch, and `ogkd fit --help`, which is made from this class, must be fast
@@ -58,6 +59,10 @@ class FitRequest:
             image may show several (default: if there is no column label, all columns of this kind).
         slice: the slice of volumes, or frame of cines, that name none: axis=2,index=middle or
             index=0.
+        bags: what makes pictures one case with one answer: a column of the table, such as exam or
+            patient, or folder, or the study or series of DICOM files (default: each image is one).
+        slices: learn from whole volumes and clips, each a case: all of their slices, every=4 or
+            N=16, with an axis if they are not axial (axis=1,N=16).
         on_error: stop at unreadable files and name them all, or skip them before shots are drawn
             and list them in skipped.csv.
         out: the model folder to write. Called again, an interrupted fit into it continues, and a
@@ -86,6 +91,8 @@ class FitRequest:
     class_names: Sequence[str] | None = None
     findings: Sequence[str] | None = None
     slice: str | None = None
+    bags: str | None = None
+    slices: str | None = None
     on_error: Literal["stop", "skip"] = "stop"
     out: str | Path | None = None
     restart: bool = False
@@ -99,6 +106,15 @@ class FitRequest:
 
         check_on_error(self.on_error)
         check_seed(self.seed)
+        if self.bag_rule is None:
+            return
+        for name in ("unlabelled", *(("slice",) if self.slices is not None else ())):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name} is for single images, but cases of several are asked for. Leave one "
+                    "of them out.",
+                    argument=name,
+                )
 
     @property
     def slice_rule(self) -> SliceRule | None:
@@ -106,6 +122,20 @@ class FitRequest:
         from ogkd.images import SliceRule
 
         return None if self.slice is None else SliceRule.parse(self.slice)
+
+    @property
+    def bag_rule(self) -> BagRule | None:
+        """What makes a bag; None if each image is answered by itself."""
+        if self.bags is None and self.slices is None:
+            return None  # the usual case, which needs nothing imported
+        from ogkd.datasets.bags import BagRule
+
+        return BagRule.of(self.bags, self.slices)
+
+    @property
+    def unit(self) -> str:
+        """What gets one answer, in a word."""
+        return "image" if self.bag_rule is None else "bag"
 
     def warn(self, text: str) -> None:
         """Tell the user loudly: as a Python warning if nobody listens to notes."""

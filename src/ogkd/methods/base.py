@@ -67,6 +67,7 @@ class Support:
     validation: tuple[Tensor, Tensor] | None = None  # rows [M, d] and labels [M], if any
     unlabelled: Tensor | None = None  # rows [U, d] of images without a label, if any
     partial: bool = False  # classes may have no image, where the method then answers by their texts
+    bag: Tensor | None = None  # [N]: the number of the bag that an image is a picture of
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Every cached view as one row: features [N * V, d] and labels [N * V]."""

@@ -40,10 +40,11 @@ class Rows:
 
     features: Tensor  # [R, d], L2-normalised
     labels: Tensor  # [R]
-    images: Tensor  # [R]: the index of the image that a row is a view of
+    images: Tensor  # [R]: the index of the image, or of the bag, that a row is a view of
     classes: int
     views: int
     validation: tuple[Tensor, Tensor] | None = None
+    bags: bool = False  # whether `images` are bags, of which there are several pictures
 
     @property
     def one_hot(self) -> Tensor:
@@ -78,9 +79,11 @@ def rows_of(support: Support, class_names: Sequence[str]) -> Rows:
             f"There is no image to learn from for: {', '.join(missing)}. Put at least one image "
             "of each class in the training split, or remove the class."
         )
-    images = torch.arange(count).repeat_interleave(views)
+    numbers = torch.arange(count) if support.bag is None else support.bag
+    images = numbers.repeat_interleave(views)
     unit = normalize(features.cpu(), dim=-1)
-    return Rows(unit, labels.cpu(), images, len(class_names), views, support.validation)
+    bags = support.bag is not None
+    return Rows(unit, labels.cpu(), images, len(class_names), views, support.validation, bags)
 
 
 def text_prior(text: TextSide, prior: Prior) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from ogkd.methods.base import MethodConfig
 from ogkd.methods.experts import Experts, Space, Texts, experts, totals, with_unlabelled
@@ -29,6 +30,16 @@ _ROUNDS = 3  # of expectation-maximisation where no image can be held out; else 
 _MOST = 16.0  # images per class that a whole pool counts as, however large it is
 POOL_FOLDS = 4  # at most with unlabelled images, where a fold costs more
 RHO = {True: 0.3, False: 1.0}  # the ridge, with deeper features and without
+
+
+def bag_weights(shown: Tensor, bag: Tensor, classes: int) -> Tensor:
+    """Weights [N, C] of pictures: those of a bag that show the same are one image together.
+
+    `shown` [N] are their classes, -1 for none; bag [N] numbers their bags.
+    """
+    Z = one_hot(shown.clamp_min(0), classes).double() * (shown >= 0).unsqueeze(1)
+    per_bag = Z.new_zeros(int(bag.max()) + 1, classes).index_add(0, bag, Z)
+    return Z / per_bag[bag].clamp_min(1)
 
 
 class FusedConfig(MethodConfig):
@@ -51,7 +62,12 @@ class FusedConfig(MethodConfig):
 
 
 def weights(rows: Rows) -> Tensor:
-    """What each row counts for its class [R, C]: the views of an image are one image together."""
+    """What each row counts for its class [R, C]: the views of an image are one image together.
+
+    So are the pictures of a bag that show the same.
+    """
+    if rows.bags:
+        return bag_weights(rows.labels, rows.images, rows.classes)
     return rows.one_hot.double() / rows.views
 
 
@@ -93,7 +109,7 @@ def worth(rows: Rows, pool: int, config: FusedConfig) -> float:
 def row_weights(rows: Rows, count: int, beta: float) -> Tensor:
     """What each of `count` rows counts in images, the labelled ones first: [count]."""
     w = torch.full((count,), beta, dtype=torch.float64)
-    w[: len(rows.labels)] = 1 / rows.views
+    w[: len(rows.labels)] = weights(rows).sum(1)
     return w
 
 
@@ -172,13 +188,15 @@ def _best(
     held = [(fit(~mask), space.rows(mask)) for mask in out]
     labels = torch.cat([rows.labels[mask] for mask in out])
     heats = torch.tensor(HEATS, dtype=torch.float64)
+    counts = torch.cat([weights(rows)[mask].sum(1) for mask in out]) if rows.bags else None
     best, least = None, math.inf
     for kappa in kappas:
         logits = torch.cat([both.logits(some, kappa) for both, some in held])
         log_p = (heats[:, None, None] * logits).log_softmax(-1)  # [H, M, C]
         picked = log_p.gather(-1, labels.expand(len(heats), -1).unsqueeze(-1)).squeeze(-1)
         # Views of one image are not independent: together they count as one.
-        cost = prior_cost(heats, kappa, config) - picked.sum(1) / rows.views
+        total = picked.sum(1) / rows.views if counts is None else picked @ counts
+        cost = prior_cost(heats, kappa, config) - total
         place = int(cost.argmin())
         if float(cost[place]) < least:
             least, best = float(cost[place]), Choice(kappa, HEATS[place], picked[place])

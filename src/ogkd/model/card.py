@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import re
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from pydantic import (
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import find_record
+from ogkd.core.pooling import Pooling
+from ogkd.datasets.bags import BagRule
 from ogkd.errors import ConfigError
 from ogkd.files import check_seal, home, read_json, sealed, write_json
 from ogkd.images import SliceRule
@@ -71,6 +74,23 @@ class BackboneCard(BaseModel):
         return parts[-1] if is_path else "/".join(parts)
 
 
+class BagCard(BaseModel):
+    """What makes a bag, and how its answer follows from those of its pictures."""
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    by: str | None = None  # see `BagRule`
+    slices: str | None = None
+    tau: float | None = Field(default=None, ge=0)  # None: infinite, the mean
+    heat: float = Field(default=1.0, gt=0)
+    bias: tuple[float, ...] = ()
+    pictures: int = Field(default=0, ge=0)  # that the model has learned from
+
+    @property
+    def rule(self) -> BagRule:
+        return BagRule.of(self.by, self.slices) or BagRule()
+
+
 class ModelCard(BaseModel):
     """What was fitted, on what, how. No image and no image's name is in it."""
 
@@ -95,6 +115,7 @@ class ModelCard(BaseModel):
     unlabelled_images: tuple[str, ...] = ()  # those without labels, by content and by pixels
     shots: int | None = None
     seed: int
+    bags: BagCard | None = None  # None: it answers single images
     slice: str | None = None  # which slice of a volume was learned from, if it names none
     versions: dict[str, str]
     metrics: dict[str, Any] = {}
@@ -117,6 +138,8 @@ class ModelCard(BaseModel):
         "".join(names).encode()  # a UnicodeEncodeError is a ValueError
         if len(self.support_counts) not in (0, len(names)):
             raise ValueError(f"{len(self.support_counts)} counts for {len(names)} classes")
+        if self.bags is not None and len(self.bags.bias) not in (0, len(names)):
+            raise ValueError(f"{len(self.bags.bias)} biases for {len(names)} classes")
         return self
 
     def write(self, path: Path) -> None:
@@ -127,6 +150,16 @@ class ModelCard(BaseModel):
     def seen(self) -> frozenset[str]:
         """The images learned from, by content and by pixels."""
         return frozenset((*self.support_images, *self.support_pixels))
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """How the answer for a bag follows from those for pictures; None without bags."""
+        found = self.bags
+        if found is None:
+            return None
+        normal = tuple(c for c, name in enumerate(self.class_names) if name in self.normal)
+        tau = math.inf if found.tau is None else found.tau
+        return Pooling(tau, found.heat, found.bias, normal)
 
     @property
     def slice_rule(self) -> SliceRule | None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.builtin import builtin_warning
 from ogkd.backbones.engines import digest_with, with_engine, without_engine
+from ogkd.core.pooling import Pooling
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import BackboneError, ConfigError, DataError, OgkdWarning
 from ogkd.features.encode import encode_files
@@ -29,6 +30,7 @@ from ogkd.images import ImageRef, Images, image_refs
 from ogkd.images.memory import is_one_image
 from ogkd.methods import METHODS, Head, TextSide
 from ogkd.model.answers import probabilities_of, read_calibration
+from ogkd.model.bags import Bags, decide_bags, named_pictures
 from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.calibration_file import CalibrationFile
 from ogkd.model.card import CAUTION, ModelCard, method_of
@@ -61,6 +63,7 @@ class Classifier:
         self.card = card
         self.calibration = calibration
         self.support = support
+        self.pooling = card.pooling or Pooling()  # of the pictures of a bag
 
     def __repr__(self) -> str:
         shown = [f"{name} ({count})" for name, count in self._learned_from]
@@ -141,7 +144,7 @@ class Classifier:
 
     def decide(
         self,
-        images: Images | Manifest,
+        images: Bags,
         *,
         policy: Policy | None = None,
         patches: bool = False,
@@ -149,13 +152,22 @@ class Classifier:
     ) -> Iterator[Decision]:
         """Decide for images one after the other, in order, with bounded memory.
 
-        `images` are those of `predict`.
+        `images` are those of `predict`. A model that was fitted on bags gives one decision for
+        each bag.
 
         An image that cannot be read gives a decision with `error`. `patches` keeps what evidence
         maps need (see `ogkd.model.explain.evidence_of`). A policy whose answers depend on the
         whole batch (`together`, `prior="estimate"`) needs the features of all images in memory.
         """
         decider = Decider(self, policy)
+        if self.card.bags is not None:
+            named = named_pictures(images, self.card.bags.rule)
+            found = encode_files(
+                self.backbone, [ref for _, ref in named], deep=self.deep, batch_size=batch_size
+            )
+            return decide_bags(decider, found, [name for name, _ in named])
+        if isinstance(images, Mapping):
+            raise ConfigError("This model answers single images: give a list, not named bags.")
         if decider.policy.needs_all:
             _refuse_stream(images)
         rule = self.card.slice_rule
@@ -169,7 +181,7 @@ class Classifier:
         """The images; a volume that names no slice gives the one that the model learned from."""
         return [ImageRef.of(image).sliced(self.card.slice_rule) for image in images]
 
-    def predict_proba(self, images: Images | Manifest) -> NDArray[np.float32]:
+    def predict_proba(self, images: Bags) -> NDArray[np.float32]:
         """Class probabilities [N, C] of images; `images` are those of `predict`."""
         rows = [said.probabilities for said in self._decided(images)]
         return np.array(rows, dtype=np.float32)
@@ -190,13 +202,15 @@ class Classifier:
             warnings.warn(warning, OgkdWarning, stacklevel=3)
         return rows
 
-    def predict(self, images: Images | Manifest) -> list[str]:
+    def predict(self, images: Bags) -> list[str]:
         """The most probable class name of each image; of several findings, `yes` ones as a|b.
+
+        A model of bags gives one for each bag.
 
         Images are files, the bytes of files, PIL images, arrays [H, W] or [H, W, 3] (uint8, or
         floats from 0 to 1), tensors, which may also be [3, H, W]: one, several, or a batch. A
         torch Dataset or DataLoader gives images or (image, label), and is never held in memory.
-        Normalising is the model's work.
+        Normalising is the model's work. Bags are volumes, or a mapping of names to their images.
         """
         return [str(said.prediction) for said in self._decided(images)]
 

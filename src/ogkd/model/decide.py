@@ -21,6 +21,7 @@ from ogkd.images.memory import InMemory
 from ogkd.model import together
 from ogkd.model.answers import Answers
 from ogkd.model.calibration import Calibration, SetKind
+from ogkd.model.engine_note import engine_note
 from ogkd.model.familiarity import Familiarity, can_judge
 from ogkd.model.findings import Answer
 from ogkd.model.prior import (
@@ -92,6 +93,14 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A picture of a bag, and its share in the bag's answer."""
+
+    image: ImageRef | None  # None: it is not a file
+    share: float
+
+
+@dataclass(frozen=True)
 class Decision:
     """What the model says about one image; None stands for what is not known."""
 
@@ -107,6 +116,10 @@ class Decision:
     not_phantom: bool | None = None  # True: the built-in model cannot know it; None: another one
     reasons: tuple[str, ...] = ()  # why a specialist should look; empty if nothing speaks for it
     error: str | None = None  # why the image could not be read; then nothing else is known
+    bag: str | None = None  # the bag that is answered, or that the image is a picture of
+    pictures: int | None = None  # of a bag: how many of them were read
+    decided_by: tuple[Share, ...] = ()  # of a bag: the pictures that weigh most, the first most
+    weight: float | None = None  # of a picture: its share in the answer for its bag
     features: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # [d]
     patches: Tensor | None = field(default=None, repr=False, compare=False)  # [P, d], if asked for
     crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # what was seen
@@ -182,6 +195,12 @@ class Decider:
     def _change_terms(self) -> None:
         """Answer for other class frequencies or together: what the calibration promised is void."""
         prior, names = self.policy.prior, self.classifier.class_names
+        if self.policy.needs_all and self.classifier.card.bags is not None:
+            raise ConfigError(
+                "This model answers bags of pictures, each by itself. Answers that depend on the "
+                "others of a batch are for single images.",
+                argument="together" if self.policy.together else "prior",
+            )
         if self.policy.together:
             together.refuse_together(self.classifier)
             self.notes.append(together.NOTE)
@@ -229,12 +248,34 @@ class Decider:
         self, features: NDArray[np.float32], images: Sequence[ImageRef] | None = None
     ) -> list[Decision]:
         """Decide for features [N, d] of images."""
-        names = self.classifier.class_names
-        strange = None if self._familiarity is None else self._familiarity.unfamiliar(features)
-        real = unlike_phantoms(features) if self._builtin else None
+        strange, real = self.odd(features)
         odd = [mask for mask in (strange, real) if mask is not None]
         p = self._probabilities(features, ~np.logical_or.reduce(odd) if odd else None)
-        sets = self._sets(p, features)
+        return [
+            replace(
+                said,
+                image=None if images is None else a_file(images[row]),
+                features=features[row],
+            )
+            for row, said in enumerate(self.answers(p, self.sets(p, features), strange, real))
+        ]
+
+    def odd(
+        self, features: NDArray[np.float32]
+    ) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
+        """Which rows are unlike the support, and which are no phantoms; None if unknown."""
+        strange = None if self._familiarity is None else self._familiarity.unfamiliar(features)
+        return strange, unlike_phantoms(features) if self._builtin else None
+
+    def answers(
+        self,
+        p: NDArray[np.float32],
+        sets: NDArray[np.bool_] | None,
+        strange: NDArray[np.bool_] | None,
+        real: NDArray[np.bool_] | None,
+    ) -> list[Decision]:
+        """What probabilities [N, C] and what else is known about each row come to."""
+        names = self.classifier.class_names
         found = []
         for row, shares in enumerate(p):
             best = int(shares.argmax())
@@ -251,7 +292,6 @@ class Decider:
                 unfamiliar = True
             found.append(
                 Decision(
-                    image=None if images is None else _file(images[row]),
                     label=best if answers is None else None,
                     prediction=self._prediction(best, answers),
                     probability=top if answers is None else None,
@@ -264,7 +304,6 @@ class Decider:
                     reasons=tuple(
                         self._reasons(names[best], top, inside, unfamiliar, not_phantom, answers)
                     ),
-                    features=features[row],
                 )
             )
         return found
@@ -283,7 +322,7 @@ class Decider:
                 decisions = self._with_evidence(batch, self.decide(rows, batch.readable))
             for row, image in enumerate(batch.images):
                 error = batch.errors.get(row)
-                yield next(decisions) if error is None else Decision(_file(image), error=error)
+                yield next(decisions) if error is None else Decision(a_file(image), error=error)
 
     def _probabilities(
         self, features: NDArray[np.float32], familiar: NDArray[np.bool_] | None
@@ -315,10 +354,11 @@ class Decider:
                 decision = replace(decision, patches=patches[row].cpu(), crop=crop)
             yield decision
 
-    def _sets(
-        self, p: NDArray[np.float32], features: NDArray[np.float32]
+    def sets(
+        self, p: NDArray[np.float32], features: NDArray[np.float32] | None = None
     ) -> NDArray[np.bool_] | None:
-        if self._from_support is not None:
+        """Prediction sets [N, C] by probabilities, and features where the support gives them."""
+        if self._from_support is not None and features is not None:
             return self._from_support.sets(features, coverage=self.coverage)
         if self._calibration is None:
             return None
@@ -356,38 +396,9 @@ class Decider:
             yield "The image is unlike the images that the model learned from."
 
 
-def _file(image: ImageRef) -> ImageRef | None:
+def a_file(image: ImageRef) -> ImageRef | None:
     """The image if it is a file; one in memory is not held by a decision about it."""
     return None if isinstance(image, InMemory) else image
-
-
-def engine_note(classifier: Classifier, *, engine: str | None = None) -> str:
-    """A warning if images are encoded in another way than for the calibration; else nothing.
-
-    `engine` is what encodes them, if it is not the classifier's backbone.
-    """
-    if classifier.calibration is None:
-        return _support_engine_note(classifier, engine or classifier.backbone.engine)
-    # Older files do not record it: calibrating then used the engine of the fit.
-    made = classifier.calibration.engine or classifier.card.backbone.engine
-    used = engine or classifier.backbone.engine
-    if used == made:
-        return ""
-    advice = "" if engine else f" Calibrate again with the engine {used} to have one for it."
-    return (
-        f"The calibration was made with the encoder engine {made}, but here {used} encodes the "
-        f"images: its promises (prediction sets, risk) do not hold for that.{advice}"
-    )
-
-
-def _support_engine_note(classifier: Classifier, used: str) -> str:
-    made = classifier.card.backbone.engine
-    if used == made or classifier.head.ranking is None or classifier.support is None:
-        return ""
-    return (
-        f"The images learned from were encoded with the engine {made}, but here {used} encodes the "
-        "images: prediction sets promise nothing for that."
-    )
 
 
 def _calibrated(classifier: Classifier, argument: str) -> Calibration:

@@ -36,7 +36,7 @@ class SupportSets:
     def of(cls, classifier: Classifier) -> SupportSets | None:
         """None if the head's method cannot, or the model folder has no support of every class."""
         support = classifier.support
-        if support is None:
+        if support is None or classifier.card.bags is not None:  # it ranks single images
             return None
         return cls.among(classifier.head, support, classifier.class_names)
 

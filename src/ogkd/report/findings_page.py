@@ -15,7 +15,8 @@ from ogkd.evaluation.show import answer_rows, finding_rows
 from ogkd.model.answers import Answers
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Policy, engine_note
+from ogkd.model.decide import Policy
+from ogkd.model.engine_note import engine_note
 from ogkd.model.explain import evidence
 from ogkd.model.picture import heat_map
 from ogkd.report import sections

@@ -21,7 +21,7 @@ from ogkd.files import write_text
 from ogkd.images import data_uri
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import engine_note
+from ogkd.model.engine_note import engine_note
 from ogkd.model.explain import evidence
 from ogkd.model.picture import heat_map
 from ogkd.model.support_sets import SupportSets

@@ -104,8 +104,18 @@ def render(
     dataset = phantom(name)
     _check(dataset, label, seed, index, size)
     entropy = [zlib.crc32(name.encode()), label, seed, index, stream]
-    # Two generators: what is drawn does not depend on how many pixels of noise are needed.
     scene, texture = np.random.SeedSequence(entropy).spawn(2)
+    return draw(name, label, scene, texture, size)
+
+
+def draw(
+    name: str,
+    label: int,
+    scene: np.random.SeedSequence,
+    texture: np.random.SeedSequence,
+    size: int,
+) -> Phantom:
+    """Draw by two seeds: what is drawn does not depend on how many pixels of noise are needed."""
     picture, attributes, mask = _DRAW[name](label, new_rng(scene), new_rng(texture), size)
     levels = np.rint(np.clip(picture, 0.0, 1.0) * 255).astype(np.uint8)
     if levels.ndim == 2:

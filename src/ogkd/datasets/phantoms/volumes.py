@@ -1,0 +1,143 @@
+"""Phantom volumes: a stack of slices of one anatomy, with the finding in a few of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.datasets.phantoms import (
+    SPLITS,
+    PhantomDataset,
+    checked_counts,
+    draw,
+    new_place,
+    phantom,
+)
+from ogkd.datasets.tables import csv_text
+from ogkd.errors import ConfigError, DataError
+from ogkd.files import folder_atomically, write_text
+from ogkd.images.ref import INSTALL
+from ogkd.progress import progress_bar
+
+SLICES_TABLE = "slices.csv"
+MOST_SLICES = 512
+_EMPTY = 1  # slices at either end in which there is nothing
+
+
+@dataclass(frozen=True)
+class PhantomVolume:
+    """One volume and the slices that show its finding."""
+
+    voxels: NDArray[np.uint8]  # [size, size, slices], as a NIfTI file has them
+    affected: range
+
+
+def render_volume(
+    name: str,
+    label: int,
+    *,
+    seed: int,
+    index: int,
+    slices: int = 32,
+    share: float = 0.1,
+    size: int = 160,
+    stream: int = 0,
+) -> PhantomVolume:
+    """Draw volume number `index` of class `label`: `share` of its slices show the finding.
+
+    All slices have one anatomy and noise of their own; at least one shows the finding, and those
+    that do are neighbours.
+    """
+    dataset = _with_normal(name)
+    if not 3 <= slices <= MOST_SLICES:
+        raise ConfigError(f"A volume has 3 to {MOST_SLICES} slices, but {slices} were asked for.")
+    if not 0 < share <= 1:
+        raise ConfigError(f"share is above 0 and at most 1, but {share:g} was asked for.")
+    entropy = [zlib.crc32(f"{name} volume".encode()), label, seed, index, stream]
+    place, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + slices)
+    inside = slices - 2 * _EMPTY
+    count = max(1, round(share * inside)) if label != dataset.normal else 0
+    first = _EMPTY + int(np.random.default_rng(place).integers(inside - count + 1))
+    affected = range(first, first + count)
+    voxels = np.zeros((size, size, slices), np.uint8)
+    for number in range(_EMPTY, slices - _EMPTY):
+        shown = label if number in affected else dataset.normal
+        drawn = draw(name, int(shown or 0), scene, textures[number], size)
+        picture = drawn.image.mean(axis=2).round().astype(np.uint8)
+        # What the reader turns upright again (images/nifti.py).
+        voxels[:, :, number] = picture.T[::-1, ::-1]
+    return PhantomVolume(voxels, affected)
+
+
+def write_volumes(
+    name: str,
+    out: Path,
+    *,
+    splits: Mapping[str, int],
+    slices: int = 32,
+    share: float = 0.1,
+    seed: int = 0,
+    size: int = 160,
+) -> Path:
+    """Write `out/{train,val,test}/class_name/0000.nii.gz`, and a table of what each slice shows."""
+    try:
+        import nibabel
+    except ImportError as error:
+        raise DataError(f"Volumes cannot be written. {INSTALL}") from error
+    dataset = _with_normal(name)
+    counts = checked_counts(None, splits)
+    out = new_place(out)
+    rows = [["path", "label", "split", "exam"]]
+    total = sum(counts.values()) * len(dataset.class_names)
+    with folder_atomically(out) as aside, progress_bar(f"volumes {name}", total) as bar:
+        for split, count in counts.items():
+            for label, class_name in enumerate(dataset.class_names):
+                folder = Path(split, class_name.replace(" ", "_"))
+                (aside / folder).mkdir(parents=True)
+                for index in range(count):
+                    drawn = render_volume(
+                        name,
+                        label,
+                        seed=seed,
+                        index=index,
+                        slices=slices,
+                        share=share,
+                        size=size,
+                        stream=SPLITS.index(split),
+                    )
+                    place = folder / f"{index:04d}.nii.gz"
+                    nibabel.save(nibabel.Nifti1Image(drawn.voxels, np.eye(4)), aside / place)
+                    rows += _rows(place, drawn, dataset, label, split)
+                    bar.advance()
+        write_text(aside / SLICES_TABLE, csv_text(rows))
+    return out
+
+
+def _rows(
+    place: Path, drawn: PhantomVolume, dataset: PhantomDataset, label: int, split: str
+) -> list[list[str]]:
+    names = dataset.class_names
+    return [
+        [
+            f"{place.as_posix()}#axis=2,index={number}",
+            names[label if number in drawn.affected else dataset.normal or 0],
+            split,
+            f"{split} {names[label]} {place.name.partition('.')[0]}",
+        ]
+        for number in range(_EMPTY, drawn.voxels.shape[2] - _EMPTY)
+    ]
+
+
+def _with_normal(name: str) -> PhantomDataset:
+    dataset = phantom(name)
+    if dataset.normal is None:
+        raise ConfigError(
+            f"{name} has no class that means 'nothing found', which most slices of a volume show. "
+            "Use ct-kidney or mri-brain."
+        )
+    return dataset

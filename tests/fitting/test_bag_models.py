@@ -1,0 +1,235 @@
+"""Models of bags: fitted, calibrated, evaluated, asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import ogkd
+from ogkd.datasets.manifest import Manifest, by_bag
+from ogkd.datasets.read import read_manifest
+from ogkd.errors import ConfigError, DataError
+from ogkd.evaluation import predict_labelled
+from ogkd.features.store import FeatureStore
+from ogkd.fitting.request import FitRequest
+from ogkd.model.classifier import Classifier, load
+from ogkd.model.decide import Policy
+from tiny_data import FAST
+from tiny_images import png
+
+CLASSES = ("normal", "spot")
+
+
+def exams(root: Path, *, per_class: int = 8, pictures: int = 4, splits: str = "train") -> Path:
+    """A table of exams; one picture of an exam with a spot is bright, the others are dark."""
+    lines = ["path,label,exam,split"]
+    for split in splits.split(","):
+        for label, name in enumerate(CLASSES):
+            for exam in range(per_class):
+                for number in range(pictures):
+                    rng = np.random.default_rng([label, exam, number, len(split)])
+                    pixels = rng.integers(0, 60, (32, 32, 3))
+                    if label and number == exam % pictures:
+                        pixels[8:28, 8:28] += 190
+                    file = root / split / f"{name}-{exam}-{number}.png"
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    png(file, pixels.astype(np.uint8))
+                    lines.append(f"{split}/{file.name},{name},{split} {name} {exam},{split}")
+    table = root / "exams.csv"
+    table.write_text("\n".join(lines), encoding="utf-8")
+    return table
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return exams(tmp_path_factory.mktemp("exams"), splits="train,val,test")
+
+
+@pytest.fixture(scope="module")
+def model(
+    table: Path, bert_backbone: ogkd.Backbone, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Classifier]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield ogkd.fit(table, backbone=bert_backbone, bags="exam")
+
+
+def part(table: Path, split: str) -> Manifest:
+    found = read_manifest(table, bags="exam")
+    return Manifest(tuple(item for item in found.items if item.split == split), found.class_names)
+
+
+def test_exams_are_told_apart_by_their_one_picture(model: Classifier, table: Path) -> None:
+    assert model.card.support_counts == (8, 8)
+    assert model.card.bags is not None
+    assert model.card.bags.pictures == 64
+    found = ogkd.evaluate(model, table)
+    assert (found["images"], found["unit"]) == (16, "bag")
+    assert found["accuracy"] >= 0.9
+    assert "16 bags" in found["verdict"]["text"]
+
+
+def test_the_picture_with_the_finding_is_named(model: Classifier, table: Path) -> None:
+    for said in model.decide(part(table, "test")):
+        if "spot" in str(said.bag):
+            place = int(str(said.bag)[-1]) % 4
+            assert said.decided_by[0].image.file.stem.endswith(f"-{place}")  # type: ignore[union-attr]
+            assert said.image == said.decided_by[0].image
+        assert said.pictures == 4
+        assert sum(one.share for one in said.decided_by) <= 1 + 1e-6
+
+
+def test_bags_may_be_named_in_python(model: Classifier, table: Path) -> None:
+    bags = {
+        name: [item.image.file for item in mine]
+        for name, mine in by_bag(part(table, "test").items).items()
+    }
+    some = dict(list(bags.items())[::5])
+    p = model.predict_proba(some)
+    whole = model.predict_proba(part(table, "test"))
+    np.testing.assert_allclose(p, whole[::5], atol=1e-5)
+
+
+def test_images_alone_do_not_say_their_exam(model: Classifier, table: Path) -> None:
+    files = [item.image.file for item in part(table, "test").items]
+    with pytest.raises(DataError, match="column 'exam'"):
+        model.predict(files)
+
+
+def test_predict_and_evaluate_agree(model: Classifier, table: Path) -> None:
+    found = predict_labelled(model, table, split="test")
+    said = model.predict_proba(part(table, "test"))
+    np.testing.assert_allclose(found.probabilities(), said, atol=1e-5)
+    assert [bag.name for bag in found.bags] == list(by_bag(part(table, "test").items))
+
+
+def test_a_model_folder_keeps_what_makes_a_bag(
+    model: Classifier, table: Path, bert_backbone: ogkd.Backbone, tmp_path: Path
+) -> None:
+    model.save(tmp_path / "model")
+    again = load(tmp_path / "model", backbone=bert_backbone)
+    assert again.card.bags == model.card.bags
+    np.testing.assert_array_equal(
+        again.predict_proba(part(table, "test")), model.predict_proba(part(table, "test"))
+    )
+
+
+def test_calibration_sets_and_risk_are_by_bag(model: Classifier, table: Path) -> None:
+    found = ogkd.calibrate(model, table, split="val")
+    assert found.images == 16
+    calibrated = Classifier(
+        model.backbone, model.head, model.card, calibration=found, support=model.support
+    )
+    policy = Policy(coverage=0.8)
+    for said in calibrated.decide(part(table, "test"), policy=policy):
+        assert said.set is not None
+    with pytest.raises(DataError, match="All 16"):
+        ogkd.calibrate(model, table, split="train")
+    assert ogkd.evaluate(calibrated, table, split="val")["calibrated_on"] == 16
+
+
+def test_labels_of_pictures_are_used_if_there_are_any(
+    table: Path, bert_backbone: ogkd.Backbone, tmp_path: Path
+) -> None:
+    lines = table.read_text(encoding="utf-8").splitlines()
+    rows = []
+    for line in lines[1:]:
+        path, label, exam, split = line.split(",")
+        place = int(path.removesuffix(".png").rpartition("-")[2])
+        own = label if place == int(exam[-1]) % 4 else "normal"
+        rows.append(f"{table.parent / path},{own},{exam},{split}")
+    own_labels = tmp_path / "pictures.csv"
+    own_labels.write_text("\n".join([lines[0], *rows]), encoding="utf-8")
+    model = ogkd.fit(own_labels, backbone=bert_backbone, bags="exam")
+    assert model.card.support_counts == (8, 8)
+    assert ogkd.evaluate(model, own_labels)["accuracy"] >= 0.9
+
+
+@pytest.mark.parametrize("method", ["zero-shot-ensemble", "gda", "tip-adapter", "ogkd", "coop"])
+def test_every_kind_of_method_learns_from_bags(
+    table: Path, bert_backbone: ogkd.Backbone, method: str
+) -> None:
+    settings = FAST if method in ("ogkd", "coop") else None
+    model = ogkd.fit(
+        table, backbone=bert_backbone, bags="exam", method=method, shots=4, settings=settings
+    )
+    assert model.card.bags is not None
+    assert len(model.predict_proba(part(table, "test"))) == 16
+
+
+def test_one_bag_of_each_class_is_enough(table: Path, bert_backbone: ogkd.Backbone) -> None:
+    model = ogkd.fit(table, backbone=bert_backbone, bags="exam", shots=1)
+    assert model.card.bags is not None
+    assert (model.card.bags.tau, model.card.bags.bias) == (1.0, ())
+    assert model.card.support_counts == (1, 1)
+
+
+def test_bags_of_one_picture_are_answered_as_pictures(
+    bert_backbone: ogkd.Backbone, tmp_path: Path
+) -> None:
+    single = exams(tmp_path, pictures=1, splits="train,test")
+    model = ogkd.fit(single, backbone=bert_backbone, bags="exam")
+    assert ogkd.evaluate(model, single)["accuracy"] >= 0.9
+
+
+def test_a_bag_whose_pictures_cannot_be_read_is_named_and_others_are_answered(
+    model: Classifier, table: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    good = part(table, "test").items[0].image.file
+    bad, half, whole = model.decide({"bad": [broken], "half": [good, broken], "whole": [good]})
+    assert bad.error is not None
+    assert "None of its 1 picture" in bad.error
+    assert bad.label is None
+    assert half.pictures == 1
+    assert half.prediction == whole.prediction
+    assert any("could not be read" in reason for reason in half.reasons)
+
+
+def test_an_unreadable_picture_is_skipped_on_request(
+    table: Path, bert_backbone: ogkd.Backbone, tmp_path: Path
+) -> None:
+    own = exams(tmp_path, per_class=3)
+    (tmp_path / "train" / "spot-0-1.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"spot-0-1\.png"):
+        ogkd.fit(own, backbone=bert_backbone, bags="exam")
+    model = ogkd.fit(own, backbone=bert_backbone, bags="exam", on_error="skip")
+    assert model.card.bags is not None
+    assert model.card.bags.pictures == 23
+
+
+def test_what_needs_single_images_is_refused(model: Classifier, table: Path) -> None:
+    with pytest.raises(ConfigError, match="for single images"):
+        FitRequest(table, bags="exam", unlabelled=table.parent)
+    with pytest.raises(ConfigError, match="for single images"):
+        FitRequest(table, slices="all", slice="axis=2,index=3")
+    for policy in (Policy(together=True), Policy(prior="estimate")):
+        with pytest.raises(ConfigError, match="bags of pictures"):
+            list(model.decide(part(table, "test"), policy=policy))
+
+
+def test_evaluation_holds_the_features_of_one_bag_at_a_time(
+    model: Classifier, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    get = FeatureStore.get
+
+    def counting(self: FeatureStore, images: list[object], *args: object, **options: object):  # type: ignore[no-untyped-def]
+        asked.append(len(images))
+        return get(self, images, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FeatureStore, "get", counting)
+    predict_labelled(model, table, split="test")
+    assert max(asked) == 4
+
+
+def test_single_images_are_fitted_as_before(pictures: Path, bert_backbone: ogkd.Backbone) -> None:
+    model = ogkd.fit(pictures, backbone=bert_backbone)
+    assert model.card.bags is None
+    z = torch.randn(2, model.head.shape[1])
+    assert model.probabilities(z).shape == (2, 3)
