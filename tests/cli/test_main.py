@@ -41,6 +41,8 @@ def test_starting_the_command_line_loads_nothing_heavy():
     heavy = ["torch", "transformers", "sklearn", "scipy", "numpy", "PIL", "huggingface_hub"]
     seen = f"print([name for name in {heavy} if name in sys.modules])"
     assert python("-c", f"import sys, ogkd.cli; {seen}").stdout.strip() == "[]"
+    unused = "print('pydantic' in sys.modules)"  # a third of what `ogkd --help` would take
+    assert python("-c", f"import sys, ogkd.cli; {unused}").stdout.strip() == "False"
     run = "import atexit, sys, ogkd.cli; sys.argv[1:] = ['fit', '--help']"
     said = python("-c", f"{run}; atexit.register(lambda: {seen}); ogkd.cli.main()").stdout
     assert said.splitlines()[-1] == "[]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_known_hash_is_checked(tmp_path, monkeypatch):
     path = tmp_path / "copy.py"
     path.write_bytes(released_source())
     for field in ("sha256", "git_blob"):
-        wrong = pin().model_copy(update={field: "0" * 40})
+        wrong = replace(pin(), **{field: "0" * 40})
         monkeypatch.setattr(released, "pin", lambda wrong=wrong: wrong)
         with pytest.raises(DataError, match=r"its (sha256|git blob id) is"):
             import_released(path)

@@ -11,9 +11,8 @@ import functools
 import hashlib
 import os
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict
 
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import blob_id, cache_dir, read_bytes, write_json
@@ -22,10 +21,9 @@ RELEASED = "released"
 _MOST = 1 << 26  # bytes of the source file
 
 
-class Pin(BaseModel):
+@dataclass(frozen=True)  # not a pydantic model, whose import would delay `ogkd --help`
+class Pin:
     """Which file it is, and what is known of it; see released.toml."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     repository: str
     commit: str
@@ -34,7 +32,7 @@ class Pin(BaseModel):
     licence: str
     classes: int
     texts: int
-    different: dict[str, int] = {}
+    different: dict[str, int] = field(default_factory=dict)
     sha256: str | None = None
     git_blob: str | None = None
 
@@ -48,7 +46,7 @@ class Pin(BaseModel):
 @functools.cache
 def pin() -> Pin:
     text = Path(__file__).with_name("released.toml").read_text(encoding="utf-8")
-    return Pin.model_validate(tomllib.loads(text))
+    return Pin(**tomllib.loads(text))
 
 
 def released_path() -> Path:
