@@ -3,17 +3,20 @@
 Full batches, whole images, no test images (see optimisers.py, whose division of the data this
 uses). SGD with a large rate and Adam with four run side by side, two seeds each, and are judged at
 some steps; L-BFGS (strong Wolfe line search) is judged at the same numbers of text passes. One
-JSON for each dataset and number of shots; what is there is not computed again.
+JSON for each dataset and number of shots; what is there is not computed again. `--ends` follows
+Adam with 0.03 alone and compares when to stop: by the cross-entropy of the images learned from.
 
     OGKD_SHARED=../shared python benchmarks/optimiser_paths.py --out runs/paths
     python benchmarks/optimiser_paths.py --out runs/paths --table
+    OGKD_SHARED=../shared python benchmarks/optimiser_paths.py --ends --out runs/ends \
+        --datasets BTMRI BUSI RETINA
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +27,7 @@ from torch.nn.functional import cross_entropy, normalize
 
 from ogkd.backbones import load_backbone
 from ogkd.core.batches import Batch
+from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import PromptLearner
 from ogkd.core.training import converged
 from ogkd.datasets.read import read_manifest
@@ -39,6 +43,9 @@ from optimisers import BACKBONE, SHARED, parts
 CANDIDATES = (("sgd", 0.04), ("adam", 0.003), ("adam", 0.01), ("adam", 0.03), ("adam", 0.1))
 SEEDS = (1, 2)
 JUDGED = (2, 5, 10, 20, 30, 40, 60, 80, 100, 130)
+CLOSELY = (0, 3, 6, 9, 12, 15, 18, 21, 25, 30, 35, 40, 50, 60, 70, 80, 100)
+ENOUGH = (0.5, 0.4, 0.3, 0.25, 0.2, 0.1)  # cross-entropies to stop at
+AUTO = TrainConfig(tolerance=0.01, enough=0.25)
 
 Judge = Callable[[Tensor], list[tuple[float, float]]]
 
@@ -82,25 +89,31 @@ def prepare(
     return learner, objective, batch, start, judge
 
 
-def first_order(store: FeatureStore, dataset: str, shots: int) -> dict[str, Any]:
-    """All candidates in one pass: losses of every step, and what the judges say at some."""
-    learner, objective, batch, start, judge = prepare(store, dataset, shots, len(CANDIDATES))
+def first_order(
+    store: FeatureStore,
+    dataset: str,
+    shots: int,
+    candidates: Sequence[tuple[str, float]] = CANDIDATES,
+    judged_at: Sequence[int] = JUDGED,
+) -> dict[str, Any]:
+    """All in one pass: cross-entropies of every step, and what the judges say at some."""
+    learner, objective, batch, start, judge = prepare(store, dataset, shots, len(candidates))
     x = start.expand(len(batch.labels), *start.shape).clone().requires_grad_()
-    rate = torch.tensor([lr for _, lr in CANDIDATES for _ in SEEDS])[:, None, None]
-    plain = torch.tensor([kind == "sgd" for kind, _ in CANDIDATES for _ in SEEDS])[:, None, None]
+    rate = torch.tensor([lr for _, lr in candidates for _ in SEEDS])[:, None, None]
+    plain = torch.tensor([kind == "sgd" for kind, _ in candidates for _ in SEEDS])[:, None, None]
     velocity, first, second = (torch.zeros_like(x) for _ in range(3))
-    losses, judged = [], {}
-    for t in range(1, JUDGED[-1] + 1):
-        total = objective(learner.text_features(x), batch)["total"]
-        (g,) = torch.autograd.grad(total.sum(), x)
-        losses.append(total.tolist())
+    losses, judged = [], {0: judge(x.detach())}
+    for t in range(1, judged_at[-1] + 1):
+        terms = objective(learner.text_features(x), batch)
+        (g,) = torch.autograd.grad(terms["total"].sum(), x)
+        losses.append(terms["ce"].tolist())
         with torch.no_grad():
             velocity.mul_(0.9).add_(g + 5e-4 * x)
             first.mul_(0.9).add_(g, alpha=0.1)
             second.mul_(0.99).addcmul_(g, g, value=0.01)
             adam = first / (1 - 0.9**t) / ((second / (1 - 0.99**t)).sqrt() + 1e-8)
             x -= rate * torch.where(plain, velocity, adam)
-        if t in JUDGED:
+        if t in judged_at:
             judged[t] = judge(x)
     return {"losses": losses, "judged": judged}
 
@@ -146,7 +159,7 @@ def lbfgs(store: FeatureStore, dataset: str, shots: int) -> dict[int, list[tuple
 def own_end(losses: Tensor) -> int:
     """The step at which a run of these losses [t] would have ended with `auto`'s tolerance."""
     steps = range(1, len(losses))
-    return next((n for n in steps if converged(losses[:n, None], 0.05)), len(losses))
+    return next((n for n in steps if converged(losses[:n, None], AUTO)), len(losses))
 
 
 def table(folder: Path) -> str:
@@ -184,6 +197,30 @@ def table(folder: Path) -> str:
     return "\n".join(lines)
 
 
+def ends(folder: Path) -> str:
+    """Accuracy, NLL and steps for each cross-entropy to stop at."""
+    runs = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    shots = sorted({int(name.split("+")[1]) for name in runs})
+    lines = ["| stop at | " + " | ".join(f"K = {k}" for k in shots) + " |"]
+    lines.append("|---" * (len(shots) + 1) + "|")
+    for enough in (*ENOUGH, 0.0):
+        cells = []
+        for k in shots:
+            rows = []
+            for run in (run for name, run in runs.items() if int(name.split("+")[1]) == k):
+                for seed in range(len(SEEDS)):
+                    below = (
+                        t for t in CLOSELY[:-1] if run["first order"]["losses"][t][seed] <= enough
+                    )
+                    end = next(below, CLOSELY[-1])
+                    rows.append((*run["first order"]["judged"][str(end)][seed], end))
+            accuracy, nll, steps = np.mean(np.array(rows), axis=0)
+            cells.append(f"{100 * accuracy:.1f} / {nll:.2f} ({steps:.0f})")
+        name = enough or f"{CLOSELY[-1]} steps"
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Compute what is missing, then print."""
     parser = argparse.ArgumentParser(
@@ -192,6 +229,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/paths"))
     parser.add_argument("--datasets", nargs="+", default=["BUSI", "OCTMNIST", "RETINA"])
     parser.add_argument("--shots", nargs="+", type=int, default=[1, 4, 16])
+    parser.add_argument("--ends", action="store_true", help="when to stop, for Adam with 0.03")
     parser.add_argument("--table", action="store_true", help="print only")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -201,10 +239,14 @@ def main() -> None:
             path = arguments.out / f"{dataset}+{shots}.json"
             if not path.is_file():
                 store = store or FeatureStore(load_backbone(SHARED / BACKBONE))
+                if arguments.ends:
+                    found = first_order(store, dataset, shots, [("adam", 0.03)], CLOSELY)
+                    write_json(path, {"first order": found})
+                    continue
                 result = {"first order": first_order(store, dataset, shots)}
                 result["lbfgs"] = lbfgs(store, dataset, shots)
                 write_json(path, result)
-    print(table(arguments.out))
+    print(ends(arguments.out) if arguments.ends else table(arguments.out))
 
 
 if __name__ == "__main__":

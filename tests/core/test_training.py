@@ -311,15 +311,39 @@ def test_more_images_than_a_batch_are_all_used_in_new_orders(learner, bert_backb
 def test_a_run_ends_when_its_loss_has_settled():
     t = torch.arange(100.0)
     losses = torch.stack([1 + torch.exp(-t / 5), 1 + torch.exp(-t / 50), -t, t], dim=1)
+    settled = TrainConfig(tolerance=0.05)
     # After t epochs the last 20 have given e^(-(t-20)/5) (1 - e^-4) of about 1 in the first run.
     ended = [
-        int(next((n for n in range(100) if converged(losses[:n], 0.05)[s]), -1)) for s in range(4)
+        int(next((n for n in range(100) if converged(losses[:n], settled)[s]), -1))
+        for s in range(4)
     ]
     assert 30 <= ended[0] <= 40
     assert ended[1] == -1
     assert ended[2] == -1
     assert ended[3] == 21  # nothing is gained: at the first opportunity
-    assert not converged(losses, 0.0).any()
+    assert not converged(losses, TrainConfig()).any()
+
+
+def test_a_run_ends_when_its_images_are_fitted_well_enough():
+    losses = torch.tensor([[2.0, 1.0], [1.0, 0.7], [0.3, 0.6], [1.9, 0.5]])
+    config = TrainConfig(enough=0.4)
+    ended = [converged(losses[:n], config).tolist() for n in range(5)]
+    assert ended == [[False, False]] * 3 + [[True, False]] * 2  # and stays so if the loss rises
+    assert not converged(losses, TrainConfig()).any()
+
+
+def test_what_ends_a_run_is_the_cross_entropy_not_the_total(learner, bert_backbone):
+    def shifted(T_hat, batch):
+        terms = objective(T_hat, batch)
+        return {"total": terms["total"] - 100, "ce": terms["total"]}
+
+    run, log = one_view(make_run(bert_backbone, 1)), []
+    free = train_contexts(learner, [run], shifted, ADAM, log=log.append)
+    series = [entry["terms"]["ce"][0] for entry in log]
+    config = ADAM.model_copy(update={"enough": series[5]})
+    ended = train_contexts(learner, [run], shifted, config, log=(short := []).append)
+    assert len(short) == next(n for n, value in enumerate(series) if value <= series[5]) + 1
+    assert not torch.equal(ended, free)
 
 
 def test_a_run_that_has_ended_waits_unchanged_for_the_others(learner, bert_backbone):

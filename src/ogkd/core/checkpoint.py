@@ -25,7 +25,7 @@ class TrainingState:
     contexts: Tensor
     momentum: Tensor  # empty before the first step; Adam's two averages are stacked
     epoch: int  # epochs done
-    losses: Tensor  # of each epoch and run [epoch, S]
+    losses: Tensor  # cross-entropy of each epoch and run [epoch, S]
 
 
 @dataclass(frozen=True)

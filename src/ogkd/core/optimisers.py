@@ -18,7 +18,7 @@ class TrainConfig(BaseModel):
     """Optimiser and schedule (fidelity.md, 23-26) with the released code's values.
 
     "sgd" is the released recipe. "adam" has a constant rate and drops no image; images that are
-    one batch stay in their order. With a `tolerance` a run ends by itself (`converged`).
+    one batch stay in their order. `tolerance` and `enough` end a run (`converged`).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -26,6 +26,7 @@ class TrainConfig(BaseModel):
     optimiser: Literal["sgd", "adam"] = "sgd"
     epochs: int = Field(default=100, ge=1)
     tolerance: float = Field(default=0.0, ge=0, lt=1)  # 0: all epochs
+    enough: float = Field(default=0.0, ge=0)  # cross-entropy of the images learned from; 0: none
     batch_size: int = Field(default=4, ge=1)
     lr: float = Field(default=2.5e-3, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)

@@ -50,20 +50,26 @@ class OwnGradient(Protocol):
         ...
 
 
-def converged(losses: Tensor, tolerance: float) -> Tensor:
-    """Which runs [S] have ended, by the losses [t, S] of their epochs so far.
+def converged(losses: Tensor, config: TrainConfig) -> Tensor:
+    """Which runs [S] have ended, by the cross-entropies [t, S] of their epochs so far.
 
-    A run ends when the last 20 epochs have lowered its loss by no more than `tolerance` of what
-    all have. Images that were left out would tell more, but one shot leaves none to leave out.
+    A run ends when its own images have at most `enough`: what follows fits these few ever better,
+    and others worse. Or when the last 20 epochs have lowered it by no more than `tolerance` of
+    what all have. Images that were left out would tell more, but one shot leaves none to leave out.
 
-    >>> converged(torch.arange(22.0).unsqueeze(1).neg(), 0.5), converged(torch.ones(22, 1), 0.5)
-    (tensor([False]), tensor([True]))
+    >>> falling, level = torch.arange(22.0, 0, -1).unsqueeze(1), torch.ones(22, 1)
+    >>> slow = TrainConfig(tolerance=0.5)
+    >>> converged(falling, slow), converged(level, slow), converged(falling, TrainConfig(enough=1))
+    (tensor([False]), tensor([True]), tensor([True]))
     """
-    if not tolerance or len(losses) <= _WINDOW:
-        return torch.zeros(losses.shape[1:], dtype=torch.bool)
-    late = losses[_WINDOW:]
-    ended: Tensor = losses[:-_WINDOW] - late <= tolerance * (losses[0] - late)  # [t - 20, S]
-    return ended.any(dim=0)
+    ended = torch.zeros(losses.shape[1:], dtype=torch.bool)
+    if config.enough:
+        ended = (losses <= config.enough).any(dim=0)
+    if config.tolerance and len(losses) > _WINDOW:
+        late = losses[_WINDOW:]
+        slow = losses[:-_WINDOW] - late <= config.tolerance * (losses[0] - late)  # [t - 20, S]
+        ended = ended | slow.any(dim=0)
+    return ended
 
 
 def train_contexts(
@@ -101,7 +107,7 @@ def train_contexts(
         entry: dict[str, Any] | None = None  # of the last epoch, until it is logged
         try:
             for epoch in range(state.epoch, config.epochs):
-                ended = converged(state.losses, config.tolerance).to(device)
+                ended = converged(state.losses, config).to(device)
                 if bool(ended.all()):
                     break
                 began, before = time.perf_counter(), contexts.detach().clone()
@@ -121,11 +127,12 @@ def train_contexts(
                 )
                 with torch.no_grad():  # a run that has ended waits for the others
                     contexts[ended] = before[ended]
-                losses = torch.cat([state.losses, torch.tensor([terms["total"]])])
+                watched = terms.get("ce", terms["total"])
+                losses = torch.cat([state.losses, torch.tensor([watched])])
                 state = snapshot(contexts, optimiser, epoch + 1, losses)
                 rate, seconds = learning_rate(epoch, config), time.perf_counter() - began
                 entry = {"epoch": epoch, "lr": rate, "seconds": seconds, "terms": terms}
-                last = epoch + 1 == config.epochs or bool(converged(losses, config.tolerance).all())
+                last = epoch + 1 == config.epochs or bool(converged(losses, config).all())
                 if checkpoint is not None and (last or (epoch + 1) % config.checkpoint_every == 0):
                     checkpoint.save(state)
                 if log is not None:
