@@ -37,7 +37,7 @@ from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.classifier import Classifier
 from ogkd.model.explain import patch_evidence
 
-SHARES = np.linspace(0, 1, 9)
+SHARES = np.linspace(0, 1, 9)  # of patches; --quick: 5 of them
 BLUR = 0.08  # of the side, the width of the Gaussian in place of hidden patches
 SMOOTH = 1.0  # patches
 
@@ -230,7 +230,10 @@ def main() -> None:
     parser.add_argument("data")
     parser.add_argument("backbone", nargs="?")
     parser.add_argument("--images", type=int, default=8)
+    parser.add_argument("--quick", action="store_true", help="fewer points of each curve")
     options = parser.parse_args()
+    if options.quick:
+        globals()["SHARES"] = SHARES[::2]
     if options.data == "phantoms":
         run_phantoms(options.images)
     else:

@@ -182,6 +182,13 @@ def test_a_second_window_that_disagrees_is_told(taught):
     assert post(taught, "/api/undo", by="one").json["row"] == row
 
 
+def test_patients_are_counted_once_it_is_said_where_their_names_are(server):
+    assert state(server)["patients"] is None
+    reply = post(server, "/api/settings", patient="([^/]+)/[^/]*$")
+    assert reply.json["patients"] == 1  # the folder
+    assert post(server, "/api/settings", patient=None).json["patients"] is None
+
+
 def test_an_archive_of_images_becomes_part_of_the_project(pile, tmp_path):
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w") as archive:

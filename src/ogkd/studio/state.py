@@ -12,6 +12,7 @@ import numpy as np
 from ogkd.app.models import Model, evidence_json
 from ogkd.features.encode import encode_files
 from ogkd.studio.fitted import COVERAGE, Judged
+from ogkd.studio.images import patients
 from ogkd.studio.queue import uncertainty
 from ogkd.studio.session import Session
 
@@ -27,6 +28,7 @@ def state_json(session: Session) -> dict[str, Any]:
         "name": project.folder.name,
         "folders": len(project.facts.folders),
         "patient": project.facts.patient,
+        "patients": _patients(session),
         "stage": session.stage,
         "problem": session.problem,
         "images": len(gallery),
@@ -56,6 +58,13 @@ def state_json(session: Session) -> dict[str, Any]:
             "judged": None if fitted.judged is None else _judged(fitted.judged),
         }
     return said
+
+
+def _patients(session: Session) -> int | None:
+    """How many patients the images are of; None if nothing says so."""
+    found = patients(session.project, session.gallery.addresses)
+    known = {name for name in found if name is not None}
+    return len(known) + found.count(None) if known else None
 
 
 def _judged(judged: Judged) -> dict[str, Any]:

@@ -6,6 +6,9 @@ import { openDetail } from "./detail.js";
 import { classNames, shared } from "./studio.js";
 import { chosen, findSimilar, offerSimilar, sortSelect } from "./order.js";
 
+// Where file names say which patient an image is of: the first group of a pattern.
+const PATIENTS = { none: "", folder: "([^/]+)/[^/]*$", underscore: "([^/_]+)_[^/]*$", dash: "([^/-]+)-[^/]*$" };
+
 export function setupStep(refresh) {
   const said = h("div.said", { role: "status" });
   let fading = 0;
@@ -73,6 +76,20 @@ export function setupStep(refresh) {
       say(error.message, true);
       return false;
     }
+  }
+
+  const patients = h("span.count", { role: "status" });
+  const patient = h(
+    "select",
+    { id: "patient", onchange: () => attempt(() => post("/api/settings", { patient: patient.value || null })) },
+    Object.entries(PATIENTS).map(([name, pattern]) => h("option", { value: pattern }, t(`patient.${name}`)))
+  );
+
+  function drawPatient(state) {
+    const value = state.patient ?? "";
+    if (![...patient.options].some((one) => one.value === value)) patient.append(h("option", { value }, t("patient.own", { pattern: value })));
+    if (document.activeElement !== patient) patient.value = value;
+    patients.textContent = state.patients === null ? "" : t("patient.count", { count: state.patients, images: state.images });
   }
 
   const editor = h("div.class-list", {});
@@ -144,7 +161,7 @@ export function setupStep(refresh) {
     h(
       "section.side",
       {},
-      h("div.card", {}, h("h2", {}, t("setup.images")), counts, drop, h("p.or", {}, t("setup.or")), folder),
+      h("div.card", {}, h("h2", {}, t("setup.images")), counts, drop, h("p.or", {}, t("setup.or")), folder, h("details", {}, h("summary", {}, t("patient.title")), h("p.help", {}, t("patient.help")), h("label.select", { htmlFor: "patient" }, t("patient.where"), patient), patients)),
       h("div.card", {}, h("h2", {}, t("setup.classes")), h("p.help", {}, t("setup.classes.help")), classes),
       onward,
       h("div.card", {}, h("h2", {}, t("setup.labels")), labels),
@@ -162,6 +179,7 @@ export function setupStep(refresh) {
     counts.textContent = parts.join(" ");
     if (!editor.children.length) drawClasses();
     offerSimilar(sort.select, shared.images);
+    drawPatient(state);
     onward.hidden = state.classes.length < 2 || !state.images;
     gallery.show(chosen(shared.images, sort.value(), "all"), shared.images, classNames());
   }
