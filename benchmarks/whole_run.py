@@ -6,7 +6,7 @@ seconds of one thread, and its peak memory.
 
     python benchmarks/whole_run.py --classes 8 --out runs/whole.json      # ours: fit, predict
     python benchmarks/whole_run.py --plain --classes 4 --shots 1 --out runs/plain.json
-    python benchmarks/whole_run.py --growth --out runs/growth.json        # cost against sizes
+    python benchmarks/whole_run.py --growth classes shots bank images --out runs/growth.json
 
 `--plain` runs the plain loop (plain_loop.py) to the end on the same images: 100 epochs in batches
 of 4, which at 16 shots of 8 classes takes half a day of one core. `--growth` times 5 steps of
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +142,27 @@ def plain(place: Path, classes: int, shots: int, say: Say) -> None:
     say(found)
 
 
-def growth(say: Say) -> None:
+def growth(kinds: Sequence[str], most_images: int, say: Say) -> None:
     """Seconds of a step of `auto` against classes and shots, of a bank, and of the store."""
+    found: dict[str, Any] = {kind: {} for kind in kinds}
+    if set(kinds) != {"images"}:
+        _towers_growth(found, say)
+    if "images" in kinds:
+        found["disk, bytes per image"], found["images, found again"] = {}, {}
+        for count in (n for n in (100, 1_000, 10_000, 100_000) if n <= most_images):
+            first, again, size = _stored(count)
+            found["images"][count], found["images, found again"][count] = first, again
+            found["disk, bytes per image"][count] = size / count
+            say(found)
+    for name in set(found) - {"disk, bytes per image"}:
+        sizes, seconds = np.array(list(found[name])), np.array(list(found[name].values()))
+        slope = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
+        found[name]["slope of log against log"] = float(slope)
+    say(found)
+
+
+def _towers_growth(found: dict[str, Any], say: Say) -> None:
     backbone = make_backbone()
-    found: dict[str, Any] = {"classes": {}, "shots": {}, "bank": {}, "images": {}}
 
     def train(classes: int, shots: int) -> float:
         names = [f"{NAMES[row % 8]} {'abcdefgh'[row // 8]}" for row in range(classes)]
@@ -156,28 +173,20 @@ def growth(say: Say) -> None:
         return clock(lambda: method.fit([support], text, seeds=[1])) / 5
 
     train(2, 1)  # lays out the weights
-    for classes in (4, 8, 16, 32, 64):
-        found["classes"][classes] = train(classes, 4)
-    for shots in (1, 4, 16, 64, 256):
-        found["shots"][shots] = train(4, shots)
+    if "classes" in found:
+        for classes in (4, 8, 16, 32, 64):
+            found["classes"][classes] = train(classes, 4)
     say(found)
-    for count in (10, 20, 50, 100, 200):  # prompts of each of two classes
+    if "shots" in found:
+        for shots in (1, 4, 16, 64, 256):
+            found["shots"][shots] = train(4, shots)
+    say(found)
+    for count in (10, 20, 50, 100, 200) if "bank" in found else ():  # of each of two classes
         texts = [text for rows in make_bank(2, count) for text in rows]
         with tempfile.TemporaryDirectory() as place:
             found["bank"][count] = clock(
                 lambda t=texts, p=place: text_features(backbone, t, root=Path(p))
             )
-    say(found)
-    found["disk, bytes per image"], found["images, found again"] = {}, {}
-    for count in (100, 1_000, 10_000, 100_000):
-        first, again, size = _stored(count)
-        found["images"][count], found["images, found again"][count] = first, again
-        found["disk, bytes per image"][count] = size / count
-        say(found)
-    for name in ("classes", "shots", "bank", "images", "images, found again"):
-        sizes, seconds = np.array(list(found[name])), np.array(list(found[name].values()))
-        slope = np.polyfit(np.log(sizes), np.log(seconds), 1)[0]
-        found[name]["slope of log against log"] = float(slope)
     say(found)
 
 
@@ -239,7 +248,8 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=8)
     parser.add_argument("--shots", type=int, default=16)
     parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--growth", action="store_true")
+    parser.add_argument("--growth", nargs="+", choices=["classes", "shots", "bank", "images"])
+    parser.add_argument("--most-images", type=int, default=100_000, help="of --growth images")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -255,7 +265,7 @@ def main() -> None:
         place = Path(folder)
         os.environ["OGKD_CACHE"] = str(place / "cache")  # nothing is known yet
         if arguments.growth:
-            growth(say)
+            growth(arguments.growth, arguments.most_images, say)
             return
         # In a process of its own: a command's peak memory begins with that of its parent.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
