@@ -227,8 +227,8 @@ def _stored(count: int) -> tuple[float, float, int]:
         images = Path(place, "images")
         images.mkdir()
         for number in range(count):
-            rows = np.frombuffer(number.to_bytes(48, "big"), dtype=np.uint8).reshape(4, 4, 3)
-            Image.fromarray(rows + 1).save(images / f"{number}.bmp")
+            rows = np.frombuffer((number + 1).to_bytes(48, "big"), dtype=np.uint8)
+            Image.fromarray(rows.reshape(4, 4, 3)).save(images / f"{number}.bmp")
         paths = sorted(images.iterdir())
 
         def get() -> None:
