@@ -33,7 +33,7 @@ def only(findings):
 
 
 def test_every_check_reports_and_every_trouble_has_a_fix(tiny_builtin, monkeypatch):
-    monkeypatch.setattr(doctor, "_BF16_PROBE", "pass")
+    monkeypatch.setattr(_half, "_PROBE", "pass")
     found = list(doctor.examine())
     names = {finding.what for finding in found}
     assert {
@@ -46,7 +46,7 @@ def test_every_check_reports_and_every_trouble_has_a_fix(tiny_builtin, monkeypat
 
 
 def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(tiny_builtin, monkeypatch):
-    monkeypatch.setattr(doctor, "_BF16_PROBE", "pass")
+    monkeypatch.setattr(_half, "_PROBE", "pass")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: 1 / 0)
     found = list(doctor.examine())
     broken = [finding for finding in found if finding.status == "FAIL"]

@@ -3,14 +3,16 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from ogkd.datasets.phantoms import PHANTOMS
+from ogkd.datasets.phantoms import PHANTOMS, films
 from ogkd.datasets.read import read_manifest
 
 
 def test_the_list_names_every_dataset(ogkd):
     outcome = ogkd("phantoms", "--list")
     assert outcome.code == 0
-    for line, dataset in zip(outcome.out.splitlines(), PHANTOMS.values(), strict=True):
+    *pictures, several = outcome.out.splitlines()
+    assert several.startswith(films.NAME)
+    for line, dataset in zip(pictures, PHANTOMS.values(), strict=True):
         assert line.startswith(dataset.name)
         assert all(name in line for name in dataset.class_names)
 

@@ -184,7 +184,7 @@ def test_a_single_class_that_is_not_the_prediction_is_a_reason(fitted, rows):
     label = int(fitted[0].probabilities(rows[:1]).argmax())
     other = np.zeros((1, 3), dtype=bool)
     other[0, (label + 1) % 3] = True
-    decider._sets = lambda p, features: other
+    decider.sets = lambda p, features: other
     (said,) = decider.decide(rows[:1])
     assert f"only {CLASSES[(label + 1) % 3]} is plausible" in said.reasons[0]
 

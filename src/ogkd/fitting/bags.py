@@ -13,9 +13,7 @@ from ogkd.core.pooling import Pooling, fit_pooling
 from ogkd.datasets.bags import BagRule
 from ogkd.datasets.manifest import Item, by_bag
 from ogkd.features.views import FixedViews, OnlineViews
-from ogkd.methods import Head, Method, Support, TextSide
-from ogkd.methods.base import Folder
-from ogkd.methods.carriers import carriers, folds
+from ogkd.methods import Head, Method, Support, TextSide, TrainingFolder, carriers, folds
 from ogkd.model.card import BagCard
 
 _FOLDS = 4  # held-out bags that the pooling is chosen on
@@ -57,7 +55,12 @@ class BagSupport:
 
 
 def learn(
-    method: Method, given: BagSupport, text: TextSide, *, seed: int, folder: Folder = None
+    method: Method,
+    given: BagSupport,
+    text: TextSide,
+    *,
+    seed: int,
+    folder: TrainingFolder | None = None,
 ) -> tuple[Head, Pooling]:
     """Fit a head for pictures and the pooling that makes bags of them.
 
@@ -94,7 +97,9 @@ def few_of_each(items: Sequence[Item]) -> list[Item]:
     return [mine[place] for mine in by_bag(items).values() for place in _evenly(len(mine))]
 
 
-def _fit(method: Method, given: BagSupport, text: TextSide, seed: int, folder: Folder) -> Head:
+def _fit(
+    method: Method, given: BagSupport, text: TextSide, seed: int, folder: TrainingFolder | None
+) -> Head:
     if not method.needs_images:
         return method.fit([], text, seeds=[seed], folder=folder)[0]
     shows = given.shows
