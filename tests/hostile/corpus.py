@@ -1,7 +1,8 @@
 """What strangers, accidents and attackers hand to a program, and where they put it.
 
 KINDS make a file (or a name) that is wrong in one way. PLACES are commands in which {bad} is
-replaced by it. Every kind meets every place.
+replaced by it. Every kind meets every place. Beside these, every option of every command that takes
+a text or a path meets SOME kinds: `options` finds them, so that a new command is here at once.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import socket
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -192,13 +195,96 @@ PLACES: dict[str, str] = {
     "plugin": "methods --plugin {bad}",
 }
 
+# What options are added to: a command that is not here gets its required arguments from FILLED.
+LINES = {
+    "start": "start {data} --yes --backbone builtin --method zero-shot --out new",
+    "fit": "fit {data} --method zero-shot --backbone builtin --out new",
+    "predict": "predict {model} {image}",
+    "evaluate": "evaluate {model} {data} --resamples 0",
+    "report": "report {model} {data} --resamples 0 --no-check --no-images --out r.html",
+    "calibrate": "calibrate {copy} {data} --split test",
+    "embed": "embed {image} --backbone builtin --out e.safetensors",
+    "phantoms": "phantoms histology --train 1 --test 0 --out new",
+    "prompts new": "prompts new --classes a,b --out b.json",
+    "prompts generate": "prompts generate --classes a,b --model m --url http://[::1]:9 --out b",
+    "bench run": "bench run {grid} --workers 0 --out new",
+    "bench plan": "bench plan {grid}",
+    "bench tune": "bench tune {grid} --workers 0 --out new",
+    "label next": "label next {data} --backbone builtin",
+    "app": "app {model} --port 0",
+    "studio": "studio {data} --backbone builtin --out new --port 0",
+}
+FILLED = {"model": "{model}", "models": "{model}", "runs": "{runs}", "grid": "{grid}"}
+FILLED |= {"image": "{image}", "images": "{image}", "name": "histology", "onnx": "new.onnx"}
+SOME = ("absent", "empty", "noise", "pipe", "endless device", "loop of links", "no home", "address")
+SOME = (*SOME, "long name", "zero in name", "newline", "markup", "folder", "json, deep")
+SOME = (*SOME, "json, half a character", "toml, deep", "table, device", "safetensors, huge header")
+NOT_TRIED = {"demo"}  # takes minutes and has no input
+
+
+def commands(tree: Any, name: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every command below a group, with its full name."""
+    for word, found in getattr(tree, "commands", {}).items():
+        yield from commands(found, (*name, word))
+    if not hasattr(tree, "commands"):
+        yield " ".join(name), tree
+
+
+def options() -> dict[str, str]:
+    """A line for every argument and option that takes a text or a path, by "command --option"."""
+    import typer.main
+
+    from ogkd.cli import app
+
+    lines = {}
+    for name, command in commands(typer.main.get_command(app)):
+        texts = [one for one in command.params if _takes_text(one)]
+        needed = {
+            one.name: FILLED.get(one.name, "{data}" if one.param_type_name == "argument" else "new")
+            for one in command.params
+            if one.required
+        }
+        for one in texts if name not in NOT_TRIED else ():
+            flag = one.opts[0] if one.param_type_name == "option" else ""
+            if name in LINES:
+                words = LINES[name].split()
+                if flag in words:
+                    words[words.index(flag) + 1] = "{bad}"
+                elif flag:
+                    words += [flag, "{bad}"]
+                else:
+                    continue  # a place of its own
+            else:
+                words = name.split()
+                for other in command.params:
+                    word = "{bad}" if other is one else needed.get(other.name)
+                    long = other.opts[0] if other.param_type_name == "option" else None
+                    words += [w for w in (long, word) if w] if word else []
+            lines[f"{name} {flag or one.name}"] = shlex.join(words)
+    return lines
+
+
+def _takes_text(parameter: Any) -> bool:
+    kind = str(parameter.type_descriptor.annotation)
+    return ("Path" in kind or "str" in kind) and "Literal" not in kind
+
+
 # Files of a finished model, each replaced by each kind.
 MODEL_FILES = ("model.json", "weights.safetensors", "support.safetensors", "calibration.json")
 
+GRID = """data = "phantoms"
+datasets = ["histology"]
+methods = ["zero-shot", "gda"]
+backbone = "builtin"
+seeds = [1]
+shots = [1]
+phantoms = { train = 1, test = 1 }
+"""
 NUMBERS = ("nan", "inf", "-inf", "1e308", "-1e308", "1e-308", "-1", "0", "99999999999", "x", "[]")
 
 
 def combinations() -> Iterator[tuple[str, str]]:
-    """Every place with every kind, and every file of a model with every kind of file."""
+    """Every place with every kind, every option with some, every file of a model with every."""
     yield from ((place, kind) for place in PLACES for kind in KINDS)
+    yield from ((place, kind) for place in options() for kind in SOME)
     yield from ((f"model file {name}", kind) for name in MODEL_FILES for kind in KINDS)

@@ -5,10 +5,12 @@ A sample runs with all tests; `make hostile` runs every combination.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shlex
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import pytest
 from tiny_data import write_dataset
 
 from . import harness
-from .corpus import KINDS, MODEL_FILES, NUMBERS, PLACES, combinations
+from .corpus import GRID, KINDS, MODEL_FILES, NUMBERS, PLACES, combinations, options
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,6 +27,7 @@ pytestmark = [
 ]
 EVERY = os.environ.get("OGKD_HOSTILE") == "all"
 SAMPLE = 120
+OPTIONS = options()
 
 
 def sample(cases):
@@ -52,13 +55,17 @@ def world(tmp_path_factory):
         done = harness.run(line.split(), work)
         assert done.code == 0, done.errors
     image = next((data / "test").rglob("*.png"))
-    return {"data": data, "table": root / "table.csv", "model": model, "image": image}
+    (root / "g.toml").write_text(GRID)
+    done = harness.run(["bench", "run", root / "g.toml", "--workers", 0, "--out", root / "r"], work)
+    assert done.code == 0, done.errors
+    found = {"data": data, "table": root / "table.csv", "model": model, "image": image}
+    return {**found, "grid": root / "g.toml", "runs": root / "r"}
 
 
 def words_for(place, kind, world, folder):
     """The command; what it is given is made in `folder`."""
     bad = folder / "bad"
-    if place not in PLACES:
+    if place.startswith("model file "):
         shutil.copytree(world["model"], folder / "m")
         file = folder / "m" / place.removeprefix("model file ")
         file.unlink()
@@ -68,28 +75,40 @@ def words_for(place, kind, world, folder):
         return ["predict", folder / "m", world["image"], "--format", "jsonl"]
     found = KINDS[kind](bad)
     word = os.fsdecode(found) if isinstance(found, str | bytes) else str(bad)
-    return [
-        word if part == "{bad}" else part.format(**world) for part in shlex.split(PLACES[place])
-    ]
+    line = shlex.split(PLACES.get(place) or OPTIONS[place])
+    if "{copy}" in line:
+        shutil.copytree(world["model"], folder / "m")
+    return [word if part == "{bad}" else part.format(**world, copy=folder / "m") for part in line]
+
+
+def harmless():
+    """What to call in a child: a server ends at once, and no other machine can be reached."""
+    import uvicorn
+
+    def refuse(*_):
+        raise OSError(errno.ENETUNREACH, "no network here")
+
+    uvicorn.Server.run = lambda *_, **__: None
+    socket.socket.connect = socket.getaddrinfo = refuse
 
 
 @pytest.mark.parametrize(("place", "kind"), sample(combinations()), ids=lambda text: text)
 def test_a_hostile_input_ends_in_one_message_or_a_right_answer(place, kind, world, tmp_path):
     words = words_for(place, kind, world, tmp_path)
-    inputs = {name: harness.contents(world[name]) for name in ("data", "model")}
+    inputs = {name: harness.contents(world[name]) for name in ("data", "model", "runs")}
     given = harness.contents(tmp_path)
-    done = harness.run(words, tmp_path)
+    done = harness.run(words, tmp_path, inside=harmless)
     assert done.problem is None, str(done)
     assert not (tmp_path / "hacked").exists()
     # Nothing that was there has changed, but for what a calibration adds to its own model.
     if not place.startswith("calibrate data"):
         assert {name: harness.contents(world[name]) for name in inputs} == inputs, str(done)
     now = harness.contents(tmp_path)
-    if place not in PLACES:
+    if place.startswith("model file "):
         assert {name: now.get(name) for name in given} == given
     elif "bad" in given and kind != "empty":  # an empty file has nothing to lose
         assert now.get("bad") == given["bad"], f"{done.words} overwrote its input"
-    if place not in PLACES and os.path.lexists(tmp_path / "m" / place.split()[-1]):
+    if place.startswith("model file ") and os.path.lexists(tmp_path / "m" / place.split()[-1]):
         assert done.code == 2, f"{done.words}: a damaged model answered"
 
 
@@ -131,5 +150,7 @@ def _trains(method):
 
 def test_the_corpus_is_as_large_as_promised():
     assert len(list(combinations())) >= 1500
+    assert len(OPTIONS) > 100
+    assert {"bench figure --out", "label next --labels", "studio --out"} <= OPTIONS.keys()
     assert len(set(MODEL_FILES)) == 4
     assert Path(__file__).with_name("corpus.py").is_file()
