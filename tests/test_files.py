@@ -247,6 +247,12 @@ def test_a_new_file_is_not_compared_with_a_device():
             write_new(Path(device), "text")
 
 
+def test_half_a_character_is_not_written(tmp_path):
+    with pytest.raises(ConfigError, match="half a character"):
+        write_json(tmp_path / "a.json", {"method": "a\udc00b"})
+    assert names(tmp_path) == []
+
+
 def test_what_a_model_must_not_hold_goes_beside_its_folder(tmp_path):
     model = tmp_path / "m"
     model.mkdir()

@@ -336,6 +336,11 @@ def _content_sha256(content: Mapping[str, Any]) -> str:
 
 def write_text(path: Path, text: str, *, ours: bool = False) -> None:
     """Write UTF-8 text in one step; `ours` as in `write_atomically`."""
+    if not is_text(text):
+        raise ConfigError(
+            f"{path} cannot be written: a name or a setting has half a character (a lone "
+            "surrogate). Type it again."
+        )
     with write_atomically(path, ours=ours) as aside:
         aside.write_text(text, encoding="utf-8")
 

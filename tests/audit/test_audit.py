@@ -102,12 +102,21 @@ def test_unreadable_files_are_listed_without_the_folders_above_and_stop_nothing(
     assert str(data) not in json.dumps(audit.as_json())
 
 
-def test_a_blank_image_is_told(data: Path, classes: list[str]) -> None:
-    Image.new("L", (64, 64), 0).save(data / "train" / classes[0] / "black.png")
-    Image.new("L", (64, 64), 0).save(data / "test" / classes[0] / "black.png")
+def test_an_image_with_next_to_nothing_in_it_is_named(data: Path, classes: list[str]) -> None:
+    dark = Image.new("L", (64, 64), 0)
+    dark.putpixel((5, 5), 1)
+    dark.save(data / "train" / classes[0] / "dark.png")
+    dark.save(data / "test" / classes[0] / "dark.png")
     audit, found = check(data)
     assert len(found["flat"].where) == 2
     assert audit.exit_code == 0
+
+
+def test_a_blank_image_is_an_error_as_it_is_for_a_fit(data: Path, classes: list[str]) -> None:
+    Image.new("L", (64, 64), 0).save(data / "train" / classes[0] / "black.png")
+    audit, found = check(data)
+    assert "is blank" in found["unreadable"].where[0].note
+    assert audit.exit_code == 1
 
 
 def test_all_files_unreadable_is_still_a_report(tmp_path: Path) -> None:

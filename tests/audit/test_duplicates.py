@@ -47,11 +47,12 @@ def test_a_resized_copy_is_near_and_numbers_count_through_unreadable_files(
     assert pair.likeness > 0.99
 
 
-def test_blank_images_are_flat_and_duplicates_of_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    paths = [
-        save(tmp_path / f"{name}.png", np.full((40, 40, 3), level, np.uint8))
-        for name, level in (("a", 0), ("b", 0), ("c", 90))
-    ]
+def test_images_with_next_to_nothing_in_them_are_flat_and_duplicates_of_nothing(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    paths = []
+    for name, level in (("a", 0), ("b", 0), ("c", 90)):
+        pixels = np.full((40, 40, 3), level, np.uint8)
+        pixels[0, 0] += 1
+        paths.append(save(tmp_path / f"{name}.png", pixels))
     found = find_duplicates(scan_images(paths)[0], near=15)
     assert found.flat == (0, 1, 2)
     assert found.exact == ()

@@ -131,6 +131,8 @@ def test_any_failure_leaves_old_or_new_and_can_be_repeated(name, world, tmp_path
             else:
                 assert broken.problem is None, f"{where}\n{broken}"
             for file, digest in state(folder).items():
+                if "/failed/" in file:
+                    continue  # what a benchmark writes of a run that did not end
                 assert digest in (old.get(file), new.get(file)), f"{where}: {file} is neither"
             assert old.keys() - state(folder).keys() <= {
                 file for file in old if name == "fit again"

@@ -128,7 +128,7 @@ def scan_images(
 def _scan(ref: ImageRef) -> ScannedImage | str:
     """The image's summary, or why it cannot be read."""
     try:
-        image = read_image(ref)
+        image = read_image(ref, blank=False)  # fitting stops at a blank image too
     except DataError as error:
         return str(error)
     height, width = image.shape[:2]
