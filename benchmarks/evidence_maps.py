@@ -1,7 +1,8 @@
 """Do evidence maps mark what the model uses? Deletion, insertion, pointing at phantoms' lesions.
 
     python benchmarks/evidence_maps.py phantoms [--images 8]
-    python benchmarks/evidence_maps.py DATA BACKBONE [--images 8]
+    python benchmarks/evidence_maps.py DATA BACKBONE [--images 8] [--quick]
+    python benchmarks/evidence_maps.py DATA BACKBONE --check [--images 8]
 
 DATA is a folder of datasets, or one. Maps: `parts` (what each patch contributes to the lead of the
 class, adding up), `patches` (the head applied to patch features), `gradient` (input times gradient
@@ -9,8 +10,8 @@ of the lead), `attention` (of the last block, weighted by its gradient), random.
 Deletion: patches are blurred, the highest first; insertion starts from the blurred image. The
 number is the mean, over shares of patches, of the logit's lead over the mean of the other classes,
 between 0 (all blurred) and 1 (the whole image). A map is good if deletion is low and insertion
-high. Pointing: how often the highest patch is on the lesion. Intervals: bootstrap over images of
-the difference from random.
+high. `--check`: how often the page's own check lets a map pass. Pointing: how often the highest
+patch is on the lesion. Intervals: bootstrap over images of the difference from random.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from ogkd.features.encode import encode_crops
 from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.classifier import Classifier
-from ogkd.model.explain import patch_evidence
+from ogkd.model.evidence_check import check_evidence
+from ogkd.model.explain import evidence_of, parts_of, patch_evidence
 
 SHARES = np.linspace(0, 1, 9)  # of patches; --quick: 5 of them
 BLUR = 0.08  # of the side, the width of the Gaussian in place of hidden patches
@@ -225,13 +227,35 @@ def run_data(folders: list[Path], backbone: str, count: int) -> None:
         report(rows)
 
 
+def run_check(folders: list[Path], backbone: str, count: int) -> None:
+    """How often marked places count more than random ones, and how much of the lead they are."""
+    found: dict[str, list[tuple[float, float]]] = {"parts": [], "patches": []}
+    for folder in folders:
+        classifier = ogkd.fit(folder, method="fused", backbone=backbone, shots=16)
+        images = [item.image for item in read_manifest(folder).part("test")]
+        chosen = np.random.default_rng(2).permutation(len(images))[:count]
+        for said in classifier.decide([images[row] for row in chosen], patches=True):
+            both = {"parts": parts_of(classifier, said), "patches": evidence_of(classifier, said)}
+            for kind, one in both.items():
+                if one is not None and (check := check_evidence(classifier, one)) is not None:
+                    found[kind].append((check.marked, check.random))
+        for kind, pairs in found.items():
+            passed = sum(marked > random for marked, random in pairs)
+            lost = np.median(pairs, axis=0)
+            print(f"up to {folder.name}: {kind}: {passed} of {len(pairs)}, lost {lost.round(2)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data")
     parser.add_argument("backbone", nargs="?")
     parser.add_argument("--images", type=int, default=8)
+    parser.add_argument("--check", action="store_true", help="try the page's check instead")
     parser.add_argument("--quick", action="store_true", help="fewer points of each curve")
     options = parser.parse_args()
+    run = run_data
+    if options.check:
+        run = run_check
     if options.quick:
         globals()["SHARES"] = SHARES[::2]
     if options.data == "phantoms":
@@ -240,7 +264,7 @@ def main() -> None:
         data = Path(options.data)
         one = (data / "train").is_dir()
         folders = [data] if one else sorted(path for path in data.iterdir() if path.is_dir())
-        run_data(folders, options.backbone, options.images)
+        run(folders, options.backbone, options.images)
 
 
 if __name__ == "__main__":

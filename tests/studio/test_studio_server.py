@@ -147,6 +147,8 @@ def test_everything_can_be_taken_along_without_pictures(taught, tmp_path):
     said = dict(zip(model.class_names, model.predict_proba([place])[0], strict=True))
     shown = {name: float(table[row][f"p({name})"]) for name in CLASSES}
     assert shown == pytest.approx(said, abs=2e-3)
+    (decision,) = model.decide([place])
+    assert table[row]["plausible"] == "; ".join(decision.set)
 
 
 def test_the_report_says_that_it_is_about_labels_held_out_in_turn(taught):

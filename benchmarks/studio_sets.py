@@ -1,0 +1,112 @@
+"""Do the studio's sets contain the true class as often as they say? On phantoms, as people label.
+
+    python benchmarks/studio_sets.py [us-breast ...] [--seeds 2] [--out FILE]
+
+The queue asks, with every fourth image at random, and each image is labelled when it is chosen. At
+some budgets the rest of the images is asked about: how often the true class is among the plausible
+ones, and how many these are; by the estimate from held-out labels, and by the exact sets where
+every class has labels enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ogkd.backbones import load_backbone
+from ogkd.datasets.phantoms import write_folder
+from ogkd.datasets.read import read_manifest
+from ogkd.errors import ConfigError
+from ogkd.features.store import FeatureStore
+from ogkd.fitting.prepare import text_side
+from ogkd.methods import TextSide
+from ogkd.studio.fitted import COVERAGE, fit_labels, judge
+from ogkd.studio.queue import OPEN, checked, next_images, with_checks
+
+BUDGETS = (4, 8, 12, 16, 20)  # labels per class, on average
+
+
+def simulate(X: NDArray[Any], y: NDArray[Any], text: TextSide, seed: int) -> dict[str, Any]:
+    classes, width = len(text.class_names), text.backbone.embed_dim
+    order = np.random.default_rng(seed).permutation(len(y)).tolist()
+    labels, every = np.full(len(y), OPEN, np.int64), np.ones(len(y), bool)
+    p, found, before = None, {}, 0
+    for budget in BUDGETS:
+        n, before = (budget - before) * classes, budget
+        chosen = next_images(X[:, :width], labels, classes=classes, probabilities=p, n=n)
+        chosen = with_checks(chosen, order, labels)
+        labels[chosen] = y[chosen]
+        fitted = fit_labels(X, every, labels, text, order=order)
+        p = fitted.probabilities
+        if fitted.missing:
+            continue
+        rest = np.flatnonzero(labels == OPEN)
+        judged = judge(
+            fitted,
+            X,
+            text,
+            keys=[f"{row:016x}" for row in range(len(y))],
+            groups=[None] * len(y),
+            sample=checked(order, labels),
+            engine="torch",
+        )
+        said = fitted.trusting(judged)
+        row = {"accuracy": float((said.probabilities[rest].argmax(1) == y[rest]).mean())}
+        if judged.calibration is not None:
+            try:
+                estimate = judged.calibration.sets(said.probabilities, coverage=COVERAGE)
+                row |= measured("estimate", estimate[rest], y[rest])
+            except ConfigError:
+                pass  # too few labels
+        if judged.exact is not None:
+            row |= measured("exact", judged.exact[rest], y[rest])
+        found[str(budget)] = row
+    return found
+
+
+def measured(name: str, sets: NDArray[np.bool_], y: NDArray[Any]) -> dict[str, float]:
+    inside = sets[np.arange(len(y)), y]
+    worst = min(float(inside[y == label].mean()) for label in np.unique(y))
+    return {
+        f"{name} coverage": float(inside.mean()),
+        f"{name} worst class": worst,
+        f"{name} size": float(sets.sum(axis=1).mean()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("phantoms", nargs="*", default=["us-breast", "mri-brain", "fundus", "cxr"])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("studio-sets.json"))
+    options = parser.parse_args()
+    done = json.loads(options.out.read_text()) if options.out.exists() else {}
+    backbone = load_backbone("builtin")
+    for name in options.phantoms:
+        with TemporaryDirectory() as folder:
+            data = read_manifest(
+                write_folder(name, Path(folder, "d"), splits={"train": 60}, size=160)
+            )
+            images = [item.image for item in data.items]
+            X = FeatureStore(backbone).get(images, deep=True).rows[:, 0].numpy()
+        y = np.array([item.label for item in data.items], np.int64)
+        text = text_side(backbone, data.class_names, None, ())
+        for seed in range(options.seeds):
+            if f"{name} {seed}" not in done:
+                done[f"{name} {seed}"] = simulate(X, y, text, seed)
+                options.out.write_text(json.dumps(done))
+    for budget in map(str, BUDGETS):
+        rows = [run[budget] for run in done.values() if budget in run]
+        for key in sorted({key for row in rows for key in row}):
+            values = [row[key] for row in rows if key in row]
+            print(f"{budget} labels per class, {key}: {np.mean(values):.3f} ({len(values)} runs)")
+
+
+if __name__ == "__main__":
+    main()
