@@ -8,10 +8,12 @@ device.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -168,9 +170,26 @@ class _Factories(TorchDispatchMode):
 
 @contextmanager
 def pretending() -> Iterator[Transfers]:
-    """The device exists; transfers are counted from 0."""
+    """The device exists, in threads that start meanwhile too; transfers are counted from 0."""
     transfers.there = transfers.back = 0
-    with _Mode(), _Factories():
+    run, to = threading.Thread.run, nn.Module.to
+
+    def run_with_device(thread: threading.Thread) -> None:
+        with _Mode(), _Factories():
+            run(thread)
+
+    def module_to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        if THERE not in (*args, kwargs.get("device")):
+            return to(module, *args, **kwargs)
+        move(module)
+        return module
+
+    with (
+        _Mode(),
+        _Factories(),
+        patch.object(threading.Thread, "run", run_with_device),
+        patch.object(nn.Module, "to", module_to),
+    ):
         yield transfers
 
 

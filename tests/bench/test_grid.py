@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import shutil
 from collections import Counter
 from importlib.resources import files
 
 import pytest
+from PIL import Image
 
 from ogkd.bench.grid import expand, protocols, read_grid, without_preset
+from ogkd.bench.sources import open_dataset
 from ogkd.errors import ConfigError
+from ogkd.images import read_image
 from ogkd.prompts.bank import read_bank, shipped_banks
 
 
@@ -293,3 +297,26 @@ def test_settings_of_the_command_replace_those_of_rows_and_unknown_ones_are_refu
     }
     with pytest.raises(ConfigError, match="has a setting 'train_epochs'"):
         expand(read_grid(grid_file, changes | {"over": {"train_epochs": 3}}))
+
+
+def test_the_papers_grids_read_photographs_as_they_are_stored(datasets, grid_file, tmp_path):
+    """Without a turn, as the released code does; everything else is turned upright."""
+    assert not read_grid("paper/few-shot").upright
+    assert not read_grid("paper/base-to-novel").upright
+    assert read_grid("real-small/few-shot").upright
+    shutil.copytree(datasets / "first", tmp_path / "data" / "first")
+    file = tmp_path / "data" / "first" / "test" / "normal_lung" / "0.png"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(file).save(file, exif=exif)
+    digests = set()
+    for upright in (True, False):
+        changes = {"data": str(tmp_path / "data"), "datasets": ["first"], "upright": upright}
+        plan, sources = expand(read_grid(grid_file, changes))
+        dataset = open_dataset(sources["first"])
+        shapes = {read_image(item.image).shape for item in dataset.manifest.items}
+        assert ((40, 36, 3) in shapes) == upright
+        digests.add(dataset.digests["data_sha256"])
+        hashes = set(plan.specs)
+    assert len(digests) == 2  # results of both are refused in one folder
+    assert hashes == set(expand(read_grid(grid_file, changes | {"upright": True}))[0].specs)

@@ -17,6 +17,7 @@ from PIL import Image
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 from ogkd.images.decode import find_images, read_image, silence_decoders
+from ogkd.images.ref import as_stored
 from tiny_images import SHADES, dicom, nifti, own_range, png
 
 GRADIENT = np.tile(np.arange(64, dtype=np.uint8) * 4, (48, 1))  # [48, 64]
@@ -130,6 +131,23 @@ def test_exif_orientation_is_applied(tmp_path):
     exif[0x0112] = 6  # the camera was turned: rotate by 270 degrees to view
     image.save(tmp_path / "turned.jpg", exif=exif, quality=95)
     assert read_image(tmp_path / "turned.jpg").shape == (64, 48, 3)
+
+
+def test_a_turned_picture_can_be_read_as_it_is_stored_and_has_another_key_then(tmp_path):
+    image = Image.fromarray(np.dstack([GRADIENT] * 3))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned, plain = ImageRef(tmp_path / "turned.jpg"), ImageRef(tmp_path / "plain.jpg")
+    image.save(turned.file, exif=exif, quality=95)
+    image.save(plain.file, quality=95)
+    stored = as_stored(turned)
+    assert as_stored(plain) is plain  # its key, and what is kept under it, stay
+    assert np.array_equal(read_image(stored), read_image(plain))
+    assert len({stored.key, turned.key, plain.key}) == 3
+    assert ImageRef.of(str(stored)) == stored
+    (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 no picture")
+    broken = ImageRef(tmp_path / "broken.jpg")
+    assert as_stored(broken) is broken
 
 
 @pytest.mark.parametrize(

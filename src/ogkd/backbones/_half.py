@@ -25,7 +25,7 @@ _PRODUCTS: set[Callable[..., Any]] = {
     functional.scaled_dot_product_attention,
 }
 _FLOAT32: set[Callable[..., Any]] = {functional.layer_norm, functional.normalize, Tensor.softmax}
-_TIMEOUT = 120  # seconds
+_TIMEOUT = 300  # seconds: a busy machine needs a minute to load torch
 # Large enough, and with a convolution, to reach the kernels that a model uses.
 _PROBE = """
 import sys, torch

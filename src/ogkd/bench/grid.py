@@ -73,6 +73,7 @@ class Grid(_Record):
     flips: list[_Whole] = Field(default=[0], min_length=1)
     budgets: list[_Positive | None] = Field(default=[None], min_length=1)
     sampling: Sampling = "released"
+    upright: bool = True  # turn photographs as their camera's mark says (fidelity.md, 54)
     judge: Literal["test", "val"] = "test"  # which images: "val" to choose settings by
     tuned: str | None = None  # a file of `bench tune`: settings by method and dataset
     preset: str = "auto"  # "{dataset}" is replaced; see _preset
@@ -159,7 +160,12 @@ def _content(source: str | Path) -> dict[str, Any]:
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
     sources = find_sources(
-        grid.data, grid.datasets, grid.banks, grid.phantoms.model_dump(), grid.prompts
+        grid.data,
+        grid.datasets,
+        grid.banks,
+        grid.phantoms.model_dump(),
+        grid.prompts,
+        upright=grid.upright,
     )
     rows = _rows(grid)
     sources = _suitable(grid, rows, sources)

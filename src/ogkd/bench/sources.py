@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock
@@ -20,6 +20,7 @@ from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir, home
 from ogkd.fitting.prepare import normal_labels
+from ogkd.images.ref import as_stored
 from ogkd.prompts.bank import OURS, bank_digest, bank_file, read_bank, shipped_banks
 from ogkd.prompts.released import RELEASED, require_released
 
@@ -34,6 +35,7 @@ class Source(FrozenRecord):
     bank: str | None = None  # its name in a run: a shipped bank's, "released", or NAME:DIGEST
     bank_file: str | None = None  # of a bank that is a file
     phantom: tuple[tuple[str, int], ...] = ()  # images per class to draw for each split
+    upright: bool = True  # False: marks of cameras are ignored (fidelity.md, 54)
 
     @property
     def collection(self) -> str | None:
@@ -94,6 +96,8 @@ def find_sources(
     banks: Mapping[str, str],
     phantoms: Mapping[str, int],
     prompts: str = OURS,
+    *,
+    upright: bool = True,
 ) -> dict[str, Source]:
     """Find every dataset before anything runs; an unknown name is an error.
 
@@ -135,6 +139,7 @@ def find_sources(
             bank=own,
             bank_file=file,
             phantom=tuple(phantoms.items()) if data == _PHANTOMS else (),
+            upright=upright,
         )
     return found
 
@@ -186,6 +191,9 @@ def open_dataset(source: Source) -> Dataset:
     manifest.require_classes("The benchmark")
     if source.folder and marked is not None and not set(marked) <= set(manifest.class_names):
         marked = None  # other class names: "normal" or "healthy" in a name decides
+    if not source.upright:
+        items = (replace(item, image=as_stored(item.image)) for item in manifest.items)
+        manifest = replace(manifest, items=tuple(items))
     return Dataset(separate_groups(manifest)[0], texts, marked)
 
 

@@ -22,7 +22,7 @@ from ogkd.images.memory import ImageLike, InMemory, array_to_rgb, as_ref
 from ogkd.images.nifti import read_nifti
 from ogkd.images.npz import read_npz
 from ogkd.images.plain import FORMATS, check_size, read_plain, rgb_of
-from ogkd.images.ref import DICOM, NIFTI, PLAIN, ImageRef, kind_of, starts_as_dicom
+from ogkd.images.ref import DICOM, NIFTI, PLAIN, STORED, ImageRef, kind_of, starts_as_dicom
 
 EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
@@ -130,9 +130,9 @@ def _read_file(ref: ImageRef) -> NDArray[np.uint8]:
         return read_nifti(file, part, max_pixels=MAX_PIXELS)
     if kind == "npz":
         return read_npz(file, part, max_pixels=MAX_PIXELS)
-    if part:
+    if part not in ("", STORED):
         raise DataError(f"{file} is a single picture, so '#{part}' has no meaning. Remove it.")
-    return read_plain(file, max_pixels=MAX_PIXELS)
+    return read_plain(file, max_pixels=MAX_PIXELS, upright=part != STORED)
 
 
 def find_images(paths: Iterable[str | Path]) -> list[ImageRef]:

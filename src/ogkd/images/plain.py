@@ -19,12 +19,16 @@ _LOW_BYTES = {"RGB;16B": "RGB;16L", "RGBA;16B": "RGBA;16L", "LA;16B": "RGBA"}
 TIFF_MARKS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _BITS, _PHOTOMETRIC, _FORMAT = 258, 262, 339  # TIFF tags
 _WHITE_IS_ZERO = 0
+_ORIENTATION = 0x0112  # EXIF tag
 _PLAIN_COLOURS = (_WHITE_IS_ZERO, 1, 2)  # also: black is zero, RGB
 _AXES = ("YX", "YXS", "SYX")  # one picture, gray or colour
 
 
-def read_plain(file: Path, *, max_pixels: int) -> NDArray[np.uint8]:
-    """The first picture of the file as RGB [H, W, 3], upright; transparency is left out."""
+def read_plain(file: Path, *, max_pixels: int, upright: bool = True) -> NDArray[np.uint8]:
+    """The first picture of the file as RGB [H, W, 3]; transparency is left out.
+
+    `upright` turns it as the camera's mark says, if it has one.
+    """
     try:
         # Pillow's own limit would only warn at this size.
         with Image.open(file, formats=FORMATS) as image:
@@ -32,8 +36,8 @@ def read_plain(file: Path, *, max_pixels: int) -> NDArray[np.uint8]:
             if image.format == "TIFF" and _beyond_pillow(image):
                 return _read_tiff(file, max_pixels)
             if image.format == "PNG" and image.tile and image.tile[0].args in _LOW_BYTES:
-                return _read_deep_png(file, image)
-            return rgb_of(image)
+                return _read_deep_png(file, image, upright)
+            return rgb_of(image, upright=upright)
     except UnidentifiedImageError:
         with file.open("rb") as stream:
             if stream.read(4) not in TIFF_MARKS:
@@ -49,30 +53,45 @@ def check_size(file: Path, width: int, height: int, max_pixels: int) -> None:
         )
 
 
-def rgb_of(image: Image.Image) -> NDArray[np.uint8]:
-    """A PIL image as RGB [H, W, 3], upright."""
+def is_turned(file: Path) -> bool:
+    """Whether a camera's mark (EXIF) says that the picture must be turned to be upright."""
+    try:
+        with Image.open(file, formats=FORMATS) as image:
+            return bool(image.getexif().get(_ORIENTATION, 1) != 1)
+    except Exception:  # whatever is wrong with it, reading it will tell
+        return False
+
+
+def rgb_of(image: Image.Image, *, upright: bool = True) -> NDArray[np.uint8]:
+    """A PIL image as RGB [H, W, 3]."""
     image.load()
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode not in _DEEP_GRAY:
-        return np.array(upright.convert("RGB"))  # a copy: `asarray` could not be written to
-    gray = stretch(np.asarray(upright))
+    turned = ImageOps.exif_transpose(image) if upright else image
+    if turned.mode not in _DEEP_GRAY:
+        return np.array(turned.convert("RGB"))  # a copy: `asarray` could not be written to
+    gray = stretch(np.asarray(turned))
     tags: Any = getattr(image, "tag_v2", {})
     if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
         gray = 255 - gray
     return gray_to_rgb(gray)
 
 
-def _read_deep_png(file: Path, image: ImageFile.ImageFile) -> NDArray[np.uint8]:
+def _read_deep_png(file: Path, image: ImageFile.ImageFile, upright: bool) -> NDArray[np.uint8]:
     """Colour PNGs of 16 bits: Pillow keeps the high byte, so a second reading fetches the low."""
+
+    def numbers(picture: Image.Image) -> NDArray[np.uint16]:
+        return np.asarray(ImageOps.exif_transpose(picture) if upright else picture).astype(
+            np.uint16
+        )
+
     raw = str(image.tile[0].args)
     with Image.open(file, formats=("PNG",)) as again:
         again.tile = [again.tile[0]._replace(args=_LOW_BYTES[raw])]
         again.load()
-        other = np.asarray(ImageOps.exif_transpose(again)).astype(np.uint16)
+        other = numbers(again)
     if raw == "LA;16B":  # the four bytes of a pixel, as they are: gray twice, alpha twice
         return gray_to_rgb(stretch(other[:, :, 0] * 256 + other[:, :, 1]))
     image.load()
-    high = np.asarray(ImageOps.exif_transpose(image)).astype(np.uint16)
+    high = numbers(image)
     return stretch(high[:, :, :3] * 256 + other[:, :, :3])
 
 

@@ -29,7 +29,8 @@ _ENDINGS: dict[Kind, tuple[str, ...]]
 _ENDINGS = {"plain": PLAIN, "dicom": DICOM, "nifti": NIFTI, "npz": (".npz",)}
 INSTALL = 'To read DICOM and NIfTI: pip install "ogkd[dicom]".'
 _WORDS = ("first", "middle", "last")
-_PART = re.compile(r"#((?:axis|index)=[^#/]*|(?:train|val|test)/\d+)$")
+STORED = "stored"  # the part of a picture that is not to be turned upright
+_PART = re.compile(rf"#((?:axis|index)=[^#/]*|(?:train|val|test)/\d+|{STORED})$")
 _FORMS = "axis=0|1|2,index=N or index=N, where N counts from 0 or is first, middle or last"
 
 
@@ -182,6 +183,14 @@ class ImageRef:
             if frame_count(self.file) > 1:
                 return replace(self, part=rule.frame)
         return self
+
+
+def as_stored(image: ImageRef) -> ImageRef:
+    """The picture as it is in its file, without the turn that a camera's mark asks for."""
+    from ogkd.images.plain import is_turned
+
+    plain = not image.part and kind_of(image.file) == "plain"
+    return replace(image, part=STORED) if plain and is_turned(image.file) else image
 
 
 def kind_of(file: Path) -> Kind:

@@ -1,0 +1,123 @@
+"""Every command that takes a device runs on the pretended accelerator."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.main import get_command
+
+from ogkd.app.models import answers
+from ogkd.app.uploads import Upload
+from ogkd.backbones import loading
+from ogkd.cli import app
+from ogkd.images import ImageRef, read_image
+from pretend_device import THERE, pretending
+from tiny_data import CLASSES, write_dataset
+
+FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
+
+
+def commands_with_a_device(command=None, path=()):
+    command = command or get_command(app)
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands_with_a_device(inner, (*path, name))
+    if any(option.name == "device" for option in command.params):
+        yield " ".join(path)
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    return write_dataset(tmp_path / "data", splits={"train": 4, "val": 6, "test": 4})
+
+
+def words_of(pictures, out):
+    """The commands in an order in which each finds what it needs."""
+    test, model = pictures / "test", out / "model"
+    own, context = f"--backbone={FIXTURE}", out / "context.pt"
+    names = ",".join(CLASSES)
+    torch.save({"state_dict": {"prompt_learner.ctx": torch.ones(4, 24)}}, context)
+    bank = out / "bank.json"
+    bank.write_text(json.dumps({name: [f"a scan of {name}", name] for name in CLASSES}))
+    labelled = [f"{test}/{name.replace(' ', '_')}/0.png,{name}\n" for name in CLASSES]
+    (out / "labels.csv").write_text("path,label\n" + "".join(labelled))
+    grid = out / "grid.toml"
+    grid.write_text(
+        f'name = "g"\ndata = "{pictures.parent}"\nbackbone = "{FIXTURE}"\ndatasets = ["data"]\n'
+        'shots = [2]\nseeds = [1]\nmethods = ["coop"]\n[settings]\n"train.epochs" = 1\n'
+    )
+    few = ["--set", "train.epochs=1", "--set", "views=1"]
+    return {
+        "fit": [pictures, own, "--method", "ogkd", "--out", model, *few],
+        "calibrate": [model, pictures, "--split", "val"],
+        "evaluate": [model, pictures, "--resamples", 10],
+        "report": [model, pictures, "--resamples", 10, "--out", out / "report.html"],
+        "predict": [model, test, "--out", out / "rows.csv", "--explain", out / "maps"],
+        "embed": [test, own, "--out", out / "features.safetensors", "--patches"],
+        "import-checkpoint": [context, "--classes", names, own, "--out", out / "imported"],
+        "prompts check": [bank, own, "--data", pictures],
+        "backbones verify": [FIXTURE],
+        "data check": [pictures, own, "--labels"],
+        "label next": [test, own, "--labels", out / "labels.csv", "-n", 2],
+        "start": [pictures, own, "--yes", "--out", out / "start", "--method", "fused"],
+        "bench run": [grid, "--out", out / "runs", "--workers", 0],
+        "bench plan": [grid],
+        "bench tune": [
+            grid, "--methods", "coop", "--trials", 2, "--out", out / "tuning",
+            "--save", out / "tuned.toml", "--workers", 0,
+        ],
+        "app": [model],
+        "studio": [test, own, "--out", out / "project"],
+    }  # fmt: skip
+
+
+@pytest.fixture
+def _without_waiting(pictures, monkeypatch):
+    """Servers that answer one question and end."""
+    image = ImageRef.of(sorted((pictures / "test").rglob("*.png"))[0])
+
+    def serve_models(models, settings, *, say):
+        found = answers(models, Upload("a.png", image, read_image(image)), pictures=True)
+        assert found[0].evidence is not None
+
+    def serve(make, settings, *, say):
+        make("private")
+
+    def make_studio(session, *_):
+        session._encoding.join(timeout=300)
+
+    monkeypatch.setattr("ogkd.app.server.serve_models", serve_models)
+    monkeypatch.setattr("ogkd.app.server.serve", serve)
+    monkeypatch.setattr("ogkd.studio.routes.make_studio", make_studio)
+
+
+def probabilities_in(table):
+    rows = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
+    return [float(row["probability"]) for row in rows]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_without_waiting")
+def test_every_command_works_on_the_device(ogkd, pictures, tmp_path, monkeypatch):
+    place = loading.resolve_device
+    monkeypatch.setattr(
+        loading, "resolve_device", lambda name: THERE if name == "pretended" else place(name)
+    )
+    words = words_of(pictures, tmp_path)
+    assert set(words) == set(commands_with_a_device())
+    failed = {}
+    for name, arguments in words.items():
+        monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "caches" / name))  # nothing is encoded yet
+        with pretending() as count:
+            found = ogkd(*name.split(), *arguments, "--device", "pretended")
+        # Two short prompts per class are enough here, but not for `prompts check`.
+        if found.code != (name == "prompts check") or not count.there:
+            failed[name] = found
+    assert not failed, "\n".join(f"{name}: {how}" for name, how in failed.items())
+    model, images, *_ = words["predict"]
+    assert ogkd("predict", model, images, "--out", tmp_path / "cpu.csv").code == 0
+    there, here = (probabilities_in(tmp_path / name) for name in ("rows.csv", "cpu.csv"))
+    assert there == pytest.approx(here, abs=1e-3)
