@@ -31,30 +31,20 @@ def toy(rows: int = 40, findings: int = 3, missing: float = 0.3, seed: int = 0) 
 
 def plain(X: np.ndarray, Y: np.ndarray, texts: Pairs, new: np.ndarray, kappa: float, rho: float):
     """The docstring of two_way.py, one finding and one row at a time."""
-    S, answers, known = np.zeros((D, D)), 0, set()
-    means = {}
-    for f in range(Y.shape[1]):
-        for said in (0, 1):
-            mine = X[Y[:, f] == said]
-            means[f, said] = mine.mean(0)
-            for x in mine:
-                S += np.outer(x - means[f, said], x - means[f, said])
-            answers += len(mine)
-            known |= set(np.flatnonzero(Y[:, f] == said).tolist())
-    for f in range(Y.shape[1]):
-        centre = (means[f, 0] + means[f, 1]) / 2
-        for said in (0, 1):
-            n = (Y[:, f] == said).sum()
-            S += n / (1 + n) * np.outer(means[f, said] - centre, means[f, said] - centre)
-    S /= answers
-    S += rho * np.trace(S) / len(known) * np.eye(D)
     z = np.zeros((len(new), Y.shape[1]))
     for f in range(Y.shape[1]):
         n1, n0 = (Y[:, f] == 1).sum(), (Y[:, f] == 0).sum()
+        means = [X[Y[:, f] == said].mean(0) for said in (0, 1)]
+        centre, S = (means[0] + means[1]) / 2, np.zeros((D, D))
+        for said, n in ((0, n0), (1, n1)):
+            for x in X[Y[:, f] == said]:
+                S += np.outer(x - means[said], x - means[said])
+            S += n / (1 + n) * np.outer(means[said] - centre, means[said] - centre)
+        S /= n1 + n0
+        S += rho * np.trace(S) / (n1 + n0) * np.eye(D)
         share = 1 / (kappa * (1 / n1 + 1 / n0) / 2 + 1)
-        centre = (means[f, 0] + means[f, 1]) / 2
         for row, x in enumerate(new):
-            seen = (x - centre) @ np.linalg.solve(S, means[f, 1] - means[f, 0])
+            seen = (x - centre) @ np.linalg.solve(S, means[1] - means[0])
             t = texts.scale * (texts.present[f] - texts.absent[f]).double().numpy()
             read = t @ x - (n1 + n0) / (n1 + n0 + texts.nu) * (t @ centre)
             z[row, f] = share * seen + (1 - share) * read

@@ -49,13 +49,9 @@ def calibrate(
     notes for the user. Of a model of several findings, `sensitivity` is the share of images with
     a finding that are not to be answered "no", which is then promised with `confidence` (0.9).
     """
-    if (sensitivity or confidence) and not classifier.card.findings:
-        argument = "sensitivity" if sensitivity else "confidence"
-        raise ConfigError(
-            f"{argument} is for models that answer several findings; this one gives an image one "
-            "class.",
-            argument=argument,
-        )
+    given = {"sensitivity": sensitivity, "confidence": confidence}
+    if argument := next((name for name, value in given.items() if value is not None), None):
+        _require_findings(classifier, argument)
     card = classifier.card
     found = predict_labelled(classifier, data, split=split)
     found = _unused(found, card.seen, leave_out_used=leave_out_used)
@@ -114,6 +110,15 @@ def _pixels(found: LabelledPredictions) -> list[str]:
     items = [item for bag in found.bags for item in bag.items]
     few = [item.image.pixel_fingerprint for item in few_of_each(items)]
     return [*few, *(item.image.fingerprint for item in items)]
+
+
+def _require_findings(classifier: Classifier, argument: str) -> None:
+    if not classifier.card.findings:
+        raise ConfigError(
+            f"{argument} is for models that answer several findings; this one gives an image one "
+            "class.",
+            argument=argument,
+        )
 
 
 def _unused(

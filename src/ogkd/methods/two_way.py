@@ -3,10 +3,13 @@
 Each finding f is a question of its own, whose answer may be unknown: Y [R, F] is 1, 0 or -1. Its
 log-odds are those of two Gaussian classes,
 
-    z_f = heat (s_f (x - c_f)' P (mean_f1 - mean_f0) + (1 - s_f) text_f) + log (n_f1 + 1)/(n_f0 + 1)
+    z_f = heat (s_f (x - c_f)' P_f (mean_f1 - mean_f0) + (1 - s_f) text_f)
+          + log (n_f1 + 1)/(n_f0 + 1)
 
 where c_f is halfway between its means, s_f = n_f / (kappa + n_f) and n_f the harmonic mean of its
-counts n_f1 and n_f0. All findings share the covariance, kappa and heat.
+counts n_f1 and n_f0. All findings share kappa and heat. They do not share the covariance: what one
+finding changes lies within both answers of another, so that a common one would hide each from
+itself (docs/evidence/findings.md).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ogkd.methods.experts import Experts, Linear, Space, ridge_of
+from ogkd.methods.experts import Experts, Linear, Space, visual
 from ogkd.methods.fused_choice import (
     FOLDS,
     HEATS,
@@ -61,22 +64,13 @@ def two_way(space: Space, Y: Tensor, texts: Pairs, *, rho: float, weight: float 
 
 
 def _gaussian(X: Tensor, yes: Tensor, no: Tensor, *, rho: float) -> Linear:
-    """Log-odds (x - c_f)' P (mean_f1 - mean_f0) of every finding, by one covariance.
-
-    The covariance is the mean, over all known answers, of that of rows around the means of their
-    answers; with n / (1 + n) of that of the means around c_f, and the ridge, as in `visual`.
-    """
-    n1, n0 = yes.sum(0).unsqueeze(1), no.sum(0).unsqueeze(1)
-    mean1, mean0 = _mean(X, yes), _mean(X, no)
-    known = (yes + no).sum(1, keepdim=True)  # [R, 1]
-    S = (X * known).mT @ X - (mean1 * n1).mT @ mean1 - (mean0 * n0).mT @ mean0
-    half = (mean1 - mean0) / 2
-    S = S + (half * (n1 / (1 + n1) + n0 / (1 + n0))).mT @ half
-    S = S / known.sum()
-    images = (yes + no).amax(1).sum()
-    S.diagonal().add_(ridge_of(S.trace(), images, rho))
-    W = torch.cholesky_solve((2 * half).mT, torch.linalg.cholesky(S)).mT  # [F, d]
-    return W, -(W * (mean1 + mean0) / 2).sum(1)
+    """Log-odds (x - c_f)' P_f (mean_f1 - mean_f0) of every finding: `visual` of its two answers."""
+    found = []
+    for f in range(yes.shape[1]):
+        Z = torch.stack([no[:, f], yes[:, f]], dim=1)
+        found.append(visual(X, Z, (X * Z.sum(1, keepdim=True)).mT @ X, rho=rho))
+    W, b = (torch.stack(each) for each in zip(*found, strict=True))
+    return W[:, 1] - W[:, 0], b[:, 1] - b[:, 0]
 
 
 def _mean(X: Tensor, weights: Tensor) -> Tensor:

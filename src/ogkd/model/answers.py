@@ -84,8 +84,9 @@ class Answers:
             self.notes = ["Note: the model is not calibrated: yes means 50 % or more."]
             return
         coverage = COVERAGE if policy.coverage is None else policy.coverage
-        wanted = policy.sensitivity or calibration.sensitivity
-        sure = policy.confidence if policy.sensitivity else calibration.confidence
+        asked = policy.sensitivity is not None
+        wanted = policy.sensitivity if asked else calibration.sensitivity
+        sure = policy.confidence if asked else calibration.confidence
         self.limits = calibration.limits(coverage=coverage, sensitivity=wanted, confidence=sure)
         self.notes = list(self._promises(calibration, coverage, wanted, sure))
 

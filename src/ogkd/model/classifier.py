@@ -117,8 +117,7 @@ class Classifier:
     @property
     def finding_calibration(self) -> FindingsCalibration | None:
         """The calibration of a model of several findings."""
-        found = self.calibration
-        return found if isinstance(found, FindingsCalibration) else None
+        return self.calibration if isinstance(self.calibration, FindingsCalibration) else None
 
     def logits(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits [N, C] of features [N, d] before any calibration; of findings, log-odds."""
@@ -219,6 +218,8 @@ class Classifier:
     ) -> Classifier:
         """The same learned context for other classes, as base-to-novel asks."""
         method = method_of(self.card)
+        if self.card.findings:
+            raise ConfigError("A model of several findings only knows those it was fitted on.")
         texts = prompts if prompts is not None else [[name] for name in class_names]
         names = tuple(class_names)
         text = TextSide(self.backbone, names, tuple(tuple(row) for row in texts))

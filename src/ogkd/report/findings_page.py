@@ -19,7 +19,6 @@ from ogkd.model.decide import Policy
 from ogkd.model.engine_note import engine_note
 from ogkd.model.explain import evidence
 from ogkd.model.picture import heat_map
-from ogkd.report import sections
 from ogkd.report.html import render
 from ogkd.report.model_page import MARKS, OUTLINED, SIDE, about, made_now, small
 
@@ -64,11 +63,25 @@ def findings_page(
         answered=answer_rows(result),
         limits=(["finding", "no below", "yes above"], limits),
         promise=Answers(classifier, Policy()).notes[0].removeprefix("Note: "),
-        interval_words=sections.interval_words(result),
+        interval_words=_interval_words(result),
         mistakes=mistakes,
         side=SIDE,
         **about(classifier, manifest, predictions, audit, command, show_names=show_names),
     )
+
+
+def _interval_words(result: Mapping[str, Any]) -> str:
+    how = result["bootstrap"]
+    if not how["resamples"]:
+        return "In percent. No intervals were computed."
+    by = "patients (groups)" if how["by"] == "group" else "images"
+    text = f"In percent; in brackets 95 % intervals by {how['resamples']} resamples of {by}."
+    if how["by"] == "image":
+        text += (
+            " If several images come from one patient and the data does not say so, these "
+            "intervals are too narrow."
+        )
+    return text
 
 
 def worst(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tuple[int, int]]:
