@@ -73,7 +73,7 @@ def test_fit_notices_the_findings_and_says_so_in_one_line(ogkd, films, clip, tmp
 def test_predict_writes_an_answer_and_a_probability_for_each_finding(ogkd, model, films, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")
-    outcome = ogkd("predict", model, films.parent / "3.png", bad)
+    outcome = ogkd("predict", model, films.parent / "0.png", bad)
     assert outcome.code == 1
     good, broken = csv.DictReader(io.StringIO(outcome.out))
     assert good["benign tumor"] in ("yes", "no")
@@ -81,11 +81,11 @@ def test_predict_writes_an_answer_and_a_probability_for_each_finding(ogkd, model
     assert broken["error"]
     assert broken["benign tumor"] == ""
     assert "not calibrated: yes means 50 % or more" in outcome.err
-    lines = ogkd("predict", model, films.parent / "3.png", "--format", "jsonl").out
+    lines = ogkd("predict", model, films.parent / "0.png", "--format", "jsonl").out
     entry = json.loads(lines)
     assert entry["answers"]["benign tumor"] == good["benign tumor"]
     assert entry["prediction"] == good["prediction"]
-    assert sum(entry["probabilities"].values()) != pytest.approx(1.0, abs=1e-3)
+    assert sum(entry["probabilities"].values()) > 1.1  # it shows both
 
 
 def test_a_calibrated_model_may_be_unsure_and_keeps_its_promise(ogkd, calibrated, films):

@@ -124,6 +124,7 @@ def evaluate_findings(
     result: dict[str, Any] = {
         "asks": "findings",
         "images": len(p),
+        "unit": "image",
         "groups": groups,
         "macro": rows("macro/"),
         "micro": rows("micro/"),
