@@ -9,7 +9,7 @@ seconds of one thread, and its peak memory.
     python benchmarks/whole_run.py --growth classes shots bank images --out runs/growth.json
 
 `--plain` runs the plain loop (plain_loop.py) to the end on the same images: 100 epochs in batches
-of 4, which at 16 shots of 8 classes takes half a day of one core. `--growth` times 5 steps of
+of 4, which at 16 shots of 8 classes takes half a day of one core. `--growth` times 2 steps of
 `auto` on random features, and the store of image features on disk.
 """
 
@@ -168,9 +168,9 @@ def _towers_growth(found: dict[str, Any], say: Say) -> None:
         names = [f"{NAMES[row % 8]} {'abcdefgh'[row // 8]}" for row in range(classes)]
         bank = tuple(tuple(rows) for rows in make_bank(classes, 2))
         text, support = TextSide(backbone, tuple(names), bank), _support(backbone, classes, shots)
-        method = make_method("ogkd", preset="auto", settings={"train.epochs": 5})
+        method = make_method("ogkd", preset="auto", settings={"train.epochs": 2})
         _ = text.bank
-        return clock(lambda: method.fit([support], text, seeds=[1])) / 5
+        return clock(lambda: method.fit([support], text, seeds=[1])) / 2
 
     train(2, 1)  # lays out the weights
     if "classes" in found:
