@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -211,3 +212,25 @@ def test_a_support_without_a_class_gives_no_sets(fitted, tmp_path):
     save_file(arrays, folder / "support.safetensors")
     edit_sealed(folder / "model.json", lambda card: card.update(support_sha256=None))
     assert SupportSets.of(ogkd.load(folder)) is None
+
+
+def test_as_many_images_as_a_coverage_needs_are_enough_to_leave_a_class_out(fitted, rows):
+    found = SupportSets.of(fitted[0])
+    halved = torch.as_tensor(np.float16(rows).astype(np.float32))
+    lowest = np.isclose(found._ranked.p_values(halved).numpy(), 0.1)  # 1 / (9 + 1), just 1 - 0.9
+    assert lowest.any()
+    assert not found.sets(rows, coverage=0.9)[lowest].any()
+
+
+def counts(*images):
+    names = tuple(f"class {number}" for number in range(len(images)))
+    return SupportSets(SimpleNamespace(n=images), names, 4)
+
+
+def test_the_note_counts_the_smallest_class_and_rounds_its_coverage_down():
+    assert counts(9, 5, 9).note(0.75).endswith("5 images per class allow up to 83.3 %.")
+
+
+def test_the_note_lists_eight_classes_and_counts_the_others():
+    assert counts(*[1] * 8, 9).note(0.9).endswith(f"{', '.join(f'class {n}' for n in range(8))}.")
+    assert counts(*[1] * 9, 9).note(0.9).endswith("class 7 and 1 more.")

@@ -6,10 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.model.calibration import Calibration
-from ogkd.model.temperature import justified_temperature, softmax
+from ogkd.model.temperature import fit_temperature, justified_temperature, softmax
 
 
 def draw(count, *, sharpness, seed, classes=4):
@@ -82,3 +83,29 @@ def test_a_calibration_of_an_older_version_is_read(tmp_path):
     assert found.applied
     assert found.temperature == pytest.approx(content["temperature"])
     assert found.seen == set(content["image_keys"])
+
+
+def test_logits_of_any_size_give_probabilities():
+    extreme = np.array([[1e4, 0.0], [-1e4, 1e4], [-1e4, -2e4]])
+    assert softmax(extreme).tolist() == [[1, 0], [0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize(("sharpness", "bound"), [(1e3, 20.0), (1e-3, 0.05)])
+def test_a_temperature_stays_within_its_bounds(sharpness, bound):
+    z, y = draw(2000, sharpness=sharpness, seed=0)
+    assert fit_temperature(z, y) == pytest.approx(bound, rel=1e-3)
+
+
+def test_rescaling_is_applied_from_a_chance_of_one_in_twenty_on():
+    chances, applied = [], []
+    for seed in range(60):
+        z, y = draw(48, sharpness=1.4, seed=seed)
+        gain = 48 * (nll(y, softmax(z)) - nll(y, softmax(z, fit_temperature(z, y))))
+        chances.append(chi2.sf(2 * gain, 1))
+        applied.append(justified_temperature(z, y, units=48)[1] is None)
+    between = [
+        said for chance, said in zip(chances, applied, strict=True) if 0.026 < chance < 0.049
+    ]
+    assert between
+    assert all(between)
+    assert not any(said for chance, said in zip(chances, applied, strict=True) if chance > 0.051)
