@@ -35,11 +35,6 @@ def learnable(request: FitRequest, manifest: Manifest) -> Manifest:
 
     Training images about which nothing is known are left out too. Says what was found.
     """
-    if any(item.bag is not None for item in manifest.items):
-        raise DataError(
-            "Pictures that share one answer (bags) cannot have several findings. Give a table with "
-            "a column label, or leave the bags out."
-        )
     train = manifest.part("train")
     request.note(findings_text(manifest, train))
     kept = []
