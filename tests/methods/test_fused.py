@@ -121,7 +121,7 @@ def test_a_class_without_images_is_refused_unless_the_support_says_so():
 
 def test_one_shot_takes_the_prior_and_never_holds_out():
     found = chosen(make_support((1, 1, 1)), unit(3, 12), kappa0=3.0)
-    assert (found.kappa, found.heat) == (3.0, 1.5)
+    assert (found.kappa, found.heat) == (3.0, 1.0)
 
 
 def test_useful_text_gets_more_weight_than_misleading_text():

@@ -25,8 +25,8 @@ HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
 _KAPPA_SPREAD = 0.5  # prior standard deviation of log kappa around log kappa0
 _HEAT_SPREAD = 0.3  # prior standard deviation of the log of the factor on logits around 0
 FOLDS = 8  # at most, to choose by; each holds out some images of every class
-_ONE_SHOT_HEAT = 1.5  # the factor on logits where no image can be held out
-_ROUNDS = 3  # of expectation-maximisation where no image can be held out; else one
+# Of expectation-maximisation where no image can be held out; else one round, the chosen factor.
+_ROUNDS, _HEAT = 3, 1.5
 _MOST = 16.0  # images per class that a whole pool counts as, however large it is
 POOL_FOLDS = 4  # at most with unlabelled images, where a fold costs more
 RHO = {True: 0.3, False: 1.0}  # the ridge, with deeper features and without
@@ -89,7 +89,7 @@ def choose(
 ) -> Choice:
     """Choose the weight kappa and the factor on logits on held-out support images.
 
-    With one image per class nothing can be held out: they are then kappa0 and 1.5.
+    With one image per class nothing can be held out: they are then kappa0 and 1.
     """
 
     def fit(kept: Tensor) -> Experts:
@@ -98,7 +98,7 @@ def choose(
     fixed = config.kappa
     kappas = KAPPAS if fixed is None else (fixed,)
     found = _best(rows, space, fit, kappas, config, folds=folds)
-    return found or Choice(fixed or config.kappa0, _ONE_SHOT_HEAT)
+    return found or Choice(fixed or config.kappa0, 1.0)
 
 
 def worth(rows: Rows, pool: int, config: FusedConfig) -> float:
@@ -158,15 +158,16 @@ def with_pool(
     known: Sequence[Tensor] | None = None,
 ) -> Experts:
     """The experts that have learned from the unlabelled rows behind the labelled ones, too."""
+    chosen = len(choice.held) > 0
     return with_unlabelled(
         space,
         weights(rows),
         texts,
         rho=ridge(config),
         kappa=choice.kappa,
-        heat=choice.heat,
+        heat=choice.heat if chosen else _HEAT,
         beta=worth(rows, len(space.v) - len(rows.labels), config),
-        rounds=config.rounds or (1 if len(choice.held) else _ROUNDS),
+        rounds=config.rounds or (1 if chosen else _ROUNDS),
         known=known,
     )
 
