@@ -176,6 +176,14 @@ def test_bags_of_one_picture_are_answered_as_pictures(
     assert ogkd.evaluate(model, single)["accuracy"] >= 0.9
 
 
+def test_a_picture_alone_is_answered_as_a_bag_of_one(model: Classifier, table: Path) -> None:
+    image = part(table, "test").items[0].image
+    [whole] = model.decide({"one": [image.file]})
+    [alone] = model.decide([image.file], patches=True)
+    assert alone.probabilities == pytest.approx(whole.probabilities, abs=1e-5)
+    assert alone.patches is not None
+
+
 def test_a_bag_whose_pictures_cannot_be_read_is_named_and_others_are_answered(
     model: Classifier, table: Path, tmp_path: Path
 ) -> None:

@@ -15,12 +15,16 @@ from ogkd.images.slices import SlicesRule, parts_of
 from tiny_images import dicom, volume
 
 
-@pytest.mark.parametrize("text", ["all", "every=4", "N=16", "axis=1,all", "axis=0,N=3"])
+@pytest.mark.parametrize(
+    "text", ["all", "every=4", "N=16", "axis=1,all", "axis=0,N=3", "x=20,all", "side=512,N=9"]
+)
 def test_a_rule_reads_what_it_writes(text: str) -> None:
     assert str(SlicesRule.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "some", "N=0", "every=-1", "axis=3,all", "N=1e3", "all,all"])
+@pytest.mark.parametrize(
+    "text", ["", "some", "N=0", "every=-1", "axis=3,all", "N=1e3", "all,all", "x=0,all"]
+)
 def test_anything_else_is_refused_with_what_to_write(text: str) -> None:
     with pytest.raises(ConfigError, match="every=4"):
         SlicesRule.parse(text)

@@ -124,7 +124,7 @@ def with_support_images(models: Sequence[Model], data: Path) -> list[Model]:
 
 def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
     classifier = model.classifier
-    if classifier.support is None:
+    if classifier.support is None or classifier.card.bags is not None:
         return {}
     images = classifier.refs(list(dict.fromkeys(item.image for item in items)))
     learned = set(classifier.card.support_images)

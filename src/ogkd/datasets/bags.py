@@ -17,7 +17,7 @@ from ogkd.datasets.tables import NOT_COLUMNS
 from ogkd.errors import ConfigError, DataError, OgkdWarning
 from ogkd.images import ImageRef
 from ogkd.images.dicom import Series
-from ogkd.images.ref import kind_of
+from ogkd.images.ref import Broken, kind_of
 from ogkd.images.slices import SlicesRule, parts_of
 from ogkd.progress import progress_bar
 
@@ -151,8 +151,10 @@ def _parts(
         for bag, image in images:
             try:
                 parts = parts_of(image, rule)
-            except DataError:  # it stays, as a picture whose reading will say why
-                parts = [image.sliced(rule.middle)]
+            except DataError as error:
+                if error.argument:  # another rule is needed
+                    raise
+                parts = [Broken(image.file, image.part, str(error))]
             found += [(bag, image, part) for part in parts]
             bar.advance()
     return found

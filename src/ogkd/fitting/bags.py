@@ -67,17 +67,25 @@ def learn(
     The pooling is chosen on bags that were held out, each by a head that has not seen it.
     """
     head = _fit(method, given, text, seed, folder)
-    fold = folds(given.labels, _SLOW_FOLDS if method.needs_training else _FOLDS)
-    if fold is None or not method.needs_images:
-        if not method.needs_images:
-            return head, fit_pooling(head.of_rows(given.rows), given.bag, given.labels, text.normal)
+    z = held_out(method, given, text, seed=seed)
+    if z is None:
         return head, Pooling(normal=text.normal)
+    return head, fit_pooling(z, given.bag, given.labels, text.normal)
+
+
+def held_out(method: Method, given: BagSupport, text: TextSide, *, seed: int) -> Tensor | None:
+    """Logits [N, C] of pictures by heads that have not seen their bags; None with too few bags."""
+    if not method.needs_images:
+        return _fit(method, given, text, seed, None).of_rows(given.rows).double()
+    fold = folds(given.labels, _SLOW_FOLDS if method.needs_training else _FOLDS)
+    if fold is None:
+        return None
     z = torch.zeros(len(given.bag), len(text.class_names), dtype=torch.float64)
     for number in fold.unique().tolist():
         part = _fit(method, given.some(fold != number), text, seed, None)
         out = (fold == number)[given.bag]
         z[out] = part.of_rows(given.rows[out].float()).double()
-    return head, fit_pooling(z, given.bag, given.labels, text.normal)
+    return z
 
 
 def bag_card(rule: BagRule, pictures: int) -> BagCard:

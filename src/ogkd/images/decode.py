@@ -22,9 +22,20 @@ from ogkd.images.memory import ImageLike, InMemory, array_to_rgb, as_ref
 from ogkd.images.nifti import read_nifti
 from ogkd.images.npz import read_npz
 from ogkd.images.plain import FORMATS, check_size, read_plain, rgb_of
-from ogkd.images.ref import DICOM, NIFTI, PLAIN, STORED, ImageRef, kind_of, starts_as_dicom
+from ogkd.images.ref import (
+    DICOM,
+    NIFTI,
+    PLAIN,
+    SLIDES,
+    STORED,
+    Broken,
+    ImageRef,
+    kind_of,
+    starts_as_dicom,
+)
+from ogkd.images.slide import read_tile
 
-EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI})
+EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI, *SLIDES})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
 
 _NOWHERE = logging.NullHandler()
@@ -53,6 +64,8 @@ def read_image(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
     """
     ref = as_ref(image)
     file = ref.file
+    if isinstance(ref, Broken):
+        raise DataError(ref.reason)
     try:
         pixels = _read_memory(ref) if isinstance(ref, InMemory) else _read_file(ref)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
@@ -130,6 +143,8 @@ def _read_file(ref: ImageRef) -> NDArray[np.uint8]:
         return read_nifti(file, part, max_pixels=MAX_PIXELS)
     if kind == "npz":
         return read_npz(file, part, max_pixels=MAX_PIXELS)
+    if kind == "slide" or part.startswith("tile="):
+        return read_tile(file, part, max_pixels=MAX_PIXELS)
     if part not in ("", STORED):
         raise DataError(f"{file} is a single picture, so '#{part}' has no meaning. Remove it.")
     return read_plain(file, max_pixels=MAX_PIXELS, upright=part != STORED)

@@ -20,17 +20,19 @@ from typing import Literal
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import sha256_file
 
-Kind = Literal["plain", "dicom", "nifti", "npz"]
+Kind = Literal["plain", "dicom", "nifti", "npz", "slide"]
 
 PLAIN = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp", ".webp")
 DICOM = (".dcm", ".dicom")
 NIFTI = (".nii", ".nii.gz")
+SLIDES = (".svs", ".ndpi", ".scn", ".mrxs", ".bif", ".svslide", ".vms", ".vmu")
+TIFF = (".tif", ".tiff")  # which may be whole slides too
 _ENDINGS: dict[Kind, tuple[str, ...]]
-_ENDINGS = {"plain": PLAIN, "dicom": DICOM, "nifti": NIFTI, "npz": (".npz",)}
+_ENDINGS = {"plain": PLAIN, "dicom": DICOM, "nifti": NIFTI, "npz": (".npz",), "slide": SLIDES}
 INSTALL = 'To read DICOM and NIfTI: pip install "ogkd[dicom]".'
 _WORDS = ("first", "middle", "last")
 STORED = "stored"  # the part of a picture that is not to be turned upright
-_PART = re.compile(rf"#((?:axis|index)=[^#/]*|(?:train|val|test)/\d+|{STORED})$")
+_PART = re.compile(rf"#((?:axis|index|tile)=[^#/]*|(?:train|val|test)/\d+|{STORED})$")
 _FORMS = "axis=0|1|2,index=N or index=N, where N counts from 0 or is first, middle or last"
 
 
@@ -191,6 +193,13 @@ def as_stored(image: ImageRef) -> ImageRef:
 
     plain = not image.part and kind_of(image.file) == "plain"
     return replace(image, part=STORED) if plain and is_turned(image.file) else image
+
+
+@dataclass(frozen=True)
+class Broken(ImageRef):
+    """A file whose pictures could not be found: reading it says why."""
+
+    reason: str = ""
 
 
 def kind_of(file: Path) -> Kind:

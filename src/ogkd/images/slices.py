@@ -1,7 +1,8 @@
-"""The pictures that a file is made of: slices of a volume, frames of a clip.
+"""The pictures that a file is made of: slices of a volume, frames of a clip, tiles of a slide.
 
 A rule says which of them: `all`, `every=4` or `N=16`, after `axis=0|1|2,` for volumes if not
-axial. Slices with nothing in them are left out.
+axial, and for whole slides after their magnification (`x=20,`) or the side of a tile in the slide's
+own pixels (`side=512,`). Slices with nothing in them and tiles of glass are left out.
 """
 
 from __future__ import annotations
@@ -17,36 +18,56 @@ from ogkd.images.decode import read_image
 from ogkd.images.dicom import frame_count
 from ogkd.images.nifti import filled_slices
 from ogkd.images.ref import ImageRef, SliceRule, kind_of
+from ogkd.images.slide import is_slide, tiles
 
 AXIAL = 2
+MAGNIFICATION = 10.0
 
 
 @dataclass(frozen=True)
 class SlicesRule:
-    """Which slices: every `step`-th, or `count` of them evenly spaced; along which axis."""
+    """Which slices: every `step`-th, or `count` of them evenly spaced; along which axis.
+
+    Of slides: tiles at which magnification, or of which `side`.
+    """
 
     axis: int = AXIAL
     step: int = 1
     count: int | None = None
+    magnification: float = MAGNIFICATION
+    side: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> SlicesRule:
         """Read "all", "every=4" or "N=16", perhaps after "axis=1,"; else a ConfigError."""
         found = re.fullmatch(
-            r"(?:axis=([012]),)?(?:all|every=([1-9]\d{0,5})|N=([1-9]\d{0,5}))", text.strip()
+            r"(?:axis=([012]),)?(?:x=(\d{1,3}(?:\.\d{1,3})?),|side=([1-9]\d{1,5}),)?"
+            r"(?:all|every=([1-9]\d{0,5})|N=([1-9]\d{0,5}))",
+            text.strip(),
         )
-        if found is None:
+        if found is None or float(found[2] or MAGNIFICATION) <= 0:
             raise ConfigError(
                 f"'{text}' does not say which slices to take. Write all, every=4 or N=16, for "
-                "other slices than axial ones after an axis: axis=1,all.",
+                "other slices than axial ones after an axis (axis=1,all), for tiles of a whole "
+                "slide after their magnification (x=20,all).",
                 argument="slices",
             )
-        axis, step, count = found.groups()
-        return cls(int(axis or AXIAL), int(step or 1), None if count is None else int(count))
+        axis, power, side, step, count = found.groups()
+        return cls(
+            int(axis or AXIAL),
+            int(step or 1),
+            None if count is None else int(count),
+            float(power or MAGNIFICATION),
+            None if side is None else int(side),
+        )
 
     def __str__(self) -> str:
         which = "all" if self.step == 1 else f"every={self.step}"
         which = which if self.count is None else f"N={self.count}"
+        if self.side is not None:
+            which = f"side={self.side},{which}"
+        elif self.magnification != MAGNIFICATION:
+            which = f"x={self.magnification:g},{which}"
         return which if self.axis == AXIAL else f"axis={self.axis},{which}"
 
     @property
@@ -77,8 +98,11 @@ def parts_of(image: ImageRef, rule: SlicesRule) -> list[ImageRef]:
     elif kind == "dicom" and (frames := frame_count(image.file)) > 1:
         chosen = [f"index={place}" for place in rule.choose(range(frames))]
         found = [part for part in chosen if np.ptp(read_image(ImageRef(image.file, part))) > 0]
+    elif kind == "slide" or (kind == "plain" and is_slide(image.file)):
+        every = tiles(image.file, magnification=rule.magnification, side=rule.side)
+        found = [every[number] for number in rule.choose(range(len(every)))]
     else:
         return [image]
     if not found:
-        raise DataError(f"{image} is blank: there is nothing in any of its slices. Remove it.")
+        raise DataError(f"{image} is blank: there is nothing in any part of it. Remove it.")
     return [ImageRef(image.file, part) for part in found]

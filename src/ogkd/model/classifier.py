@@ -137,8 +137,14 @@ class Classifier:
         return found
 
     def probabilities(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
-        """Probabilities [N, C] of classes or findings, calibrated if the model is."""
+        """Probabilities [N, C] of classes or findings, calibrated if the model is.
+
+        Of a model of bags, each image is a bag by itself.
+        """
         logits = self.logits(features)
+        if self.card.bags is not None:
+            alone = self.pooling.logits(torch.from_numpy(logits), torch.arange(len(logits)))
+            logits = alone.float().numpy()
         return probabilities_of(logits, self.calibration, findings=self.card.findings)
 
     def decide(
@@ -152,14 +158,14 @@ class Classifier:
         """Decide for images one after the other, in order, with bounded memory.
 
         `images` are those of `predict`. A model that was fitted on bags gives one decision for
-        each bag.
+        each bag; with `patches`, one for each picture, as if it were a bag by itself.
 
         An image that cannot be read gives a decision with `error`. `patches` keeps what evidence
         maps need (see `ogkd.model.explain.evidence_of`). A policy whose answers depend on the
         whole batch (`together`, `prior="estimate"`) needs the features of all images in memory.
         """
         decider = Decider(self, policy)
-        if self.card.bags is not None:
+        if self.card.bags is not None and not patches:
             named = named_pictures(images, self.card.bags.rule)
             found = encode_files(
                 self.backbone, [ref for _, ref in named], deep=self.deep, batch_size=batch_size

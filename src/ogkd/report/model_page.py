@@ -295,6 +295,10 @@ def cards(
             if name != truth:
                 title = f"{truth}, mistaken for {name}"
                 words += f", {100 * row[label]:.0f} % for {truth}"
+            if predictions.bags:
+                best = predictions.bags[number].decided_by[0]
+                part = f" ({best.image.part})" if best.image and best.image.part else ""
+                words += f"; the picture that decided{part}, {100 * best.share:.0f} % of the answer"
             outlined = f"The same image; the patches with most evidence for {name} are outlined"
             pictures = (
                 (small(found.image), f"An image of the class {truth}", "what it saw"),

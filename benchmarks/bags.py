@@ -1,0 +1,260 @@
+"""Bags: one answer for many pictures, as fewer and fewer of them show it; docs/evidence/bags.md.
+
+    python benchmarks/bags.py --out runs/bags --data ct-kidney mri-brain   # phantom volumes
+    python benchmarks/bags.py --out runs/bags --data lungcolon             # needs OGKD_SHARED
+    python benchmarks/bags.py --out runs/bags --table
+
+A bag has 30 pictures: slices of a phantom volume of one anatomy (ogkd.datasets.phantoms.volumes),
+or tiles of one organ drawn from LungColon (training bags from the images of train and val, test
+bags from those of test). `pictures`: all pictures are labelled; `bags`: only bags are. Middle,
+mean and max use the same head as `ours`; mean and max have a factor and biases too, fitted on the
+same held-out bags. ABMIL is gated attention on global features (Ilse et al., ICML 2018). What is
+in --out is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ogkd.backbones import Backbone, load_backbone
+from ogkd.backbones.base import ImageFeatures
+from ogkd.core import pooling
+from ogkd.datasets.phantoms import draw, phantom
+from ogkd.datasets.read import read_manifest
+from ogkd.features.encode import encode_crops
+from ogkd.features.store import FeatureStore
+from ogkd.features.views import FixedViews
+from ogkd.files import write_json
+from ogkd.fitting.bags import BagSupport, held_out, learn
+from ogkd.fitting.prepare import text_side
+from ogkd.images.transforms import center_crop
+from ogkd.methods import Support, TextSide, make_method
+from ogkd.prompts.bank import read_bank, shipped_banks
+
+SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
+PICTURES = 30
+AFFECTED = (15, 6, 3, 1)  # of 30: 50, 20, 10 and 3 %
+SEED = 1  # of the phantoms
+ORGANS = ("lung", "colon")
+
+Bags = tuple[Tensor, Tensor, Tensor, Tensor]  # rows, bag of each, labels of bags, what rows show
+
+
+def phantom_rows(name: str, split: int, label: int, index: int, backbone: Backbone) -> Tensor:
+    """Features [30 + 15, w] of one volume: slices without and then with the finding."""
+    normal = phantom(name).normal or 0
+    entropy = [zlib.crc32(f"{name} volume".encode()), label, SEED, index, split]
+    _, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + PICTURES + AFFECTED[0])
+    shown = [normal] * PICTURES + [label] * AFFECTED[0]
+    crops = []
+    for which, texture in zip(shown, textures, strict=True):
+        gray = draw(name, which, scene, texture, 160).image.mean(axis=2).round()
+        pixels = np.repeat(gray.astype(np.uint8)[:, :, None], 3, axis=2)
+        crops.append(center_crop(pixels, backbone.preprocessing))
+    return encode_crops(backbone, crops, patches=False, deep=True).rows.half()
+
+
+def phantom_bags(
+    name: str, folder: Path, split: int, count: int, affected: int, backbone: Backbone
+) -> Bags:
+    place = folder / f"{name}-{split}-{count}.npy"
+    classes = phantom(name).class_names
+    if not place.is_file():
+        rows = [
+            phantom_rows(name, split, label, index, backbone).numpy()
+            for label in range(len(classes))
+            for index in range(count)
+        ]
+        np.save(place, np.stack(rows))
+    stored = torch.from_numpy(np.load(place)).float()  # [C * count, 45, w]
+    normal = phantom(name).normal or 0
+    labels = torch.arange(len(classes)).repeat_interleave(count)
+    rows, shows = [], []
+    for number, label in enumerate(labels.tolist()):
+        ill = affected if label != normal else 0
+        order = torch.from_numpy(np.random.default_rng([split, number]).permutation(PICTURES))
+        mine = torch.cat([stored[number, : PICTURES - ill], stored[number, PICTURES:][:ill]])
+        rows.append(mine[order])
+        shows.append(torch.tensor([normal] * (PICTURES - ill) + [label] * ill)[order])
+    bag = torch.arange(len(labels)).repeat_interleave(PICTURES)
+    return torch.cat(rows), bag, labels, torch.cat(shows)
+
+
+def slide_bags(splits: tuple[str, ...], count: int, affected: int, store: FeatureStore) -> Bags:
+    """Slides of one organ each: benign tiles, and tiles of the slide's own class among them."""
+    manifest = read_manifest(SHARED / "data" / "LungColon")
+    names = manifest.class_names
+    items = [item for item in manifest.items if item.split in splits]
+    features = store.get([item.image for item in items], deep=True).rows[:, 0].float()
+    of = {
+        c: torch.tensor([row for row, item in enumerate(items) if item.label == c])
+        for c in range(len(names))
+    }
+    benign = {
+        organ: next(c for c, name in enumerate(names) if organ in name and "benign" in name)
+        for organ in ORGANS
+    }
+    rows, shows, labels = [], [], []
+    for label, name in enumerate(names):
+        normal = benign[next(organ for organ in ORGANS if organ in name)]
+        for index in range(count):
+            rng = np.random.default_rng([zlib.crc32(splits[0].encode()), label, index])
+            ill = affected if label != normal else 0
+            shown = [normal] * (PICTURES - ill) + [label] * ill
+            drawn = [
+                *rng.choice(of[normal].numpy(), PICTURES - ill, replace=False),
+                *rng.choice(of[label].numpy(), ill, replace=False),
+            ]
+            order = rng.permutation(PICTURES)
+            rows.append(features[torch.tensor(drawn)[order]])
+            shows += [shown[place] for place in order]
+            labels.append(label)
+    bag = torch.arange(len(labels)).repeat_interleave(PICTURES)
+    return torch.cat(rows), bag, torch.tensor(labels), torch.tensor(shows)
+
+
+class ABMIL(nn.Module):
+    """Gated attention over the pictures of a bag, then one linear layer."""
+
+    def __init__(self, width: int, classes: int, hidden: int = 128, attention: int = 64) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Dropout(0.25))
+        self.V, self.U = nn.Linear(hidden, attention), nn.Linear(hidden, attention)
+        self.w, self.out = nn.Linear(attention, 1), nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, 30, d] -> [B, C]
+        h = self.embed(x)
+        a = self.w(self.V(h).tanh() * self.U(h).sigmoid()).softmax(1)
+        logits: Tensor = self.out((a * h).sum(1))
+        return logits
+
+
+def abmil(train: Bags, test: Bags, width: int, classes: int, seed: int) -> Tensor:
+    """Logits of test bags; 200 epochs of full batches, Adam, weight decay."""
+    torch.manual_seed(seed)
+    x, y = (bags[0][:, :width].unflatten(0, (-1, PICTURES)) for bags in (train, test))
+    scale = x.flatten(0, 1).std(0).clamp_min(1e-6)
+    centre = x.flatten(0, 1).mean(0)
+    model = ABMIL(width, classes)
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-3)
+    for _ in range(200):
+        optimiser.zero_grad()
+        loss = nn.functional.cross_entropy(model((x - centre) / scale), train[2])
+        loss.backward()
+        optimiser.step()
+    model.eval()
+    with torch.no_grad():
+        found: Tensor = model((y - centre) / scale)
+    return found
+
+
+def judge(z: Tensor, labels: Tensor) -> dict[str, float]:
+    right = (z.argmax(1) == labels).double().mean()
+    return {"accuracy": float(right), "nll": float(nn.functional.cross_entropy(z, labels))}
+
+
+def run(train: Bags, test: Bags, text: TextSide, seed: int) -> dict[str, Any]:
+    """Every way to answer the test bags, with labels of pictures and with those of bags alone."""
+    rows, bag, labels, shows = train
+    d = text.backbone.embed_dim
+    views = FixedViews(ImageFeatures(rows[:, None, :d], None, rows[:, None, d:]))
+    support = Support(views, labels[bag], bag=bag)
+    found: dict[str, Any] = {}
+    every, method = pooling.TAUS, make_method("fused")
+    for kind, known in (("pictures", shows), ("bags", None)):
+        given = BagSupport(support, rows, labels, known)
+        began = time.process_time()
+        head, ours = learn(method, given, text, seed=seed)
+        seconds = time.process_time() - began
+        z, held = head.of_rows(test[0]).double(), held_out(method, given, text, seed=seed)
+        ways = {"ours": ours}
+        if held is not None:
+            for name, tau in {"mean": math.inf, "max": 0.0}.items():
+                pooling.TAUS = (tau,)
+                ways[name] = pooling.fit_pooling(held, bag, labels, text.normal)
+            pooling.TAUS = every
+        for name, how in ways.items():
+            tau = None if math.isinf(how.tau) else how.tau
+            found[f"{kind}/{name}"] = judge(how.logits(z, test[1]), test[2]) | {"tau": tau}
+        found[f"{kind}/ours"]["seconds"] = seconds
+        middle = z.unflatten(0, (-1, PICTURES))[:, PICTURES // 2]
+        found[f"{kind}/middle"] = judge(middle, test[2])
+    found["bags/abmil"] = judge(abmil(train, test, d, len(text.class_names), seed), test[2])
+    return found
+
+
+def run_all(data: str, out: Path, shots: list[int], test_bags: int) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    real = data == "lungcolon"
+    backbone = load_backbone(SHARED / "backbones" / "dinov2s14-minilm-med" if real else "builtin")
+    store = FeatureStore(backbone)
+    for affected in AFFECTED:
+        for k in shots:
+            place = out / f"{data}-{affected}-{k}.json"
+            if place.is_file():
+                continue
+            if real:
+                names = read_manifest(SHARED / "data" / "LungColon").class_names
+                normal = [c for c, name in enumerate(names) if "benign" in name]
+                bank = read_bank(shipped_banks()["lungcolon"])
+                train = slide_bags(("train", "val"), k, affected, store)
+                test = slide_bags(("test",), test_bags, affected, store)
+            else:
+                names, bank = phantom(data).class_names, None
+                normal = [phantom(data).normal or 0]
+                train = phantom_bags(data, out, 0, max(shots), affected, backbone)
+                few = (torch.arange(len(train[2])) % max(shots)) < k
+                kept = few[train[1]]
+                numbers = few.long().cumsum(0) - 1
+                train = (*(train[0][kept], numbers[train[1][kept]], train[2][few], train[3][kept]),)
+                test = phantom_bags(data, out, 2, test_bags, affected, backbone)
+            text = text_side(backbone, names, bank, normal)
+            write_json(place, run(train, test, text, seed=1))
+            print(place, flush=True)
+
+
+def table(out: Path) -> None:
+    ways = ("middle", "mean", "max", "ours")
+    columns = [*(f"pictures/{way}" for way in ways), *(f"bags/{way}" for way in ways), "bags/abmil"]
+    print("| data | bags per class | affected |", " | ".join(columns), "|")
+    print("|" + "---|" * (3 + len(columns)))
+    for place in sorted(out.glob("*.json"), key=_order):
+        data, affected, k = place.stem.rsplit("-", 2)
+        found = json.loads(place.read_text())
+        cells = [f"{100 * found[column]['accuracy']:.1f}" for column in columns]
+        print(f"| {data} | {k} | {100 * int(affected) / PICTURES:.0f} % |", " | ".join(cells), "|")
+
+
+def _order(place: Path) -> tuple[str, int, int]:
+    data, affected, k = place.stem.rsplit("-", 2)
+    return data, int(k), -int(affected)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", nargs="*", default=["ct-kidney", "mri-brain", "lungcolon"])
+    parser.add_argument("--shots", nargs="*", type=int, default=[4, 16])
+    parser.add_argument("--test-bags", type=int, default=16)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    if options.table:
+        table(options.out)
+        return
+    for data in options.data:
+        run_all(data, options.out, options.shots, options.test_bags)
+
+
+if __name__ == "__main__":
+    main()
