@@ -44,6 +44,7 @@ def test_the_images_of_an_estimate_are_those_that_a_run_encodes(
 ):
     monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "cache"))
     rows = [{"method": "coop", "settings": {"views": "online"}}, {"method": "gda"}]
+    rows.append({"method": "logistic"})  # sees the images of gda, which are kept
     groups, sources = planned(grid_file, rows=rows, methods=[], shots=[2])
     backbone = load_backbone(str(read_grid(grid_file).backbone), device="cpu")
     found = Probe(backbone).phases(groups, sources)

@@ -34,7 +34,7 @@ from ogkd.features.views import FixedViews
 from ogkd.methods import Method, Support, TextSide
 from ogkd.prompts.bank import bank_for
 
-_ON_CPU, _ELSEWHERE = 4, 64  # images of a measured pass: a GPU needs many to be busy
+_ON_CPU, _ELSEWHERE = 8, 64  # images of a measured pass: a GPU needs many to be busy
 _PROMPTS = 3  # of each class, where their number hardly matters
 _STEPS = 3
 _VALIDATION = 4  # images of each class at most (fidelity.md, 31)
@@ -109,11 +109,12 @@ class Probe:
                 prompts += _prompts(source, first.budget)
             for spec in group.specs if method.needs_images else ():
                 classes = _classes(spec, source)
+                drawn = (spec.protocol, spec.dataset, spec.shots, spec.seed)
                 each = _views(method) * (spec.shots or _SHOTS)
-                # Learners with fresh crops encode them while they train.
-                if each and new("support", spec.dataset, spec.shots, spec.seed, method.name, each):
+                # Learners with fresh crops encode them while they train; other views are kept.
+                if each and new(drawn, each, method.as_benchmarked, method.uses_patches):
                     images += classes * each
-                if method.uses_validation and new("val", spec.dataset, spec.shots, spec.seed):
+                if method.uses_validation and new(drawn, "validation"):
                     images += classes * min(spec.shots or _SHOTS, _VALIDATION)
             encode = images * self._image(False) if images else 0.0
             text = prompts * self._prompt(source) if prompts else 0.0
@@ -206,8 +207,8 @@ class Probe:
         def encode() -> None:
             encode_crops(backbone, crops, patches=patches)  # looks at the numbers, so it is done
 
-        encode()
-        return _timed(encode) / count
+        encode()  # warms up
+        return min(_timed(encode), _timed(encode)) / count
 
     def _measure_prompt(self, source: Source) -> float:
         texts = [row[0] for row in bank_for(source.class_names, _bank(source))]
