@@ -20,7 +20,8 @@ def command(pictures, out, epochs=150):
     return [
         *(sys.executable, "-m", "ogkd", "fit", str(pictures), "--backbone", str(FIXTURE)),
         *("--out", str(out), "--seed", "3", "--method", "ogkd", "--set", "views=2"),
-        *("--set", f"train.epochs={epochs}", "--set", "train.tolerance=0"),
+        *("--set", f"train.epochs={epochs}"),
+        *("--set", "train.tolerance=0", "--set", "train.enough=0"),  # all of them
         *("--set", "train.checkpoint_every=1"),
     ]
 
