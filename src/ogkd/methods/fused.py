@@ -162,8 +162,8 @@ class Fused(Method[FusedConfig]):
         """Fit again with the batch as unlabelled images; the head itself if they do not help.
 
         Rare classes attract images of frequent ones, and here those are judged. So there is one
-        round and, where held-out images say little (from two labelled images per class on), the
-        answer is half-way between the two heads.
+        round and, from two labelled images per class on, where there is less to gain, the head
+        is the mean of both.
         """
         assert isinstance(head, FusedHead)
         features, labels = support
