@@ -1,0 +1,110 @@
+"""The service under load: memory stays flat, slow clients harm nobody, no request breaks it.
+
+Seconds with all tests, minutes with OGKD_HOSTILE=all (`make hostile`); on this machine alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import threading
+import time
+from http.client import HTTPException
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import pytest
+from app_client import started
+
+import ogkd.app
+
+SECONDS = 180 if os.environ.get("OGKD_HOSTILE") == "all" else 6
+SLOW = 40  # connections that send half a request and wait
+GROWTH = 60 << 20  # bytes: less than two images of the largest size
+PATHS = list(json.loads(Path(ogkd.app.__file__).with_name("openapi.json").read_text())["paths"])
+PATHS += ["/", "/openapi.json", "/page.js", "/nowhere", "/predict/", "/../etc/passwd"]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+def strange_request(choose, image):
+    """A method, a path with a query, a body and headers: each may be wrong."""
+    method = choose.choice(["GET", "POST", "POST", "POST", "PUT", "HEAD", "OPTIONS", "DELETE"])
+    path = choose.choice(PATHS)
+    noise = choose.randbytes(choose.randint(0, 40))
+    words = ["", "true", "1", "a.png", "../../x", "http://127.0.0.1:1/x", "x" * 3000, "\0", "a\nb"]
+    for name in choose.sample(["name", "pictures", "other", "__class__", ""], choose.randint(0, 4)):
+        value = choose.choice([*words, noise.decode("latin-1")])
+        path += f"{'&' if '?' in path else '?'}{name}={quote(value)}"
+    damaged = bytearray(image)
+    for _ in range(choose.randint(0, 6)):
+        damaged[choose.randrange(len(damaged))] = choose.randrange(256)
+    body = choose.choice([None, b"", noise, bytes(damaged), image[: choose.randint(1, 99)], b"{}"])
+    kinds = ["image/png", "application/json", "multipart/form-data", "text/plain; charset=x", ""]
+    headers = {"Content_Type": choose.choice(kinds)}
+    if choose.random() < 0.2:
+        headers["Origin"] = choose.choice(["null", "http://evil.example", "file://"])
+    return method, path, body, headers
+
+
+def test_under_load_memory_is_flat_and_every_request_is_answered(folders, phantoms, tmp_path):
+    pytest.importorskip("uvicorn")
+    images = [file.read_bytes() for file in sorted((phantoms / "test").rglob("*.png"))]
+    with started(tmp_path, folders / "gda") as server:
+        expected = [server.classify(image)["models"][0]["prediction"] for image in images]
+        host, _, port = server.address.partition("//")[2].strip("/").partition(":")
+        end = threading.Event()
+        wrong: list[object] = []
+        counts = {"right": 0, "strange": 0}
+
+        def ask(number):
+            for turn in range(number, 10**9, 3):
+                if end.is_set():
+                    return
+                reply = server.predict(images[turn % len(images)])
+                if reply.status == 200:
+                    said = reply.json["models"][0]["prediction"]
+                    counts["right"] += said == expected[turn % len(images)]
+                if reply.status not in (200, 503) or (
+                    reply.status == 200 and said != expected[turn % len(images)]
+                ):
+                    wrong.append((reply.status, reply.body[:200]))
+
+        def disturb():
+            choose = random.Random(0)
+            while not end.is_set():
+                method, path, body, headers = strange_request(choose, images[0])
+                try:
+                    reply = server.request(method, path, body, **headers)
+                except (OSError, HTTPException, ValueError):
+                    continue  # it may refuse to talk
+                counts["strange"] += 1
+                if reply.status >= 500 and reply.status != 503:
+                    wrong.append((method, path, reply.status, reply.body[:200]))
+
+        slow = [socket.create_connection((host, int(port))) for _ in range(SLOW)]
+        for one in slow:
+            one.sendall(b"POST /predict HTTP/1.1\r\nHost: ")
+        clients = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
+        clients.append(threading.Thread(target=disturb))
+        for one in clients:
+            one.start()
+        try:
+            process = psutil.Process(server.process.pid)
+            time.sleep(SECONDS / 2)  # by then every path through the code has been taken
+            before = process.memory_info().rss
+            time.sleep(SECONDS / 2)
+            after = process.memory_info().rss
+        finally:
+            end.set()
+            for one in clients:
+                one.join()
+            for one in slow:
+                one.close()
+        assert wrong == []
+        assert counts["right"] > 2
+        assert counts["strange"] > 2
+        assert after - before < GROWTH
+        assert server.waiting() == []
