@@ -19,6 +19,7 @@ from ogkd.files import (
     cache_dir,
     check_seal,
     folder_atomically,
+    holds_files,
     home,
     not_twice,
     read_bytes,
@@ -245,6 +246,13 @@ def test_a_new_file_is_not_compared_with_a_device():
     for device in ("/dev/zero", "/dev/null"):
         with pytest.raises(StorageError, match="a pipe or a device"):
             write_new(Path(device), "text")
+
+
+def test_what_a_killed_write_leaves_does_not_fill_a_folder(tmp_path):
+    (tmp_path / ".start.json.0a1b2c3d-4.xy.part").touch()
+    assert not holds_files(tmp_path)
+    (tmp_path / ".mine").touch()
+    assert holds_files(tmp_path)
 
 
 def test_half_a_character_is_not_written(tmp_path):

@@ -174,6 +174,11 @@ def write_atomically(path: Path, *, ours: bool = False) -> Iterator[Path]:
         )
 
 
+def holds_files(folder: Path) -> bool:
+    """Whether there is anything in a folder but what a killed write has left in it."""
+    return any(not (one.name[0] == "." and one.suffix == ".part") for one in folder.iterdir())
+
+
 def _refuse_special(path: Path) -> None:
     if path.exists() and not path.is_file() and not path.is_dir():
         raise StorageError(

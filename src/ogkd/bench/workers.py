@@ -22,7 +22,7 @@ from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
 from ogkd.bench.sources import Source, open_dataset, require_banks
 from ogkd.bench.worker import ATTEMPTS, Job, OnEvent, make_runner, run_groups, unsuitable
 from ogkd.errors import ConfigError, DataError, OgkdError
-from ogkd.files import storage_errors, write_text
+from ogkd.files import holds_files, storage_errors, write_text
 
 _RESTARTS = 3  # of workers that die before they start a group
 
@@ -50,7 +50,7 @@ def prepare(
     require_banks(sources or {})
     root = folder.root
     problem = ""
-    if root.is_dir() and any(root.iterdir()) and not (root / "plans").is_dir():
+    if root.is_dir() and holds_files(root) and not (root / "plans").is_dir():
         problem = "exists and is not a folder of runs"
     elif root.exists() and not root.is_dir():
         problem = "is a file, not a folder for runs"

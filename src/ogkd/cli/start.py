@@ -21,7 +21,7 @@ from ogkd.cli.data import check_for_split, data_folder, division_notes, named_ba
 from ogkd.cli.output import say
 from ogkd.cli.start_commands import anywhere, commands
 from ogkd.errors import ConfigError, DataError, Interrupted, counted
-from ogkd.files import sha256_file, write_json, write_new
+from ogkd.files import holds_files, sha256_file, write_json, write_new
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _place(data: Path, out: Path | None) -> Path:
         )
     if place.exists() and not place.is_dir():
         raise ConfigError(f"{place} is a file. Choose the name of a folder.", argument="out")
-    if place.is_dir() and any(place.iterdir()) and not (place / "start.json").is_file():
+    if place.is_dir() and holds_files(place) and not (place / "start.json").is_file():
         raise ConfigError(
             f"{place} is not empty and was not made by `ogkd start`. Choose another folder.",
             argument="out",

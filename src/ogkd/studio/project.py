@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ogkd.datasets.manifest import Item, Manifest, read_class_names
 from ogkd.datasets.tables import csv_text, relative_to, table_text
 from ogkd.errors import ConfigError, DataError
-from ogkd.files import is_text, read_bytes, storage_errors, write_json, write_text
+from ogkd.files import holds_files, is_text, read_bytes, storage_errors, write_json, write_text
 from ogkd.images import ImageRef
 from ogkd.studio.facts import ClassInfo, Facts, checked_classes, read_facts
 
@@ -67,7 +67,7 @@ class Project:
         """Open a project, or begin one in a new or empty folder."""
         place = Path(os.path.abspath(folder))  # noqa: PTH100 - links stay as they are
         if not (place / SETTINGS).exists():
-            if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            if place.exists() and (not place.is_dir() or holds_files(place)):
                 raise ConfigError(
                     f"{folder} exists and is not a studio project. Choose a new folder.",
                     argument="out",
