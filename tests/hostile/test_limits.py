@@ -147,6 +147,11 @@ def test_an_address_that_is_none_is_one_message(url, tmp_path, monkeypatch):
         assert "HF_ENDPOINT is wrong" in said or line.startswith("data")
 
 
+def test_an_endpoint_that_is_not_text_is_one_message():
+    with pytest.raises(ConfigError, match="not a valid URL"):
+        Endpoint("http://a\udcffb/v1", "model")
+
+
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0, 1e308])
 def test_a_time_that_is_none_is_refused(seconds, tmp_path):
     with pytest.raises(ConfigError, match="timeout"):

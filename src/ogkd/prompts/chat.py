@@ -41,7 +41,7 @@ class Endpoint:
     def __post_init__(self) -> None:
         try:
             parts = httpx.URL(self.url)
-        except httpx.InvalidURL:
+        except (httpx.InvalidURL, UnicodeError):
             parts = httpx.URL("")
         if parts.scheme not in ("http", "https") or not parts.host:
             raise ConfigError(
