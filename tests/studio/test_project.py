@@ -235,3 +235,8 @@ def test_imported_labels_do_not_replace_ones_own(project):
     assert found.labels == {"a.png": "benign", "b.png": "cyst"}
     assert found.class_names == ("benign", "malignant", "cyst")
     assert found.marks["b.png"].patient == "p1"
+
+
+def test_a_setting_that_is_not_text_is_one_message(tmp_path):
+    with pytest.raises(ConfigError, match="half a character"):
+        Project.open(tmp_path / "p").set_facts(slice="a\udcffb")

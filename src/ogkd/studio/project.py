@@ -182,6 +182,8 @@ class Project:
                 problem = error.errors()[0]
                 place = ".".join(map(str, problem["loc"]))
                 raise ConfigError(f"{place}: {problem['msg']}.") from None
+            except UnicodeEncodeError:
+                raise ConfigError("A setting has half a character (a lone surrogate).") from None
             facts = facts.model_copy(update={"classes": checked_classes(facts.classes)})
             used = set(self.labels.values()) - {one.name for one in facts.classes}
             if used:
