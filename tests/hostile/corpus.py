@@ -105,7 +105,7 @@ KINDS: dict[str, Kind] = {
     "no home": lambda path: "~nosuchuser/x",
     "address": lambda path: "http://[::1",
     "long name": lambda path: "x" * 5000,
-    "zero in name": lambda path: "a\udc00b",
+    "zero in name": lambda path: "a\udcffb",  # what a shell gives for a byte that is not UTF-8
     "empty word": lambda path: "",
     "dash": lambda path: "-",
     "option": lambda path: "--nonsense",
