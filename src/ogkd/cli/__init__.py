@@ -27,6 +27,7 @@ from ogkd.cli import (
     doctor,
     evaluate,
     fit,
+    phantoms,
     plan,
     predict,
     prompts,
@@ -56,7 +57,7 @@ app.command("app")(deploy.app)
 app.command("export")(deploy.export)
 app.command("embed")(backbones.embed)
 app.command("demo")(demo.demo)
-app.command("phantoms")(data.phantoms)
+app.command("phantoms")(phantoms.phantoms)
 app.command("import-checkpoint")(fit.import_checkpoint)
 app.command("methods")(fit.methods)
 app.command("doctor")(doctor.doctor)

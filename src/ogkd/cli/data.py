@@ -1,11 +1,9 @@
-"""`ogkd data` and `ogkd phantoms`: benchmark datasets, your own data, procedural images."""
+"""`ogkd data`: benchmark datasets and your own data."""
 
 from __future__ import annotations
 
 import math
-import os
 import shlex
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +29,6 @@ app = opt.CommandGroup("Benchmark datasets and your own data: list, info, downlo
 
 _SHOWN = 5  # files listed under a finding; the JSON has all
 _COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "note": "blue"}
-_MANY = 600  # phantoms from which several processes pay off
 
 
 @app.command("list")
@@ -354,67 +351,3 @@ def _print_audit(audit: Audit) -> None:
 def _plain(words: str) -> str:
     """Escape line breaks and terminal control codes, which a file name may contain."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in words)
-
-
-def phantoms(
-    name: Annotated[str | None, Argument(help="A phantom dataset (see --list).")] = None,
-    out: Annotated[Path | None, Option("--out", "-o", help="The folder to write.")] = None,
-    train: Annotated[int, Option(min=0, max=100_000, help="Training images per class.")] = 32,
-    val: Annotated[int, Option(min=0, max=100_000, help="Validation images per class.")] = 8,
-    test: Annotated[int, Option(min=0, max=100_000, help="Test images per class.")] = 50,
-    seed: Annotated[int, Option(min=0, help="Random seed of the images.")] = 1,
-    size: Annotated[int, Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
-    missing: Annotated[
-        float, Option(help="chest-findings: share of answers that the table leaves out.")
-    ] = 0.0,
-    volumes: Annotated[
-        bool, Option("--volumes", help="Write volumes (NIfTI) with the finding in a few slices.")
-    ] = False,
-    slices: Annotated[int, Option(min=3, max=512, help="Slices of a volume.")] = 32,
-    share: Annotated[
-        float, Option(min=0.0, max=1.0, help="Share of a volume's slices with the finding.")
-    ] = 0.1,
-    list_: Annotated[bool, Option("--list", help="List the datasets.")] = False,
-) -> None:
-    """Write a phantom dataset as {train,val,test}/class folders of PNG files.
-
-    chest-findings has several findings in an image: folders without classes and
-    a table films.csv with a column for each finding; the numbers are then of
-    images in all. With --volumes, the folders have volumes, and slices.csv says
-    what each slice shows. Phantoms are drawings that imitate a modality. They show
-    no patient and have no clinical meaning.
-    """
-    from ogkd.datasets.phantoms import PHANTOMS, films, phantom, write_folder
-
-    if list_:
-        facts = {key: f"{one.title}: {', '.join(one.class_names)}" for key, one in PHANTOMS.items()}
-        several = f"Chest films with several findings: {', '.join(films.FINDINGS)}"
-        print_facts(facts | {films.NAME: several})
-        return
-    if name is None or out is None:
-        raise ConfigError("Give a dataset and a folder: ogkd phantoms NAME --out DIR (see --list).")
-    counts = {"train": train, "val": val, "test": test}
-    splits = {split: count for split, count in counts.items() if count}
-    if not splits:
-        raise ConfigError("Nothing to write: give at least one of --train, --val, --test above 0.")
-    began = time.perf_counter()
-    if name == films.NAME:
-        table = films.write_films(out, splits=splits, seed=seed, size=size, missing=missing)
-        typer.echo(f"{sum(splits.values())} images of {len(films.FINDINGS)} findings -> {table}")
-        return
-    if missing:
-        raise ConfigError(f"--missing only applies to {films.NAME}.")
-    classes = len(phantom(name).class_names)
-    total = sum(splits.values()) * classes
-    # A process takes a second to start.
-    workers = (os.cpu_count() or 1) if total >= _MANY else 1
-    began = time.perf_counter()
-    if volumes:
-        from ogkd.datasets.phantoms.volumes import write_volumes
-
-        write_volumes(name, out, splits=splits, slices=slices, share=share, seed=seed, size=size)
-        typer.echo(f"Wrote {total:,} volumes in {time.perf_counter() - began:.1f} s: {out}")
-        return
-    write_folder(name, out, splits=splits, seed=seed, size=size, workers=workers)
-    rate = total / (time.perf_counter() - began)
-    typer.echo(f"{total} images of {classes} classes -> {out} ({rate:.0f} images/s)")

@@ -22,7 +22,7 @@ from ogkd.datasets.groups import separate_groups
 from ogkd.datasets.manifest import Item, Manifest
 from ogkd.datasets.read import require_files
 from ogkd.datasets.splits import Sampling, keep_classes, shortfalls, support_and_val
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError, DataError, counted
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import BadFile, readable_items, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
@@ -158,7 +158,7 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
         request.note(f"Note: the cached features {shard} were damaged; they were computed again.")
     if store.encoded:
         rate = store.encoded / max(store.seconds, 1e-9)
-        request.note(f"Encoded {store.encoded} images or crops ({rate:.1f} images/s).")
+        request.note(f"Encoded {counted(store.encoded, 'image')} ({rate:.1f} images/s).")
     return Prepared(
         request,
         tuple(seeds),
