@@ -215,5 +215,5 @@ def test_a_context_that_is_not_a_plain_table_is_refused(bert_backbone, context, 
     path = saved(tmp_path, {"state_dict": {"prompt_learner.ctx": change(context)}})
     with pytest.raises(ConfigError) as error:
         import_context(path, NAMES, backbone=bert_backbone)
-    assert len(str(error.value)) < 500
+    assert len(str(error.value)) < 600  # not the values of a table
     assert "aten" not in str(error.value)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from ogkd.methods.carriers import carriers, folds
+from ogkd.methods.carriers import find_carriers, folds
 from ogkd.methods.fused_choice import bag_weights
 
 D = 24
@@ -53,7 +53,7 @@ def planted(
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.5])
 def test_planted_pictures_are_found_with_their_bags_labels_alone(share: float) -> None:
     rows, bag, labels, T, truth = planted(share)
-    found = carriers(rows, bag, labels, text_side(T, (0,)))
+    found = find_carriers(rows, bag, labels, text_side(T, (0,)))
     said = found > 0
     assert float((found[said] == truth[said]).double().mean()) > 0.8
     assert float((found[truth > 0] == truth[truth > 0]).double().mean()) > 0.5
@@ -65,7 +65,7 @@ def test_rounds_find_more_than_texts_alone(monkeypatch: pytest.MonkeyPatch) -> N
     text = text_side(T, (0,))  # texts that say nothing
 
     def right() -> float:
-        found = carriers(rows, bag, labels, text)
+        found = find_carriers(rows, bag, labels, text)
         return float((found[truth > 0] == truth[truth > 0]).double().mean())
 
     learned = right()
@@ -75,7 +75,7 @@ def test_rounds_find_more_than_texts_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_every_bag_has_a_carrier_and_normal_bags_show_what_they_are() -> None:
     rows, bag, labels, T, _ = planted(0.1, seed=1)
-    found = carriers(rows, bag, labels, text_side(T, (0,)))
+    found = find_carriers(rows, bag, labels, text_side(T, (0,)))
     for number, label in enumerate(labels.tolist()):
         mine = found[bag == number]
         assert label in mine.tolist()
@@ -85,7 +85,7 @@ def test_every_bag_has_a_carrier_and_normal_bags_show_what_they_are() -> None:
 
 def test_without_a_normal_class_nothing_else_is_claimed() -> None:
     rows, bag, labels, T, _ = planted(0.5, seed=2)
-    found = carriers(rows, bag, labels, text_side(T, ()))
+    found = find_carriers(rows, bag, labels, text_side(T, ()))
     assert set(zip(found.tolist(), labels[bag].tolist(), strict=True)) <= {
         *((c, c) for c in range(3)),
         *((-1, c) for c in range(3)),
@@ -94,7 +94,7 @@ def test_without_a_normal_class_nothing_else_is_claimed() -> None:
 
 def test_one_bag_of_each_class_is_answered_by_texts() -> None:
     rows, bag, labels, T, truth = planted(0.3, bags=1)
-    found = carriers(rows, bag, labels, text_side(T, (0,)))
+    found = find_carriers(rows, bag, labels, text_side(T, (0,)))
     assert len(found) == len(truth)
 
 

@@ -234,6 +234,8 @@ def generate(
             "Give the endpoint's base URL with --url or OGKD_LLM_URL, such as "
             "http://localhost:11434/v1 for Ollama on this machine."
         )
+    if not key_env.isprintable():
+        raise ConfigError(f"{key_env!r} is not the name of an environment variable (--key-env).")
     key = os.environ.get(key_env, "").strip() or None
     endpoint = Endpoint(address, model, key, timeout, attempts)
     opt.refuse_folders(out=out)

@@ -13,7 +13,7 @@ from ogkd.core.pooling import Pooling, fit_pooling
 from ogkd.datasets.bags import BagRule
 from ogkd.datasets.manifest import Item, by_bag
 from ogkd.features.views import FixedViews, OnlineViews
-from ogkd.methods import Head, Method, Support, TextSide, TrainingFolder, carriers, folds
+from ogkd.methods import Head, Method, Support, TextSide, TrainingFolder, find_carriers, folds
 from ogkd.model.card import BagCard
 
 _FOLDS = 4  # held-out bags that the pooling is chosen on
@@ -112,7 +112,7 @@ def _fit(
         return method.fit([], text, seeds=[seed], folder=folder)[0]
     shows = given.shows
     if shows is None:
-        shows = carriers(given.rows, given.bag, given.labels, text)
+        shows = find_carriers(given.rows, given.bag, given.labels, text)
     chosen = (shows >= 0).nonzero().squeeze(1)
     if method.needs_training:
         chosen = _few(chosen, given.bag, shows)

@@ -12,7 +12,7 @@ from ogkd.core.batches import Batch
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.training import Objective
 from ogkd.methods.base import Method, MethodConfig, Support, TextSide, TrainingFolder
-from ogkd.methods.carriers import carriers, folds
+from ogkd.methods.carriers import find_carriers, folds
 from ogkd.methods.feature_method import (
     FeatureMethod,
     PriorConfig,
@@ -51,9 +51,9 @@ __all__ = [
     "TrainConfig",
     "TrainingFolder",
     "Trial",
-    "carriers",
     "choose",
     "context_head",
+    "find_carriers",
     "folds",
     "image_logits",
     "make_method",

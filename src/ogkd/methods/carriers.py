@@ -27,7 +27,7 @@ _QUANTILE = 0.95  # of the pictures of normal bags that a carrier has to stand o
 _USUAL = 0.25  # quantile of a bag that its pictures stand out from: most may carry the class
 
 
-def carriers(rows: Tensor, bag: Tensor, labels: Tensor, text: TextSide) -> Tensor:
+def find_carriers(rows: Tensor, bag: Tensor, labels: Tensor, text: TextSide) -> Tensor:
     """What each picture shows, by the labels [B] of bags: [N]; -1 if that cannot be said.
 
     Rows [N, w] are features of pictures, bag [N] numbers their bags.
