@@ -2,6 +2,7 @@
 
     python benchmarks/bags.py --out runs/bags --data ct-kidney mri-brain   # phantom volumes
     python benchmarks/bags.py --out runs/bags --data lungcolon             # needs OGKD_SHARED
+    python benchmarks/bags.py --out runs/bags --data knees                 # needs OGKD_SHARED
     python benchmarks/bags.py --out runs/bags --table
 
 A bag has 30 pictures: slices of a phantom volume of one anatomy (ogkd.datasets.phantoms.volumes),
@@ -9,7 +10,8 @@ or tiles of one organ drawn from LungColon (training bags from the images of tra
 bags from those of test). `pictures`: all pictures are labelled; `bags`: only bags are. Middle,
 mean and max use the same head as `ours`; mean and max have a factor and biases too, fitted on the
 same held-out bags. ABMIL is gated attention on global features (Ilse et al., ICML 2018). What is
-in --out is not run again.
+in --out is not run again. `knees`: films of KneeXray by patient, who has the grade of the worse
+knee; the films of a patient are a bag, or each is graded alone and the worse grade is the answer.
 """
 
 from __future__ import annotations
@@ -224,6 +226,58 @@ def run_all(data: str, out: Path, shots: list[int], test_bags: int) -> None:
             print(place, flush=True)
 
 
+def run_knees(out: Path) -> None:
+    """Patients of KneeXray, whose files are named PATIENT and L or R; a few have both knees."""
+    backbone = load_backbone(SHARED / "backbones" / "dinov2s14-minilm-med")
+    store, manifest = FeatureStore(backbone), read_manifest(SHARED / "data" / "KneeXray")
+    order = ["healthy", "doubtful", "minimal", "moderate", "severe"]
+    rank = [order.index(name.split()[0]) for name in manifest.class_names]
+    normal = [rank.index(0)]
+    text = text_side(backbone, manifest.class_names, read_bank(shipped_banks()["kneexray"]), normal)
+    parts: dict[str, Bags] = {}
+    for split in ("train", "test"):
+        items = sorted(
+            (item for item in manifest.items if item.split == split),
+            key=lambda item: item.image.file.stem,
+        )
+        patients = [item.image.file.stem[:-1] for item in items]
+        number = {name: place for place, name in enumerate(dict.fromkeys(patients))}
+        bag = torch.tensor([number[name] for name in patients])
+        shows = torch.tensor([item.label for item in items])
+        worse = [
+            max((items[n].label for n in (bag == b).nonzero()[:, 0].tolist()), key=rank.__getitem__)
+            for b in range(len(number))
+        ]
+        rows = store.get([item.image for item in items], deep=True).rows[:, 0].float()
+        parts[split] = rows, bag, torch.tensor(worse), shows
+    (rows, bag, labels, shows), (z_rows, z_bag, truth, _) = parts["train"], parts["test"]
+    d, method = backbone.embed_dim, make_method("fused")
+    views = FixedViews(ImageFeatures(rows[:, None, :d], None, rows[:, None, d:]))
+    both = torch.bincount(z_bag) == 2
+    (alone,) = method.fit([Support(views, shows)], text, seeds=[1])
+    graded = alone.of_rows(z_rows).argmax(1).tolist()
+    said = [
+        max((graded[n] for n in (z_bag == b).nonzero()[:, 0].tolist()), key=rank.__getitem__)
+        for b in range(len(truth))
+    ]
+    answers = {"knee by knee": torch.tensor(said)}
+    for name, known in (("bags, grades of knees", shows), ("bags, grades of patients", None)):
+        given = BagSupport(Support(views, labels[bag], bag=bag), rows, labels, known)
+        head, how = learn(method, given, text, seed=1)
+        answers[name] = how.logits(head.of_rows(z_rows).double(), z_bag).argmax(1)
+    found = {
+        name: {
+            "all": float((one == truth).double().mean()),
+            "two knees": float((one == truth)[both].double().mean()),
+        }
+        for name, one in answers.items()
+    }
+    counts = {"patients": len(truth), "with two knees": int(both.sum()), "to learn": len(labels)}
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "knees.result", found | counts)
+    print(json.dumps(found | counts))
+
+
 def table(out: Path) -> None:
     ways = ("middle", "mean", "max", "ours")
     columns = [*(f"pictures/{way}" for way in ways), *(f"bags/{way}" for way in ways), "bags/abmil"]
@@ -253,6 +307,9 @@ def main() -> None:
         table(options.out)
         return
     for data in options.data:
+        if data == "knees":
+            run_knees(options.out)
+            continue
         run_all(data, options.out, options.shots, options.test_bags)
 
 

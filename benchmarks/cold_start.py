@@ -88,6 +88,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed package is compiled
     with tempfile.TemporaryDirectory() as place:
         os.environ["OGKD_CACHE"] = str(Path(place) / "cache")
         result = measure(Path(place), arguments.rounds)

@@ -21,31 +21,25 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
-import json
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ogkd.backbones import Backbone, load_backbone
+from by_dataset import SHARED, options_of, run, text_of
+from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import few_shot
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
-from ogkd.files import write_json
 from ogkd.methods import Head, LinearHead, Support, TextSide, make_method
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.fused import FusedHead
 from ogkd.methods.gda import gaussian
-from ogkd.prompts.bank import bank_for, read_bank
 
-SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
-BANKS = {"COVID_19": "covid"}  # whose bank is not called like the folder in small letters
 ZERO_SHOT = "zero-shot ensemble"
 CONSTANTS = [
     {"rho": 0.3, "nu": nu, "kappa0": kappa0}
@@ -71,9 +65,7 @@ def judge(head: Head, features: Tensor, labels: Tensor) -> dict[str, float]:
 def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> dict[str, Any]:
     """Every method at every number of shots and seed."""
     manifest = read_manifest(SHARED / "data" / name)
-    bank = read_bank(Path(BANKS.get(name, name.lower())))
-    prompts = tuple(tuple(row) for row in bank_for(manifest.class_names, bank))
-    text = TextSide(backbone, manifest.class_names, prompts)
+    text = text_of(name, manifest.class_names, backbone)
     store = FeatureStore(backbone)
     train = manifest.part("train")
     judged = manifest.part("test") if options.judge == "test" else train + manifest.part("val")
@@ -224,34 +216,15 @@ def means(done: list[dict[str, Any]], method: str, shots: int, what: str = "accu
 
 def main() -> None:
     """Run what is missing, then print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/fused"))
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--datasets", nargs="*")
-    parser.add_argument("--judge", choices=["test", "rest"], default="test")
-    parser.add_argument("--shots", nargs="+", type=int, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 11)))
+    parser = options_of(__doc__, "runs/fused", ["test", "rest"])
+    parser.set_defaults(shots=[1, 2, 4, 8, 16])
     parser.add_argument(
         "--parts", nargs="+", type=int, help="deeper parts to keep; all if left out"
     )
     parser.add_argument("--ogkd", type=int, default=0, help="epochs of OGKD; 0 leaves it out")
     parser.add_argument("--constants", action="store_true", help="compare its constants instead")
-    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    known = sorted(path.name for path in (SHARED / "data").iterdir() if path.is_dir())
-    backbone = None
-    done = []
-    for name in options.datasets or known:
-        path = options.out / f"{name}.json"
-        if not path.is_file() and not options.table:
-            backbone = backbone or load_backbone(
-                SHARED / "backbones" / "dinov2s14-minilm-med", device="cpu"
-            )
-            write_json(path, one_dataset(name, backbone, options))
-            print(f"{name} is done", flush=True)
-        if path.is_file():
-            done.append(json.loads(path.read_text()))
+    done = run(options, one_dataset)
     if done:
         print(choice(done) if options.constants else tables(done))
 

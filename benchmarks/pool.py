@@ -17,29 +17,26 @@ out, as in `ogkd fit`.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fused import BANKS, SHARED, judge, means
-from ogkd.backbones import Backbone, load_backbone
+from by_dataset import NAMES, SHARED, options_of, run, text_of
+from fused import judge, means
+from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import few_shot
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
-from ogkd.files import write_json
-from ogkd.methods import Support, TextSide, make_method
+from ogkd.methods import Support, make_method
 from ogkd.model.familiarity import SupportFeatures, of_this_kind
-from ogkd.prompts.bank import bank_for, read_bank
-from together import NAMES, chosen
+from together import chosen
 
 KINDS = ("balanced", "zipf", "missing", "one class", "five", "another dataset")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -47,6 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "beta 0.4": {"beta": 0.4},
     "1 round": {"rounds": 1},
     "5 rounds": {"rounds": 5},
+    "not balanced": {"balance": 0.0},
 }
 
 
@@ -70,9 +68,7 @@ def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> d
     store = FeatureStore(backbone)
     manifest, features = read(name, store)
     others = read(NAMES[(NAMES.index(name) + 1) % len(NAMES)], store)[1].rows[:, 0]
-    bank = read_bank(Path(BANKS.get(name, name.lower())))
-    prompts = tuple(tuple(row) for row in bank_for(manifest.class_names, bank))
-    text = TextSide(backbone, manifest.class_names, prompts)
+    text = text_of(name, manifest.class_names, backbone)
     row_of = {item: row for row, item in enumerate(manifest.items)}
     rows, labels = features.rows[:, 0], torch.tensor([item.label for item in manifest.items])
     found: list[dict[str, Any]] = []
@@ -97,6 +93,8 @@ def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> d
             tried += [(label, rows[rest], settings) for label, settings in VARIANTS.items()]
             tried += [(f"{size} images", rows[rest[:size]], {}) for size in (20, 60)]
             for label, given, settings in tried:
+                if options.only and label not in ("no pool", *options.only):
+                    continue
                 used = None
                 if given is not None:
                     near = of_this_kind(known_rows, given.numpy(), backbone.embed_dim)
@@ -134,26 +132,10 @@ def table(done: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run what is missing, then print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/pool"))
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--judge", choices=["test", "half"], default="test")
-    parser.add_argument("--shots", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--datasets", nargs="*", default=NAMES)
+    parser = options_of(__doc__, "runs/pool", ["test", "half"])
+    parser.add_argument("--only", nargs="+", help="kinds of pool; all if left out")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    backbone, done = None, []
-    for name in options.datasets:
-        path = options.out / f"{name}.json"
-        if not path.is_file() and not options.table:
-            backbone = backbone or load_backbone(
-                SHARED / "backbones" / "dinov2s14-minilm-med", device="cpu"
-            )
-            write_json(path, one_dataset(name, backbone, options))
-            print(f"{name} is done", flush=True)
-        if path.is_file():
-            done.append(json.loads(path.read_text()))
+    done = run(options, one_dataset)
     if done:
         print(table(done))
 

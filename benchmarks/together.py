@@ -15,35 +15,27 @@ class. Images unlike the labelled ones take no part in learning, as in `ogkd pre
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import random
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ogkd.backbones import Backbone, load_backbone
+from by_dataset import SHARED, options_of, run, text_of
+from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import few_shot
 from ogkd.evaluation.confidence import aurc, nll
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
-from ogkd.files import write_json
 from ogkd.methods import Head, Support, TextSide, make_method
 from ogkd.model.familiarity import Familiarity, SupportFeatures, of_this_kind
 from ogkd.model.prior import equal, estimated, reweighted
 from ogkd.model.temperature import softmax
-from ogkd.prompts.bank import bank_for, read_bank
 
-SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
-BANKS = {"COVID_19": "covid"}  # whose bank is not called like the folder in small letters
-NAMES = ["BUSI", "RETINA", "BTMRI", "OCTMNIST", "CTKidney", "COVID_19", "KneeXray"]
-NAMES += ["LungColon", "DermaMNIST", "Kvasir"]
 KINDS = ("balanced", "zipf", "missing")
 WAYS = ("alone", "alone, estimate", "together", "together, estimate")
 _BATCH, _BATCHES = 16, 5  # images, and batches of each kind, dataset and seed
@@ -109,9 +101,7 @@ class Answers:
 def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> dict[str, Any]:
     """Every way of answering at every number of shots, seed and kind of batch."""
     manifest = read_manifest(SHARED / "data" / name)
-    bank = read_bank(Path(BANKS.get(name, name.lower())))
-    prompts = tuple(tuple(row) for row in bank_for(manifest.class_names, bank))
-    text = TextSide(backbone, manifest.class_names, prompts)
+    text = text_of(name, manifest.class_names, backbone)
     items = list(manifest.items)
     row_of = {item: row for row, item in enumerate(items)}
     features = FeatureStore(backbone).get([item.image for item in items], deep=True)
@@ -188,28 +178,9 @@ def mean(
 
 def main() -> None:
     """Run what is missing, then print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/together"))
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--datasets", nargs="*", default=NAMES)
-    parser.add_argument("--judge", choices=["test", "rest"], default="test")
-    parser.add_argument("--shots", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--threads", type=int, default=1)
+    parser = options_of(__doc__, "runs/together", ["test", "rest"])
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    backbone = None
-    done = []
-    for name in options.datasets:
-        path = options.out / f"{name}.json"
-        if not path.is_file() and not options.table:
-            backbone = backbone or load_backbone(
-                SHARED / "backbones" / "dinov2s14-minilm-med", device="cpu"
-            )
-            write_json(path, one_dataset(name, backbone, options))
-            print(f"{name} is done", flush=True)
-        if path.is_file():
-            done.append(json.loads(path.read_text()))
+    done = run(options, one_dataset)
     if done:
         print(tables(done))
 

@@ -11,8 +11,6 @@ package. `fused` alone and together are beside them.
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from ogkd.backbones import load_backbone
+from by_dataset import SHARED, options_of, run, text_of
 from ogkd.core.geometry import prototypes
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import few_shot
 from ogkd.evaluation.confidence import aurc, nll
 from ogkd.features.store import FeatureStore
-from ogkd.files import write_json
-from ogkd.methods import TextSide
-from ogkd.prompts.bank import bank_for, read_bank
-from together import BANKS, KINDS, NAMES, SHARED, chosen
+from together import KINDS, chosen
 
 GAMMAS = (0.002, 0.01, 0.02, 0.2)  # of TransCLIP: what all labelled images count beside the batch
 _SINKHORN, _OUTER, _INNER, _NEIGHBOURS, _LAMBDA = 100, 10, 5, 3, 0.5
@@ -79,9 +74,7 @@ def transclip(S: Tensor, Z: Tensor, U: Tensor, T: Tensor, scale: float, gamma: f
 def one_dataset(name: str, backbone: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Both at every number of shots, seed and kind of batch."""
     manifest = read_manifest(SHARED / "data" / name)
-    bank = read_bank(Path(BANKS.get(name, name.lower())))
-    prompts = tuple(tuple(row) for row in bank_for(manifest.class_names, bank))
-    T = prototypes(TextSide(backbone, manifest.class_names, prompts).bank).double().cpu()
+    T = prototypes(text_of(name, manifest.class_names, backbone).bank).double().cpu()
     items = list(manifest.items)
     found = FeatureStore(backbone).get([item.image for item in items], deep=True)
     v = normalize(found.globals[:, 0].double(), dim=-1)
@@ -130,26 +123,10 @@ def table(done: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Run what is missing, then print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("runs/transduction"))
-    parser.add_argument("--table", action="store_true")
-    parser.add_argument("--datasets", nargs="*", default=NAMES)
-    parser.add_argument("--judge", choices=["test", "rest"], default="test")
-    parser.add_argument("--shots", nargs="+", type=int, default=[1, 4, 16])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    parser = options_of(__doc__, "runs/transduction", ["test", "rest"])
     parser.add_argument("--gammas", nargs="+", type=float, default=list(GAMMAS))
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    backbone, done = None, []
-    for name in options.datasets:
-        path = options.out / f"{name}.json"
-        if not path.is_file() and not options.table:
-            backbone = backbone or load_backbone(
-                SHARED / "backbones" / "dinov2s14-minilm-med", device="cpu"
-            )
-            write_json(path, one_dataset(name, backbone, options))
-        if path.is_file():
-            done.append(json.loads(path.read_text()))
+    done = run(options, one_dataset)
     if done:
         print(table(done))
 

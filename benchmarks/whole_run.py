@@ -5,12 +5,15 @@ random images as PNG files; 50 prompts per class. Each command is a process of i
 seconds of one thread, and its peak memory.
 
     python benchmarks/whole_run.py --classes 8 --out runs/whole.json      # ours: fit, predict
-    python benchmarks/whole_run.py --plain --classes 4 --shots 1 --out runs/plain.json
-    python benchmarks/whole_run.py --growth classes shots bank images --out runs/growth.json
+    python benchmarks/whole_run.py --plain --classes 4 --shots 1 --prompts 10 --epochs 12 \
+        --test-images 20 --out runs/plain.json
+    python benchmarks/whole_run.py --growth classes shots bank images --out runs/growth.json \
+        --backbone ../shared/backbones/dinov2s14-minilm-med
 
-`--plain` runs the plain loop (plain_loop.py) to the end on the same images: 100 epochs in batches
-of 4, which at 16 shots of 8 classes takes half a day of one core. `--growth` times 2 steps of
-`auto` on random features, and the store of image features on disk.
+`--plain` runs the plain loop (plain_loop.py) to the end on the same images, in batches of 4: 100
+epochs at 16 shots of 8 classes would take half a day of one core. Beside what it took stands what
+would have been estimated from start-up, one step and one batch of test images. `--growth` times 2
+steps of `auto` on random features, and the store of image features on disk.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,23 +50,22 @@ from ogkd.methods import Support, TextSide, make_method
 from plain_loop import PlainLoop
 from speed import BATCH, CONFIG, EPOCHS, NAMES, clock, make_bank
 
-TEST_IMAGES = 200
 Say = Callable[[dict[str, Any]], None]
 
 
-def write_all(place: Path, classes: int, shots: int) -> None:
+def write_all(place: Path, classes: int, shots: int, prompts: int, test_images: int) -> None:
     """The backbone, the images and the texts of a run."""
     write_folder(make_backbone(), place / "backbone")
-    write_images(place / "data", classes, shots)
-    texts = dict(zip(NAMES, make_bank(classes), strict=False))
+    write_images(place / "data", classes, shots, test_images)
+    texts = dict(zip(NAMES, make_bank(classes, prompts), strict=False))
     (place / "texts.json").write_text(json.dumps(texts))
 
 
-def write_images(place: Path, classes: int, shots: int) -> None:
+def write_images(place: Path, classes: int, shots: int, test_images: int) -> None:
     """{train,test}/class/*.png: noise around a colour of the class."""
     rng = np.random.default_rng(0)
     colours = rng.integers(40, 200, (classes, 3))
-    for split, count in (("train", shots), ("test", TEST_IMAGES // classes)):
+    for split, count in (("train", shots), ("test", test_images // classes)):
         for name, colour in zip(NAMES[:classes], colours, strict=True):
             folder = place / split / name.replace(" ", "_")
             folder.mkdir(parents=True)
@@ -106,11 +107,11 @@ def whole(place: Path, classes: int, shots: int, threads: int, say: Say) -> None
     say(found)
 
 
-def plain(place: Path, classes: int, shots: int, say: Say) -> None:
+def plain(place: Path, classes: int, shots: int, prompts: int, epochs: int, say: Say) -> None:
     """The plain loop on the same images, all of it."""
     backbone = load_backbone(place / "backbone")
     assert isinstance(backbone, OpenClipBackbone)
-    loop = PlainLoop(backbone, NAMES[:classes], make_bank(classes), CONFIG)
+    loop = PlainLoop(backbone, NAMES[:classes], make_bank(classes, prompts), CONFIG)
     found: dict[str, Any] = {"classes": classes, "shots": shots, "s": {}}
     found["s"]["start-up"] = clock(loop.start_up)
     say(found)
@@ -126,27 +127,30 @@ def plain(place: Path, classes: int, shots: int, say: Say) -> None:
         return normalise(crops, prep), torch.tensor([label for _, label in images])
 
     train, labels = pixels("train")
-    steps = 0
-    began = time.process_time()
-    for epoch in range(EPOCHS):
+    taken: list[float] = []
+    for epoch in range(epochs):
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(epoch))
         for rows in order.split(BATCH):
-            loop.step(train[rows], labels[rows])
-            steps += 1
-        found["s"]["training"], found["steps"] = time.process_time() - began, steps
+            some = train[rows], labels[rows]
+            taken += [clock(lambda some=some: loop.step(*some))]
+        found["s"]["training"], found["steps"] = sum(taken), len(taken)
         say(found)
     test, _ = pixels("test")
-    found["s"]["test"] = clock(lambda: [loop.test_batch(some) for some in test.split(100)])
+    batches = [clock(lambda some=some: loop.test_batch(some)) for some in test.chunk(2)]
+    found["s"]["test"] = sum(batches)
     found["whole run s"] = sum(found["s"].values())
+    second = taken[1]  # the first warms up
+    parts = found["s"]["start-up"], second * len(taken), batches[0] * len(batches)
+    found["put together s"] = sum(parts)
     found["peak GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     say(found)
 
 
-def growth(kinds: Sequence[str], most_images: int, say: Say) -> None:
+def growth(kinds: Sequence[str], most_images: int, folder: Path | None, say: Say) -> None:
     """Seconds of a step of `auto` against classes and shots, of a bank, and of the store."""
     found: dict[str, Any] = {kind: {} for kind in kinds}
     if set(kinds) != {"images"}:
-        _towers_growth(found, say)
+        _towers_growth(found, load_backbone(folder) if folder else make_backbone(), say)
     if "images" in kinds:
         found["disk, bytes per image"], found["images, found again"] = {}, {}
         for count in (n for n in (100, 1_000, 10_000, 100_000) if n <= most_images):
@@ -161,8 +165,7 @@ def growth(kinds: Sequence[str], most_images: int, say: Say) -> None:
     say(found)
 
 
-def _towers_growth(found: dict[str, Any], say: Say) -> None:
-    backbone = make_backbone()
+def _towers_growth(found: dict[str, Any], backbone: Backbone, say: Say) -> None:
 
     def train(classes: int, shots: int) -> float:
         names = [f"{NAMES[row % 8]} {'abcdefgh'[row // 8]}" for row in range(classes)]
@@ -247,14 +250,18 @@ def main() -> None:
     )
     parser.add_argument("--classes", type=int, default=8)
     parser.add_argument("--shots", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=50, help="for each class")
+    parser.add_argument("--test-images", type=int, default=200)
     parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of --plain")
     parser.add_argument("--growth", nargs="+", choices=["classes", "shots", "bank", "images"])
+    parser.add_argument("--backbone", type=Path, help="of --growth; BiomedCLIP's size if not given")
     parser.add_argument("--most-images", type=int, default=100_000, help="of --growth images")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    classes, shots = arguments.classes, arguments.shots
+    classes, shots, prompts = arguments.classes, arguments.shots, arguments.prompts
 
     def say(result: dict[str, Any]) -> None:
         if arguments.out:
@@ -265,13 +272,13 @@ def main() -> None:
         place = Path(folder)
         os.environ["OGKD_CACHE"] = str(place / "cache")  # nothing is known yet
         if arguments.growth:
-            growth(arguments.growth, arguments.most_images, say)
+            growth(arguments.growth, arguments.most_images, arguments.backbone, say)
             return
         # In a process of its own: a command's peak memory begins with that of its parent.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            pool.apply(write_all, (place, classes, shots))
+            pool.apply(write_all, (place, classes, shots, prompts, arguments.test_images))
         if arguments.plain:
-            plain(place, classes, shots, say)
+            plain(place, classes, shots, prompts, arguments.epochs, say)
         else:
             whole(place, classes, shots, arguments.threads, say)
 

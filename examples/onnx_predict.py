@@ -1,6 +1,7 @@
 """Rank classes with a file of `ogkd export`: python onnx_predict.py MODEL.onnx IMAGE...
 
 Images are read exactly as ogkd reads them; those that Pillow alone cannot read so are refused.
+Of a model of bags, all images are one bag: one answer, then the share of each image in it.
 """
 
 import json
@@ -63,25 +64,43 @@ def prepare(pixels, prep):
     return np.asarray(image.crop((left, top, left + size, top + size)))
 
 
+def batch(pixels, card):
+    """What the graph takes, of one image."""
+    prep = card["preprocessing"]
+    if len(card["input"]["shape"]) == 4:  # else the graph resizes and crops
+        pixels = prepare(pixels, prep)[None]
+    if card["input"]["normalised"]:
+        pixels = ((pixels / 255 - prep["mean"]) / prep["std"]).transpose(0, 3, 1, 2)
+        pixels = pixels.astype(np.float32)
+    return pixels
+
+
 def main(model, *paths):
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     card = json.loads(session.get_modelmeta().custom_metadata_map["ogkd"])
-    prep, refused = card["preprocessing"], 0
+    refused, bag = 0, {}
+
+    def rank(name, p):
+        ranked = sorted(zip(p, card["class_names"], strict=True), reverse=True)
+        print(name, *(f"{name} {share:.6f}" for share, name in ranked), sep="\t")
+
     for path in paths:
         try:
-            pixels = read(path)
+            pixels = batch(read(path), card)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
             print(f"{path} is not read: {error}.", file=sys.stderr)
             refused = 1
             continue
-        if len(card["input"]["shape"]) == 4:  # else the graph resizes and crops
-            pixels = prepare(pixels, prep)[None]
-        if card["input"]["normalised"]:
-            pixels = ((pixels / 255 - prep["mean"]) / prep["std"]).transpose(0, 3, 1, 2)
-            pixels = pixels.astype(np.float32)
-        (p,) = session.run(["probabilities"], {"pixels": pixels})[0]
-        ranked = sorted(zip(p, card["class_names"], strict=True), reverse=True)
-        print(path, *(f"{name} {share:.6f}" for share, name in ranked), sep="\t")
+        if card.get("bags"):
+            bag[path] = pixels
+        else:
+            rank(path, session.run(["probabilities"], {"pixels": pixels})[0][0])
+    if bag:
+        whole = {"pixels": np.concatenate(list(bag.values()))}
+        p, weights = session.run(["probabilities", "weights"], whole)
+        rank(f"{len(bag)} images", p[0])
+        for path, weight in zip(bag, weights, strict=True):
+            print(path, f"share {weight:.6f}", sep="\t")
     return refused
 
 

@@ -188,7 +188,7 @@ def test_an_error_that_stays_is_said(server: TinyServer, target: Path) -> None:
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(404, "does not exist any more"), (403, "refuses"), (401, "refuses"), (400, "400")],
+    [(404, "no longer exists"), (403, "refuses"), (401, "refuses"), (400, "400")],
 )
 def test_a_refusal_is_not_asked_again(
     server: TinyServer, target: Path, status: int, words: str
@@ -301,7 +301,7 @@ def test_damaged_notes_of_an_earlier_run_are_ignored(server: TinyServer, target:
 
 def test_a_place_that_cannot_be_written_is_said(server: TinyServer, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StorageError, match="a file is where a folder is needed"):
+    with pytest.raises(StorageError, match="a file is where a folder should be"):
         download(f"{server.address}/a.zip", tmp_path / "file" / "a.zip")
 
 

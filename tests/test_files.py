@@ -216,7 +216,7 @@ PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
 def test_a_file_of_another_kind_is_never_replaced(tmp_path, old):
     place = tmp_path / "out.csv"
     place.write_bytes(old)
-    with pytest.raises(StorageError, match=r"left as it is.*out-2\.csv"):
+    with pytest.raises(StorageError, match=r"not overwritten.*out-2\.csv"):
         write_text(place, "path,prediction,probability\nb.png,cyst,0.9\n")
     assert place.read_bytes() == old
     assert (tmp_path / "out-2.csv").read_text().startswith("path,prediction")
@@ -236,7 +236,7 @@ def test_tensors_of_other_names_and_files_of_a_model_are_never_replaced(tmp_path
         old.parent.mkdir()
         (old.parent / "model.json").write_text("{}")
     old.write_bytes(before := save({name: np.zeros(3)}))
-    with pytest.raises(StorageError, match="left as it is"):
+    with pytest.raises(StorageError, match="not overwritten"):
         write(old)
     assert old.read_bytes() == before
 
@@ -265,7 +265,7 @@ def test_what_a_model_must_not_hold_goes_beside_its_folder(tmp_path):
     model = tmp_path / "m"
     model.mkdir()
     (model / "model.json").write_text('{"schema_version": 1}')
-    with pytest.raises(StorageError, match=r"left as it is.*model-2\.json"):
+    with pytest.raises(StorageError, match=r"not overwritten.*model-2\.json"):
         write_text(model / "model.json", "path,prediction,probability\nb.png,cyst,0.9\n")
     assert names(model) == ["model.json"]  # a later fit finds nothing foreign in it
     assert (tmp_path / "model-2.json").read_text().startswith("path,prediction")
@@ -291,7 +291,7 @@ def test_a_file_of_the_same_kind_is_replaced(tmp_path, old, new):
 
 def test_a_page_of_someone_else_is_not_replaced(tmp_path):
     (tmp_path / "a.html").write_text("<!DOCTYPE html><title>Mine</title>")
-    with pytest.raises(StorageError, match="left as it is"):
+    with pytest.raises(StorageError, match="not overwritten"):
         write_text(tmp_path / "a.html", "<!DOCTYPE html><title>ogkd</title>")
 
 

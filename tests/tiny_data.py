@@ -42,6 +42,28 @@ def write_dataset(
     return root
 
 
+def write_exams(
+    root: Path, *, per_class: int = 8, pictures: int = 4, splits: str = "train"
+) -> Path:
+    """A table of exams; one picture of an exam with a spot is bright, the others are dark."""
+    lines = ["path,label,exam,split"]
+    for split in splits.split(","):
+        for label, name in enumerate(("normal", "spot")):
+            for exam in range(per_class):
+                for number in range(pictures):
+                    rng = np.random.default_rng([label, exam, number, len(split)])
+                    pixels = rng.integers(0, 60, (32, 32, 3))
+                    if label and number == exam % pictures:
+                        pixels[8:28, 8:28] += 190
+                    file = root / split / f"{name}-{exam}-{number}.png"
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    Image.fromarray(pixels.astype(np.uint8)).save(file)
+                    lines.append(f"{split}/{file.name},{name},{split} {name} {exam},{split}")
+    table = root / "exams.csv"
+    table.write_text("\n".join(lines), encoding="utf-8")
+    return table
+
+
 def item_of(image: object, label: int, split: str = "", group: str | None = None) -> Item:
     """A labelled image by its address."""
     return Item(ImageRef.of(image), label, split, group)

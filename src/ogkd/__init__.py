@@ -44,10 +44,11 @@ if TYPE_CHECKING:
     from ogkd.images import read_image
     from ogkd.methods import Method, register
     from ogkd.model.calibration import Calibration
-    from ogkd.model.classifier import Classifier, load
-    from ogkd.model.decide import Policy
+    from ogkd.model.classifier import Classifier
     from ogkd.model.explain import Evidence, evidence, explain
+    from ogkd.model.load import load
     from ogkd.model.picture import draw
+    from ogkd.model.policy import Policy
     from ogkd.report import report, show_results
 
     __version__: str
@@ -99,8 +100,9 @@ _MODULES = {  # module: what it offers here
     "ogkd.images": ("read_image",),
     "ogkd.methods": ("Method", "register"),
     "ogkd.model.calibration": ("Calibration",),
-    "ogkd.model.classifier": ("Classifier", "load"),
-    "ogkd.model.decide": ("Policy",),
+    "ogkd.model.classifier": ("Classifier",),
+    "ogkd.model.load": ("load",),
+    "ogkd.model.policy": ("Policy",),
     "ogkd.report": ("show_results",),
     "ogkd.model.explain": ("Evidence", "evidence", "explain"),
     "ogkd.model.picture": ("draw",),

@@ -211,7 +211,9 @@ def _opened(url: str, have: int, trail: _Trail) -> Iterator[httpx.Response]:
             reason = str(error) or type(error).__name__
             raise _TryAgainError(f"no connection ({reason})") from error
         except (httpx.TooManyRedirects, httpx.InvalidURL) as error:
-            raise DataError(f"{url} cannot be followed: {error}. It was not downloaded.") from error
+            raise DataError(
+                f"{url} could not be followed: {error}. It was not downloaded."
+            ) from error
         if response.status_code not in (200, 206, 416):
             raise _refusal(url, response)
         yield response
@@ -233,8 +235,8 @@ def _refusal(url: str, response: httpx.Response) -> Exception:
         return _TryAgainError(f"the server answered {status}", wait=wait)
     if status in (404, 410):
         return DataError(
-            f"{url} does not exist any more ({status}). Its publisher may have moved it: see the "
-            "publisher's page; you can also put the file in place by hand."
+            f"{url} no longer exists ({status}). Its publisher may have moved it: see the "
+            "publisher's page, or put the file in place yourself."
         )
     if status in (401, 403):
         return DataError(
@@ -257,7 +259,7 @@ def _require_https(url: str, *, coming_from: str | None = None) -> None:
 
 
 def parsed(url: str) -> httpx.URL:
-    """The parts of a URL; a DataError if it is none."""
+    """The parts of a URL; a DataError if it is not valid."""
     try:
         found = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -265,6 +267,11 @@ def parsed(url: str) -> httpx.URL:
     if found.scheme in ("http", "https") and not found.host:
         raise DataError(f"'{url[:200]}' is not a valid URL: it names no host. Check it.")
     return found
+
+
+def hub_offline() -> bool:
+    """Whether HF_HUB_OFFLINE is set; read at each call, as a program may set it late."""
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
 
 
 def hub_mirror() -> str | None:

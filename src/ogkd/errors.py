@@ -39,11 +39,11 @@ class StorageError(OgkdError):
 
 
 class TrainingError(OgkdError):
-    """A training that cannot go on, such as a loss that is no longer a number."""
+    """A training that cannot continue, such as a loss that is no longer a number."""
 
 
 class Interrupted(OgkdError):
-    """The user stopped a training; the message says how to go on."""
+    """The user stopped a training; the message says how to resume."""
 
     exit_code = 130
 

@@ -26,7 +26,7 @@ _Hook = Callable[[list[tuple[str, Any]]], Any]
 
 _SMALL = 1 << 26  # bytes that a text file may have
 _OF_THE_PLACE = (errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.EMFILE, errno.EINVAL)
-_MANY = 200  # files in a folder from which on the disk is asked once for all of them
+_MANY = 200  # files in a folder from which on one sync serves all of them
 
 
 def cache_dir() -> Path:
@@ -45,7 +45,7 @@ def home(path: str | Path) -> Path:
 
 
 def resolved(path: str | Path) -> Path:
-    """The path without links and dots; of a loop of links, the path as it is."""
+    """The path with links and dots resolved; unchanged if the links form a loop."""
     return Path(os.path.realpath(path))  # Path.resolve fails on a loop
 
 
@@ -80,8 +80,13 @@ def is_text(text: str) -> bool:
 
 def read_json(path: Path, *, encoding: str = "utf-8", hook: _Hook | None = None) -> Any:
     """The value in a small JSON file; whatever is wrong with it is a ValueError."""
+    return parse_json(read_text(path, encoding=encoding), hook=hook)
+
+
+def parse_json(text: str | bytes, *, hook: _Hook | None = None) -> Any:
+    """The value that a JSON text stands for; whatever is wrong with it is a ValueError."""
     try:
-        value = json.loads(read_text(path, encoding=encoding), object_pairs_hook=hook)
+        value = json.loads(text, object_pairs_hook=hook)
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -131,7 +136,7 @@ def storage_errors(path: Path) -> Iterator[None]:
             )
         elif isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError):
             why = (
-                f"Cannot write {path}: a file is where a folder is needed, or the reverse. "
+                f"Cannot write {path}: a file is where a folder should be, or the other way round. "
                 "Choose another place."
             )
         elif error.errno in _OF_THE_PLACE:
@@ -143,11 +148,11 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def write_atomically(path: Path, *, ours: bool = False) -> Iterator[Path]:
-    """Yield a path aside to write to; it takes `path`'s place, synced, only if all went well.
+    """Yield a temporary path to write to; it replaces `path`, synced, only if all went well.
 
-    It only takes the place of a file of the same kind: nobody's images, tables or models are
-    overwritten. What was written then stays under another name, which the error says. `ours` is
-    a place that only ogkd writes to: whatever is there may go.
+    It only replaces a file of the same kind, so that no images, tables or models of the user are
+    overwritten; otherwise the result is kept under another name, which the error states. `ours`
+    marks a place that only ogkd writes to: anything there may be replaced.
     """
     with storage_errors(path):
         _refuse_special(path)
@@ -168,14 +173,14 @@ def write_atomically(path: Path, *, ours: bool = False) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
     if place != path:
         raise StorageError(
-            f"{path} exists and is another kind of file, so it was left as it is. The result is "
+            f"{path} exists and is another kind of file, so it was not overwritten. The result is "
             f"in {place}; choose another name next time.",
             argument="out",
         )
 
 
 def holds_files(folder: Path) -> bool:
-    """Whether there is anything in a folder but what a killed write has left in it."""
+    """Whether a folder contains anything other than the leftovers of a killed write."""
     return any(not (one.name[0] == "." and one.suffix == ".part") for one in folder.iterdir())
 
 
@@ -199,7 +204,7 @@ def _free_name(path: Path) -> Path:
 
 @contextlib.contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
-    """Yield a folder aside to fill; it appears as `path` by one rename if all went well."""
+    """Yield a temporary folder to fill; it becomes `path` by one rename if all went well."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         recover(path)
@@ -304,7 +309,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _prefix(path: Path) -> str:
-    """How what we write next to `path` starts: it says which process of which machine it is of."""
+    """The start of temporary names next to `path`: which machine and process they belong to."""
     machine = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
     return f".{path.name[:100]}.{machine}-{os.getpid()}."
 

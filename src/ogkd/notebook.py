@@ -38,7 +38,7 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
 
 
 def text_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """The lines of a table in plain text; one that is too wide for the terminal goes on below."""
+    """The lines of a table in plain text; one that is too wide for the terminal continues below."""
     cells = [[str(cell) for cell in row] for row in (head, *rows)]
     most = max(40, shutil.get_terminal_size((80, 24)).columns)
     names = [_short(row[0], most // 3) for row in cells]

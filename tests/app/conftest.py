@@ -11,7 +11,8 @@ from app_models import by_hand
 
 import ogkd
 from ogkd.datasets.phantoms import write_folder
-from ogkd.model.classifier import load
+from ogkd.model.load import load
+from tiny_data import write_exams
 
 
 @pytest.fixture(scope="session")
@@ -52,6 +53,21 @@ def server(
         tmp_path_factory.mktemp("server"), folders / "gda", folders / "zero", "--support", phantoms
     ) as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def exams(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table of exams of four pictures."""
+    return write_exams(tmp_path_factory.mktemp("exams"), per_class=4, splits="train,test")
+
+
+@pytest.fixture(scope="session")
+def bag_model(
+    exams: Path, bert_backbone: ogkd.Backbone, tmp_path_factory: pytest.TempPathFactory
+) -> ogkd.Classifier:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return ogkd.fit(exams, backbone=bert_backbone, bags="exam", normal=["normal"])
 
 
 @pytest.fixture(scope="session")

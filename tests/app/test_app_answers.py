@@ -14,8 +14,9 @@ from ogkd.app.web import describe
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider, Policy
+from ogkd.model.decide import Decider
 from ogkd.model.evidence_check import EvidenceCheck
+from ogkd.model.policy import Policy
 from tiny_data import write_image
 
 

@@ -87,10 +87,8 @@ def test_every_picture_is_drawn_and_described(found):
 
 def test_a_file_that_is_no_image_gets_a_message(found):
     (message,) = found["broken"]["alert"]
-    assert (
-        message
-        == "No answer. The file is not a PNG, JPEG, TIFF, BMP, WebP or DICOM image. Choose another."
-    )
+    formats = "PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI"
+    assert message == f"No answer. The file is not a {formats} image. Choose another."
     assert found["broken"]["cards"] == 0
 
 

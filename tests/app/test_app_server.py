@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ogkd.model.classifier import load
+from ogkd.model.load import load
 from tiny_images import dicom
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "app.md"
@@ -72,7 +72,7 @@ def test_equal_images_at_the_same_time_are_all_answered_and_none_is_kept(server,
 
 def test_a_file_that_is_no_image_is_told_in_words(server):
     reply = server.predict(b"this is text", "scan.png")
-    told = "The file is not a PNG, JPEG, TIFF, BMP, WebP or DICOM image. Choose another."
+    told = "The file is not a PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI image. Choose another."
     assert (reply.status, reply.json["detail"]) == (422, told)
     assert server.waiting() == []
 

@@ -80,7 +80,7 @@ def test_dicom_without_the_extra_is_a_message(uploads, tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"text", b"%PDF-1.7", encoded("GIF"), b"RIFFxxxxWAVE"])
 def test_other_kinds_of_files_are_refused_and_gone(uploads, content):
     with (
-        pytest.raises(DataError, match="not a PNG, JPEG, TIFF, BMP, WebP or DICOM"),
+        pytest.raises(DataError, match="not a PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI"),
         uploads.take(put(uploads, content)),
     ):
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,6 +102,20 @@ def test_auto_takes_a_gpu_only_where_there_is_one(monkeypatch: pytest.MonkeyPatc
     assert resolve_device("auto").type == "mps"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert resolve_device("auto").type == "cuda"
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:1"])
+def test_a_gpu_computes_in_float32_and_always_the_same(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cudnn, matmul = SimpleNamespace(), SimpleNamespace()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.backends, "cudnn", cudnn)
+    monkeypatch.setattr(torch.backends, "cuda", SimpleNamespace(matmul=matmul))
+    assert resolve_device(device) == torch.device("cuda" if device == "auto" else device)
+    assert vars(cudnn) == {"allow_tf32": False, "benchmark": False, "deterministic": True}
+    assert vars(matmul) == {"allow_tf32": False}
 
 
 @pytest.mark.parametrize("device", ["gpu", "", "cuda:x", "meta", "cpu:3", "cuda:99"])

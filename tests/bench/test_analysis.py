@@ -14,7 +14,6 @@ from ogkd.bench.analysis import (
     density,
     disease_mass,
     harmonic_mean,
-    is_normal,
     margins,
     neighbour_mass,
     neighbours,
@@ -110,8 +109,6 @@ def test_disease_mass_by_hand_with_and_without_the_true_class() -> None:
     assert disease_mass(P_A, [2], without=Y) == pytest.approx([0.2, 0.5, 0.4, 0.7])
     assert disease_mass(P_A, [0, 1, 2]) == pytest.approx([0.0] * 4)
     assert P_A[0, 0] == 0.7  # the input is left as it was
-    assert is_normal(Y, [2]).tolist() == [False, False, True, True]
-    assert not is_normal(Y, []).any()
 
 
 def test_the_harmonic_mean_of_the_papers_average_row() -> None:

@@ -38,11 +38,38 @@ def test_measured_runs_of_the_same_kind_give_one_number():
     assert str(estimate([spec_of("gda", shots=4)] * 15, pace)) == "about 1 min 00 s"
 
 
+@pytest.mark.parametrize(
+    ("method", "other"),
+    [
+        ("coop", {"train.epochs": 2}),
+        ("ogkd", {"views": "online"}),
+        ("gda", {"fidelity": "released"}),
+    ],
+)
+def test_a_rehearsal_says_nothing_about_whole_runs(method, other):
+    rehearsal = spec_of(method, shots=4).model_copy(update={"settings": other})
+    pace = Pace()
+    pace.learn(rehearsal, 3.0)
+    assert pace.knows(rehearsal)
+    assert not pace.knows(spec_of(method, shots=4))
+    assert pace.of(rehearsal) == Span(3.0, 3.0)
+    assert pace.of(spec_of(method, shots=4)) != Span(3.0, 3.0)
+
+
+def test_a_swept_number_that_costs_no_time_is_the_same_kind():
+    pace = Pace()
+    pace.learn(spec_of("ogkd", shots=4).model_copy(update={"settings": {"gamma": 0.3}}), 3.0)
+    assert pace.of(spec_of("ogkd", shots=4)) == Span(3.0, 3.0)
+
+
 def test_a_slow_machine_makes_guesses_longer():
     before = Pace().of(spec_of("ogkd", shots=16))
     slow = Pace()
     slow.learn(spec_of("gda", shots=16), 20.0)  # ten times the guess
     assert slow.of(spec_of("ogkd", shots=16)).most == pytest.approx(10 * before.most)
+    first = Pace()
+    first.learn(spec_of("zero-shot", shots=16), 140.0)  # it has encoded the test images
+    assert first.of(spec_of("ogkd", shots=16)) == before
 
 
 def test_the_time_left_follows_the_runs_that_end(monkeypatch, capsys):

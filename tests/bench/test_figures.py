@@ -160,6 +160,7 @@ def test_a_few_shot_plan_gives_every_figure_that_it_allows(tmp_path: Path) -> No
     assert "p of all 3 other classes, 1 − p(y)" in said["wins-retina"]
     assert "p of all diseases but the true one" in said["disease-mass-other-retina"]
     assert "diabetic retinopathy" in said["graph-retina"]
+    assert all("Prompts: templates" in text for text in said.values())
 
 
 def test_few_shot_curves_name_all_and_have_the_same_bytes_each_time(tmp_path: Path) -> None:

@@ -45,20 +45,58 @@ def test_the_images_of_an_estimate_are_those_that_a_run_encodes(
     monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "cache"))
     rows = [{"method": "coop", "settings": {"views": "online"}}, {"method": "gda"}]
     rows.append({"method": "logistic"})  # sees the images of gda, which are kept
-    groups, sources = planned(grid_file, rows=rows, methods=[], shots=[2])
+    # Seeds may draw the same image, which is encoded once: that is not counted.
+    groups, sources = planned(grid_file, rows=rows, methods=[], shots=[1], seeds=[1])
     backbone = load_backbone(str(read_grid(grid_file).backbone), device="cpu")
-    found = Probe(backbone).phases(groups, sources)
+    probe = Probe(backbone)
+    monkeypatch.setattr(probe, "_image", lambda patches: 1e6)  # seconds: steps take none beside it
+    found = probe.phases(groups, sources)
     slow.clear()
     runner = Runner(lambda: backbone, sources)
     for group in groups:
         runner.run(group)
-    expected = PAUSE * sum(slow)
-    images = sum(one.encode for one in found.values()) + found[groups[0].name].train
     assert groups[0].specs[0].method == "coop"
-    assert images == pytest.approx(expected, rel=0.6)
-    assert images > 0.9 * expected
-    # coop: 12 images it is judged on, 2 epochs of 8 crops of 2 seeds; gda: those of both seeds.
-    assert sum(slow) == IMAGES + 2 * 8 * 2 + len(CLASSES) * 2 * 2
+    images = sum(one.encode for one in found.values()) + found[groups[0].name].train
+    assert images == pytest.approx(1e6 * sum(slow), rel=0.01)
+    # coop: 12 images it is judged on, 2 epochs of a crop of each class; gda: one image of each
+    # class to learn from and one to choose by.
+    assert sum(slow) == IMAGES + (2 + 1 + 1) * len(CLASSES)
+
+
+def test_views_and_validation_images_that_rivals_share_are_counted_once(
+    grid_file, slow, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "cache"))
+    methods = ("tip-adapter", "clip-adapter", "tip-adapter-f")
+    rows = [{"method": name, "settings": {"fidelity": "released"}} for name in methods]
+    groups, sources = planned(grid_file, rows=rows, methods=[], settings={}, shots=[1])
+    backbone = load_backbone(str(read_grid(grid_file).backbone), device="cpu")
+    probe = Probe(backbone)
+    monkeypatch.setattr(probe, "_image", lambda patches: 1.0)
+    counted = sum(one.encode for one in probe.phases(groups, sources).values())
+    slow.clear()
+    runner = Runner(lambda: backbone, sources)
+    for group in groups:
+        runner.run(group)
+    assert counted == sum(slow)
+
+
+def test_texts_that_depend_on_the_image_make_testing_long(grid_file, monkeypatch):
+    groups, sources = planned(grid_file, rows=[], methods=["coop", "cocoop"], shots=[1])
+    backbone = load_backbone(str(read_grid(grid_file).backbone), device="cpu")
+    encode, texts = OpenClipBackbone.encode_text, []
+
+    def slowly(self, embeddings, *more, **named):
+        texts.append(len(embeddings))
+        time.sleep(PAUSE * len(embeddings))
+        return encode(self, embeddings, *more, **named)
+
+    monkeypatch.setattr(OpenClipBackbone, "encode_text", slowly)
+    found = Probe(backbone).phases(groups, sources)
+    coop, cocoop = (found[group.name].test for group in groups)
+    assert coop < PAUSE
+    # Each of two runs encodes the texts of all classes for each image.
+    assert cocoop == pytest.approx(2 * IMAGES * len(CLASSES) * PAUSE, rel=0.6)
 
 
 def test_more_epochs_take_as_many_times_longer(grid_file, slow):

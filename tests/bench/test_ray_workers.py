@@ -100,6 +100,15 @@ def test_test_images_are_encoded_once_before_the_runs_of_their_dataset(bench, st
     assert names[:2] == ["encode", "encode"]
 
 
+def test_where_validation_images_judge_no_test_image_is_encoded(bench, stand_in):
+    folder, _, job = bench(datasets=["first"], judge="val")
+    ray = stand_in()
+    run_ray(folder, job, lambda _: None, RayWorkers(count=1))
+    (paths,) = [call[1] for call in ray.calls if call[0] == "encode"]
+    assert paths
+    assert all("/val/" in path for path in paths)
+
+
 def test_without_a_common_cache_nothing_is_encoded_beforehand(bench, stand_in):
     class Alone(Quick):
         state = NodeState("node", "d", shares_cache=False)

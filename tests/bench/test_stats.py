@@ -227,6 +227,7 @@ def test_hm_of_base_and_novel_is_compared_as_published(tmp_path: Path) -> None:
     hms = [2 * b * n / (b + n) for b, n in zip(*means, strict=True)]
     assert found.mean == pytest.approx(hms[0] - hms[1], abs=1e-6)
     assert found.low < found.mean < found.high
+    assert differences_markdown(answer, "a|b", "c").startswith(r"| a\|b minus c | datasets |")
     lines = differences_markdown(answer, "ogkd", "coop").splitlines()
     assert len(lines) == 2 + 2
     assert lines[2].startswith(f"| K=16 | mean of 1 | {100 * found.mean:+.2f} | ")

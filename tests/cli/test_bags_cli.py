@@ -46,7 +46,7 @@ def test_volumes_are_fitted_and_answered_with_the_slices_that_decided(ogkd, volu
     maps = tmp_path / "maps"
     assert ogkd("predict", model, volumes / "test", "--explain", maps).code == 0
     assert len(list(maps.iterdir())) == 4
-    refused = ogkd("export", model, "--onnx", tmp_path / "model.onnx")
+    refused = ogkd("export", model, "--onnx", tmp_path / "model.onnx", "--int8")
     assert refused.code == 2
     assert "bags of pictures" in refused.err
 
@@ -71,7 +71,7 @@ def test_a_table_of_new_exams_needs_no_labels(ogkd, volumes, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--slices", "some"), "which slices"),
+        (("--slices", "some"), "does not name slices"),
         (("--bags", "exam"), "no column 'exam'"),
         (("--bags", "series"), "not a DICOM file"),
         (("--slices", "all", "--slice", "axis=2,index=1"), "for single images"),

@@ -48,6 +48,8 @@ def test_from_a_grid_to_tables_and_figures(grid, tmp_path):
     assert "8 of 8 runs are finished" in ran.output
     assert re.search(r"done +8\n", ogkd("plan", grid, "--out", runs).output)
     assert "small: 8 done, 0 missing, 0 failed of 8" in ogkd("status", runs).output
+    other = ogkd("plan", grid, "--out", runs, "--no-probe", "--set", "views=2").output
+    assert "rough: no run of" in other  # runs of other lengths say nothing about these
     again = ogkd("run", grid, "--out", runs, "--workers", "0")
     assert "8 of them done already" in again.output
     table = ogkd("table", runs).output

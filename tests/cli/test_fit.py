@@ -16,7 +16,7 @@ from ogkd.cli.fit import fit
 from ogkd.cli.options import HELP, read_settings
 from ogkd.datasets.phantoms import write_folder
 from ogkd.errors import ConfigError
-from ogkd.fitting import prepare
+from ogkd.fitting import choose
 from ogkd.fitting.request import FitRequest
 from ogkd.methods import DEFAULT
 from tiny_data import write_dataset, write_image
@@ -97,7 +97,7 @@ def test_on_a_terminal_a_backbone_is_fetched_only_after_a_yes(
 
     def fetch(record):
         fetched.append(record.name)
-        monkeypatch.setattr(prepare, "choose_backbone", lambda images, say: str(clip))
+        monkeypatch.setattr(choose, "choose_backbone", lambda images, say: str(clip))
 
     monkeypatch.setattr(hub, "fetch", fetch)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))

@@ -10,6 +10,7 @@ import pytest
 import typer
 
 import ogkd.cli
+from ogkd.cli import app as ogkd_app
 from ogkd.cli.options import CommandGroup
 from ogkd.errors import ConfigError, Interrupted
 
@@ -60,6 +61,16 @@ def test_every_command_has_help(ogkd, command):
 def test_help_lists_every_command(ogkd):
     said = ogkd("--help").out
     assert all(command[0] in said for command in COMMANDS)
+
+
+def test_the_list_of_commands_does_not_build_their_options():
+    listed = typer.main.get_command(ogkd_app.names_only())
+    whole = typer.main.get_command(ogkd_app)
+    assert {name: one.help for name, one in listed.commands.items()} == {
+        name: one.help for name, one in whole.commands.items()
+    }
+    assert not any(one.params for one in listed.commands.values())
+    assert whole.commands["fit"].params  # still there for those that are run
 
 
 def test_no_words_show_the_help(ogkd):
@@ -220,3 +231,8 @@ def test_output_to_a_full_disk_ends_in_one_message():
         )
     assert outcome.returncode == 2
     assert outcome.stderr == "Error: Output: No space left on device. Check it and retry.\n"
+
+
+@pytest.mark.parametrize("words", [["predict", "m", ""], ["evaluate", "m", ""], ["fit", ""]])
+def test_an_empty_word_is_not_taken_for_the_current_folder(refused, words):
+    assert "An argument is empty" in refused(*words)

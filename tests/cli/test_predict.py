@@ -265,7 +265,7 @@ def test_wishes_that_cannot_be_met_are_refused(refused, fitted, data, tmp_path):
         (["--out", tmp_path], "is a folder"),
         (
             ["--out", file / "rows.csv"],
-            "or the reverse. Choose another place (option --out)",
+            "or the other way round. Choose another place (option --out)",
         ),
         (["--explain", file], "takes a folder"),
     ):

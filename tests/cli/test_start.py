@@ -61,8 +61,11 @@ def test_one_command_leads_from_a_folder_to_a_report(ogkd, clip, images, tmp_pat
     assert "guessing" in outcome.out
     assert "ogkd predict images-ogkd/model" in lines[-1]
     before = contents(out)
+    (out / ".model.training").mkdir()  # as a kill just after the fit leaves it
+    (out / ".model.training" / "training.jsonl").touch()
     again = ogkd("start", "images", "--yes", "--backbone", clip)
     assert again.code == 0
+    assert {path.name for path in out.iterdir()} == FILES
     assert again.out.count("already done") == 6  # not reading, nor the calibration that cannot be
     assert contents(out) == before
 
@@ -122,7 +125,7 @@ def test_it_asks_before_it_leaves_out_and_which_classes_are_normal(
     assert "Stopped" in outcome.err
     assert not (tmp_path / "out" / "split.csv").exists()
     assert ogkd(*words).code == 0
-    assert "Go on with the other 16 images?" in asked[-2]
+    assert "Continue with the other 16 images?" in asked[-2]
     assert "benign tumor, malignant tumor" in asked[-1]
     card = json.loads((tmp_path / "out" / "model" / "model.json").read_text())
     assert card["normal"] == ["benign tumor"]
@@ -177,6 +180,11 @@ def test_results_never_go_into_the_data_nor_into_a_stranger_s_folder(
     (tmp_path / "mine" / "thesis.txt").write_text("mine")
     assert "is not empty" in refused("start", images, "-y", "-o", tmp_path / "mine")
     assert "is a file" in refused("start", images, "-y", "-o", tmp_path / "mine" / "thesis.txt")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert "Cannot write" in refused("start", images, "-y", "-o", tmp_path / "loop")
+    for option in ("--backbone", "--prompts"):
+        said = refused("start", images, "-y", "-o", tmp_path / "new", option, "~nosuchuser/x")
+        assert "no such home folder" in said
     monkeypatch.chdir(images)
     outcome = ogkd("start", ".", "-y", "-b", clip)
     assert outcome.code == 0, outcome.err
@@ -223,7 +231,7 @@ def test_a_messy_folder_ends_in_an_honest_result(ogkd, tmp_path):
     outcome = ogkd("start", data, "--yes", "--backbone", "builtin", "--out", out)
     assert outcome.code == 0, outcome.err
     assert "Left out 7 images: 3 unreadable, 2 with more than one label, 2 repeated." in outcome.out
-    assert "Hardly tested" in outcome.out
+    assert "Tested on very few images" in outcome.out
     assert "simple cyst (1)" in outcome.out
     left = rows_of(out / "left-out.csv")
     assert Counter(row["why"] for row in left) == LEFT_OUT

@@ -61,14 +61,14 @@ def test_logits_are_relative_to_nothing_found() -> None:
     torch.testing.assert_close(relative(z).exp().sum(1), torch.ones(len(z), dtype=z.dtype))
 
 
-@pytest.mark.parametrize("tau", [0.5, 2.0, math.inf])
+@pytest.mark.parametrize("tau", [0.0, 0.5, 2.0, math.inf])
 def test_shares_are_the_derivative_of_the_pooled_logit(tau: float) -> None:
-    z = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    [slope] = torch.autograd.grad(
-        pooled(z.unsqueeze(1), torch.zeros(6, dtype=torch.long), tau).sum(), z
-    )
-    torch.testing.assert_close(shares(z.detach(), tau), slope)
-    assert float(shares(z.detach(), 0.0).sum()) == 1.0
+    z, bag = picture_logits(4, classes=1)
+    z.requires_grad_()
+    [slope] = torch.autograd.grad(pooled(z, bag, tau).sum(), z)
+    found = shares(z.detach().squeeze(1), bag, tau)
+    torch.testing.assert_close(found, slope.squeeze(1))
+    torch.testing.assert_close(found.new_zeros(5).index_add(0, bag, found), torch.ones(5).double())
 
 
 def test_for_nothing_found_the_pictures_nearest_to_a_finding_are_named() -> None:

@@ -66,12 +66,20 @@ def test_pictures_with_labels_of_their_own_give_their_bag_the_finding(tmp_path: 
     [
         (["a.png,cyst,1,train", "b.png,stone,1,train"], "labels cyst, stone"),
         (["a.png,cyst,1,train", "b.png,cyst,1,test", "c.png,stone,2,test"], "splits test, train"),
-        (["a.png,cyst,,train", "b.png,stone,2,train"], "do not say which bag"),
+        (["a.png,cyst,,train", "b.png,stone,2,train"], "have no bag"),
     ],
 )
 def test_what_contradicts_itself_is_named(tmp_path: Path, rows: list[str], words: str) -> None:
     with pytest.raises(DataError, match=words):
         bags_in(table(tmp_path, rows, "path,label,exam,split"))
+
+
+def test_a_picture_may_be_in_two_bags() -> None:
+    scout, other = ImageRef(Path("scout.png")), ImageRef(Path("other.png"))
+    pairs = [(scout, 0, "1"), (scout, 1, "2"), (other, 1, "2")]
+    items = tuple(Item(image, label, bag=bag) for image, label, bag in pairs)
+    found = in_bags(Manifest(items, ("cyst", "stone")), EXAM)
+    assert [(item.image, item.label, item.bag) for item in found.items] == pairs
 
 
 def test_a_bag_of_two_patients_is_refused(tmp_path: Path) -> None:
@@ -175,7 +183,7 @@ def test_a_dicom_folder_is_grouped_by_series_in_the_order_of_its_slices(tmp_path
 
 @pytest.mark.parametrize(
     ("numbers", "words"),
-    [([1, 2, 5], "instance 3, 4 is missing"), ([1, 2, 2], "instance 2 is there more than once")],
+    [([1, 2, 5], "instance 3, 4 is missing"), ([1, 2, 2], "instance 2 occurs more than once")],
 )
 def test_odd_series_are_named_and_used(tmp_path: Path, numbers: list[int], words: str) -> None:
     series(tmp_path, numbers)

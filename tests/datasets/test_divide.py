@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from ogkd.datasets.divide import complete_splits, split_by_group, split_items
+from ogkd.datasets.divide import complete_splits, split_items
 from ogkd.datasets.groups import shared_groups
 from ogkd.datasets.manifest import Item, Manifest
 from ogkd.errors import ConfigError, DataError
@@ -94,19 +94,6 @@ def test_another_seed_gives_another_split():
     assert split_items(manifest, FRACTIONS, 3) == split_items(manifest, FRACTIONS, 3)
 
 
-def test_split_by_group_needs_groups():
-    items = manifest_of([(0, "", None), (1, "", None)]).items
-    with pytest.raises(DataError, match="column patient"):
-        split_by_group(items, FRACTIONS, 1)
-    known = manifest_of([(0, "", name) for name in "aabbccddee"]).items
-    after = split_by_group(known, {"train": 0.5, "test": 0.5}, 1)
-    assert_no_group_in_two(after)
-    assert Counter(item.split for item in after) in (
-        Counter(train=6, test=4),
-        Counter(train=4, test=6),
-    )
-
-
 def test_two_patients_cannot_fill_three_splits():
     manifest = manifest_of([(0, "", "a"), (1, "", "b"), (0, "", "a")])
     with pytest.raises(DataError, match="3 images in 2 groups"):
@@ -114,7 +101,7 @@ def test_two_patients_cannot_fill_three_splits():
 
 
 def test_a_dataset_with_splits_is_not_split_again():
-    with pytest.raises(DataError, match="splits already"):
+    with pytest.raises(DataError, match="already has splits"):
         split_items(manifest_of([(0, "train", None), (1, "test", None)]), FRACTIONS, 1)
 
 

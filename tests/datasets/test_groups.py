@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.datasets.groups import (
-    components,
-    group_facts,
-    separate_groups,
-    shared_groups,
-)
+from ogkd.datasets.groups import components, separate_groups, shared_groups
 from ogkd.datasets.manifest import Item, Manifest
 from tiny_data import item_of
 
@@ -38,15 +33,11 @@ def test_groups_across_splits_are_found():
         [(0, "train", "p1"), (0, "test", "p1"), (1, "train", "p2"), (1, "test", None)]
     )
     assert shared_groups(manifest) == {"p1": ("train", "test")}
-    facts = group_facts(manifest)
-    assert (facts.images, facts.images_with_group, facts.groups) == (4, 3, 2)
-    assert facts.shared == {"p1": ("train", "test")}
 
 
 def test_a_dataset_without_groups_or_splits_shares_none():
     assert shared_groups(manifest_of([(0, "train", None), (0, "test", None)])) == {}
     assert shared_groups(manifest_of([(0, "", "p"), (1, "", "p")])) == {}
-    assert group_facts(manifest_of([(0, "train", None)])).images_with_group == 0
 
 
 rows = st.lists(st.tuples(st.integers(0, 2), splits, patients), max_size=40)

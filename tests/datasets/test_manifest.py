@@ -195,7 +195,7 @@ def test_a_root_moves_the_paths_of_tables_and_split_files(tmp_path):
 
 def test_a_root_is_refused_where_it_means_nothing(tmp_path):
     write_dataset(tmp_path, ["a", "b"], {"": 1})
-    with pytest.raises(ConfigError, match="root goes with a table"):
+    with pytest.raises(ConfigError, match="root is only for tables"):
         read_manifest(tmp_path, root=tmp_path)
 
 

@@ -253,12 +253,12 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"label": 4}, "labels 0 to 3, but label 4"),
-        ({"label": -1}, "label -1"),
+        ({"label": 4}, "labels 0 to 3, but got 4"),
+        ({"label": -1}, "but got -1"),
         ({"seed": -2}, "seed must be .* but is -2"),
-        ({"index": -3}, "index -3"),
-        ({"size": 8}, "64 to 1024 pixels, but 8"),
-        ({"size": 99999}, "but 99999"),
+        ({"index": -3}, "index must be 0 or more, but is -3"),
+        ({"size": 8}, "64 to 1024 pixels, but is 8"),
+        ({"size": 99999}, "but is 99999"),
     ],
 )
 def test_numbers_out_of_range_are_named(change: dict[str, int], message: str) -> None:
@@ -275,7 +275,7 @@ def test_numbers_out_of_range_are_named(change: dict[str, int], message: str) ->
         ({"per_class": 1, "splits": {"train": 1}}, "either per_class"),
         ({"splits": {"training": 1}}, "Unknown split 'training'"),
         ({"per_class": -1}, "is -1"),
-        ({"splits": {"train": 0}}, "No images"),
+        ({"splits": {"train": 0}}, "numbers of images are 0"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(

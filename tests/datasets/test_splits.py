@@ -261,10 +261,10 @@ def test_new_labels_are_spread_evenly_over_the_other_classes():
 @pytest.mark.parametrize(
     ("flips", "allowed", "words"),
     [
-        (-1, (0, 1), "from 0 to the images per class .3., but is -1"),
+        (-1, (0, 1), "0 to 3 .the images per class., but is -1"),
         (4, (0, 1), "but is 4"),
         (1, (0,), "at least two classes"),
-        (1, (0, 2), "all that there are images of"),
+        (1, (0, 2), "every class that has images"),
     ],
 )
 def test_flips_that_cannot_be_are_refused(flips, allowed, words):

@@ -12,7 +12,7 @@ from ogkd.datasets.read import read_manifest
 from ogkd.evaluation import evaluate
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit
-from ogkd.model.classifier import load
+from ogkd.model.load import load
 
 BANK = Path(__file__).parents[2] / "src" / "ogkd" / "prompts" / "banks" / "chmnist.json"
 

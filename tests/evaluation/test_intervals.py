@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, t
 
 from ogkd.evaluation import LabelledPredictions
 from ogkd.evaluation.metrics import (
@@ -12,6 +12,7 @@ from ogkd.evaluation.metrics import (
     effective_counts,
     exact_interval,
     interval,
+    mean_with_error,
     resample_weights,
     resampling_units,
     summary_metrics,
@@ -156,3 +157,28 @@ def test_memory_does_not_grow_with_the_number_of_resamples():
     ]
     assert len(sizes) > 5
     assert max(sizes) < 2_000_000
+
+
+def test_an_interval_is_the_central_share_of_what_most_resamples_define():
+    assert interval(np.arange(101.0), 0.9) == pytest.approx([5, 95])
+    nan = np.nan
+    assert interval([1.0, 2.0, nan]) == pytest.approx([1.025, 1.975])
+    assert interval([1.0, 2.0, nan, nan, nan]) is None
+    assert interval([1.0]) is None
+
+
+def test_effective_images_are_those_of_korn_and_graubard():
+    hits = np.array([1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 0, 1], dtype=bool)
+    part, whole = effective_counts(hits, np.repeat(np.arange(3), 4))
+    clusters, rate = np.array([3, 1, 3]), 7 / 12
+    variance = 3 / 2 * ((clusters - 4 * rate) ** 2).sum() / 12**2
+    few = (t.ppf(0.975, 11) / t.ppf(0.975, 2)) ** 2
+    assert whole == pytest.approx(rate * (1 - rate) / variance * few)
+    assert part == pytest.approx(rate * whole)
+    assert whole < 12
+
+
+def test_the_error_of_a_mean_counts_patients():
+    values = np.array([1.0, 2.0, 6.0])
+    assert mean_with_error(values) == pytest.approx([3.0, np.sqrt(14) / 3])
+    assert mean_with_error(values, ["a", "a", "b"]) == pytest.approx([3.0, np.sqrt(18) / 3])

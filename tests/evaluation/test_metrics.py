@@ -14,7 +14,13 @@ from sklearn.metrics import (
 )
 
 from ogkd.evaluation import summary_metrics
-from ogkd.evaluation.metrics import auroc, class_columns, confusion_matrix, mean_interval
+from ogkd.evaluation.metrics import (
+    auroc,
+    class_columns,
+    confusion_matrix,
+    mean_interval,
+    summary_columns,
+)
 
 NAMES = ["a", "b", "c", "d"]
 
@@ -84,6 +90,7 @@ def test_the_summary_is_that_of_scikit_learn(seed):
     kappa = cohen_kappa_score(labels, said, weights="quadratic")
     assert found["kappa"] == pytest.approx(kappa)
     assert "kappa" not in summary_metrics(labels, p)
+    assert "kappa" not in summary_columns(confusion_matrix(labels, said, 4))
 
 
 def test_grades_in_another_order_change_kappa_alone():

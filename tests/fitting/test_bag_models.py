@@ -16,37 +16,15 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import predict_labelled
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.request import FitRequest
-from ogkd.model.classifier import Classifier, load
-from ogkd.model.decide import Policy
-from tiny_data import FAST
-from tiny_images import png
-
-CLASSES = ("normal", "spot")
-
-
-def exams(root: Path, *, per_class: int = 8, pictures: int = 4, splits: str = "train") -> Path:
-    """A table of exams; one picture of an exam with a spot is bright, the others are dark."""
-    lines = ["path,label,exam,split"]
-    for split in splits.split(","):
-        for label, name in enumerate(CLASSES):
-            for exam in range(per_class):
-                for number in range(pictures):
-                    rng = np.random.default_rng([label, exam, number, len(split)])
-                    pixels = rng.integers(0, 60, (32, 32, 3))
-                    if label and number == exam % pictures:
-                        pixels[8:28, 8:28] += 190
-                    file = root / split / f"{name}-{exam}-{number}.png"
-                    file.parent.mkdir(parents=True, exist_ok=True)
-                    png(file, pixels.astype(np.uint8))
-                    lines.append(f"{split}/{file.name},{name},{split} {name} {exam},{split}")
-    table = root / "exams.csv"
-    table.write_text("\n".join(lines), encoding="utf-8")
-    return table
+from ogkd.model.classifier import Classifier
+from ogkd.model.load import load
+from ogkd.model.policy import Policy
+from tiny_data import FAST, write_exams
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exams(tmp_path_factory.mktemp("exams"), splits="train,val,test")
+    return write_exams(tmp_path_factory.mktemp("exams"), splits="train,val,test")
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +149,7 @@ def test_one_bag_of_each_class_is_enough(table: Path, bert_backbone: ogkd.Backbo
 def test_bags_of_one_picture_are_answered_as_pictures(
     bert_backbone: ogkd.Backbone, tmp_path: Path
 ) -> None:
-    single = exams(tmp_path, pictures=1, splits="train,test")
+    single = write_exams(tmp_path, pictures=1, splits="train,test")
     model = ogkd.fit(single, backbone=bert_backbone, bags="exam")
     assert ogkd.evaluate(model, single)["accuracy"] >= 0.9
 
@@ -202,7 +180,7 @@ def test_a_bag_whose_pictures_cannot_be_read_is_named_and_others_are_answered(
 def test_an_unreadable_picture_is_skipped_on_request(
     table: Path, bert_backbone: ogkd.Backbone, tmp_path: Path
 ) -> None:
-    own = exams(tmp_path, per_class=3)
+    own = write_exams(tmp_path, per_class=3)
     (tmp_path / "train" / "spot-0-1.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"spot-0-1\.png"):
         ogkd.fit(own, backbone=bert_backbone, bags="exam")
@@ -212,13 +190,61 @@ def test_an_unreadable_picture_is_skipped_on_request(
 
 
 def test_what_needs_single_images_is_refused(model: Classifier, table: Path) -> None:
-    with pytest.raises(ConfigError, match="for single images"):
+    with pytest.raises(ConfigError, match="column 'exam', which unlabelled files do not have"):
         FitRequest(table, bags="exam", unlabelled=table.parent)
     with pytest.raises(ConfigError, match="for single images"):
         FitRequest(table, slices="all", slice="axis=2,index=3")
     for policy in (Policy(together=True), Policy(prior="estimate")):
         with pytest.raises(ConfigError, match="bags of pictures"):
             list(model.decide(part(table, "test"), policy=policy))
+
+
+def folders(root: Path, split: str, per_class: int) -> list[str]:
+    """The same exams, each in a folder of its own; lines of a table."""
+    write_exams(root, per_class=per_class, splits=split)
+    lines = []
+    for file in sorted((root / split).glob("*.png")):
+        exam, _, number = file.stem.rpartition("-")
+        place = root / split / exam / f"{number}.png"
+        place.parent.mkdir(exist_ok=True)
+        file.rename(place)
+        lines.append(f"{place},{exam.split('-')[0]},{split}")
+    return lines
+
+
+def test_a_drawer_of_unlabelled_exams_is_learned_from(
+    bert_backbone: ogkd.Backbone, tmp_path: Path
+) -> None:
+    lines = ["path,label,split", *folders(tmp_path, "train", 3), *folders(tmp_path, "test", 4)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(lines), encoding="utf-8")
+    drawer = [line.replace(",drawer", ",test") for line in folders(tmp_path, "drawer", 6)]
+    said: list[str] = []
+    model = ogkd.fit(
+        table,
+        backbone=bert_backbone,
+        bags="folder",
+        unlabelled=[tmp_path / "drawer", tmp_path / "test" / "spot-0", tmp_path / "train"],
+        say=said.append,
+    )
+    told = " ".join(said)
+    assert "unlabelled bags too" in told
+    assert "copies of images in the data's own val or test" in told
+    assert "24 copies of labelled images" in told
+    assert 0 < len(model.card.unlabelled_images) <= 2 * 48
+    found = ogkd.evaluate(model, table)
+    assert found["accuracy"] >= 0.8
+    assert not any("unlabelled" in warning for warning in found["warnings"])
+    seen = tmp_path / "seen.csv"
+    seen.write_text("\n".join(["path,label,split", *drawer]), encoding="utf-8")
+    warned = " ".join(ogkd.evaluate(model, seen)["warnings"])
+    assert "bags were among the unlabelled bags of the fit" in warned
+    folders(tmp_path, "few", 1)
+    model = ogkd.fit(
+        table, backbone=bert_backbone, bags="folder", unlabelled=tmp_path / "few", say=said.append
+    )
+    assert any("the unlabelled bags are not used: 2 of 2" in line for line in said)
+    assert model.card.unlabelled_images == ()
 
 
 def test_evaluation_holds_the_features_of_one_bag_at_a_time(

@@ -7,16 +7,20 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
+from sklearn import config_context
 from sklearn.base import clone, is_classifier
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 import ogkd
 from ogkd import OGKDClassifier
+from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
 from ogkd.fitting import estimator
 from ogkd.images import read_image
 from tiny_backbones import make_clip
+from tiny_data import write_exams
+from tiny_images import volume
 
 NAMES = ("benign tumor", "malignant tumor", "normal lung")
 
@@ -278,3 +282,98 @@ def test_deep_pictures_are_fitted_and_predicted(clip, images):
     deep = [Image.fromarray(image[:, :, 0].astype(np.float32) / 500) for image in pixels]
     p = OGKDClassifier(clip, "gda").fit(deep, y).predict_proba(deep)
     assert len(np.unique(p, axis=0)) > 3  # not one black picture eighteen times
+
+
+@pytest.fixture(scope="module")
+def exams(tmp_path_factory):
+    """Files of exams, their labels, and the exam of each."""
+    table = write_exams(tmp_path_factory.mktemp("exams"), per_class=6)
+    items = read_manifest(table, bags="exam").items
+    rows = [(str(i.image.file), ("normal", "spot")[i.label], i.bag) for i in items]
+    return tuple(np.array(column) for column in zip(*rows, strict=True))
+
+
+def bags_of(X, y, groups):
+    names = list(dict.fromkeys(groups))
+    return [list(X[groups == n]) for n in names], [y[groups == n][0] for n in names]
+
+
+def test_images_in_groups_and_lists_of_images_are_the_same_bags(clip, exams):
+    X, y, groups = exams
+    order = np.random.default_rng(0).permutation(len(X))  # of a bag, images need not be neighbours
+    X, y, groups = X[order], y[order], groups[order]
+    classifier = OGKDClassifier(clip, "gda", normal=["normal"])
+    p = classifier.fit(X, y, groups=groups).predict_proba(X, groups=groups)
+    names = list(dict.fromkeys(groups))
+    assert p.shape == (12, 2)
+    assert classifier.model_.card.bags.pictures == 48
+    expected = classifier.model_.predict_proba({n: list(X[groups == n]) for n in names})
+    np.testing.assert_allclose(p, expected, atol=1e-5)
+    bags, labels = bags_of(X, y, groups)
+    other = clone(classifier).fit(bags, labels)
+    np.testing.assert_allclose(other.predict_proba(bags), p, atol=1e-5)
+    assert other.score(bags, labels) == classifier.score(X, y, groups=groups) > 0.5
+    np.testing.assert_array_equal(other.predict(bags[:2]), classifier.predict(X, groups)[:2])
+
+
+def test_images_may_say_what_they_show_themselves(clip, exams):
+    X, y, groups = exams
+    own = np.array(
+        [
+            label if f"-{int(g[-1]) % 4}.png" in x else "normal"
+            for x, label, g in zip(X, y, groups, strict=True)
+        ]
+    )
+    classifier = OGKDClassifier(clip, "gda", normal=["normal"]).fit(X, own, groups=groups)
+    assert classifier.model_.card.support_counts == (6, 6)
+    assert classifier.score(X, own, groups=groups) == classifier.score(X, y, groups=groups)
+    with pytest.raises(DataError, match="contradict"):
+        OGKDClassifier(clip, "gda", normal=[]).fit(X, own, groups=groups)
+
+
+def test_bags_are_cross_validated_as_samples_or_by_routed_groups(clip, exams):
+    X, y, groups = exams
+    bags, labels = bags_of(X, y, groups)
+    classifier = OGKDClassifier(clip, "gda", normal=["normal"])
+    folds = np.arange(12) % 2
+    split = [(np.flatnonzero(folds != k), np.flatnonzero(folds == k)) for k in (0, 1)]
+    alone = cross_val_score(classifier, bags, labels, cv=split)
+    own = {name: folds[n] for n, name in enumerate(dict.fromkeys(groups))}
+    of = np.array([own[name] for name in groups])
+    wide = [(np.flatnonzero(of != k), np.flatnonzero(of == k)) for k in (0, 1)]
+    with config_context(enable_metadata_routing=True):
+        asking = classifier.set_fit_request(groups=True).set_score_request(groups=True)
+        routed = cross_val_score(asking, X, y, cv=wide, params={"groups": groups})
+    np.testing.assert_allclose(alone, routed)
+
+
+def test_volumes_are_bags_with_slices(clip, tmp_path):
+    files = [str(volume(tmp_path / f"{n}.nii", filled=range(4, 8 + n))) for n in range(4)]
+    classifier = OGKDClassifier(clip, "gda", slices="all").fit(files, ["a", "b", "a", "b"])
+    p = classifier.predict_proba([files[3], files[0], files[3]])
+    assert p.shape == (3, 2)
+    np.testing.assert_array_equal(p[0], p[2])
+    np.testing.assert_allclose(p[:1], classifier.model_.predict_proba([files[3]]), atol=1e-5)
+
+
+def test_bags_that_cannot_be_are_refused(clip, exams, images):
+    X, y, groups = exams
+    classifier = OGKDClassifier(clip, "gda")
+    for change, message in (
+        ({"groups": groups[:3]}, "48 images, but 3 groups"),
+        ({"groups": [None, *groups[1:]]}, "no group"),
+    ):
+        with pytest.raises(DataError, match=message):
+            classifier.fit(X, y, **change)
+    with pytest.raises(DataError, match="item 1 is not"):
+        classifier.fit([[X[0]], []], ["a", "b"])
+    with pytest.raises(DataError, match="item 1 is not"):
+        classifier.fit([[X[0]], X[1]], ["a", "b"])
+    with pytest.raises(DataError, match="not several findings"):
+        classifier.fit(X, np.zeros((48, 2)), groups=groups)
+    classifier.fit(X, y, groups=groups)
+    with pytest.raises(DataError, match="fitted on bags"):
+        classifier.predict(X)
+    pixels, names = images
+    with pytest.raises(DataError, match="fitted on single images"):
+        OGKDClassifier(clip, "gda").fit(pixels, names).predict(pixels, groups=names)

@@ -16,7 +16,7 @@ from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
 from ogkd.fitting.pipeline import fit_seeds
 from ogkd.fitting.request import FitRequest
 from ogkd.model.calibration import Calibration
-from ogkd.model.classifier import load
+from ogkd.model.load import load
 from tiny_data import FAST, item_of, write_dataset
 
 
@@ -166,6 +166,13 @@ def test_a_finished_fit_with_damaged_weights_is_fitted_again(bert_backbone, pict
     (tmp_path / "m" / "weights.safetensors").write_bytes(b"")
     fit(pictures, bert_backbone, out=tmp_path / "m")
     assert load(tmp_path / "m", backbone=bert_backbone).card.seed == 1
+
+
+def test_a_fit_that_diverged_says_so_and_leaves_no_model(bert_backbone, pictures, tmp_path):
+    settings = {"lr": 1e9, "epochs": 5}
+    with pytest.raises(TrainingError, match=r"tip-adapter-f diverged.*lower learning rate"):
+        fit(pictures, bert_backbone, method="tip-adapter-f", settings=settings, out=tmp_path / "m")
+    assert "m" not in left_in(tmp_path)
 
 
 def test_a_second_fit_into_a_folder_is_refused_while_the_first_is_at_work(

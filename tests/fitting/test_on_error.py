@@ -129,7 +129,7 @@ def test_a_class_left_empty_is_an_error(bert_backbone, data, tmp_path, method):
 def test_other_words_are_refused(bert_backbone, clean):
     with pytest.raises(ConfigError, match="'stop' or 'skip', but is 'ignore'"):
         ogkd.fit(clean, backbone=bert_backbone, on_error="ignore")
-    with pytest.raises(ConfigError, match="'middle' does not say which slice"):
+    with pytest.raises(ConfigError, match="'middle' does not name a slice"):
         ogkd.fit(clean, backbone=bert_backbone, slice="middle")
 
 
@@ -238,7 +238,7 @@ def test_the_slice_of_the_fit_is_the_slice_of_the_prediction(command, volumes, t
     ):
         code, _, said = command(verb, *words, "--slice", "middle")
         assert code == 2
-        assert "'middle' does not say which slice" in said
+        assert "'middle' does not name a slice" in said
 
 
 def test_slices_of_one_volume_are_told_apart_in_the_store(bert_backbone, volumes):

@@ -11,7 +11,7 @@ import ogkd
 from ogkd.datasets.phantoms import write_folder
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import evaluate
-from ogkd.model.classifier import load
+from ogkd.model.load import load
 
 
 @pytest.fixture(scope="module")

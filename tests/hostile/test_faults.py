@@ -45,6 +45,8 @@ COMMANDS = {
     "bench collect": "bench collect runs-of-one",
     "label": "label next drawer --backbone builtin --labels labels.csv",
 }
+CHANCE = re.compile(r"[0-9a-f]{8}-\d+\.\w{8}(?=\.(part|old))")  # of a process, and of tempfile
+UNREAD = "Files that cannot be read: 1 of"
 COLD = {"fit", "embed", "label"}  # without cached features
 
 
@@ -95,9 +97,10 @@ def state(folder):
 
 
 def everything(folder):
-    """All that a command could find, but for what the harness writes."""
+    """All that a command could find, but for what the harness writes and names made by chance."""
     found = {str(path.relative_to(folder)): "" for path in folder.rglob("*")}
-    return {**found, **harness.contents(folder), ".out": "", ".err": ""}
+    found |= {**harness.contents(folder), ".out": "", ".err": ""}
+    return frozenset((CHANCE.sub("", name), digest) for name, digest in found.items())
 
 
 def litter(folder):
@@ -116,6 +119,7 @@ def test_any_failure_leaves_old_or_new_and_can_be_repeated(name, world, tmp_path
     words = COMMANDS[name].format(data=world / "data").split()
     seen, cold = tmp_path / "seen", name in COLD
     old = state(start(world, tmp_path / "w", cold=cold))
+    repeated = {everything(tmp_path / "w")}
     calm = harness.run(words, tmp_path / "w", inside=break_at(-1, KILL, tmp_path / "w", seen))
     assert calm.code == 0, calm.errors
     new, points = state(tmp_path / "w"), int(seen.read_text())
@@ -124,24 +128,28 @@ def test_any_failure_leaves_old_or_new_and_can_be_repeated(name, world, tmp_path
     for number in range(1, points + 1, step):
         for how in (FAILURES[number % len(FAILURES)], KILL):
             folder = start(world, tmp_path / "w", cold=cold)
-            before = everything(folder)
             where = f"{name}, operation {number} of {points}, {'kill' if how == KILL else how}"
             broken = harness.run(words, folder, inside=break_at(number, how, folder, seen))
             if how == KILL:
                 assert broken.code in (-9, 0), where
             else:
                 assert broken.problem is None, f"{where}\n{broken}"
-            for file, digest in state(folder).items():
+            found = state(folder)
+            if how != KILL and any(UNREAD in text for text in found.values()):
+                assert broken.code == 0, where
+                continue  # an image was not read, and the report says so
+            for file, digest in found.items():
                 assert digest in (old.get(file), new.get(file)), f"{where}: {file} is neither"
-            assert old.keys() - state(folder).keys() <= {
-                file for file in old if name == "fit again"
-            }, where
+            assert old.keys() - found.keys() <= {file for file in old if name == "fit again"}, where
             if broken.code == 0:  # what failed did not matter
                 assert state(folder) == new, where
                 continue
-            if everything(folder) == before:
-                continue  # to repeat it is to do what `calm` did
+            if (left := everything(folder)) in repeated:
+                continue  # to repeat it is to do what was done from there before
+            complete = state(folder) == new  # `phantoms` refuses to draw where it has drawn
             again = harness.run(words, folder)
-            assert again.code == 0, f"{where}, then again\n{again.errors}"
+            assert again.problem is None, f"{where}, then again\n{again}"
+            assert again.code == 0 or complete, f"{where}, then again\n{again.errors}"
             assert state(folder) == new, where
             assert not litter(folder), where
+            repeated.add(left)

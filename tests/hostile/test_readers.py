@@ -37,8 +37,8 @@ from ogkd.images import npz, read_image
 from ogkd.images.decode import silence_decoders
 from ogkd.model.calibration import Calibration
 from ogkd.model.card import ModelCard
-from ogkd.model.classifier import load
 from ogkd.model.familiarity import Familiarity, SupportFeatures
+from ogkd.model.load import load
 from ogkd.prompts.bank import bank_for, read_bank
 from tiny_data import write_dataset, write_image
 from tiny_images import SHADES, dicom, encapsulated, lossless_jpeg, medmnist, nifti, png

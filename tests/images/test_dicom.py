@@ -155,7 +155,7 @@ def test_frames_are_read_only_by_an_explicit_index(tmp_path):
         read_image(f"{file}#index=5")
     with pytest.raises(DataError, match="no axis"):
         read_image(f"{file}#axis=0,index=1")
-    with pytest.raises(DataError, match="does not say which"):
+    with pytest.raises(DataError, match="does not name a slice"):
         read_image(f"{file}#frame=1")
 
 

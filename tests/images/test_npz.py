@@ -133,7 +133,7 @@ def test_sizes_are_checked_before_memory_is_taken(tmp_path, monkeypatch):
 def test_a_decompression_bomb_is_not_opened(tmp_path):
     bomb = np.zeros((1, 16_000, 16_000), np.uint8)
     np.savez_compressed(tmp_path / "m.npz", test_images=bomb)
-    with pytest.raises(DataError, match="It is not opened"):
+    with pytest.raises(DataError, match="It was not opened"):
         read_image(f"{tmp_path}/m.npz#test/0")
 
 

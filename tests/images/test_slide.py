@@ -93,7 +93,7 @@ def test_a_plain_tiff_stays_a_single_image(tmp_path: Path) -> None:
 
 def test_a_slide_without_its_magnification_says_what_to_give(tmp_path: Path) -> None:
     file = slide(tmp_path / "slide.tiff", mpp=None)
-    with pytest.raises(DataError, match=r"does not say its magnification.*side=512,all"):
+    with pytest.raises(DataError, match=r"does not state its magnification.*side=512,all"):
         parts_of(ImageRef(file), SlicesRule())
     with pytest.raises(DataError, match="magnification"):
         grouped([(ImageRef(file), None)], BagRule(None, SlicesRule()))

@@ -14,7 +14,8 @@ from ogkd.evaluation import evaluate
 from ogkd.methods import METHODS, FeatureMethod, MethodConfig, TextSide, make_method
 from ogkd.methods.zero_shot import ZeroShotEnsemble
 from ogkd.model.card import BackboneCard, ModelCard
-from ogkd.model.classifier import Classifier, load
+from ogkd.model.classifier import Classifier
+from ogkd.model.load import load
 from tiny_data import edit_sealed
 
 WORDS = ("a dark", "a bright", "one")

@@ -11,7 +11,7 @@ from ogkd.errors import ConfigError
 from ogkd.methods import make_method
 from ogkd.methods.cocoop import ImagePromptLearner
 from ogkd.methods.coop import CrossEntropy
-from ogkd.model.classifier import load
+from ogkd.model.load import load
 
 
 def generator(seed=0):

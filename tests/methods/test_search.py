@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +32,15 @@ def test_the_only_image_of_a_class_is_never_held_out():
 
 def test_one_image_of_each_class_leaves_nothing_to_judge_by():
     assert trials(rows_of(make_support((1, 1), views=4), NAMES[:2])) == []
+
+
+def test_one_bag_of_each_class_leaves_nothing_to_judge_by_however_many_its_pictures():
+    support = make_support((3, 3))
+    assert (
+        deal(rows_of(replace(support, bag=torch.tensor([0, 0, 0, 1, 1, 1])), NAMES[:2]), 8) is None
+    )
+    folds = deal(rows_of(replace(support, bag=torch.tensor([0, 0, 1, 2, 2, 2])), NAMES[:2]), 8)
+    assert folds.tolist() == [0, 0, 1, -1, -1, -1]
 
 
 def test_validation_images_win_over_folds():

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
+import torch
+from feature_toys import unit
+
+from ogkd.backbones.base import ImageFeatures
+from ogkd.core.geometry import prototypes
+from ogkd.features.views import FixedViews
+from ogkd.methods import Support, make_method
 from ogkd.methods.experts import Space, Texts, experts
-from ogkd.methods.fused_choice import FusedConfig
+from ogkd.methods.fused_choice import FusedConfig, ridge
 from ogkd.methods.two_way import Pairs, choose, deal, prior_odds, two_way
 
 D = 6
@@ -119,3 +127,45 @@ def test_one_image_of_each_answer_leaves_the_numbers_at_their_prior() -> None:
         Space.of(X, D), torch.tensor([[1], [0]]), torch.arange(2), texts, FusedConfig(), weight=1.0
     )
     assert (found.kappa, found.heat) == (8.0, 1.0)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("source", ["bank", "single"])
+def test_fused_joins_them_by_what_the_support_chooses(deep, views, source) -> None:
+    X, Y, _ = toy(30, 3, seed=5)
+    bank, absent = ([unit(2, D, seed=10 * side + f) for f in range(Y.shape[1])] for side in (1, 2))
+    more = torch.cat([unit(30 * views, w, seed=w) for w in (5, 7)], 1).unflatten(0, (30, views))
+    noise = 0.2 * unit(30, views, D, seed=8)
+    features = ImageFeatures(X[:, None] + noise, None, more if deep else None)
+    widths = (5, 7) if deep else ()
+    backbone = SimpleNamespace(logit_scale=10.0, deep_parts=widths, name="toy")
+    text = SimpleNamespace(bank=bank, absent_bank=absent, backbone=backbone, findings=True)
+    method = make_method("fused", settings={"text": source})
+    (head,) = method.fit([Support(FixedViews(features), Y)], text, seeds=[1])
+
+    rows = torch.nn.functional.normalize(features.rows.flatten(0, 1), dim=-1)
+    said, images = Y.repeat_interleave(views, 0), torch.arange(30).repeat_interleave(views)
+    some = 1 if source == "single" else 2
+    texts = Pairs(
+        *(prototypes([one[:some] for one in side]) for side in (bank, absent)), 10.0, 16.0
+    )
+    config = FusedConfig(rho=0.3 if deep else 1.0)
+    space = Space.of(rows, D, widths)
+    found = choose(space, said, images, texts, config, weight=1 / views)
+    prior = prior_odds(Y)
+
+    def expected(space: Space, rho: float, deep: bool, new: torch.Tensor) -> torch.Tensor:
+        fitted = two_way(space, said, texts, rho=rho, weight=1 / views)
+        W, b = fitted.joined(space, found.kappa, deep=deep)
+        return found.heat * (new.double() @ W.mT + b) + prior
+
+    new = unit(6, D + sum(widths), seed=3)
+    close = {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(
+        head.logits(new).double(), expected(space, ridge(config), deep, new), **close
+    )
+    patches = unit(6, D, seed=4)
+    flat = expected(Space.of(rows[:, :D], D), 1.0, False, patches)
+    torch.testing.assert_close(head.of_patches(patches).double(), flat, **close)
+    torch.testing.assert_close(head.class_texts, texts.present)

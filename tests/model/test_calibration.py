@@ -59,6 +59,39 @@ def test_no_other_temperature_has_a_smaller_loss():
     assert loss(found) <= min(map(loss, others)) + 1e-9
 
 
+def test_its_text_says_how_many_images_were_right():
+    found = calibrated(120, sharpness=3.0)
+    right = 100 * np.mean(found.correct)
+    assert f"on 120 images: temperature {found.temperature:.3f}, {right:.1f} % of 80" in repr(found)
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
+def test_a_class_is_in_the_set_from_the_least_probability_on(coverage):
+    found = calibrated(120)
+    p = found.probabilities(draw(300, seed=5)[0]).astype(np.float64)
+    least = found.least_probability(coverage)
+    assert np.array_equal(found.sets(p, coverage=coverage), p >= least)
+    assert 0 < (p >= least).mean() < 1
+    assert calibrated(12).least_probability(0.99) is None
+
+
+def test_the_number_of_further_images_is_what_the_same_answers_would_need():
+    logits, _ = draw(30)
+    found = Calibration.fit(logits, logits.argmax(axis=1), names(30))
+    assert len(found.correct) == 20
+    with pytest.raises(ConfigError, match=r"About (\d+) more are needed") as error:
+        found.threshold(0.05)
+    # 45 right answers are needed, as 0.95^45 < 0.1 < 0.95^44: 2.25 times as many as there are.
+    growth = min(g for g in np.geomspace(1, 1000, 200) if 20 * g >= 45)
+    assert f"About {np.ceil(30 * growth) - 30:.0f} more" in str(error.value)
+
+
+def test_the_fewest_images_are_those_of_exact_arithmetic():
+    assert held_out_for_risk(0.05) == held_out_for_risk(0.05, confidence=0.9) == 45
+    assert images_needed_for_coverage(0.5) == 2  # one fits the temperature, one is held out
+    assert held_out_for_risk(0.9) == 1  # one right answer, which 0.1 of such models would give
+
+
 def test_images_that_are_all_right_say_nothing_about_the_temperature():
     logits, _ = draw(50)
     assert fit_temperature(logits, logits.argmax(axis=1)) == 1.0

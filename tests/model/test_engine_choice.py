@@ -15,7 +15,7 @@ from ogkd.backbones.base import Backbone
 from ogkd.backbones.engines import with_engine
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.errors import BackboneError, ConfigError
-from ogkd.model.classifier import load
+from ogkd.model.load import load
 from tiny_data import FAST, write_dataset
 
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ogkd.errors import ConfigError
-from ogkd.model.decide import Policy
+from ogkd.model.policy import Policy
 from ogkd.model.prior import WORTH, class_shares, equal, estimated, reweighted
 
 NAMES = ("benign", "malignant", "normal_lung")

@@ -16,7 +16,8 @@ from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate_predictions, predict_labelled
 from ogkd.export.graph import guarantee_note
 from ogkd.model.calibration import Calibration
-from ogkd.model.decide import Decider, Policy
+from ogkd.model.decide import Decider
+from ogkd.model.policy import Policy
 from ogkd.model.support_sets import SupportSets
 from tiny_backbones import make_clip
 from tiny_data import CLASSES, edit_sealed, write_dataset

@@ -13,8 +13,9 @@ import ogkd
 from ogkd.errors import ConfigError
 from ogkd.methods import TextSide, make_method
 from ogkd.model.calibration import Calibration
-from ogkd.model.decide import Decider, Policy
+from ogkd.model.decide import Decider
 from ogkd.model.familiarity import Familiarity, of_this_kind
+from ogkd.model.policy import Policy
 from ogkd.model.prior import equal, reweighted
 from tiny_backbones import make_clip
 
@@ -78,13 +79,23 @@ def test_together_is_the_fit_with_the_batch_as_unlabelled_images(model, rows):
         torch.from_numpy(rows[near]),
     )
     text = TextSide(model.backbone, model.class_names, ())
-    object.__setattr__(text, "bank", [row[None] for row in model.head.class_texts])
-    learned = make_method("fused", settings={"rounds": 1}).fit([support], text, seeds=[1])[0]
+    object.__setattr__(text, "bank", [_pair(row) for row in model.head.bank])
+    settings = {"rounds": 1, "balance": 0.0}
+    learned = make_method("fused", settings=settings).fit([support], text, seeds=[1])[0]
     both = [head.logits(torch.from_numpy(rows)) for head in (learned, model.head)]
     expected = (sum(both) / 2).softmax(-1).numpy()
     found = probabilities(Decider(model, TOGETHER).decide(rows))
     np.testing.assert_allclose(found, expected, atol=2e-4)
     assert np.abs(found - probabilities(Decider(model).decide(rows))).max() > 1e-3
+
+
+def _pair(text):
+    """Two texts of unit length whose mean has the direction of `text` and its length squared."""
+    length = float(text.norm())
+    along, other = text / length, torch.randn(len(text), generator=torch.Generator().manual_seed(1))
+    across = other - (other @ along) * along
+    across = across / across.norm() * (1 - length**4) ** 0.5
+    return torch.stack([length**2 * along + across, length**2 * along - across])
 
 
 def test_answers_belong_to_the_batch_not_to_its_order_or_cut(model, files):

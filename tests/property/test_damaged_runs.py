@@ -111,7 +111,7 @@ def uses(root: Path) -> Iterator[str]:
 
 def has_its_predictions(run: FinishedRun) -> bool:
     with contextlib.suppress(OgkdError):
-        run.check_predictions()
+        run.all_predictions()
         return True
     return False
 

@@ -9,14 +9,21 @@ import threading
 
 import pytest
 
+from ogkd.app import server
+from ogkd.cli import main
+from ogkd.datasets.bags import BagRule, in_bags
+from ogkd.datasets.manifest import by_bag
 from ogkd.datasets.read import read_manifest
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import write_json
 from ogkd.studio import facts
 from ogkd.studio import project as module
 from ogkd.studio.facts import ClassInfo
+from ogkd.studio.images import find_project_images
 from ogkd.studio.project import Conflict, Project
+from ogkd.studio.session import Session
 from tiny_data import write_image
+from tiny_images import volume
 
 
 @pytest.fixture
@@ -165,10 +172,38 @@ def test_a_renamed_class_keeps_its_labels_also_after_a_kill_in_between(project, 
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_json", killed)
         with pytest.raises(KeyboardInterrupt):
-            project.rename("benign", "benign mass")
+            project.set_classes(
+                [ClassInfo(name="benign mass"), ClassInfo(name="malignant")],
+                {"benign": "benign mass"},
+            )
     found = again(project)
     assert found.class_names == ("benign mass", "malignant")
     assert found.labels == {"a.png": "benign mass"}
+
+
+@pytest.mark.parametrize(
+    ("classes", "renames"),
+    [
+        (["cyst", "malignant"], {"benign": "benign mass"}),  # labelled, and gone
+        (["benign mass", "Malignant", "malignant"], {"benign": "benign mass"}),
+        (["benign mass", "malignant"], {"benign": "benign mass", "absent": "other"}),
+        (["malignant", "malignant 2"], {"benign": "malignant"}),
+    ],
+)
+def test_classes_that_cannot_be_set_rename_nothing(project, classes, renames):
+    project.mark("a.png", "label", "benign")
+    with pytest.raises(OgkdError):
+        project.set_classes([ClassInfo(name=name) for name in classes], renames)
+    for one in (project, again(project)):
+        assert one.class_names == ("benign", "malignant")
+        assert one.labels == {"a.png": "benign"}
+
+
+def test_names_can_be_renamed_in_a_row(project):
+    project.mark("a.png", "label", "benign")
+    names = [ClassInfo(name="third"), ClassInfo(name="malignant")]
+    project.set_classes(names, {"benign": "second", "second": "third"})
+    assert again(project).labels == {"a.png": "third"}
 
 
 def test_a_class_with_labels_cannot_be_removed(project):
@@ -199,6 +234,41 @@ def test_the_table_is_a_dataset_that_fit_reads(project, tmp_path):
         ("b.png", 1, "p-b"),
     ]
     assert all(item.image.file.is_file() for item in found.items)
+
+
+def test_labels_of_slices_are_also_labels_of_their_volumes(project, tmp_path):
+    (tmp_path / "scans").mkdir()
+    for name, label in (("a", "benign"), ("b", "malignant")):
+        volume(tmp_path / "scans" / f"{name}.nii.gz")
+        project.mark(f"../scans/{name}.nii.gz#axis=2,index=middle", "label", label)
+    assert [item.image.part for item in read_manifest(project.write_table()).items] == [
+        "axis=2,index=middle"
+    ] * 2
+    found = in_bags(read_manifest(project.folder / module.VOLUMES), BagRule.of(None, "every=4"))
+    assert [len(mine) for mine in by_bag(found.items).values()] == [4, 4]
+    assert [mine[0].label for mine in by_bag(found.items).values()] == [0, 1]
+
+
+def test_the_studio_says_first_what_it_does_with_volumes(project, tmp_path, monkeypatch, capsys):
+    (tmp_path / "scans").mkdir()
+    volume(tmp_path / "scans" / "a.nii")
+    monkeypatch.setattr(server, "serve", lambda *_, **__: None)
+    monkeypatch.setattr(Session, "_encode", lambda *_: None)
+    words = ["ogkd", "studio", str(tmp_path / "scans"), "--out", str(tmp_path / "new")]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    said = " ".join(capsys.readouterr().err.split())
+    assert "of 1 volume the studio shows and learns from one slice" in said
+    assert f"ogkd fit {tmp_path / 'new' / 'volumes.csv'} --slices all" in said
+
+
+def test_whole_slides_are_refused_with_what_to_do_instead(project, tmp_path):
+    (tmp_path / "slides").mkdir()
+    (tmp_path / "slides" / "a.svs").write_bytes(b"x")
+    project.add_folder(tmp_path / "slides")
+    with pytest.raises(DataError, match=r"whole slides.*fit on their tiles"):
+        find_project_images(project)
 
 
 def test_a_folder_of_something_else_is_never_taken(tmp_path):

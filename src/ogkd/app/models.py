@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,26 @@ from PIL import Image
 from ogkd.app.uploads import Upload
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
+from ogkd.datasets.bags import BagRule, grouped
 from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import Item
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError, DataError, OgkdError, OgkdWarning
 from ogkd.features.encode import EncodedBatch, encode_files
-from ogkd.images import data_uri, read_image
+from ogkd.images import ImageRef, data_uri, read_image
+from ogkd.images.ref import kind_of
+from ogkd.images.slices import SlicesRule
 from ogkd.model.answers import NONE
+from ogkd.model.bags import decide_bags
 from ogkd.model.card import CAUTION, ModelCard
-from ogkd.model.classifier import CARD, Classifier, load
-from ogkd.model.decide import Decider, Decision, Policy
+from ogkd.model.classifier import CARD, Classifier
+from ogkd.model.decide import Decider, Decision
 from ogkd.model.engine_note import engine_note
 from ogkd.model.evidence_check import SHARE, check_evidence
 from ogkd.model.explain import evidence_of, parts_of
 from ogkd.model.familiarity import nearest
+from ogkd.model.load import load
 from ogkd.model.picture import draw
+from ogkd.model.policy import Policy
 from ogkd.progress import progress_bar
 
 PREVIEW = 640  # pixels of the longer side
@@ -34,6 +42,9 @@ _EVIDENCE = 1024  # pixels of the longer side of an evidence picture, so that it
 _SIMILAR = 4  # support images shown
 _SAME = 0.999  # cosine above which features are of one image; they are kept in half precision
 _THUMB = 160  # pixels
+_DECIDING = 320  # of a picture that decided the answer for a bag
+_MOST_PICTURES = 4096  # of one bag
+_NO_PICTURE = "None of its pictures can be read."
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,8 @@ def load_models(
         elif classifier.calibration is not None:
             policy = Policy(max_risk=max_risk, coverage=coverage)
         elif max_risk is None:
-            policy = Policy(coverage=None if classifier.head.ranking is None else coverage)
+            has_sets = classifier.head.ranking is not None and classifier.card.bags is None
+            policy = Policy(coverage=coverage if has_sets else None)
         else:
             raise ConfigError(
                 f"max_risk needs calibrated models, and {name} is not. Calibrate it with labelled "
@@ -137,8 +149,7 @@ def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
                 continue
             rows = np.flatnonzero(classifier.support.features @ decision.features > _SAME)
             if rows.size:
-                image = Image.fromarray(read_image(decision.image))
-                found |= dict.fromkeys(rows.tolist(), data_uri(image, most=_THUMB))
+                found |= dict.fromkeys(rows.tolist(), _thumbnail(decision.image, _THUMB))
     return found
 
 
@@ -158,6 +169,7 @@ class Answer:
     note: str = ""  # a warning if the calibration was made with another engine
     withheld: bool = False  # an unfamiliar image or an abstention: no number to rely on
     findings: Mapping[str, str] | None = None  # yes, no or unsure for each, if it has several
+    bag: Mapping[str, Any] | None = None  # how many pictures were seen, and which decided
 
     @property
     def uncertain(self) -> bool:
@@ -174,11 +186,17 @@ class Answer:
 def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -> list[Answer]:
     """Ask every model; models with the same backbone share one encoding of the image.
 
-    Predictions and evidence maps (`pictures`) come from the same encoding.
+    Predictions and evidence maps (`pictures`) come from the same encoding. A model of bags gives
+    one answer for all pictures of the upload.
     """
     encoded: dict[str, EncodedBatch] = {}
     found = []
     for model in models:
+        if model.classifier.card.bags is not None:
+            found.append(_bag_answer(model, upload, model.classifier.card.bags.rule, pictures))
+            continue
+        if len(upload.files) > 1:
+            raise DataError(f"{model.name} answers one image at a time. Send one file.")
         backbone = model.classifier.backbone
         batch = encoded.get(backbone.digest)
         if batch is None:
@@ -190,6 +208,51 @@ def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -
             raise DataError("The image could not be resized for the model. Crop it first.")
         found.append(_answer(model, decision, pictures=pictures))
     return found
+
+
+def _bag_answer(model: Model, upload: Upload, rule: BagRule, pictures: bool) -> Answer:
+    """One answer for the upload, whatever makes a bag elsewhere; volumes give their slices."""
+    classifier = model.classifier
+    backbone, deep = classifier.backbone, classifier.deep
+    whole = list(upload.files) or [upload.image.file]
+    by = "series" if all(kind_of(file) == "dicom" for file in whole) else None
+    with warnings.catch_warnings(record=True) as odd:
+        warnings.simplefilter("always", OgkdWarning)
+        own = BagRule(by, rule.slices or SlicesRule())
+        try:
+            refs = [ref for _, ref in grouped([(ImageRef(f), upload.name) for f in whole], own)]
+        except OgkdError as error:
+            raise DataError(upload.in_user_words(str(error))) from None
+    if len(refs) > _MOST_PICTURES:
+        most = f"{_MOST_PICTURES:,} that the page answers. Use `ogkd predict`, or fit on fewer."
+        raise DataError(f"The upload has {len(refs):,} pictures, more than the {most}")
+    batches = encode_files(backbone, refs, deep=deep)
+    decision = next(decide_bags(model.decider, batches, repeat(upload.name)))
+    if decision.error is not None or decision.image is None:
+        raise DataError(upload.in_user_words(decision.error or _NO_PICTURE))
+    if pictures:  # of the one that decided most
+        [batch] = encode_files(backbone, [decision.image], patches=True, deep=deep)
+        if batch.features is not None and batch.features.patches is not None:
+            crop = None if batch.crops is None else batch.crops[0]
+            decision = replace(decision, patches=batch.features.patches[0].cpu(), crop=crop)
+    answer = _answer(model, decision, pictures=pictures and decision.patches is not None)
+    notes = [answer.note, *(str(one.message) for one in odd)]
+    deciding = [
+        {
+            "file": upload.files.get(one.image.file, upload.name),
+            "part": one.image.part,
+            "share": round(one.share, 4),
+            **({"picture": _thumbnail(one.image, _DECIDING)} if pictures else {}),
+        }
+        for one in decision.decided_by
+        if one.image is not None
+    ]
+    bag = {"pictures": decision.pictures, "decided_by": deciding}
+    return replace(answer, bag=bag, note=" ".join(filter(None, notes)))
+
+
+def _thumbnail(image: ImageRef, most: int) -> str:
+    return data_uri(Image.fromarray(read_image(image)), most=most)
 
 
 def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
@@ -284,6 +347,7 @@ def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[
                 ],
                 **({"evidence": dict(answer.evidence)} if answer.evidence else {}),
                 **({"findings": dict(answer.findings)} if answer.findings else {}),
+                **({"bag": dict(answer.bag)} if answer.bag else {}),
             }
             for answer in found
         ],

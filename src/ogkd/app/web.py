@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from PIL import Image
 
 from ogkd.app.models import PREVIEW, Model, answers, as_json
+from ogkd.app.multipart import boundary_of, write_parts
 from ogkd.app.uploads import FORMATS, Uploads
 from ogkd.errors import DataError, OgkdError
 from ogkd.files import read_json
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
 STATIC = Path(__file__).parent / "static"
+_MOST_SAID = 800  # characters of a refusal, which may quote what was sent
 INTERNAL_ERROR = "Something went wrong on the server. See its terminal for details."
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _TYPES |= {".json": "application/json", ".svg": "image/svg+xml"}
@@ -60,11 +63,12 @@ def use_routes(
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    def answer(place: Path, pictures: bool) -> dict[str, Any]:
+    def answer(files: Sequence[Path], pictures: bool) -> dict[str, Any]:
         asked = models()
         if not asked:
             raise DataError("There is no model yet. Label at least one image of each class.")
-        with uploads.take(place) as upload:
+        exam = any(one.classifier.card.bags is not None for one in asked)
+        with uploads.take(*files, exam=exam) as upload:
             found = answers(asked, upload, pictures=pictures)
             said = as_json(upload, found, pictures=pictures)
             if pictures:
@@ -78,9 +82,9 @@ def use_routes(
         except DataError as error:
             return JSONResponse({"detail": str(error)}, 503)
         try:
-            if not await receive_file(request, place, max_bytes):
+            if not (files := await receive_upload(request, place)):
                 return problem("Send the bytes of one image file as the body of the request.")
-            return JSONResponse(await line.run(lambda: answer(place, wanted)))
+            return JSONResponse(await line.run(lambda: answer(files, wanted)))
         except OgkdError as error:
             return problem(str(error), 422)
         except Exception:
@@ -88,6 +92,18 @@ def use_routes(
             return problem(INTERNAL_ERROR, 500)
         finally:
             shutil.rmtree(place.parent, ignore_errors=True)
+
+    async def receive_upload(request: Request, place: Path) -> list[Path]:
+        """The body is a file, or several as a form sends them."""
+        from starlette.requests import ClientDisconnect
+
+        boundary = boundary_of(request.headers.get("content-type", ""))
+        if boundary is None:
+            return [place] if await receive_file(request, place, max_bytes) else []
+        with contextlib.suppress(ClientDisconnect):
+            own = partial(uploads.place_of_part, place.parent)
+            return await write_parts(request.stream(), boundary, own)
+        return []
 
     async def model(_: Request) -> Response:
         said = {
@@ -122,6 +138,7 @@ def describe(model: Model) -> dict[str, Any]:
         "calibrated": classifier.calibration is not None,
         "coverage": model.decider.coverage,
         "note": model.note,
+        "bags": classifier.card.bags is not None,
     }
 
 
@@ -132,6 +149,8 @@ def flag(request: Request, name: str) -> bool:
 def problem(message: str, status: int = 400) -> Response:
     from starlette.responses import JSONResponse
 
+    if len(message) > _MOST_SAID:
+        message = f"{message[:_MOST_SAID]} ..."
     return JSONResponse({"detail": message}, status)
 
 

@@ -46,7 +46,6 @@ def audit_data(
         raise DataError("The data contains no images. Check the path.")
     if backbone is not None:
         require_cleanlab()
-    if backbone is not None:
         manifest.require_classes("The search for suspicious labels")
     names = [_printable(name) for name in manifest.class_names]
     records = tuple(
@@ -102,23 +101,20 @@ def _never_absent(manifest: Manifest) -> Iterator[Finding]:
 
 
 def scan_images(
-    refs: Sequence[ImageRef], *, workers: int | None = None
+    refs: Sequence[ImageRef],
 ) -> tuple[list[ScannedImage | None], dict[int, str]]:
     """Read all files; an unreadable one is None, with the reason under its number."""
-    workers = workers or min(8, os.cpu_count() or 1)
     began = time.perf_counter()
     images: list[ScannedImage | None] = []
     unreadable: dict[int, str] = {}
     with (
-        ThreadPoolExecutor(max_workers=workers) as pool,
+        ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool,
         progress_bar("Reading images", len(refs)) as bar,
     ):
         for number, found in enumerate(pool.map(_scan, refs)):
+            images.append(None if isinstance(found, str) else found)
             if isinstance(found, str):
                 unreadable[number] = found
-                images.append(None)
-            else:
-                images.append(found)
             bar.advance()
             if number % 50 == 0:
                 bar.describe(f"{(number + 1) / (time.perf_counter() - began):.0f} images/s")
@@ -132,8 +128,6 @@ def _scan(ref: ImageRef) -> ScannedImage | str:
     except DataError as error:
         return str(error)
     height, width = image.shape[:2]
-    if not height or not width:
-        return f"{ref} has no pixels. Replace or remove the file."
     gray = bool((image[..., 0] == image[..., 1]).all() and (image[..., 1] == image[..., 2]).all())
     return ScannedImage(width, height, gray, pixel_digest(image), small_gray(image))
 

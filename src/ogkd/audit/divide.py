@@ -23,8 +23,8 @@ _WORDS = {  # kinds of reasons -> how a count of them reads
     "unreadable": "unreadable",
     "several labels": "with more than one label",
     "copy": "repeated",
-    "leak": "shared with a part that is judged on",
-    "file name": "with a name that no table can list",
+    "leak": "shared with a part for evaluation",
+    "file name": "with a name that cannot be written in a table",
 }
 _STRICTEST = ("test", "val", "train")  # the copy that is tested on is the one to keep
 
@@ -73,11 +73,7 @@ class Division:
 
 
 def divide_checked(
-    manifest: Manifest,
-    audit: Audit,
-    *,
-    shares: Mapping[str, float] = SHARES,
-    seed: int = 1,
+    manifest: Manifest, audit: Audit, *, shares: Mapping[str, float] = SHARES, seed: int = 1
 ) -> Division:
     """Divide a dataset by what its check found; splits that it has stay as they are.
 
@@ -110,7 +106,7 @@ def divide_checked(
         fewer = {part: share / sum(fewer.values()) for part, share in fewer.items()}
         divided, leaks = complete_splits(kept, fewer, seed, together=links)
         note = "There are too few images for a part to calibrate on (val)."
-    why = "a patient of this image, or a copy of it, is in a part that the model is judged on"
+    why = "its patient, or a copy of it, is in a part that the model is evaluated on"
     left += [_left_out(kept, item, "leak", f"{item.image}: {why}") for item in leaks]
     return Division(divided, tuple(left), tuple(lost), note)
 

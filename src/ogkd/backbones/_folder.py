@@ -50,7 +50,7 @@ class WrongFileError(BackboneError):
 
 @contextlib.contextmanager
 def advising(name: str) -> Iterator[None]:
-    """Add the next step to what is said about the damaged or wrong files of a backbone."""
+    """Add the next step to errors about damaged or wrong files of a backbone."""
     try:
         yield
     except WrongFileError as error:

@@ -77,7 +77,7 @@ def int8_layers(backbone: Backbone) -> list[nn.Linear]:
 
 
 def too_shallow(backbone: Backbone) -> ConfigError:
-    return _unsuited(backbone, "has no inner blocks with linear layers that could have 8 bits")
+    return _unsuited(backbone, "has no inner blocks with linear layers to compute in 8 bits")
 
 
 def _unsuited(backbone: Backbone, problem: str) -> ConfigError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from huggingface_hub.errors import (
 )
 
 from ogkd.backbones.catalog import Record
-from ogkd.download import hub_mirror
+from ogkd.download import hub_mirror, hub_offline
 from ogkd.errors import BackboneError, OgkdError
 from ogkd.files import storage_errors
 
@@ -54,8 +53,7 @@ class Repository:
         self._revision = self._next = revision or "main"
         # Read here, not at import: a program may set them after it has started.
         self._endpoint = hub_mirror() or constants.ENDPOINT
-        setting = os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")
-        offline = setting or constants.HF_HUB_OFFLINE
+        offline = hub_offline() or constants.HF_HUB_OFFLINE
         self.offline: str | None = "HF_HUB_OFFLINE is set" if offline else None
 
     def facts(self, name: str) -> FileFacts | None:

@@ -18,7 +18,7 @@ from ogkd.images.transforms import Preprocessing
 
 
 class TowersBackbone(Backbone):
-    """Two frozen towers; a format or family says where its features come from."""
+    """Two frozen towers; a format or family defines where its features come from."""
 
     # SigLIP pads to the full context, as in its training; the others need no padding.
     pads_fully = False

@@ -17,13 +17,7 @@ from torch import Tensor, nn
 from ogkd.backbones._bert import bert_hidden
 from ogkd.backbones._folder import read_json, read_weights
 from ogkd.backbones._tokenizer import mismatch
-from ogkd.backbones._towers import (
-    TowersBackbone,
-    attend,
-    deep_blocks,
-    deep_features,
-    deep_parts,
-)
+from ogkd.backbones._towers import TowersBackbone, attend, deep_blocks, deep_features, deep_parts
 from ogkd.backbones.base import TextDropout, Tokens
 from ogkd.backbones.transformers_format import ModelFolder
 from ogkd.errors import BackboneError

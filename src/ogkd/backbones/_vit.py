@@ -197,12 +197,16 @@ class ImageTower(nn.Module):
         )
         return torch.cat(images), parts, inner
 
+    def first_tokens(self, pixels: Tensor) -> Tensor:
+        """What enters the first block: the class token and the patches, [B, 1 + P, w]."""
+        patches = self.patch_embed(pixels).flatten(2).transpose(1, 2)
+        first = self.cls_token.expand(patches.shape[0], -1, -1)
+        return torch.cat([first, patches], dim=1) + self.pos_embed
+
     def _encode(
         self, pixels: Tensor, *, patches: bool, deep: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        parts = self.patch_embed(pixels).flatten(2).transpose(1, 2)
-        hidden = torch.cat([self.cls_token.expand(parts.shape[0], -1, -1), parts], dim=1)
-        hidden = hidden + self.pos_embed
+        hidden = self.first_tokens(pixels)
         # The last block skips the patches if nobody reads them.
         first_only = self.has_class_token and not patches
         wanted = deep_blocks(len(self.blocks)) if deep else ()

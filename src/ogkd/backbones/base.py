@@ -85,7 +85,7 @@ class TextDropout:
 
 
 def _signed(number: int) -> int:
-    """64 bits as torch's whole numbers have them."""
+    """64 bits as a signed integer, as torch has them."""
     return (number + 2**63) % 2**64 - 2**63
 
 

@@ -90,6 +90,6 @@ def builtin_warning(strange: int, images: int) -> str:
         return ""
     return (
         f"The built-in model was used, which knows only computer-drawn phantoms, but {strange} of "
-        f"{images} image(s) are not phantoms. Do not rely on these results, not even roughly: use "
-        "a real backbone, such as biomedclip."
+        f"{images} image(s) are not phantoms. Do not rely on these results: use a real backbone, "
+        "such as biomedclip."
     )

@@ -115,7 +115,7 @@ def find_record(name: str) -> Record | None:
 
 
 def hub_record(hub_id: str) -> Record:
-    """A minimal record for a repository outside the catalogue; an error if it is no hub id."""
+    """A minimal record for a repository outside the catalogue; an error if it is not a hub id."""
     if _HUB_ID.fullmatch(hub_id):
         modality, licence = "unknown", "unknown: see its page"
         return Record(name=hub_id, hub_id=hub_id, licence=licence, modality=modality)

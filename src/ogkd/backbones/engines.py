@@ -32,7 +32,7 @@ ENGINES = {
     "fp16": "the same with more digits and a smaller range",
 }
 
-ON_CPU = ("onnx", "onnx-int8")  # which run nowhere else
+ON_CPU = ("onnx", "onnx-int8")  # they run nowhere else
 _REPLACED = {"int8": "onnx-int8", "int8-fast": "onnx-int8"}  # engines of earlier versions
 _EXTRA = ("onnx", "onnxscript", "onnxruntime")
 

@@ -61,11 +61,11 @@ def _load(wanted: str | Path, device: torch.device) -> Backbone:
     return load_folder(present(found) or fetch(found), name=found.name, device=device)
 
 
-def load_builtin(*, device: torch.device, folder: Path = BUILTIN_FOLDER) -> Backbone:
+def load_builtin(*, device: torch.device) -> Backbone:
     """Load the built-in model; no network, no cache."""
     from ogkd.backbones.transformers_format import load_transformers
 
-    needed = ("config.json", "tokenizer.json", "model.safetensors")
+    folder, needed = BUILTIN_FOLDER, ("config.json", "tokenizer.json", "model.safetensors")
     if missing := [name for name in needed if not (folder / name).is_file()]:
         raise BackboneError(
             f"The built-in model is not complete: {', '.join(missing)} not in {folder}. "

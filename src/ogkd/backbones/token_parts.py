@@ -65,7 +65,7 @@ def _way_of(model: Any) -> _Way | None:
             return None
         norm = tower.late_norm if tower.spec.late_norm else tower.norm
         return _Way(
-            lambda pixels: _timm_start(tower, pixels),
+            tower.first_tokens,
             [(_timm_reader(block), block) for block in tower.blocks],
             norm,
             tower.head,
@@ -132,12 +132,6 @@ def _of_patches(shares: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     length = shares.sum(1).norm(dim=-1).view(-1, 1, 1)
     found = shares / length @ W.mT
     return found, torch.zeros_like(found[:, 0])
-
-
-def _timm_start(tower: ImageTower, pixels: Tensor) -> Tensor:
-    patches = tower.patch_embed(pixels).flatten(2).transpose(1, 2)
-    first = tower.cls_token.expand(len(patches), -1, -1)
-    return torch.cat([first, patches], dim=1) + tower.pos_embed
 
 
 def _timm_reader(block: Any) -> Step:

@@ -41,9 +41,7 @@ _RESAMPLE: dict[int, Literal["bicubic", "bilinear", "nearest"]] = {
 Kind = TypeVar("Kind", bound=TowersBackbone)
 
 
-def load_transformers(
-    folder: Path, *, name: str, device: torch.device, weights: Path | None = None
-) -> TowersBackbone:
+def load_transformers(folder: Path, *, name: str, device: torch.device) -> TowersBackbone:
     """Load a CLIPModel, SiglipModel or VisionTextDualEncoderModel folder, offline and strictly.
 
     Without a preprocessor_config.json the usual preprocessing of the family is used: CLIP
@@ -54,14 +52,15 @@ def load_transformers(
     with advising(name):
         config = read_json(folder / "config.json")
         check_sizes(config, folder / "config.json")
-        file = weights or find_weights(folder, _WEIGHTS)
         family = str(config.get("model_type"))
         if family not in FAMILIES:
             raise BackboneError(
                 f"{folder / 'config.json'} has model_type {family!r}. ogkd loads "
                 f"{', '.join(FAMILIES)} and folders in open_clip's format (open_clip_config.json)."
             )
-        return LOADERS[family](ModelFolder(folder, name, device, file, config))
+        return LOADERS[family](
+            ModelFolder(folder, name, device, find_weights(folder, _WEIGHTS), config)
+        )
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,6 @@ def both_wrong(p_a: NDArray[np.floating], p_b: NDArray[np.floating], y: Labels) 
     return ~right(p_a, y) & ~right(p_b, y)
 
 
-def is_normal(y: Labels, normal: Sequence[int]) -> Mask:
-    """Images whose true class is normal ("no finding"): bool [N]."""
-    return np.isin(y, list(normal))
-
-
 def margins(p: NDArray[np.floating], y: Labels) -> Floats:
     """The logit margin z(y) - max_{j≠y} z(j) of each image (Fig. wins-kde, left): [N].
 

@@ -1,7 +1,7 @@
 """How long a grid takes on this device: a few images and steps are measured, the rest is counted.
 
 Measured once each: an image through the tower, a prompt, a step of each method that trains, a fit
-of each that does not. Decoding is not counted: it happens beside the encoding.
+of each that does not, its answer. Decoding is not counted: it happens beside the encoding.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from ogkd.datasets.splits import base_and_novel
 from ogkd.errors import OgkdError
 from ogkd.features.encode import encode_crops
 from ogkd.features.views import FixedViews
+from ogkd.fitting.prepare import ONE_SET
 from ogkd.methods import Method, Support, TextSide
 from ogkd.prompts.bank import bank_for
 
@@ -48,10 +50,21 @@ class Phases:
     encode: float
     text: float
     train: float
+    test: float
 
     @property
     def total(self) -> float:
-        return self.encode + self.text + self.train
+        return float(sum(vars(self).values()))
+
+
+class _Measured(NamedTuple):
+    """Seconds of a fit, of a step more, and of the answer to an image; of how much."""
+
+    fit: float
+    step: float
+    answer: float
+    classes: int
+    images: int
 
 
 def probe_of(place: str, device: str, engine: str, say: Callable[[str], None]) -> Probe | None:
@@ -72,8 +85,7 @@ class Probe:
         self.backbone = backbone
         self._image = cache(self._measure_image)
         self._prompt = cache(self._measure_prompt)
-        self._steps: dict[tuple[str, int], tuple[float, int]] = {}
-        self._fits: dict[str, tuple[float, int]] = {}
+        self._measured: dict[tuple[str, int], _Measured] = {}
 
     @property
     def where(self) -> str:
@@ -92,82 +104,80 @@ class Probe:
             seen.add(what)
             return len(seen) > before
 
-        found = {}
+        found, count = {}, cache(_judged)
+        kept: Counter[tuple[object, ...]] = Counter()  # views of an image, by what they are of
         # The largest first: a method is measured on those, and smaller ones are a part of it.
         ordered = sorted(groups, key=lambda group: -(group.specs[0].shots or _SHOTS))
-        trained = {
-            group.name: self._train(group.specs, sources[group.specs[0].dataset])
+        learned = {
+            group.name: self._learn(group.specs, sources[group.specs[0].dataset])
             for group in ordered
         }
         for group in groups:
             first, method = group.specs[0], method_of(group.specs[0])
             source = sources[first.dataset]
-            images, prompts = 0, 0
-            if new("judged", first.dataset, first.judge):
-                images += _judged(source, first.judge)
+            judged, prompts = count(source, first.judge), 0
+            images = judged if new("judged", first.dataset, first.judge) else 0
             if new("texts", first.dataset, first.budget):
                 prompts += _prompts(source, first.budget)
             for spec in group.specs if method.needs_images else ():
                 classes = _classes(spec, source)
-                drawn = (spec.protocol, spec.dataset, spec.shots, spec.seed)
-                each = _views(method) * (spec.shots or _SHOTS)
+                drawn = (spec.protocol, spec.dataset, spec.shots)
                 # Learners with fresh crops encode them while they train; other views are kept.
-                if each and new(drawn, each, method.as_benchmarked, method.uses_patches):
-                    images += classes * each
-                if method.uses_validation and new(drawn, "validation"):
+                views, rival = _views(method), method.as_benchmarked
+                whole = not (rival or method.config.views)
+                key = (*drawn, spec.seed, rival, whole, method.uses_patches)
+                images += classes * (spec.shots or _SHOTS) * max(0, views - kept[key])
+                kept[key] = max(kept[key], views)
+                seed = ONE_SET if rival else spec.seed
+                if method.uses_validation and new(*drawn, seed, "validation"):
                     images += classes * min(spec.shots or _SHOTS, _VALIDATION)
             encode = images * self._image(False) if images else 0.0
             text = prompts * self._prompt(source) if prompts else 0.0
-            found[group.name] = Phases(encode, text, trained[group.name])
+            train, answer = learned[group.name]
+            found[group.name] = Phases(encode, text, train, len(group.specs) * judged * answer)
         return found
 
-    def _train(self, specs: Sequence[RunSpec], source: Source) -> float:
-        """Seconds of fitting a group."""
-        method = method_of(specs[0])
-        classes = _classes(specs[0], source)
+    def _learn(self, specs: Sequence[RunSpec], source: Source) -> tuple[float, float]:
+        """Seconds of fitting a group, and of one answer of its heads."""
+        method, classes, runs = method_of(specs[0]), _classes(specs[0], source), len(specs)
         images = classes * (specs[0].shots or _SHOTS)
         config = getattr(method.config, "train", None)
         if not method.needs_training or not isinstance(config, TrainConfig):
-            seconds, most = self._fit(method, source, classes, images)
-            return len(specs) * seconds * images / most
+            mine = self._measure(method, source, classes, images, 1)
+            return runs * mine.fit * images / mine.images, mine.answer * classes / mine.classes
+        mine = self._measure(method, source, classes, config.batch_size, runs)
         slices = batch_slices(images, config)
-        seen = sum(part.stop - part.start for part in slices) * config.epochs
-        seconds, texts = self._step(method, source, classes, len(specs))
-        training = config.epochs * len(slices) * seconds * classes / texts
-        if method.config.views != "online":
-            return training
-        # Runs of one seed see the same crops.
-        different = len({spec.seed for spec in specs})
-        return float(training + seen * different * self._image(method.uses_patches))
+        training = config.epochs * len(slices) * mine.step * classes / mine.classes
+        if method.config.views == "online":
+            seen = sum(part.stop - part.start for part in slices) * config.epochs
+            different = len({spec.seed for spec in specs})  # runs of one seed see the same crops
+            training += seen * different * self._image(method.uses_patches)
+        return training, mine.answer * classes / mine.classes
 
-    def _step(self, method: Method, source: Source, classes: int, runs: int) -> tuple[float, int]:
-        """Seconds of one step of `runs` runs without its images, and for how many classes."""
-        key = (method.name, runs)
-        if key not in self._steps:
-            size = method.config.train.batch_size  # type: ignore[attr-defined]
-            text = self._text(source, classes)
-            took = {}
-            for steps in (1, 1, _STEPS):  # the first warms up
-                short = method.config.model_dump() | {"views": 0}
-                short["train"] |= {"epochs": 1, "batch_size": size, "tolerance": 0.0}
-                small = type(method)(method.Config.model_validate(short))
-                supports = [self._support(method, classes, size * steps)] * runs
-                seeds = list(range(1, runs + 1))
-                took[steps] = _timed(partial(small.fit, supports, text, seeds=seeds))
-            self._steps[key] = max(took[_STEPS] - took[1], 0.0) / (_STEPS - 1), classes
-        return self._steps[key]
-
-    def _fit(self, method: Method, source: Source, classes: int, images: int) -> tuple[float, int]:
-        """Seconds of one fit on features, and of how many images."""
-        if method.name not in self._fits:
-            text = self._text(source, classes)
-            supports = [self._support(method, classes, images)] if method.needs_images else []
+    def _measure(
+        self, method: Method, source: Source, classes: int, images: int, runs: int
+    ) -> _Measured:
+        """Fit so many runs with so many images; what has steps also with three such batches."""
+        if (key := (method.name, runs)) not in self._measured:
+            text, seeds, heads = self._text(source, classes), list(range(1, runs + 1)), []
             _ = text.single, text.bank
-            seconds = _timed(partial(method.fit, supports, text, seeds=[1]))
-            self._fits[method.name] = seconds, max(1, images)
-        return self._fits[method.name]
+            took, small, order = {1: 0.0, _STEPS: 0.0}, method, [1]
+            if "train" in (short := method.config.model_dump()):
+                short["views"] = 0
+                short["train"] |= {"epochs": 1, "tolerance": 0.0}
+                small, order = type(method)(method.Config.model_validate(short)), [1, 1, _STEPS]
+            for steps in order:  # of three, the first warms up
+                supports = [self._support(method, classes, images * steps)] * runs
+                fit = partial(small.fit, supports if method.needs_images else [], text, seeds=seeds)
+                took[steps] = _timed(lambda: heads.extend(fit()))  # noqa: B023
+            rows = self._features(method, _ON_CPU).rows[:, 0]
+            ask = partial(heads[0].of_rows, rows)
+            answer = min(_timed(ask), _timed(ask)) / len(rows)
+            step = max(took[_STEPS] - took[1], 0.0) / (_STEPS - 1)
+            self._measured[key] = _Measured(took[1], step, answer, classes, max(1, images))
+        return self._measured[key]
 
-    def _support(self, method: Method, classes: int, images: int) -> Support:
+    def _features(self, method: Method, images: int) -> ImageFeatures:
         """Random features in the shapes that the method asks for."""
         rng = torch.Generator().manual_seed(0)
 
@@ -181,14 +191,13 @@ class Probe:
             patches = rows(images, views, grid, backbone.embed_dim).half()
         if method.uses_deep(backbone):
             deep = rows(images, views, sum(backbone.deep_parts))
-        features = ImageFeatures(rows(images, views, backbone.embed_dim), patches, deep)
-        labels = torch.arange(images) % classes
+        return ImageFeatures(rows(images, views, backbone.embed_dim), patches, deep)
+
+    def _support(self, method: Method, classes: int, images: int) -> Support:
+        features, labels = self._features(method, images), torch.arange(images) % classes
         validation = None
         if method.uses_validation:
-            seen = ImageFeatures(
-                features.globals[:classes, 0], None, None if deep is None else deep[:classes, 0]
-            )
-            validation = seen.rows, labels[:classes]
+            validation = features.rows[:classes, 0], labels[:classes]
         return Support(FixedViews(features), labels, validation)
 
     def _text(self, source: Source, classes: int) -> TextSide:

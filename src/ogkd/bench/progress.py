@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 from typing import Any
 
@@ -17,7 +19,7 @@ from rich.table import Table
 from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, RunSpec
 from ogkd.errors import OgkdError
-from ogkd.methods import METHODS
+from ogkd.methods import METHODS, make_method
 
 # Before any run of a method is finished: seconds of one run at 16 shots on one core, by its `cost`.
 _ROUGH = {"instant": 0.5, "seconds": 2.0, "minutes": 120.0, "slow": 300.0}
@@ -40,39 +42,57 @@ class Span:
 
 
 class Pace:
-    """How long a run takes, learned from finished runs by method and shots.
+    """How long a run takes, learned from finished runs of the same kind and their shots.
 
-    `measured` has the seconds of runs by hash, for methods without a finished run (probe.py).
+    `measured` has the seconds of runs by hash, for kinds without a finished run (probe.py).
     """
 
     def __init__(
         self, finished: Iterable[FinishedRun] = (), measured: Mapping[str, float] | None = None
     ) -> None:
-        self._measured = measured or {}
-        self._seen: dict[tuple[str, int], list[float]] = {}
+        self._measured = {} if measured is None else measured
+        self._seen: dict[Hashable, dict[int, list[float]]] = {}  # by kind and shots
         self._errors: list[float] = []  # measured by guessed
         for run in finished:
             seconds = run.result["seconds"].items()
             self.learn(run.spec, sum(took for phase, took in seconds if phase != "load"))
 
     def learn(self, spec: RunSpec, seconds: float) -> None:
-        self._seen.setdefault((spec.method, spec.shots or _SHOTS), []).append(seconds)
         with suppress(KeyError, OgkdError):  # of a plugin that is not loaded, or another version
-            self._errors.append(seconds / _guess(spec))
+            mine = self._seen.setdefault(_kind(spec), {})
+            mine.setdefault(spec.shots or _SHOTS, []).append(seconds)
+            if METHODS[spec.method].needs_images:  # others take as long as the test images
+                self._errors.append(seconds / _guess(spec))
+
+    def knows(self, spec: RunSpec) -> bool:
+        """Whether a run of this kind is finished."""
+        return _kind(spec) in self._seen
 
     def of(self, spec: RunSpec) -> Span:
         """Other shots take as long (heads on features) up to in proportion (training)."""
         shots = spec.shots or _SHOTS
-        known = [count for method, count in self._seen if method == spec.method]
-        if known:
+        if known := self._seen.get(_kind(spec)):
             near = min(known, key=lambda count: abs(math.log(count / shots)))
-            seconds = median(self._seen[spec.method, near])
+            seconds = median(known[near])
             return Span(*sorted((seconds, seconds * shots / near)))
         if (measured := self._measured.get(spec.hash)) is not None:
             return Span(measured, measured)
         # A machine that was slow for other methods is slow for this one.
         seconds = _guess(spec) * (median(self._errors) if self._errors else 1.0)
         return Span(seconds / _SPREAD, seconds * _SPREAD)
+
+
+def _kind(spec: RunSpec) -> Hashable:
+    """What its duration depends on beside its images: method, epochs, batches and views."""
+    return _kind_of(spec.method, spec.preset, json.dumps(spec.settings, sort_keys=True))
+
+
+@cache
+def _kind_of(name: str, preset: str | None, settings: str) -> Hashable:
+    method = make_method(name, preset=preset, settings=json.loads(settings))
+    train = getattr(method.config, "train", None)
+    length = getattr(train, "epochs", None), getattr(train, "batch_size", None)
+    return name, length, method.config.views, method.as_benchmarked
 
 
 def _guess(spec: RunSpec) -> float:

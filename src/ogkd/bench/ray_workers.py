@@ -138,7 +138,7 @@ class RunActor:
 
 @dataclass(frozen=True)
 class _Images:
-    """Test images of a dataset, encoded before its runs: once, not by every worker."""
+    """Images that a dataset is judged on, encoded before its runs: once, not by every worker."""
 
     name: str
     dataset: str
@@ -171,7 +171,7 @@ class _Driver:
         pace = Pace(ledger.folder.readable_runs())
         # The longest first: if a long one starts last, all others wait for it.
         cost = {group.name: estimate(group.specs, pace).most for group in ledger.left}
-        self._images = deque(_test_images(job, ledger.left))
+        self._images = deque(_judged_images(job, ledger.left))
         ledger.left.sort(key=lambda group: -cost[group.name])
 
     def run(self) -> None:
@@ -282,12 +282,13 @@ class _Driver:
         worker.lock.close()
 
 
-def _test_images(job: Job, groups: Sequence[RunGroup]) -> list[_Images]:
-    """The test images of the datasets in chunks; none of a dataset that cannot be opened."""
+def _judged_images(job: Job, groups: Sequence[RunGroup]) -> list[_Images]:
+    """The images that runs are judged on, in chunks; none of a dataset that cannot be opened."""
     found = []
-    for name in dict.fromkeys(group.specs[0].dataset for group in groups):
+    firsts = (group.specs[0] for group in groups)
+    for name, split in dict.fromkeys((spec.dataset, spec.judge) for spec in firsts):
         try:
-            items = open_dataset(job.sources[name]).manifest.part("test")
+            items = open_dataset(job.sources[name]).manifest.part(split)
         except OgkdError:
             continue  # its runs will report the error
         paths = [str(ImageRef(item.image.file.absolute(), item.image.part)) for item in items]

@@ -125,8 +125,8 @@ class Runner:
         clock.lap("encode")
         trained = next(iter(parts.values())).text
         methods = [method_of(spec) for spec in group.specs]
-        if methods[0].needs_training or not methods[0].needs_images:
-            _ = trained.bank  # encode now, so that it is not counted as training
+        for part in parts.values():
+            _ = part.text.bank  # encode now, so that it is not counted as training or testing
         clock.lap("text")
         with self._encoding(first.dataset):
             drawn = [

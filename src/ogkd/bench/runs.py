@@ -130,20 +130,17 @@ class FinishedRun:
 
     def predictions(self, part: str = "test") -> Predictions:
         """The predictions of one part; DataError if they are missing or damaged."""
-        return self._read_predictions([part])[part]
+        return self.all_predictions()[part]
 
-    def check_predictions(self) -> None:
-        """DataError if the predictions of any part are missing or damaged."""
-        self._read_predictions(self.parts)
-
-    def _read_predictions(self, parts: Iterable[str]) -> dict[str, Predictions]:
+    def all_predictions(self) -> dict[str, Predictions]:
+        """The predictions of each part; DataError if any are missing or damaged."""
         path = self.folder / PREDICTIONS
         try:
             content = read_bytes(path, most=_MOST)
             if self.result.get("predictions_sha256") not in (None, sha256_bytes(content)):
                 raise ValueError("it was changed after it was written")
             arrays, found = read_arrays(content), {}
-            for part in parts:
+            for part in self.parts:
                 names = (f"{part}/{name}" for name in ("labels", "probabilities", "W"))
                 found[part] = Predictions(*(arrays[name] for name in names))
                 found[part].check(len(self.class_names(part)))
@@ -323,5 +320,5 @@ def _read_run(folder: Path, *, predictions: bool = False) -> FinishedRun:
         raise DataError(f"{folder / 'result.json'} is damaged ({error}).") from error
     run = FinishedRun(spec, result.model_dump(), folder)
     if predictions:
-        run.check_predictions()
+        run.all_predictions()
     return run

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.bench.analysis import harmonic_mean
+from ogkd.bench.render import markdown_row
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, same_images
 from ogkd.bench.tidy import Condition, condition_of
 from ogkd.errors import ConfigError, DataError
@@ -141,7 +142,7 @@ def compare_labels(
 
 def differences_markdown(found: Differences, a: str, b: str) -> str:
     """The differences in percentage points: the mean of each column, then its datasets."""
-    lines = [f"| {a} minus {b} | datasets | difference | interval | p |"]
+    lines = [markdown_row([f"{a} minus {b}", "datasets", "difference", "interval", "p"])]
     lines.append("|---|---|---:|---:|---:|")
     for condition, one in found.columns.items():
         rows: list[tuple[str, Difference | DatasetDifference]]
@@ -150,7 +151,7 @@ def differences_markdown(found: Differences, a: str, b: str) -> str:
         for name, row in rows:
             mean, low, high = (f"{100 * number:+.2f}" for number in (row.mean, row.low, row.high))
             p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
-            lines.append(f"| {condition} | {name} | {mean} | {low} to {high} | {p} |")
+            lines.append(markdown_row([str(condition), name, mean, f"{low} to {high}", p]))
     without = {key: ", ".join(one.left_out) for key, one in found.columns.items() if one.left_out}
     notes = [
         f"- {key}: without {names}, on which they have no common runs."

@@ -19,8 +19,6 @@ but never compared.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +32,7 @@ from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
 from ogkd.bench.stored import sha256_bytes
 from ogkd.cells import BOM, harmless
+from ogkd.datasets import tables
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
 from ogkd.files import write_json, write_text
@@ -321,10 +320,7 @@ def _flat(value: Any) -> Any:
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
     """Rows as CSV with Unix line ends; no cell can act as a spreadsheet formula."""
-    out = io.StringIO()
-    safe = ([_safe(cell) for cell in row] for row in rows)
-    csv.writer(out, lineterminator="\n").writerows(safe)
-    return out.getvalue()
+    return tables.csv_text([[_safe(cell) for cell in row] for row in rows])
 
 
 def _safe(cell: object) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,7 @@ def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
     classes), then the lowest mean NLL, then the earliest. An incomplete trial is a DataError.
     """
     rows = {cell.label: cell.spec for cell in plan.cells}
-    wanted: dict[tuple[str, str], int] = {}
-    for cell in plan.cells:
-        wanted[cell.label, cell.spec.dataset] = wanted.get((cell.label, cell.spec.dataset), 0) + 1
+    wanted = Counter((cell.label, cell.spec.dataset) for cell in plan.cells)
     runs: dict[tuple[str, str], list[FinishedRun]] = {key: [] for key in wanted}
     for label, run in folder.finished(plan):
         runs[label, run.spec.dataset].append(run)
@@ -98,10 +97,9 @@ def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
         method = rows[label].method
         if score > scores.get((method, dataset), (-math.inf, -math.inf)):
             scores[method, dataset] = score
-            kept = {key: value for key, value in mine[0].spec.settings.items() if key != "views"}
-            found.setdefault(method, {})[dataset] = {
-                key: kept[key] for key in METHODS[method].tunable if key in kept
-            }
+            tried = mine[0].spec.settings
+            kept = {key: tried[key] for key in METHODS[method].tunable if key in tried}
+            found.setdefault(method, {})[dataset] = kept
     return found
 
 

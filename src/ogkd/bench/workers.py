@@ -28,15 +28,10 @@ _RESTARTS = 3  # of workers that die before they start a group
 
 
 def make_job(
-    plan: Plan,
-    sources: dict[str, Source],
-    backbone: str,
-    *,
-    device: str = "auto",
-    engine: str = "torch",
+    plan: Plan, sources: dict[str, Source], place: str, device: str = "auto", engine: str = "torch"
 ) -> Job:
-    specs = tuple(cell.spec for cell in plan.cells)
-    return Job(specs=specs, sources=sources, backbone=str(backbone), device=device, engine=engine)
+    specs = tuple(plan.specs.values())
+    return Job(specs=specs, sources=sources, backbone=place, device=device, engine=engine)
 
 
 def prepare(

@@ -124,8 +124,10 @@ def main() -> None:
                 raise ConfigError(
                     "An argument is empty. Is a variable of your script not set, or a name missing?"
                 )
+            words = _plugins_first(sys.argv[1:])
+            called = app.names_only() if words in (["--help"], ["-h"]) else app
             with _warnings_as_notes():
-                app(args=_plugins_first(sys.argv[1:]), prog_name="ogkd")
+                called(args=words, prog_name="ogkd")
         except SystemExit as end:
             if isinstance(end.__context__, BrokenPipeError):  # typer has turned it into code 1
                 raise end.__context__ from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -93,17 +92,12 @@ class GridOptions:
 
     def changes(self) -> dict[str, Any]:
         """The fields of the grid that options replace."""
-        return {
-            "data": self.data,
+        same = ("data", "backbone", "prompts", "preset", "judge", "tuned")
+        return {name: getattr(self, name) for name in same} | {
             "datasets": None if self.datasets is None else opt.split_list(self.datasets),
             "only": None if self.methods is None else opt.split_list(self.methods),
             "shots": _numbers("--shots", self.shots),
             "seeds": _numbers("--seeds", self.seeds),
-            "backbone": self.backbone,
-            "prompts": self.prompts,
-            "preset": self.preset,
-            "judge": self.judge,
-            "tuned": self.tuned,
             "over": opt.read_settings(self.settings) if self.settings else None,
         }
 
@@ -161,10 +155,6 @@ def list_grids() -> None:
     print_facts(protocols())
 
 
-def specs_of(plans: Iterable[Plan]) -> dict[str, RunSpec]:
-    return {cell.spec.hash: cell.spec for plan in plans for cell in plan.cells}
-
-
 @app.command()
 def run(
     grid: GridOptions,
@@ -195,7 +185,7 @@ def run_plan(
 
     for note in prepare(folder, chosen, sources):
         say(f"Note: {note}")
-    specs = specs_of([chosen])
+    specs = chosen.specs
     missing = [spec for spec in specs.values() if not folder.has(spec)]
     pace = Pace(folder.readable_runs())
     done, count = len(specs) - len(missing), workers.workers or 1
@@ -214,7 +204,7 @@ def _close(folder: RunsFolder, plans: list[Plan]) -> None:
     """Print a summary; the exit code is 1 if runs failed."""
     from ogkd.bench.worker import one_line
 
-    specs = specs_of(plans)
+    specs = {key: spec for plan in plans for key, spec in plan.specs.items()}
     finished = sum(folder.has(spec) for spec in specs.values())
     say(f"{finished} of {len(specs)} runs are finished in {folder.root}.")
     failed = [spec for spec in specs.values() if folder.failure_of(spec).is_file()]
@@ -236,10 +226,10 @@ def status(runs: RunsArgument) -> None:
 
     folder = _open(runs)
     plans = folder.plans()
-    checked = ((spec, folder.damage(spec)) for spec in specs_of(plans.values()).values())
-    damaged = {spec.hash: (spec, why) for spec, why in checked if why}
+    damaged: dict[str, tuple[RunSpec, str]] = {}
     for name, found in plans.items():
-        specs = specs_of([found])
+        specs = found.specs
+        damaged |= {key: (one, why) for key, one in specs.items() if (why := folder.damage(one))}
         bad = len(damaged.keys() & specs.keys())
         done = sum(folder.has(spec) and key not in damaged for key, spec in specs.items())
         failed = sum(folder.failure_of(spec).is_file() for spec in specs.values())

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 app = opt.CommandGroup("Benchmark datasets and your own data: list, info, download, check, split.")
 
 _SHOWN = 5  # files listed under a finding; the JSON has all
+_NearOption = Annotated[
+    int, Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most.")
+]
 _COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "note": "blue"}
 
 
@@ -100,7 +103,7 @@ def download(
     if names == ["all"]:
         names = list(benchmarks())
     elif "all" in names:
-        raise ConfigError("'all' means every benchmark already: give it alone.")
+        raise ConfigError("'all' already means every benchmark: give it alone.")
     records = {benchmark(name).name: benchmark(name) for name in names}  # all known, none twice
     failed = 0
     for name, record in records.items():
@@ -152,9 +155,7 @@ def check(
     html: Annotated[
         Path | None, Option("--html", help="Write a page with thumbnails to this file.")
     ] = None,
-    near: Annotated[
-        int, Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most.")
-    ] = 6,
+    near: _NearOption = 6,
     labels: Annotated[
         bool, Option("--labels", help="Also look for suspicious labels (needs cleanlab).")
     ] = False,
@@ -218,16 +219,14 @@ def split(
     findings: opt.FindingsOption = None,
     slice: opt.SliceOption = None,
     bags: opt.BagsOption = None,
-    near: Annotated[
-        int, Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most.")
-    ] = 6,
+    near: _NearOption = 6,
 ) -> None:
     """Divide a dataset into parts to learn from, calibrate and test on; writes a CSV file.
 
-    Each class, or each finding, is divided alike. Images of one patient or bag
-    stay together, and so do copies; unreadable files, repeated images and images
-    with several labels are left out. Splits that the data has stay, and a missing
-    one is taken from train.
+    Each class, or each finding, is divided in the same proportions. Images of one
+    patient or bag stay together, and so do copies; unreadable files, repeated
+    images and images with several labels are left out. Existing splits are kept,
+    and a missing one is taken from train.
     """
     opt.refuse_folders(out=out, **{"left-out": left_out})
     from ogkd.audit.divide import divide_checked, left_out_text

@@ -111,8 +111,7 @@ class EvaluationOptions:
         int, Option(min=0, max=100_000, help="Bootstrap resamples; 0 for no intervals.")
     ] = 1000
     leave_out_used: Annotated[
-        bool,
-        Option(help="Leave out images that the model learned from or was calibrated on."),
+        bool, Option(help="Leave out images that the model learned from or was calibrated on.")
     ] = False
     prior: Annotated[
         str | None,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def finding_lines(result: dict[str, Any], *, everything: bool = False) -> Iterator[str]:
     """The lines that `ogkd evaluate` prints: the verdict, and what is known of each finding."""
-    from ogkd.evaluation.show import answer_rows, finding_rows
+    from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows
 
     yield from textwrap.wrap(result["verdict"]["text"], width(), break_on_hyphens=False)
     yield ""
@@ -29,18 +29,14 @@ def finding_lines(result: dict[str, Any], *, everything: bool = False) -> Iterat
     yield f"In percent{sure if how['resamples'] else ''}"
     yield from text_table(*finding_rows(result))
     yield ""
-    kept = "as promised by the calibration" if result["calibrated"] else "yes from 50 % on"
+    kept = "as guaranteed by the calibration" if result["calibrated"] else "yes from 50 % on"
     yield f"Answers for images with a finding and without it ({kept})"
     yield from text_table(*answer_rows(result))
     if not everything:
         yield "\nMore: --all (limits), --report FILE.html (a page), --json (all numbers)."
         return
-    yield "\nLimits between which a probability is answered with unsure (%)"
-    rows = [
-        [name, *(f"{100 * row[key]:.1f}" for key in ("no_below", "yes_above"))]
-        for name, row in result["per_finding"].items()
-    ]
-    yield from text_table(["finding", "no below", "yes above"], rows)
+    yield "\nLimits between which the answer is unsure"
+    yield from text_table(*limit_rows(result))
 
 
 def calibration_lines(names: Sequence[str], found: FindingsCalibration) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import json
@@ -330,31 +331,51 @@ class CommandGroup(typer.Typer):
         add = super().command(name, cls=_Command, **settings)
 
         def added(function: Callable[..., None]) -> Callable[..., None]:
-            add(_with_single_options(function))
+            add(_SingleOptions(function))
             return function
 
         return added
 
+    def names_only(self) -> CommandGroup:
+        """The same without the commands' options, which cost time and a list does not show."""
+        listed = copy.copy(self)
+        listed.registered_commands = [copy.copy(one) for one in self.registered_commands]
+        for one in listed.registered_commands:
+            one.help, one.callback = inspect.getdoc(one.callback), lambda: None
+        listed.registered_groups = [copy.copy(one) for one in self.registered_groups]
+        for group in listed.registered_groups:
+            group.typer_instance = copy.copy(group.typer_instance)
+            group.typer_instance.registered_commands = []  # type: ignore[union-attr]
+        return listed
 
-def _with_single_options(function: Callable[..., None]) -> Callable[..., None]:
-    groups: dict[str, Any] = {}
-    single: list[tuple[str, Any, Any]] = []
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        if is_dataclass(kind := parameter.annotation):
-            groups[name] = kind
-            hints = get_type_hints(kind, include_extras=True)
-            single += [(one.name, hints[one.name], one.default) for one in fields(kind)]
-        else:
-            single.append((name, kind, parameter.default))
 
-    @functools.wraps(function)
-    def call(**options: Any) -> None:
-        for name, group in groups.items():
+class _SingleOptions:
+    """A function whose dataclasses are options, found out when they are needed."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    @functools.cached_property
+    def groups(self) -> dict[str, Any]:
+        found = inspect.signature(self.function, eval_str=True).parameters
+        return {name: one.annotation for name, one in found.items() if is_dataclass(one.annotation)}
+
+    @functools.cached_property
+    def __signature__(self) -> inspect.Signature:
+        single: list[tuple[str, Any, Any]] = []
+        for name, one in inspect.signature(self.function, eval_str=True).parameters.items():
+            if kind := self.groups.get(name):
+                hints = get_type_hints(kind, include_extras=True)
+                single += [(one.name, hints[one.name], one.default) for one in fields(kind)]
+            else:
+                single.append((name, one.annotation, one.default))
+        return signature_of(single)
+
+    def __call__(self, **options: Any) -> None:
+        for name, group in self.groups.items():
             options[name] = group(**{one.name: options.pop(one.name) for one in fields(group)})
-        function(**options)
-
-    call.__signature__ = signature_of(single)  # type: ignore[attr-defined]
-    return call
+        self.function(**options)
 
 
 def signature_of(options: Iterable[tuple[str, Any, Any]]) -> inspect.Signature:

@@ -21,11 +21,7 @@ from ogkd.notebook import text_table
 
 _MOST_CLASSES = 12  # a larger confusion matrix is only written to --out
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
-_PREDICTIVE = {
-    "ppv": "right if finding",
-    "npv": "right if normal",
-    "accuracy": "right in all",
-}
+_PREDICTIVE = {"ppv": "right if finding", "npv": "right if normal", "accuracy": "right in all"}
 
 
 def say(note: str) -> None:
@@ -193,7 +189,7 @@ def _at_prior(result: dict[str, Any]) -> Iterator[str]:
         yield f"Unknown: there are no images of {', '.join(found['absent'])} to measure with."
         return
     rows = []
-    for key, words in {"as_is": "as they are", "with_prior": "by these frequencies"}.items():
+    for key, words in {"as_is": "unchanged", "with_prior": "adjusted"}.items():
         cells = [_share(found[key]["whole"], "accuracy")]
         if side := found[key]["screening"]:
             cells += [_share(side, name) for name in ("ppv", "npv")]
@@ -218,7 +214,7 @@ def _calibration(result: dict[str, Any]) -> Iterator[str]:
     if found is None:
         how, scores = "not calibrated: see `ogkd calibrate`", {"uncalibrated": result}
     elif not found["applied"]:
-        how, scores = f"as training left them: {found['images']} images, not rescaled", {"": result}
+        how, scores = f"calibrated on {found['images']} images, not rescaled", {"": result}
     else:
         images, temperature = found["images"], f"temperature {found['temperature']:.3f}"
         how = f"calibrated on {images} images, {temperature}"
@@ -266,7 +262,7 @@ def _sets(result: dict[str, Any]) -> Iterator[str]:
             kind = "by class" if row["kind"] == "support" else row["kind"].upper()
             rows.append([kind, f"{100 * row['wanted']:g} %", *texts])
     if rows:
-        head = ["kind", "promised", "contain it (%)", "mean size", "single (%)", "empty (%)"]
+        head = ["kind", "guaranteed", "contain it (%)", "mean size", "single (%)", "empty (%)"]
         yield from text_table(head, rows)
     few = dict.fromkeys(f"{100 * row['wanted']:g} %" for row in result["sets"] if "note" in row)
     if few:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import typer
 from typer import Option
 
 from ogkd.cli import options as opt
-from ogkd.cli.bench import GridOptions, specs_of
+from ogkd.cli.bench import GridOptions
 from ogkd.cli.output import say
 from ogkd.errors import ConfigError
 
@@ -39,12 +40,12 @@ def plan(
     plans = grid.expand()
     folder = RunsFolder(out) if out is not None else None
     finished = folder.readable_runs() if folder is not None else []
-    known = {run.spec.method for run in finished}
     everything: dict[str, RunSpec] = {}
     measured: dict[str, float] = {}
+    pace = Pace(finished, measured)
     probes: dict[str, Probe | None] = {}
     for chosen, sources, place in plans:
-        specs = specs_of([chosen])
+        specs = chosen.specs
         missing = {
             key: spec
             for key, spec in specs.items()
@@ -60,7 +61,7 @@ def plan(
             for group in group_runs(list(specs.values()))
             if any(spec.hash in missing for spec in group.specs)
         ]
-        unknown = [group for group in passes if group.specs[0].method not in known]
+        unknown = [group for group in passes if not pace.knows(group.specs[0])]
         names = ", ".join(sorted({group.specs[0].method for group in unknown}))
         how = f"rough: no run of {names} is finished" if unknown else "from finished runs"
         if unknown and probe and place not in probes:
@@ -70,17 +71,13 @@ def plan(
             for group in unknown:
                 share = phases[group.name].total / len(group.specs)
                 measured |= dict.fromkeys((spec.hash for spec in group.specs), share)
-            parts = {
-                phase: duration(sum(getattr(one, phase) for one in phases.values()))
-                for phase in ("encode", "text", "train")
-            }
-            how = f"measured on {measuring.where}: " + ", ".join(
-                f"{k} {v}" for k, v in parts.items()
-            )
+            parts = Counter[str]()
+            for one in phases.values():
+                parts.update(vars(one))
+            words = (f"{phase} {duration(seconds)}" for phase, seconds in parts.items())
+            how = f"measured on {measuring.where}: {', '.join(words)}"
             how += "; others from finished runs" if len(unknown) < len(passes) else ""
-        time = estimate(
-            (spec for group in passes for spec in group.specs), Pace(finished, measured)
-        )
+        time = estimate((spec for group in passes for spec in group.specs), pace)
         typer.echo(f"{chosen.title}: {len(specs)} runs on {len(sources)} dataset(s)")
         typer.echo(f"  done      {len(specs) - len(missing)}")
         typer.echo(f"  missing   {len(missing)}, trained in {len(passes)} passes")
@@ -90,7 +87,5 @@ def plan(
         except ConfigError as error:
             say(f"Note: {error}")
     if len(plans) > 1:
-        typer.echo(
-            f"Total: {len(everything)} different runs are missing, "
-            f"{estimate(everything.values(), Pace(finished, measured))}"
-        )
+        time = estimate(everything.values(), pace)
+        typer.echo(f"Total: {len(everything)} different runs are missing, {time}")

@@ -81,13 +81,13 @@ def predict(
     ] = None,
     bags: Annotated[
         str | None,
-        Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
+        Option(help="What makes a bag, if not what the model was fitted on: as for `ogkd fit`."),
     ] = None,
     slices: Annotated[
         str | None, Option(help="Which slices, if not those that the model was fitted on.")
     ] = None,
     pictures: Annotated[
-        bool, Option("--pictures", help="Also a row for each picture of a case, after its own.")
+        bool, Option("--pictures", help="Also a row for each picture of a bag, after its own.")
     ] = False,
     together: Annotated[
         bool, Option("--together", help="Learn from all of these images before answering them.")
@@ -118,13 +118,13 @@ def predict(
     A model of several findings prints for each of them yes, no or unsure, and its
     probability. For very large folders, --ray spreads the work over a cluster.
 
-    A model that was fitted on cases of several pictures (`ogkd fit --bags` or
-    --slices) gives a row for each case, with the pictures that decided it.
-    Where a column of a table makes a case, give such a table for IMAGES.
+    A model that was fitted on bags of pictures (`ogkd fit --bags` or --slices)
+    gives a row for each bag, with the pictures that decided it. Where a column
+    of a table makes a bag, give such a table for IMAGES.
 
     --prior reweights probabilities where classes are not equally frequent.
     With --together, or --prior estimate, answers depend on the whole batch;
-    with either option, the promises of a calibration do not hold and are not given.
+    with either option, the guarantees of a calibration do not hold and are not given.
 
     Without any labelled image: `ogkd predict --zero-shot "normal, cataract"
     IMAGES...` compares images with the texts of classes. Nothing is learned,
@@ -134,7 +134,8 @@ def predict(
     from ogkd.datasets.bags import grouped
     from ogkd.images.ref import install_once
     from ogkd.model.bags import decide_bags
-    from ogkd.model.decide import Decider, Policy
+    from ogkd.model.decide import Decider
+    from ogkd.model.policy import Policy
     from ogkd.progress import progress_bar
 
     encoding.cluster()  # refuses what cannot work, before anything is read
@@ -160,7 +161,7 @@ def predict(
     else:
         _refuse_guarantees(max_risk=max_risk, coverage=coverage, sensitivity=sensitivity)
         if bags is not None or slices is not None or pictures:
-            raise ConfigError("Zero-shot answers single images. Fit a model on cases of several.")
+            raise ConfigError("Zero-shot answers single images. Fit a model to answer bags.")
         found = encoding.find([model, *(images or [])])
         classifier = ogkd.zero_shot(
             opt.read_classes(zero_shot) or [],
@@ -208,15 +209,11 @@ def predict(
                 decider.decide_batches(_counted(batches, bar))
                 if rule is None
                 else decide_bags(
-                    decider,
-                    _counted(batches, bar),
-                    [name for name, _ in named],
-                    pictures=pictures,
+                    decider, _counted(batches, bar), [name for name, _ in named], pictures=pictures
                 )
             )
-            rows = chain(
-                [next(rows)], rows
-            )  # what cannot be answered fails before anything is written
+            # What cannot be answered fails before anything is written.
+            rows = chain([next(rows)], rows)
             for note in decider.notes[told:]:
                 say(note)
             if excel and out is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shlex
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,9 +19,9 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.data import check_for_split, data_folder, division_notes, named_bags
 from ogkd.cli.output import say
-from ogkd.cli.start_commands import anywhere, commands
+from ogkd.cli.start_commands import anywhere, commands, summary
 from ogkd.errors import ConfigError, DataError, Interrupted, counted
-from ogkd.files import holds_files, sha256_file, write_json, write_new
+from ogkd.files import holds_files, resolved, sha256_file, write_json, write_new
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
@@ -33,12 +33,8 @@ _STEPS = (
     *("Reading", "Checking", "Dividing", "Choosing"),
     *("Fitting", "Calibrating", "Evaluating", "Report"),
 )
-_FEW = 5  # test images of a class that say next to nothing about it
 # The first result that depends on an option; all others are used by the model.
-_FIXED = {
-    **dict.fromkeys(("data", "slice", "bags", "slices"), "check.json"),
-    "seed": "split.csv",
-}
+_FIXED = {**dict.fromkeys(("data", "slice", "bags", "slices"), "check.json"), "seed": "split.csv"}
 
 
 def start(
@@ -46,7 +42,7 @@ def start(
     out: Annotated[
         Path | None, Option("--out", "-o", help="The folder for results (default: DATA-ogkd).")
     ] = None,
-    yes: Annotated[bool, Option("--yes", "-y", help="Ask nothing: go on by the defaults.")] = False,
+    yes: Annotated[bool, Option("--yes", "-y", help="Ask nothing: accept the defaults.")] = False,
     backbone: opt.BackboneOption = str(FitRequest.backbone),
     method: Annotated[str, Option("--method", "-m", help=opt.HELP["method"])] = "fused",
     shots: Annotated[int | None, Option(min=1, help=opt.HELP["shots"])] = None,
@@ -70,7 +66,7 @@ def start(
     if not yes and not sys.stdin.isatty():
         raise ConfigError(
             "`ogkd start` asks before it leaves images out, and there is no terminal to ask on. "
-            "Add --yes to go on by the defaults."
+            "Add --yes to accept the defaults."
         )
     options: dict[str, Any] = {
         "backbone": anywhere(backbone),
@@ -92,10 +88,11 @@ def start(
 
 def _place(data: Path, out: Path | None) -> Path:
     """The folder for results: never inside the data, where it would become a class."""
-    name = data.resolve().name.removesuffix(data.suffix) + "-ogkd"
-    inside = data.is_dir() and Path.cwd().is_relative_to(data.resolve())
-    place = out or (data.resolve().parent / name if inside else Path(name))
-    if data.is_dir() and place.resolve().is_relative_to(data.resolve()):
+    real = resolved(data)
+    name = real.name.removesuffix(data.suffix) + "-ogkd"
+    inside = data.is_dir() and Path.cwd().is_relative_to(real)
+    place = out or (real.parent / name if inside else Path(name))
+    if data.is_dir() and resolved(place).is_relative_to(real):
         raise ConfigError(
             f"{place} is inside the data {data}, where it would be read as a class. Choose another "
             "place.",
@@ -129,7 +126,7 @@ class _Start:
         )
         for number, (name, step) in enumerate(zip(_STEPS, steps, strict=True), 1):
             self._step(f"[{number}/{len(steps)}] {name}", step)
-        for line in self._summary():
+        for line in summary(self.out):
             typer.echo(line)
 
     def _step(self, title: str, step: Callable[[], str]) -> None:
@@ -217,8 +214,8 @@ class _Start:
                 for key in changed
             )
             raise ConfigError(
-                f"{self.out} holds the results of another start: {other}. Nothing is overwritten: "
-                "choose another folder, or give the same data and options to resume.",
+                f"{self.out} contains the results of another start: {other}. Nothing is "
+                "overwritten: choose another folder, or give the same data and options to resume.",
                 argument="out",
             )
 
@@ -271,7 +268,7 @@ class _Start:
         while self.notes:
             say(f"  {_one_line(self.notes.pop(0))}")
         used, names = len(division.manifest.items), division.manifest.class_names
-        if division.left_out and not typer.confirm(f"Go on with the other {used} images?", True):
+        if division.left_out and not typer.confirm(f"Continue with the other {used} images?", True):
             raise Interrupted("Stopped. Fix the data and start again with another --out.")
         if division.manifest.has_findings:
             return
@@ -297,10 +294,11 @@ class _Start:
     def _fit(self) -> str:
         from ogkd.cli.fit import fetch_now
         from ogkd.fitting.choose import NoRealBackbone
-        from ogkd.fitting.pipeline import fit_request
+        from ogkd.fitting.pipeline import fit_request, progress_of
 
         place = self.out / "model"
         if place.is_dir():
+            shutil.rmtree(progress_of(place), ignore_errors=True)  # left by a kill just after it
             return _DONE
         request = FitRequest(
             self.out / "split.csv",
@@ -370,28 +368,9 @@ class _Start:
         if file.is_file():
             return _DONE
         used = self._sliced(self.divided)
-        checked = audit_data(used, root=data_folder(self.data), name=self.data.resolve().name)
+        checked = audit_data(used, root=data_folder(self.data), name=resolved(self.data).name)
         self.evaluation.write_report(file, checked)
         return f"-> {file}"
-
-    def _summary(self) -> Iterator[str]:
-        result = json.loads((self.out / "evaluation.json").read_text(encoding="utf-8"))
-        yield ""
-        yield result["verdict"]["text"]
-        if result.get("asks") == "findings":
-            few = {name: row["present"] for name, row in result["per_finding"].items()}
-        else:
-            few = {name: row["images"] for name, row in result["per_class"].items()}
-        if untested := [name for name, images in few.items() if not images]:
-            yield f"Not tested, because there was no image to test on: {', '.join(untested)}."
-        if hardly := [f"{name} ({n})" for name, n in few.items() if 0 < n < _FEW]:
-            yield f"Hardly tested, with so few images to test on: {', '.join(hardly)}."
-        yield f"\nEverything is in {self.out}:"
-        yield "  report.html     how good the model is, and when to trust it (open it in a browser)"
-        yield "  check.html      what is wrong with the images; left-out.csv: what was left out"
-        yield "  split.csv       which image was learned from, calibrated on, tested on"
-        yield "  model           the model; commands.sh: the single commands that make all this"
-        yield f"Next:  ogkd predict {shlex.quote(str(self.out / 'model'))} NEW_IMAGES > out.csv"
 
 
 _DONE = "already done"

@@ -1,12 +1,16 @@
-"""`commands.sh` of `ogkd start`: the single commands that give the same results."""
+"""What `ogkd start` says at its end, and `commands.sh`: single commands with the same results."""
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ogkd.files import home
+
+_FEW = 5  # test images of a class that say next to nothing about it
 _SCRIPT = """\
 #!/bin/sh
 # What `ogkd start` did, as single commands. They write to a new folder:
@@ -55,5 +59,26 @@ def commands(data: Path, out: Path, options: Mapping[str, Any]) -> str:
 
 def anywhere(name: str) -> str:
     """A name as it is; a path that exists so that it can be used from other folders."""
-    path = Path(name).expanduser()
+    path = home(name)
     return str(path.resolve()) if path.exists() else name
+
+
+def summary(out: Path) -> Iterator[str]:
+    """The last lines of a start: the verdict, what was hardly tested, and what is where."""
+    result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    yield ""
+    yield result["verdict"]["text"]
+    if result.get("asks") == "findings":
+        few = {name: row["present"] for name, row in result["per_finding"].items()}
+    else:
+        few = {name: row["images"] for name, row in result["per_class"].items()}
+    if untested := [name for name, images in few.items() if not images]:
+        yield f"Not tested, because there were no images to test on: {', '.join(untested)}."
+    if hardly := [f"{name} ({n})" for name, n in few.items() if 0 < n < _FEW]:
+        yield f"Tested on very few images: {', '.join(hardly)}."
+    yield f"\nEverything is in {out}:"
+    yield "  report.html     how good the model is, and when to trust it (open it in a browser)"
+    yield "  check.html      what is wrong with the images; left-out.csv: what was left out"
+    yield "  split.csv       which image was learned from, calibrated on, tested on"
+    yield "  model           the model; commands.sh: the single commands that make all this"
+    yield f"Next:  ogkd predict {shlex.quote(str(out / 'model'))} NEW_IMAGES > out.csv"

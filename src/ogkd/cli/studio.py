@@ -11,7 +11,7 @@ from typer import Argument, Option
 from ogkd.cli import options as opt
 from ogkd.cli.deploy import HostOption, OpenOption, PortOption, announcement, server_settings
 from ogkd.cli.output import print_json, say
-from ogkd.errors import ConfigError
+from ogkd.errors import ConfigError, counted
 
 label_app = opt.CommandGroup(help="Which images to label.")
 
@@ -47,7 +47,7 @@ def studio(
     say("Starting the studio: loading torch ...")
     from ogkd.app.server import require_server, serve
     from ogkd.files import not_twice
-    from ogkd.studio.project import SETTINGS, Project
+    from ogkd.studio.project import SETTINGS, VOLUMES, Project
     from ogkd.studio.routes import make_studio
     from ogkd.studio.session import Session
 
@@ -69,6 +69,13 @@ def studio(
         if images is not None:
             project.add_folder(images)
         session = Session(project, device=device, say=say)
+        if volumes := session.gallery.volumes:
+            say(
+                f"Note: of {counted(volumes, 'volume')} the studio shows and learns from one slice "
+                f"each ({project.facts.slice or 'the middle axial one'}; --slice). For a model "
+                f"that looks at all slices, label here and then run: ogkd fit {place / VOLUMES} "
+                "--slices all --out MODEL"
+            )
         try:
             serve(
                 lambda private: make_studio(session, private, settings),

@@ -52,6 +52,22 @@ def prototypes(bank: Bank) -> Tensor:
     return normalize(normalize(stack_bank(bank), dim=-1).mean(dim=-2), dim=-1)
 
 
+def mean_texts(bank: Bank) -> Tensor:
+    """The same directions T [.., C, d], as long as the root of the length of the prompts' mean.
+
+    The mean is the shorter the more the prompts of a class differ. At unit length such a class is
+    nearer to every image than it should be, at the mean's own length farther: this is halfway.
+
+    >>> bank = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [3.0, 0.0]]])
+    >>> mean_texts(bank).norm(dim=-1) ** 2
+    tensor([0.7071, 1.0000])
+    """
+    rows = normalize(stack_bank(bank), dim=-1)
+    lengths = rows.sum(dim=-2).norm(dim=-1) / (rows != 0).any(dim=-1).sum(dim=-1)
+    found: Tensor = prototypes(bank) * lengths.sqrt().unsqueeze(-1)
+    return found
+
+
 def class_graph(T: Tensor, alpha: float) -> Tensor:
     """Build the class graph W [.., C, C] from prototypes T [.., C, d] (eq. 1-2, Alg. 1).
 

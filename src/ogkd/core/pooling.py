@@ -47,7 +47,39 @@ class Pooling:
             total = self.logits(z, torch.zeros(len(z), dtype=torch.long))[0]
             total[list(self.normal)] = -math.inf
             label = int(total.argmax()) if bool(total.isfinite().any()) else label
-        return shares(own[:, label], self.tau)
+        return shares(own[:, label], torch.zeros(len(z), dtype=torch.long), self.tau)
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Which bag each of N pictures is in, bag [N], and how their logits are pooled.
+
+    For training on the labels of bags, which their pictures carry: labels [N]. The factor and the
+    biases of a pooling have no part in it: they are fitted to what has been trained.
+    """
+
+    bag: Tensor
+    pooling: Pooling
+
+    def answers(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [B, C] and labels [B] of bags; z [N, C] and labels [N] are those of pictures."""
+        found = pooled(relative(z, self.pooling.normal), self.bag, self.pooling.tau)
+        return found, labels.new_zeros(len(found)).scatter(0, self.bag, labels)
+
+    @torch.no_grad()
+    def worth(self, z: Tensor, labels: Tensor) -> Tensor:
+        """What each picture counts [N], on average 1, in a loss that needs its own label.
+
+        It is its share in the pooled logit of its bag's label, so that bags count the same.
+        """
+        own = relative(z, self.pooling.normal).gather(1, labels.unsqueeze(1)).squeeze(1)
+        found = shares(own, self.bag, self.pooling.tau)
+        return found / found.mean()
+
+    def look(self, pictures: Tensor, device: torch.device) -> Bags:
+        """Those of some pictures, bag by bag, numbered from 0 again."""
+        bag = self.bag[pictures].unique_consecutive(return_inverse=True)[1]
+        return Bags(bag.to(device), self.pooling)
 
 
 def relative(z: Tensor, normal: Sequence[int] = ()) -> Tensor:
@@ -79,14 +111,15 @@ def pooled(z: Tensor, bag: Tensor, tau: float) -> Tensor:
     return top + tau * (summed / count).log()
 
 
-def shares(z: Tensor, tau: float) -> Tensor:
-    """The derivative [N] of one bag's pooled logit by those of its pictures, z [N]; sums to 1."""
-    if math.isinf(tau):
-        return torch.full_like(z, 1 / len(z))
-    if tau == 0:
-        best = (z == z.max()).to(z)
-        return best / best.sum()
-    return (z / tau).softmax(0)
+def shares(z: Tensor, bag: Tensor, tau: float) -> Tensor:
+    """The derivative [N] of bags' pooled logits by those of their pictures, z [N]: they sum to 1.
+
+    >>> shares(torch.tensor([0.0, 2.0, 5.0]), torch.tensor([0, 0, 1]), 0.0)
+    tensor([0., 1., 1.])
+    """
+    top = pooled(z.unsqueeze(1), bag, 0.0).squeeze(1)[bag]
+    part = (z == top).to(z) if tau == 0 else ((z - top) / tau).exp()
+    return part / part.new_zeros(int(bag.max()) + 1).index_add(0, bag, part)[bag]
 
 
 def fit_pooling(z: Tensor, bag: Tensor, labels: Tensor, normal: Sequence[int] = ()) -> Pooling:

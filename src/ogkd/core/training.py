@@ -96,7 +96,7 @@ def train_contexts(
         state = found
     # A copy: an interruption in the first epoch saves the state as it was before.
     contexts = state.contexts.clone().to(device).requires_grad_()
-    steps = len(batch_slices(len(runs[0].views), config))
+    steps = len(batch_slices(runs[0].count, config))
     optimiser = make_optimiser(contexts, state, config, state.epoch * steps)
     with (
         closing(batches_from(state.epoch, runs, config, device)) as batches,
@@ -218,6 +218,8 @@ def _init_rng(seed: int) -> torch.Generator:
 
 
 def _refuse_unequal(runs: Sequence[Run]) -> None:
+    if len(runs) > 1 and any(run.bags is not None for run in runs):
+        raise ConfigError("Runs whose images are pictures of bags are trained one by one.")
     counts = sorted({len(run.views) for run in runs})
     if len(counts) != 1:
         raise ConfigError(

@@ -42,13 +42,13 @@ class BagRule:
         if by is None and slices is None:
             return None
         if by is not None and not by.strip():
-            raise ConfigError("What makes a bag has no name.", argument="bags")
+            raise ConfigError("The name of what makes a bag is empty.", argument="bags")
         name = None if by is None else by.strip().lower()
         return cls(name, None if slices is None else SlicesRule.parse(slices))
 
     @property
     def column(self) -> str | None:
-        """The column of a table that has the bags; None if files say it themselves."""
+        """The column of a table that has the bags; None if the files themselves define them."""
         return None if self.by in NOT_COLUMNS else self.by
 
 
@@ -57,30 +57,41 @@ def in_bags(manifest: Manifest, rule: BagRule, *, normal: Sequence[int] = ()) ->
 
     The pictures of a bag are next to each other, in their order. Applied again, nothing changes.
     """
+    whole = with_bags(manifest, rule, normal=normal).items
+    answers = _answered(whole, manifest.class_names, normal)
+    of = {(item.bag, item.image): item for item in answers}
+    parts = _parts([(str(item.bag), item.image) for item in whole], rule.slices)
+    items = [replace(of[bag, image], image=part) for bag, image, part in parts]
+    return replace(manifest, items=tuple(items))
+
+
+def with_bags(manifest: Manifest, rule: BagRule, *, normal: Sequence[int] = ()) -> Manifest:
+    """The dataset file by file, each with its bag; what contradicts itself is refused."""
     manifest.require_classes("A bag")
     if rule.column is not None and any(item.bag is None for item in manifest.items):
         manifest = replace(manifest, items=tuple(_by_patient(manifest.items, rule.column)))
     if nameless := [str(item.image) for item in manifest.items if item.bag == ""]:
         raise DataError(
-            f"{len(nameless)} image(s) do not say which bag they are in:\n{first_lines(nameless)}\n"
+            f"{len(nameless)} image(s) have no bag:\n{first_lines(nameless)}\n"
             f"Fill in the column '{rule.by}', or leave these images out.",
             argument="bags",
         )
-    of = {item.image: item for item in manifest.items}
+    of = {(item.bag, item.image): item for item in manifest.items}
     found = _bags([(item.image, item.bag) for item in manifest.items], rule)
-    whole = [replace(of[image], bag=bag) for bag, image in found]
-    answered = {item.image: item for item in _answered(whole, manifest.class_names, normal)}
-    parts = _parts(found, rule.slices)
-    items = [replace(answered[image], image=part) for _, image, part in parts]
-    return replace(manifest, items=tuple(items))
+    whole = [
+        replace(of.get((bag, image)) or of[None, image], bag=bag)  # named here, or by the file
+        for bag, image in found
+    ]
+    _answered(whole, manifest.class_names, normal)
+    return replace(manifest, items=tuple(whole))
 
 
 def grouped(images: Sequence[tuple[ImageRef, str | None]], rule: BagRule) -> list[Named]:
     """Pictures bag by bag; `images` come with the name of their bag if they have one."""
     if rule.column is not None and not all(bag for _, bag in images):
         raise DataError(
-            f"Bags are by the column '{rule.column}', which images alone do not have. Give a table "
-            f"with that column, or say what else makes a bag: {', '.join(NOT_COLUMNS)}.",
+            f"Bags are defined by the column '{rule.column}', but no table was given. Give a table "
+            f"with that column, or group by something else: {', '.join(NOT_COLUMNS)}.",
             argument="bags",
         )
     return [(bag, part) for bag, _, part in _parts(_bags(images, rule), rule.slices)]
@@ -91,8 +102,8 @@ def _by_patient(items: Sequence[Item], column: str) -> Iterator[Item]:
     for item in items:
         if item.bag is None and (column != "patient" or item.group is None):
             raise DataError(
-                f"This data has no column '{column}'. Give a table with such a column, or say "
-                f"what else makes a bag: {', '.join(NOT_COLUMNS)}.",
+                f"This data has no column '{column}'. Give a table with such a column, or group "
+                f"by something else: {', '.join(NOT_COLUMNS)}.",
                 argument="bags",
             )
         yield item if item.bag is not None else replace(item, bag=item.group)
@@ -105,8 +116,8 @@ def _bags(images: Sequence[tuple[ImageRef, str | None]], rule: BagRule) -> list[
         for image, _ in images:
             if kind_of(image.file) != "dicom":
                 raise DataError(
-                    f"{image} is not a DICOM file, so it does not say its {rule.by}. Group by "
-                    "something else, such as folder.",
+                    f"{image} is not a DICOM file, so its {rule.by} is unknown. Group by something "
+                    "else, such as folder.",
                     argument="bags",
                 )
             try:
@@ -133,7 +144,7 @@ def _name(image: ImageRef, rule: BagRule, series: Series | None) -> str:
         uid = series.study if rule.by == "study" else series.series
         if not uid:
             raise DataError(
-                f"{image} does not say its {rule.by}. Group by something else, such as folder.",
+                f"The header of {image} has no {rule.by}. Group by something else, such as folder.",
                 argument="bags",
             )
         return uid
@@ -186,8 +197,8 @@ def _answered(
         raise DataError(
             f"{len(complaints)} bag(s) contradict themselves:\n{first_lines(complaints)}\n"
             "A bag has one answer, one patient and one split. Pictures may show less than their "
-            "bag: give these the label of a class that means 'nothing found', and say which "
-            "classes are normal.",
+            "bag: give these the label of a class that means 'nothing found', and name the normal "
+            "classes.",
             argument="bags",
         )
     return [
@@ -201,7 +212,7 @@ def _answered(
 
 
 def _warn_of_series(found: Mapping[ImageRef, Series]) -> None:
-    """Say what is odd about a series; its images are used all the same."""
+    """Warn about irregular series; their images are used all the same."""
     by_series: dict[str, list[Series]] = defaultdict(list)
     for one in found.values():
         by_series[one.series].append(one)
@@ -213,10 +224,10 @@ def _warn_of_series(found: Mapping[ImageRef, Series]) -> None:
         if lost:
             odd.append(f"series {uid}: instance {_short(lost)} is missing")
         if twice:
-            odd.append(f"series {uid}: instance {_short(twice)} is there more than once")
+            odd.append(f"series {uid}: instance {_short(twice)} occurs more than once")
         if len({one.normal for one in mine if one.normal}) > 1:
             odd.append(f"series {uid}: slices of more than one orientation")
-    _warn(odd, "series of DICOM files are not as they should be")
+    _warn(odd, "These DICOM series are irregular")
 
 
 def _warn_of_mixed(
@@ -234,12 +245,12 @@ def _warn_of_mixed(
         ):
             if len(values) > 1:
                 odd.append(f"{bag}: different {what} ({', '.join(sorted(values))})")
-    _warn(odd, "bags have pictures of different kinds, which one answer is given for")
+    _warn(odd, "These bags mix pictures of different kinds, but each gets one answer")
 
 
 def _warn(lines: Sequence[str], what: str) -> None:
     if lines:
-        text = f"{len(lines)} {what}. All pictures are used:\n{first_lines(lines)}"
+        text = f"{what}; all pictures are used:\n{first_lines(lines)}"
         warnings.warn(text, OgkdWarning, stacklevel=3)
 
 

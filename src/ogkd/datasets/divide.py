@@ -12,16 +12,6 @@ from ogkd.datasets.manifest import Item, Manifest, split_name
 from ogkd.errors import ConfigError, DataError
 
 
-def split_by_group(items: Sequence[Item], fractions: Mapping[str, float], seed: int) -> list[Item]:
-    """Give every item a split so that no group is in two; see `split_items`."""
-    if not any(item.group is not None for item in items):
-        raise DataError(
-            "No image has a group. Add a column patient (or group, lesion) to the table, or "
-            "split image by image with split_items."
-        )
-    return _assign(items, fractions, seed)
-
-
 def split_items(
     manifest: Manifest,
     fractions: Mapping[str, float],
@@ -32,12 +22,12 @@ def split_items(
     """Divide a dataset that has no splits, such as by {"train": 0.7, "val": 0.1, "test": 0.2}.
 
     Groups stay whole where they are known, and so do images whose numbers `together` lists in one
-    row, such as copies. Every class is divided alike as well as they allow (without groups: to
-    within one image); where it has few images, train gets the first and test the second. Neither
-    the order of the items nor the folder they are in matters.
+    row, such as copies. Every class is divided in the same proportions as far as that allows
+    (without groups: to within one image); where it has few images, train gets the first and test
+    the second. Neither the order of the items nor the folder they are in matters.
     """
     if manifest.has_splits:
-        raise DataError("This dataset has splits already. Use them, or clear them first.")
+        raise DataError("This dataset already has splits. Use them, or clear them first.")
     items = _assign(manifest.items, fractions, seed, together)
     return Manifest(tuple(items), manifest.class_names)
 
@@ -159,14 +149,12 @@ def _assign(
 
 def _unit_names(items: Sequence[Item], together: Iterable[Sequence[int]]) -> list[str]:
     """What each item must stay with: a name that these items share, and no other."""
-    groups: dict[str, list[int]] = defaultdict(list)
-    bags: dict[str, list[int]] = defaultdict(list)
+    links: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, item in enumerate(items):
-        if item.group is not None:
-            groups[item.group].append(number)
-        if item.bag is not None:
-            bags[item.bag].append(number)
-    found = components(len(items), [*groups.values(), *bags.values(), *together])
+        for kind, name in (("group", item.group), ("bag", item.bag)):
+            if name is not None:
+                links[kind, name].append(number)
+    found = components(len(items), [*links.values(), *together])
     first: dict[int, str] = {}
     addresses = [item.image.as_posix() for item in items]
     for address, unit in sorted(zip(addresses, found, strict=True)):
@@ -180,7 +168,7 @@ def _shares(fractions: Mapping[str, float]) -> dict[str, float]:
     # Written so that a NaN fails.
     if not right or not all(share > 0 for share in shares.values()):
         raise ConfigError(
-            f"Fractions are two or more splits with a share above 0 each, but got {fractions}."
+            f"Fractions must give two or more splits a share above 0, but got {fractions}."
         )
     if not abs(sum(shares.values()) - 1) < 1e-6:
         raise ConfigError(

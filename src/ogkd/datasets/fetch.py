@@ -7,6 +7,7 @@ code) and a source.json that says where it came from.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import shutil
 import warnings
@@ -17,15 +18,7 @@ from typing import TYPE_CHECKING
 
 from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks, known_benchmarks
 from ogkd.errors import DataError, OgkdWarning
-from ogkd.files import (
-    alone,
-    blob_id,
-    cache_dir,
-    folder_atomically,
-    home,
-    sha256_file,
-    write_json,
-)
+from ogkd.files import alone, blob_id, cache_dir, folder_atomically, home, sha256_file, write_json
 
 if TYPE_CHECKING:  # reading images needs torch, so it is imported only when something is read
     from ogkd.datasets.manifest import Manifest
@@ -56,14 +49,13 @@ def locate_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Pa
     return None
 
 
-def read_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Manifest:
+def read_benchmark(name: str | Benchmark) -> Manifest:
     """The images and labels of a benchmark that is on this machine, in its official order."""
     record = _record(name)
-    found = locate_benchmark(record, folder=folder)
+    found = locate_benchmark(record)
     if found is None:
-        place = folder or data_dir()
         raise DataError(
-            f"The benchmark '{record.name}' is not in {place}.\n"
+            f"The benchmark '{record.name}' is not in {data_dir()}.\n"
             f"  Download it:  ogkd data download {record.name}\n"
             "  If you have it elsewhere, set OGKD_DATA to the folder that contains it as "
             f"{record.name} or {record.folder}."
@@ -168,9 +160,9 @@ def _fetch_archive(record: Benchmark, target: Path) -> Downloaded:
 
 
 def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
-    from ogkd.download import download, hub_mirror, mirrored
+    from ogkd.download import download, hub_mirror, hub_offline, mirrored
 
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if hub_offline():
         raise DataError(
             f"HF_HUB_OFFLINE is set, so {url} is not downloaded. Unset it, or download on another "
             f"machine and copy the benchmark's folder into {data_dir()}."
@@ -228,19 +220,18 @@ def _read(record: Benchmark, folder: Path) -> Manifest:
 
 
 def _check_hash(record: Benchmark, split: Path) -> None:
-    if record.split_sha256 and (found := sha256_file(split)) != record.split_sha256:
-        raise DataError(
-            f"{split} is not the official split file of '{record.name}', so results would not "
-            f"be comparable.\n  expected sha256 {record.split_sha256}\n  found    sha256 {found}\n"
-            "Delete the folder and download the benchmark again; to use your own split, give the "
-            "file another name and pass its path as the data."
-        )
-    if record.split_git_blob and (blob := blob_id(split.read_bytes())) != record.split_git_blob:
-        raise DataError(
-            f"{split} is not the official split file of '{record.name}', so results would not "
-            f"be comparable.\n  expected git blob {record.split_git_blob}\n  found    git blob "
-            f"{blob}\nDelete the folder and download the benchmark again."
-        )
+    content = split.read_bytes()
+    for kind, expected, found in (
+        ("sha256", record.split_sha256, hashlib.sha256(content).hexdigest()),
+        ("git blob", record.split_git_blob, blob_id(content)),
+    ):
+        if expected not in (None, found):
+            raise DataError(
+                f"{split} is not the official split file of '{record.name}', so results would not "
+                f"be comparable.\n  expected {kind} {expected}\n  found    {kind} {found}\n"
+                "Delete the folder and download the benchmark again; to use your own split, give "
+                "the file another name and pass its path as the data."
+            )
 
 
 def _check(record: Benchmark, folder: Path) -> None:

@@ -46,9 +46,9 @@ def read_findings(
     names = [name for name in (_found(columns, rows) if asked is None else asked) if name]
     if not names:
         raise DataError(
-            f"{path} needs the columns path and label (and, if you like, split and patient), or, "
-            "if an image may show several findings, a column for each finding with 1, 0 or "
-            f"nothing, but has: {', '.join(rows[0][1])}."
+            f"{path} needs the columns path and label (and optionally split and patient), or, if "
+            "an image may show several findings, a column for each finding with 1, 0 or nothing, "
+            f"but has: {', '.join(rows[0][1])}."
         )
     said = [tuple(_value(path, line, row, name) for name in names) for line, row in rows]
     return read_class_names([columns[name] for name in names]), said
@@ -78,7 +78,7 @@ def _value(path: Path, line: int, row: Mapping[str, str], name: str) -> int:
     except KeyError:
         raise DataError(
             f"{path}, line {line}: '{name}' is '{row[name]}'. A finding is 1 (present), 0 (absent) "
-            "or empty (unknown); true, false, yes and no are read too. Correct it."
+            "or empty (unknown); true, false, yes and no are accepted too. Correct it."
         ) from None
 
 
@@ -101,7 +101,7 @@ def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Found:
     names = list(wanted) if wanted is not None else [spelt[key] for key in sorted(spelt)]
     if unknown := sorted(set(spelt) - {_plain(name) for name in names}):
         raise DataError(
-            f"{path} lists findings outside those given: {', '.join(spelt[u] for u in unknown)}. "
+            f"{path} lists findings that were not given: {', '.join(spelt[u] for u in unknown)}. "
             f"Given: {', '.join(names)}.",
             argument="findings",
         )

@@ -1,31 +1,14 @@
-"""Patients and lesions: images of one group must not be both learned from and judged on."""
+"""Patients and lesions: a model must not learn from and be evaluated on images of one group."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from ogkd.datasets.manifest import Item, Manifest
 
 _WEAKNESS = {"train": 2, "val": 1}
-
-
-@dataclass(frozen=True)
-class GroupFacts:
-    """What is known about groups; `shared` names the splits of each group that is in several."""
-
-    images: int
-    images_with_group: int
-    groups: int
-    shared: Mapping[str, tuple[str, ...]]
-
-
-def group_facts(manifest: Manifest) -> GroupFacts:
-    """Facts to warn with: no group known, some images without one, groups across splits."""
-    known = [item.group for item in manifest.items if item.group is not None]
-    return GroupFacts(len(manifest.items), len(known), len(set(known)), shared_groups(manifest))
 
 
 def shared_groups(manifest: Manifest) -> dict[str, tuple[str, ...]]:
@@ -38,27 +21,25 @@ def shared_groups(manifest: Manifest) -> dict[str, tuple[str, ...]]:
 
 
 def weakness(item: Item) -> int:
-    """Whose images go where a group is in several splits: 0 for what is judged on, and stays."""
+    """How readily a split gives up images of a group that it shares with others; 0: never."""
     return _WEAKNESS.get(item.split, 0)
 
 
 def separate_groups(manifest: Manifest) -> tuple[Manifest, tuple[Item, ...]]:
     """The dataset without the images that would make its splits share a group, and those images.
 
-    Validation loses the images of groups in test, training those of groups in either. What is
-    judged on stays whole, and so do images without a known group.
+    Validation loses the images of groups in test, training those of groups in either. Test
+    images, and images without a known group, are never removed.
     """
-    strictest: dict[str, int] = {}
+    strictest: dict[str | None, int] = {}
     for item in manifest.items:
-        if item.group is not None:
-            mine = weakness(item)
-            strictest[item.group] = min(strictest.get(item.group, mine), mine)
+        mine = weakness(item)
+        strictest[item.group] = min(strictest.get(item.group, mine), mine)
     kept: list[Item] = []
     dropped: list[Item] = []
     for item in manifest.items:
-        known = item.group is not None
-        loses = known and weakness(item) > strictest[str(item.group)]
-        (dropped if loses else kept).append(item)
+        leaks = item.group is not None and weakness(item) > strictest[item.group]
+        (dropped if leaks else kept).append(item)
     return Manifest(tuple(kept), manifest.class_names), tuple(dropped)
 
 

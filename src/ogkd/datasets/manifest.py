@@ -33,7 +33,7 @@ _SHOWN = 20  # lines of a message before "and N more"
 class Item:
     """One labelled image; `split` is empty if the dataset has no splits.
 
-    `group` is the patient or lesion: images of one group are never learned from and judged on.
+    `group` is the patient or lesion, whose images are never both learned from and evaluated on.
     Pictures of one `bag` (an exam, the slices of a volume) share one answer, `label`; `shows` is
     what the picture itself shows, if that is known (see `ogkd.datasets.bags`).
     Where each image may show several things, `findings` says of each of them: PRESENT, ABSENT or
@@ -188,8 +188,8 @@ def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
         )
     if odd := next((name for name in names if _unreadable(name)), None):
         raise DataError(
-            f"The class name {odd!a} has characters that are not text. Is a folder's name or a "
-            "file not UTF-8? Rename the class."
+            f"The class name {odd!a} has characters that are not text; a folder name or a file may "
+            "not be UTF-8. Rename the class."
         )
     counts = Counter(name.casefold() for name in names)
     if twice := sorted({name for name in names if counts[name.casefold()] > 1}):
@@ -224,7 +224,7 @@ def refuse_twice(source: Path, places: Sequence[tuple[str, Item]]) -> None:
         complaints.append(f"{item.image}: {first} and {place}, with {what}")
     if complaints:
         raise DataError(
-            f"{source} names {len(complaints)} file(s) twice:\n{first_lines(complaints)}\n"
+            f"{source} lists {len(complaints)} file(s) twice:\n{first_lines(complaints)}\n"
             "Keep one line for each image."
         )
 

@@ -48,9 +48,11 @@ def read_manifest(
             f"Findings are columns of a table, but {path} is not a table.", argument="findings"
         )
     if base is not None and (path.is_dir() or ending == ".npz"):
-        raise ConfigError(f"A root goes with a table or a split file, but {path} has its images.")
+        raise ConfigError(
+            f"A root is only for tables and split files, but {path} contains its images."
+        )
     if base is not None and not base.is_dir():
-        raise DataError(f"There is no folder {base}, which is given as root. Check the path.")
+        raise DataError(f"There is no folder {base}, given as root. Check the path.")
     if path.is_dir():
         return _read_folders(path, class_names)
     if not path.is_file():

@@ -22,7 +22,7 @@ _SIDE = 96  # pixels of one; the page shows it smaller
 
 
 def manifest_text(manifest: Manifest) -> str:
-    return "\n".join([f"{_title(manifest)}", *text_table(*_counts(manifest)), *_rest(manifest)])
+    return "\n".join([_title(manifest), *text_table(*_counts(manifest)), *_rest(manifest)])
 
 
 def manifest_html(manifest: Manifest) -> str:
@@ -42,17 +42,10 @@ def _title(manifest: Manifest) -> str:
     return f"{len(manifest.items)} images{found} {what.format(len(manifest.class_names))}"
 
 
-def _kind(manifest: Manifest) -> str:
-    return "finding" if manifest.has_findings else "class"
-
-
 def _rest(manifest: Manifest) -> list[str]:
     more = len(manifest.class_names) - _LINES
-    return (
-        [f"... and {more} more {'findings' if manifest.has_findings else 'classes'}"]
-        if more > 0
-        else []
-    )
+    names = "findings" if manifest.has_findings else "classes"
+    return [f"... and {more} more {names}"] if more > 0 else []
 
 
 def _counts(manifest: Manifest) -> tuple[list[str], list[list[object]]]:
@@ -63,7 +56,8 @@ def _counts(manifest: Manifest) -> tuple[list[str], list[list[object]]]:
         [name, *(counts[label, split] for split in splits)]
         for label, name in enumerate(manifest.class_names[:_LINES])
     ]
-    return [_kind(manifest), *(split or "images" for split in splits)], rows
+    kind = "finding" if manifest.has_findings else "class"
+    return [kind, *(split or "images" for split in splits)], rows
 
 
 def _thumbnails(manifest: Manifest, label: int) -> Html:

@@ -76,15 +76,13 @@ def _whole_bags(
     train: Sequence[Item], val: Sequence[Item], shots: int, seed: int, sampling: Sampling
 ) -> tuple[list[Item], list[Item]]:
     """Draw bags as if each were its first picture; all pictures of those drawn."""
-    bags = by_bag(train), by_bag(val)
-    firsts = [[replace(mine[0], bag=None) for mine in found.values()] for found in bags]
-    names = [dict(zip(some, found, strict=True)) for some, found in zip(firsts, bags, strict=True)]
-    drawn = support_and_val(firsts[0], firsts[1], shots, seed, sampling=sampling)
-    support, held = (
-        [item for first in some for item in found[name[first]]]
-        for some, found, name in zip(drawn, bags, names, strict=True)
+    ours, theirs = (
+        {replace(mine[0], bag=None): mine for mine in by_bag(items).values()}
+        for items in (train, val)
     )
-    return support, held
+    drawn, held = support_and_val(list(ours), list(theirs), shots, seed, sampling=sampling)
+    support = [item for first in drawn for item in ours[first]]
+    return support, [item for first in held for item in theirs[first]]
 
 
 def _released(items: Sequence[Item], shots: int, rng: random.Random) -> list[Item]:
@@ -164,7 +162,7 @@ def keep_classes(manifest: Manifest, labels: Sequence[int]) -> Manifest:
     count = len(manifest.class_names)
     if not kept or len(kept) < len(labels) or kept[0] < 0 or kept[-1] >= count:
         raise ConfigError(
-            f"Classes to keep are different labels from 0 to {count - 1}, but got {list(labels)}."
+            f"Classes to keep must be distinct labels from 0 to {count - 1}, not {list(labels)}."
         )
     new = {label: number for number, label in enumerate(kept)}
     items = tuple(
@@ -192,14 +190,14 @@ def flip_labels(
     counts = Counter(item.label for item in items)
     most = max(counts.values(), default=0)
     if not 0 <= flips <= most:
-        raise ConfigError(f"flips goes from 0 to the images per class ({most}), but is {flips}.")
+        raise ConfigError(f"flips must be 0 to {most} (the images per class), but is {flips}.")
     if flips == 0:
         return list(items)
     labels = sorted(set(allowed))
     if len(labels) < 2 or not counts.keys() <= set(labels):
         raise ConfigError(
             f"Labels can be flipped among {labels}, but the images have {sorted(counts)}. Allow at "
-            "least two classes and all that there are images of."
+            "least two classes, and every class that has images."
         )
     new: dict[int, int] = {}
     for label in counts:

@@ -23,7 +23,7 @@ from ogkd.datasets.manifest import (
     split_name,
 )
 from ogkd.errors import DataError
-from ogkd.files import read_bytes
+from ogkd.files import is_text, read_bytes, resolved
 from ogkd.images import ImageRef
 from ogkd.images.ref import kind_of
 
@@ -168,20 +168,16 @@ def csv_text(rows: Sequence[Sequence[object]]) -> str:
 def writable(image: ImageRef) -> bool:
     """Whether a table can list the image: its address is text that does not end in a space."""
     address = str(image)
-    try:
-        address.encode()
-    except UnicodeEncodeError:
-        return False
-    return address == address.rstrip()
+    return is_text(address) and address == address.rstrip()
 
 
 def relative_to(folder: Path) -> Callable[[ImageRef], str]:
     """A function that writes the address of an image for a table in `folder`."""
-    here = folder.resolve()
+    here = resolved(folder)
 
     @cache
     def real(parent: Path) -> Path:
-        return parent.resolve()
+        return resolved(parent)
 
     def place(image: ImageRef) -> str:
         file = real(image.file.parent) / image.file.name
@@ -221,7 +217,7 @@ def _rows(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]
     header = [name.lower() for name in spelt]
     if "path" not in header:
         raise DataError(
-            f"{path} needs the columns path and label (and, if you like, split and patient), "
+            f"{path} needs the columns path and label (and optionally split and patient), "
             f"but has: {', '.join(header) or 'none'}."
         )
     # Without a label, any other column may be a finding.
@@ -242,7 +238,7 @@ def _rows(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]
         if not row["path"]:
             raise DataError(f"{path}, line {line}: path is empty. Fill it in.")
         if "\0" in row["path"]:
-            raise DataError(f"{path}, line {line}: the path contains a zero byte. Write it again.")
+            raise DataError(f"{path}, line {line}: the path contains a zero byte. Correct it.")
         rows.append((line, row))
     if not rows:
         raise DataError(f"{path} has no rows below its header.")

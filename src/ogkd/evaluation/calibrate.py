@@ -19,8 +19,8 @@ from ogkd.model.calibration import (
     more_needed,
 )
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Policy
 from ogkd.model.findings import CONFIDENCE, FindingsCalibration
+from ogkd.model.policy import Policy
 from ogkd.model.temperature import BOUNDS
 
 FEWEST = images_needed_for_coverage(0.9)
@@ -49,10 +49,14 @@ def calibrate(
     notes for the user. Of a model of several findings, `sensitivity` is the share of images with
     a finding that are not to be answered "no", which is then promised with `confidence` (0.9).
     """
-    given = {"sensitivity": sensitivity, "confidence": confidence}
-    if argument := next((name for name, value in given.items() if value is not None), None):
-        _require_findings(classifier, argument)
     card = classifier.card
+    for argument, given in (("sensitivity", sensitivity), ("confidence", confidence)):
+        if given is not None and not card.findings:
+            raise ConfigError(
+                f"{argument} is for models that answer several findings; this one gives an image "
+                "one class.",
+                argument=argument,
+            )
     found = predict_labelled(classifier, data, split=split)
     found = _unused(found, card.seen, leave_out_used=leave_out_used)
     if (images := len(found.labels)) < FEWEST:
@@ -95,9 +99,9 @@ def calibrate(
             )
         if isinstance(calibration, FindingsCalibration):
             made = Classifier(classifier.backbone, classifier.head, card, calibration=calibration)
-            notes = [note for note in Answers(made, Policy()).notes if note.startswith("Note: ")]
-            for note in notes:
-                say(note)
+            for note in Answers(made, Policy()).notes:
+                if note.startswith("Note: "):
+                    say(note)
         for note in _notes(found, calibration):
             say(f"Note: {note}")
     return calibration
@@ -110,15 +114,6 @@ def _pixels(found: LabelledPredictions) -> list[str]:
     items = [item for bag in found.bags for item in bag.items]
     few = [item.image.pixel_fingerprint for item in few_of_each(items)]
     return [*few, *(item.image.fingerprint for item in items)]
-
-
-def _require_findings(classifier: Classifier, argument: str) -> None:
-    if not classifier.card.findings:
-        raise ConfigError(
-            f"{argument} is for models that answer several findings; this one gives an image one "
-            "class.",
-            argument=argument,
-        )
 
 
 def _unused(

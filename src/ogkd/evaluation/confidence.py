@@ -49,9 +49,9 @@ def bins(labels: ArrayLike, probabilities: ArrayLike, count: int = BINS) -> list
     return found
 
 
-def ece(labels: ArrayLike, probabilities: ArrayLike, count: int = BINS) -> float:
+def ece(labels: ArrayLike, probabilities: ArrayLike) -> float:
     """Expected calibration error: mean |accuracy - confidence| over bins, weighted by images."""
-    rows = [row for row in bins(labels, probabilities, count) if row.images]
+    rows = [row for row in bins(labels, probabilities) if row.images]
     total = sum(row.images for row in rows)
     gaps = [row.images * abs((row.accuracy or 0.0) - (row.confidence or 0.0)) for row in rows]
     return sum(gaps) / total

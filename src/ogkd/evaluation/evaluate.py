@@ -93,7 +93,15 @@ def evaluate_predictions(
     is no calibration. Several findings are measured as `evaluate_findings` says.
     """
     if found.findings:
-        return _of_findings(found, calibration, resamples, seed, card, graded, prior)
+        for argument, given in (("graded", graded), ("prior", prior)):
+            if given:
+                raise ConfigError(
+                    f"{argument} is for models that give an image one class, but this one answers "
+                    "several findings.",
+                    argument=argument,
+                )
+        assert calibration is None or isinstance(calibration, FindingsCalibration)
+        return evaluate_findings(found, calibration, resamples=resamples, seed=seed, card=card)
     assert calibration is None or isinstance(calibration, Calibration)
     shares = None if prior is None else class_shares(prior, found.class_names)
     grades: bool | Sequence[int] = grade_order(found.class_names) if graded is None else graded
@@ -101,11 +109,10 @@ def evaluate_predictions(
     metrics = BootstrappedMetrics(found, p, graded=grades, resamples=resamples, seed=seed)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
     whole += ["kappa"] if grades else []
-    groups = len({group for group in found.groups if group is not None}) or None
     result = {
         "images": len(labels),
         "unit": found.unit,
-        "groups": groups,
+        "groups": found.group_count,
         **metrics.rows(whole),
         "ece": confidence.ece(labels, p),
         "per_class": {
@@ -124,13 +131,10 @@ def evaluate_predictions(
         "abstain": calibration and _abstain(labels, p, calibration),
         "bootstrap": {
             "resamples": resamples,
-            "by": "group" if groups else "image",
+            "by": "group" if found.group_count else "image",
             "level": LEVEL,
         },
-        "warnings": list(found.warnings),
-        "learned_from": int(found.copies_of(card.seen if card else ()).sum()),
-        "calibrated_on": int(found.copies_of(calibration.seen if calibration else ()).sum()),
-        "left_out": found.left_out,
+        **found.origin(card, calibration),
     }
     intervals = {key: metrics.share_interval(key) for key in ("accuracy", "balanced_accuracy")}
     said = verdict(
@@ -140,26 +144,6 @@ def evaluate_predictions(
         support=card.support_counts if card else (),
     )
     return Evaluation({"verdict": said, **result})
-
-
-def _of_findings(
-    found: LabelledPredictions,
-    calibration: CalibrationFile | None,
-    resamples: int,
-    seed: int,
-    card: ModelCard | None,
-    graded: bool | None,
-    prior: Mapping[str, float] | None,
-) -> Evaluation:
-    for argument, given in (("graded", graded), ("prior", prior)):
-        if given:
-            raise ConfigError(
-                f"{argument} is for models that give an image one class, but this one answers "
-                "several findings.",
-                argument=argument,
-            )
-    assert calibration is None or isinstance(calibration, FindingsCalibration)
-    return evaluate_findings(found, calibration, resamples=resamples, seed=seed, card=card)
 
 
 def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
@@ -212,19 +196,19 @@ def _at_prior(
     """
     classes = range(len(prior))
     finding = ~np.isin(classes, found.normal)
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "prior": dict(zip(found.class_names, prior.tolist(), strict=True)),
         "absent": [found.class_names[c] for c in classes if not (found.labels == c).any()],
     }
     for key, q in {"as_is": p, "with_prior": reweighted(p, prior, equal(len(prior)))}.items():
         metrics = BootstrappedMetrics(found, q, graded=False, resamples=0, seed=0)
         recall = [metrics.counts("class/recall", c) for c in classes]
-        told[key] = {"whole": accuracy_at(prior, recall, intervals=intervals), "screening": None}
+        result[key] = {"whole": accuracy_at(prior, recall, intervals=intervals), "screening": None}
         if found.normal and finding.any():
             names = {True: "screening/sensitivity", False: "screening/specificity"}
             sides = [metrics.counts(names[bool(finding[c])], of=found.labels == c) for c in classes]
-            told[key]["screening"] = screening_at(prior, finding, sides, intervals=intervals)
-    return told
+            result[key]["screening"] = screening_at(prior, finding, sides, intervals=intervals)
+    return result
 
 
 def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, Any]:

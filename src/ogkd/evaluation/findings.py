@@ -120,12 +120,11 @@ def evaluate_findings(
             "brier": plain(float(share(((p[:, f] - yes) ** 2)[said >= 0].sum(), (yes | no).sum()))),
             **_answered(limits[f], p[:, f], yes, no, units),
         }
-    groups = len({group for group in found.groups if group is not None}) or None
     result: dict[str, Any] = {
         "asks": "findings",
         "images": len(p),
         "unit": "image",
-        "groups": groups,
+        "groups": found.group_count,
         "macro": rows("macro/"),
         "micro": rows("micro/"),
         "per_finding": each,
@@ -134,13 +133,10 @@ def evaluate_findings(
         "sensitivity": calibration and calibration.sensitivity,
         "bootstrap": {
             "resamples": resamples,
-            "by": "group" if groups else "image",
+            "by": "group" if found.group_count else "image",
             "level": LEVEL,
         },
-        "warnings": list(found.warnings),
-        "learned_from": int(found.copies_of(card.seen if card else ()).sum()),
-        "calibrated_on": int(found.copies_of(calibration.seen if calibration else ()).sum()),
-        "left_out": found.left_out,
+        **found.origin(card, calibration),
     }
     return Evaluation({"verdict": verdict(result), **result})
 

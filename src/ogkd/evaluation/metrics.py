@@ -336,11 +336,7 @@ def _of_class(table: NDArray[np.generic], label: int | None) -> NDArray[np.gener
 
 
 def _metrics(
-    found: LabelledPredictions,
-    p: NDArray[np.float32],
-    w: Array,
-    *,
-    graded: bool | Sequence[int],
+    found: LabelledPredictions, p: NDArray[np.float32], w: Array, *, graded: bool | Sequence[int]
 ) -> dict[str, Array]:
     """Metrics for weights of images [R, N]: [R] values each, [R, C] for single classes."""
     labels, classes = found.labels, len(found.class_names)

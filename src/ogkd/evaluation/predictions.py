@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +22,11 @@ from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.bags import few_of_each
-from ogkd.images import ImageRef, SliceRule
+from ogkd.images import ImageRef
 from ogkd.model.answers import probabilities_of
 from ogkd.model.bags import deciding_of
 from ogkd.model.calibration_file import CalibrationFile
+from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Share
 from ogkd.progress import progress_bar
@@ -72,6 +74,20 @@ class LabelledPredictions:
     warnings: tuple[str, ...] = ()  # why nothing computed from these should be relied on
     left_out: int = 0  # images that are not among these because the model was made with them
     bags: tuple[Bag, ...] = ()  # of each row; () without bags
+
+    @property
+    def group_count(self) -> int | None:
+        """How many patients or lesions there are; None if none is known."""
+        return len({group for group in self.groups if group is not None}) or None
+
+    def origin(self, card: ModelCard | None, calibration: CalibrationFile | None) -> dict[str, Any]:
+        """What an evaluation says about where its images come from, whatever it measures."""
+        return {
+            "warnings": list(self.warnings),
+            "learned_from": int(self.copies_of(card.seen if card else ()).sum()),
+            "calibrated_on": int(self.copies_of(calibration.seen if calibration else ()).sum()),
+            "left_out": self.left_out,
+        }
 
     @property
     def unit(self) -> str:
@@ -134,12 +150,11 @@ def predict_labelled(
     data: str | Path | Manifest,
     *,
     split: str = "test",
-    slice: SliceRule | None = None,
 ) -> LabelledPredictions:
     """Apply the model to one split, or to all images if the data has no splits.
 
-    Features come from the store if they are there. `slice` is used for volumes that do not name
-    one (default: the slice that the model learned from).
+    Features come from the store if they are there. Of volumes that name no slice, the one that
+    the model learned from is used.
     """
     bags = classifier.card.bags
     manifest = resolve_data(data, bags=None if bags is None else bags.by)
@@ -148,8 +163,8 @@ def predict_labelled(
     said: list[str] = []
     _refuse_other_question(classifier, manifest)
     if bags is not None:
-        return _predict_bags(classifier, chosen, bags.rule)
-    items = chosen.sliced(slice or classifier.card.slice_rule).items
+        return _warned(classifier, _predict_bags(classifier, chosen, bags.rule))
+    items = chosen.sliced(classifier.card.slice_rule).items
     if manifest.has_findings:
         labels, said = _match_findings(names, manifest, items)
     else:
@@ -172,12 +187,18 @@ def predict_labelled(
         normal=_normal(classifier),
         warnings=tuple(said),
     )
+    return _warned(classifier, found)
+
+
+def _warned(classifier: Classifier, found: LabelledPredictions) -> LabelledPredictions:
+    """The same, with a warning if the fit has seen some of it without labels."""
     pooled = int(found.copies_of(frozenset(classifier.card.unlabelled_images)).sum())
     if not pooled:
         return found
+    unit = "bags" if found.bags else "images"
     again = (
-        f"{pooled} of these {len(images)} images were among the unlabelled images of the fit: for "
-        "new images the model may be a little worse than these numbers say."
+        f"{pooled} of these {len(found.images)} {unit} were among the unlabelled {unit} of the fit:"
+        f" for new {unit} the model may be a little worse than these numbers say."
     )
     return replace(found, warnings=(*found.warnings, again))
 
@@ -208,7 +229,7 @@ def _match_findings(
     said = np.array([item.findings for item in items], dtype=np.int64)
     said = np.concatenate([said, np.full((len(said), 1), UNKNOWN)], axis=1)
     labels = said[:, [column.get(fold(name), -1) for name in names]]
-    absent = f"The data says nothing about: {', '.join(missing)}. They are not judged."
+    absent = f"The data says nothing about: {', '.join(missing)}. They are not evaluated."
     return labels, [absent] if missing else []
 
 

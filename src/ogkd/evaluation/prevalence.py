@@ -44,7 +44,7 @@ def screening_at(
             "accuracy": found + cleared,
         }
 
-    return _told(values, VALUES, counts, intervals=intervals)
+    return _measured(values, VALUES, counts, intervals=intervals)
 
 
 def accuracy_at(
@@ -55,10 +55,10 @@ def accuracy_at(
     def values(shares: Array) -> dict[str, Array]:
         return {"accuracy": np.tensordot(prior, shares, axes=1)}
 
-    return _told(values, ("accuracy",), counts, intervals=intervals)
+    return _measured(values, ("accuracy",), counts, intervals=intervals)
 
 
-def _told(
+def _measured(
     values: Callable[[Array], dict[str, Array]],
     keys: Sequence[str],
     counts: Sequence[Counts],
@@ -67,9 +67,9 @@ def _told(
 ) -> dict[str, Any]:
     parts, wholes = np.asarray(counts, dtype=np.float64).T
     here = values(share(parts, wholes))
-    told: dict[str, Any] = {key: plain(float(here[key])) for key in keys}
-    known = {key: told[key] is not None and intervals for key in keys}
-    return told | {
+    found: dict[str, Any] = {key: plain(float(here[key])) for key in keys}
+    known = {key: found[key] is not None and intervals for key in keys}
+    return found | {
         "intervals": {
             key: increasing_interval(counts, lambda s, key=key: values(s)[key])  # type: ignore[misc]
             if known[key]

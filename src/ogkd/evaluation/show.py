@@ -94,6 +94,15 @@ def answer_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[object]
     ]
 
 
+def limit_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[object]]]:
+    """Headings and, for each finding, the probabilities between which the answer is unsure."""
+    head = ["finding", "no below (%)", "yes above (%)"]
+    return head, [
+        [name, *(f"{100 * row[key]:.1f}" for key in ("no_below", "yes_above"))]
+        for name, row in result["per_finding"].items()
+    ]
+
+
 def _shown(row: Mapping[str, Any]) -> list[str]:
     cells = []
     for key in ("auroc", "average_precision"):

@@ -85,7 +85,7 @@ def _headline(better: bool | None, images: int, *, one_class: bool, learned: boo
 def calibration_text(found: Mapping[str, Any], reason: str | None) -> str:
     """What calibration did, and whether the evaluated images confirm it."""
     if not found["applied"]:
-        return reason or "Calibration left the probabilities as they are."
+        return reason or "Calibration left the probabilities unchanged."
     change = "less" if found["temperature"] > 1 else "more"
     mean, error = found["change"]
     start = (
@@ -94,7 +94,7 @@ def calibration_text(found: Mapping[str, Any], reason: str | None) -> str:
         "probabilities "
     )
     if abs(mean) <= 1.96 * error:
-        return f"{start}became neither better nor worse beyond chance."
+        return f"{start}did not change beyond chance."
     if mean < 0:
         return f"{start}improved."
     return f"{start}got worse: calibrate again on more images like these."

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from ogkd.backbones._onnx_tower import quiet_exporter
 from ogkd.errors import ConfigError
+from ogkd.export.bags import WEIGHTS, PooledBag, bag_metadata
 from ogkd.export.resizing import check_resizing, prepend_resizing
 from ogkd.images.transforms import LONGEST, Preprocessing
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider, Policy
+from ogkd.model.decide import Decider
 from ogkd.model.engine_note import engine_note
+from ogkd.model.policy import Policy
 
 INPUT = "pixels"
 OUTPUTS = ("logits", "probabilities", "features")
@@ -30,7 +32,10 @@ _PRODUCTS = ("MatMul", "Gemm")
 
 
 class Graph(nn.Module):
-    """Pixels in; logits, calibrated probabilities and unit features out."""
+    """Pixels in; logits, calibrated probabilities and unit features out.
+
+    Of a model of bags, the images are one bag: its probabilities, and the weights of the images.
+    """
 
     mean: Tensor
     std: Tensor
@@ -53,6 +58,9 @@ class Graph(nn.Module):
             pairs = ones if found is None else [(one.slope, one.offset) for one in found.scores]
             slopes, offsets = torch.tensor(pairs).T
             self.odds = slopes, offsets
+        self.bag: PooledBag | None = None
+        if classifier.card.bags is not None:
+            self.bag = PooledBag(classifier.pooling, len(classifier.class_names))
         self.include_preprocessing = include_preprocessing
         self.register_buffer("mean", torch.tensor(backbone.preprocessing.mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.preprocessing.std).view(1, 3, 1, 1))
@@ -64,7 +72,11 @@ class Graph(nn.Module):
             return torch.zeros(2, size, size, 3, dtype=torch.uint8)
         return torch.zeros(2, 3, size, size)
 
-    def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    @property
+    def outputs(self) -> list[str]:
+        return [*OUTPUTS, *([] if self.bag is None else [WEIGHTS])]
+
+    def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """[N, 3, H, W] float32, or with preprocessing [N, H, W, 3] uint8."""
         if self.include_preprocessing:
             pixels = (pixels.permute(0, 3, 1, 2).float() / 255.0 - self.mean) / self.std
@@ -72,6 +84,9 @@ class Graph(nn.Module):
         logits = self.head.logits(features)
         if self.odds is not None:
             return logits, (logits * self.odds[0] + self.odds[1]).sigmoid(), features
+        if self.bag is not None:
+            pooled, weights = self.bag(logits)
+            return logits, (pooled / self.temperature).softmax(dim=-1), features, weights
         return logits, (logits / self.temperature).softmax(dim=-1), features
 
 
@@ -92,7 +107,7 @@ def build(
                 dynamo=True,
                 opset_version=_OPSET,
                 input_names=[INPUT],
-                output_names=list(OUTPUTS),
+                output_names=module.outputs,
                 dynamic_shapes=({0: torch.export.Dim("N")},),
                 verbose=False,
             )
@@ -129,11 +144,6 @@ def _refuse(classifier: Classifier) -> None:
         raise ConfigError(
             f"The export runs on the CPU, but the model is on {backbone.device}. Load it with "
             'device="cpu".'
-        )
-    if classifier.card.bags is not None:
-        raise ConfigError(
-            "This model answers bags of pictures, and an exported graph answers single images. Use "
-            "`ogkd predict`, or in Python `model.predict`."
         )
     if (reason := head.export_error) is not None:
         raise ConfigError(f"A model of {classifier.card.method} cannot be exported. {reason}")
@@ -229,6 +239,7 @@ def file_metadata(
             "steps": _steps(prep, bytes_in=bytes_in, raw_pixels=raw_pixels),
         },
         "slice": card.slice,
+        "bags": None if card.bags is None else bag_metadata(card.bags, classifier.pooling),
         "backbone": {"name": card.backbone.short_name, "digest": classifier.backbone.digest},
         "method": card.method,
         "preset": card.preset,

@@ -17,12 +17,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ogkd.datasets.bags import BagRule
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.errors import ConfigError
+from ogkd.export.bags import refuse_for_bags
 from ogkd.export.graph import INPUT, KEY, build, file_metadata, guarantee_note, quantise, strip
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef, read_image
 from ogkd.images.transforms import RGB, Preprocessing, center_crop, normalise
+from ogkd.model.bags import named_pictures
 from ogkd.model.classifier import Classifier
 from ogkd.progress import progress_bar
 
@@ -126,7 +129,10 @@ def export_onnx(
         raise ConfigError(
             f"There are {len(labels)} labels for {len(images)} images.", argument="labels"
         )
-    refs, prep = classifier.refs(images), classifier.backbone.preprocessing
+    if classifier.card.bags is not None:
+        refuse_for_bags(raw_pixels=raw_pixels, int8=int8)
+    refs, prep = _pictures(classifier, images), classifier.backbone.preprocessing
+    total = max(len(refs), sum(BATCHES))
     how = {"include_preprocessing": include_preprocessing, "raw_pixels": raw_pixels}
     card = file_metadata(classifier, **how, max_risk=max_risk, int8=int8)
     with write_atomically(place) as aside, tempfile.TemporaryDirectory() as folder:
@@ -134,9 +140,10 @@ def export_onnx(
         full = Path(folder) / "float32.onnx"
         full.write_bytes(model.SerializeToString())
         predictors = {"torch": torch_predictor(classifier), "onnx": onnx_predictor(full, prep)}
-        reference, difference = _compare(list(predictors.values()), refs, prep, tolerance)
+        batches = in_batches(model_crops(refs, prep, least=total))
+        reference, difference = _compare(list(predictors.values()), batches, total, tolerance)
         card["check"] = {
-            "images": len(reference),
+            "images": total,
             "largest_difference": difference,
             "tolerance": tolerance,
         }
@@ -166,14 +173,22 @@ def export_onnx(
     return Exported(
         path=place,
         bytes=size,
-        images=len(reference),
-        phantoms=len(reference) - len(refs),
+        images=total,
+        phantoms=total - len(refs),
         largest_difference=difference,
         images_per_second=per_second,
         int8=cost,
         resizing=resizing,
         note=guarantee_note(classifier, int8=int8),
     )
+
+
+def _pictures(classifier: Classifier, images: Sequence[str | Path | ImageRef]) -> list[ImageRef]:
+    """The images to compare on; for a model of bags, volumes give their slices."""
+    bags = classifier.card.bags
+    if bags is None or not images:
+        return classifier.refs(images)
+    return [ref for _, ref in named_pictures(list(images), BagRule(None, bags.rule.slices))]
 
 
 def _check_guarantee(classifier: Classifier, *, int8: bool) -> None:
@@ -191,14 +206,12 @@ def _check_guarantee(classifier: Classifier, *, int8: bool) -> None:
 
 
 def _compare(
-    predictors: Sequence[Predictor],
-    refs: Sequence[ImageRef],
-    prep: Preprocessing,
-    tolerance: float,
+    predictors: Sequence[Predictor], batches: Iterable[list[RGB]], total: int, tolerance: float
 ) -> tuple[NDArray[np.float32], float]:
-    """Torch's probabilities and the graph's largest difference from them, refused if too large."""
-    total = max(len(refs), sum(BATCHES))
-    batches = in_batches(model_crops(refs, prep, least=total))
+    """Torch's probabilities and the graph's largest difference from them, refused if too large.
+
+    For a model of bags, each batch is a bag.
+    """
     reference, graph = predict_all(predictors, batches, total=total)
     largest = float(np.abs(graph - reference).max())
     if not largest <= tolerance:  # also true for NaN
@@ -287,7 +300,8 @@ def torch_predictor(classifier: Classifier) -> Predictor:
         pixels = normalise(crops, classifier.backbone.preprocessing)
         wanted = {"deep": True} if classifier.deep else {}
         features = classifier.backbone.encode_images(pixels, patches=False, **wanted).rows
-        return classifier.probabilities(features)
+        bags = None if classifier.card.bags is None else torch.zeros(len(crops), dtype=torch.long)
+        return classifier.probabilities(features, bags)
 
     return predict
 

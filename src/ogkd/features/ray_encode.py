@@ -94,8 +94,8 @@ def _rows(
     count = min(len(chunks), workers.count or fit)
     if count == 0:
         raise ConfigError(
-            f"No node of the cluster has {workers.cpus:g} CPU(s) and {gpus:g} GPU(s). Ask "
-            "for less, or say how many workers to wait for on a cluster that grows on demand.",
+            f"No node of the cluster has {workers.cpus:g} CPU(s) and {gpus:g} GPU(s). Request "
+            "less, or set the number of workers to wait for on a cluster that scales by itself.",
             argument="workers",
         )
     items = [
@@ -139,8 +139,8 @@ class _Encoder:
         found = load_backbone(recipe.backbone, device=recipe.device, engine=recipe.engine)
         if found.digest != recipe.digest:
             raise ConfigError(
-                f"'{recipe.backbone}' is another backbone there (digest {found.digest[:12]}, here "
-                f"{recipe.digest[:12]}). Put the same files on every node."
+                f"'{recipe.backbone}' is another backbone on a worker (digest {found.digest[:12]}, "
+                f"here {recipe.digest[:12]}). Put the same files on every node."
             )
         return found
 

@@ -1,9 +1,8 @@
 """Features on disk, addressed by what they are features of: nothing is encoded twice.
 
 The key is the image's bytes, the backbone's digest, the preprocessing, the kind of device and the
-view. Entries
-are kept in safetensors shards that are written whole. A shard is named by the SHA-256 of its
-bytes, which is checked before it is used; what fails is computed again.
+view. Entries are kept in safetensors shards that are written whole. A shard is named by the SHA-256
+of its bytes, which is checked before it is used; what fails is computed again.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -61,7 +60,7 @@ def decode_ahead(
     waiting: deque[Iterator[tuple[Job, Found | DataError]]] = deque()
     rest = iter(jobs)
     with ThreadPoolExecutor(max_workers=_WORKERS) as pool:
-        while batch := list(islice(rest, batch_size)):
+        while batch := list(itertools.islice(rest, batch_size)):
             waiting.append(pool.map(attempt, batch))
             if len(waiting) > 1:
                 yield list(waiting.popleft())
@@ -70,11 +69,8 @@ def decode_ahead(
 
 def unreadable(images: Sequence[ImageRef]) -> list[BadFile]:
     """The images that cannot be decoded, found without encoding anything."""
-
-    def check(image: ImageRef) -> None:
-        _read(image)
-
-    return _failures([found for batch in decode_ahead(check, images) for found in batch])
+    found = itertools.chain.from_iterable(decode_ahead(_read, images))
+    return [BadFile(image, str(error)) for image, error in found if isinstance(error, DataError)]
 
 
 def read_each(images: Sequence[ImageRef]) -> Iterator[tuple[ImageRef, NDArray[np.uint8]]]:
@@ -91,10 +87,6 @@ def read_each(images: Sequence[ImageRef]) -> Iterator[tuple[ImageRef, NDArray[np
 
 def _read(image: ImageRef) -> NDArray[np.uint8]:
     return read_image(image, blank=False)
-
-
-def _failures(found: Iterable[tuple[ImageRef, object]]) -> list[BadFile]:
-    return [BadFile(image, str(error)) for image, error in found if isinstance(error, DataError)]
 
 
 def unreadable_error(

@@ -16,10 +16,12 @@ from ogkd.backbones.builtin import (
     mostly_strange,
     unlike_phantoms,
 )
+from ogkd.backbones.engines import with_engine
 from ogkd.backbones.hub import present_backbones
 from ogkd.errors import BackboneError
 from ogkd.features.encode import encode_files
 from ogkd.features.unreadable import unreadable, unreadable_error
+from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef
 
 AUTO = "auto"  # the name that means: choose
@@ -29,6 +31,21 @@ _SAMPLE = 24  # images that are looked at
 
 class NoRealBackbone(BackboneError):
     """The images are not phantoms, and no backbone that could know them is on this machine."""
+
+
+def backbone_for(request: FitRequest, images: Sequence[ImageRef]) -> Backbone:
+    """The backbone that was asked for, or the one that suits the images."""
+    backbone = request.backbone
+    if backbone == AUTO:
+        backbone = choose_backbone(images, say=request.note)
+        return load_backbone(backbone, device=request.device, engine=request.engine)
+    if not isinstance(backbone, Backbone):
+        backbone = load_backbone(backbone, device=request.device, engine=request.engine)
+    elif request.engine != "torch":
+        backbone = with_engine(backbone, request.engine)
+    if warning := warning_about(backbone, images):
+        request.warn(warning)
+    return backbone
 
 
 def choose_backbone(images: Sequence[ImageRef], *, say: Callable[[str], None] | None = None) -> str:

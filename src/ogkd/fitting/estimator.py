@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
+from ogkd.datasets.bags import BagRule, grouped, in_bags
 from ogkd.datasets.manifest import (
     ABSENT,
     NO_CLASS,
@@ -27,6 +30,7 @@ from ogkd.datasets.manifest import (
     UNKNOWN,
     Item,
     Manifest,
+    by_bag,
     read_class_names,
 )
 from ogkd.errors import ConfigError, DataError, OgkdWarning, did_you_mean
@@ -48,6 +52,12 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
     Their texts are what the text tower reads: the labels themselves if they are names, or
     `class_names`, a mapping from label to name. Other parameters are those of `ogkd.fit`.
 
+    Several images may share one answer (bags: an exam, a volume). Then either an item of `X` is a
+    list of images, and `y` has a label for each item; or `groups` names the bag of each image, in
+    `fit`, `predict`, `predict_proba` and `score`, `y` has a label for each image, and answers are
+    one for each bag, in the order in which bags first appear; or, with `slices`, an item of `X` is
+    a volume.
+
     Single settings of the method are parameters too: `settings__alpha` for `GridSearchCV`, and
     `settings__train__epochs` for the setting train.epochs.
 
@@ -58,6 +68,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
     preset: str | None
     settings: Mapping[str, Any] | None
     class_names: Mapping[Any, str] | None
+    slices: str | None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         given = inspect.signature(type(self)).bind(*args, **options)
@@ -65,24 +76,32 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         for name, value in given.arguments.items():
             setattr(self, name, value)
 
-    def fit(self, X: Any, y: Any) -> OGKDClassifier:
-        """Learn from images X and their labels y."""
-        images, labels = _listed(X), np.asarray(y)
+    def fit(self, X: Any, y: Any, groups: Any = None) -> OGKDClassifier:
+        """Learn from images X and their labels y; `groups` are the bags of the images."""
+        given, labels = _listed(X), np.asarray(y)
+        images, bags = _in_bags(given, groups)
         if labels.ndim == 2:
+            if bags is not None or self.slices is not None:
+                raise DataError("A bag has one class, not several findings: y must be [N].")
             return self._fit_findings(images, labels)
-        if labels.ndim != 1 or len(labels) != len(images):
+        if labels.ndim != 1 or len(labels) != len(given):
             raise DataError(
-                f"There are {len(images)} images, but labels of shape {labels.shape}. Give one "
+                f"There are {len(given)} images, but labels of shape {labels.shape}. Give one "
                 "label for each image."
             )
         classes, numbers = np.unique(labels, return_inverse=True)
         if len(classes) < 2:
             raise DataError(f"A classifier needs at least 2 classes, but y has {len(classes)}.")
         names = self._names(classes)
+        if bags is not None and groups is None:  # a label for each bag
+            numbers = numbers[[int(name) for name in bags]]
         with _files(images) as paths:
-            pairs = zip(paths, numbers, strict=True)
-            items = tuple(Item(path, int(number)) for path, number in pairs)
+            items = tuple(
+                Item(path, int(numbers[row]), bag=None if bags is None else bags[row])
+                for row, path in enumerate(paths)
+            )
             options = {name: getattr(self, name) for name in _SHARED}
+            options["bags"] = None if bags is None else _COLUMN
             self.model_ = fit_request(FitRequest(Manifest(items, names), **options))
         self.classes_: Any = classes  # of several findings, a list
         return self
@@ -117,26 +136,70 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         self.classes_ = [np.array([0, 1])] * len(names)
         return self
 
-    def predict_proba(self, X: Any) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        """Probabilities [N, C] of the classes, in the order of `classes_`.
+    def predict_proba(
+        self, X: Any, groups: Any = None
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Probabilities [N, C] of the classes, in the order of `classes_`; of bags, [B, C].
 
         Of several findings, a list with [N, 2] for each: that it is absent, and present.
         """
-        p = self._probabilities(X)
+        p = self._probabilities(X, groups)
         if not self.model_.card.findings:
             return p
         return [np.stack([1 - column, column], axis=1) for column in p.T]
 
-    def _probabilities(self, X: Any) -> NDArray[np.float32]:
+    def _probabilities(self, X: Any, groups: Any) -> NDArray[np.float32]:
         check_is_fitted(self, "model_")
-        with _files(_listed(X)) as paths:
+        images, bags = _in_bags(_listed(X), groups)
+        rule = None if self.model_.card.bags is None else self.model_.card.bags.rule
+        if rule is None and bags is not None:
+            raise DataError("This classifier was fitted on single images. Leave the bags out.")
+        if rule is not None and bags is None:
+            if rule.slices is None:
+                raise DataError(
+                    "This classifier was fitted on bags of images. Give the groups of the images, "
+                    "or a list of images for each bag."
+                )
+            bags = [str(row) for row in range(len(images))]  # each volume is one
+        with _files(images) as paths:
+            refs, of = paths, None
+            if rule is not None:
+                named = grouped(
+                    list(zip(paths, bags or (), strict=True)), BagRule(None, rule.slices)
+                )
+                refs = [ref for _, ref in named]
+                number = {name: place for place, name in enumerate(dict.fromkeys(bags or ()))}
+                of = torch.tensor([number[name] for name, _ in named])
             store = FeatureStore(self.model_.backbone)
-            features = store.get(paths, deep=self.model_.deep).rows[:, 0]
-        return self.model_.probabilities(features)
+            features = store.get(refs, deep=self.model_.deep).rows[:, 0]
+        return self.model_.probabilities(features, of)
 
-    def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable label of each image; of several findings [N, F], 1 from one half on."""
-        p = self._probabilities(X)
+    def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
+        """The accuracy; with `groups`, the share of bags with the right answer."""
+        if groups is not None:
+            check_is_fitted(self, "model_")
+            _, bags = _in_bags(_listed(X), groups)
+            y = self._bag_labels(np.asarray(y), bags or [])
+        said = self.predict(X, groups) if groups is not None else self.predict(X)
+        return float(accuracy_score(y, said, sample_weight=sample_weight))
+
+    def _bag_labels(self, y: NDArray[Any], bags: Sequence[str]) -> NDArray[Any]:
+        """The label of each bag by those of its images, as a fit understands them."""
+        if y.ndim != 1 or len(y) != len(bags):
+            raise DataError(f"There are {len(bags)} images, but labels of shape {y.shape}.")
+        values, numbers = np.unique(y, return_inverse=True)
+        texts, known = self.class_names or {}, self.model_.card.normal
+        normal = [n for n, value in enumerate(values.tolist()) if texts.get(value, value) in known]
+        items = tuple(
+            Item(ImageRef(Path(f"{row}.png")), int(numbers[row]), bag=bag)
+            for row, bag in enumerate(bags)
+        )
+        found = in_bags(Manifest(items, tuple(map(str, values))), BagRule(_COLUMN), normal=normal)
+        return np.asarray(values[[mine[0].label for mine in by_bag(found.items).values()]])
+
+    def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
+        """The most probable label of each image or bag; of several findings [N, F], 1 from 0.5."""
+        p = self._probabilities(X, groups)
         if self.model_.card.findings:
             return (p >= 0.5).astype(np.int64)
         return np.asarray(self.classes_[p.argmax(axis=1)])
@@ -214,10 +277,12 @@ _SHARED = (
     "settings",
     "prompts",
     "normal",
+    "slices",
     "seed",
     "device",
     "engine",
 )
+_COLUMN = "bag"  # what `ogkd predict` needs in a table for a model that was fitted here
 _SETTING = "settings__"
 _PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _REQUEST = inspect.signature(FitRequest).parameters
@@ -255,6 +320,27 @@ def _listed(X: Any) -> list[Any]:
     if not images:
         raise DataError("X contains no image.")
     return images
+
+
+def _in_bags(images: list[Any], groups: Any) -> tuple[list[Any], list[str] | None]:
+    """All images one by one, and the bag of each; None if they are not in bags."""
+    if groups is not None:
+        names = np.asarray(groups, dtype=object).tolist()
+        if len(names) != len(images):
+            raise DataError(f"There are {len(images)} images, but {len(names)} groups.")
+        if any(name is None or name != name for name in names):
+            raise DataError("Some images have no group. Name the bag of each image, or drop them.")
+        return images, [str(name) for name in names]
+    lists = [isinstance(one, list | tuple) for one in images]
+    if not any(lists):
+        return images, None
+    if odd := [n for n, one in enumerate(images) if not lists[n] or not len(one)]:
+        raise DataError(
+            f"Some items of X are lists of images, so each must be, but item {odd[0]} is not, or "
+            "is empty."
+        )
+    flat = [(image, str(row)) for row, bag in enumerate(images) for image in bag]
+    return [image for image, _ in flat], [name for _, name in flat]
 
 
 @contextlib.contextmanager

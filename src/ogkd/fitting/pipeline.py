@@ -25,7 +25,8 @@ from ogkd.fitting.request import FitRequest
 from ogkd.methods import TrainingFolder, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
 from ogkd.model.card import SCHEMA, BackboneCard, ModelCard, versions
-from ogkd.model.classifier import CARD, LOG, Classifier, load, place_for_model
+from ogkd.model.classifier import CARD, LOG, Classifier, place_for_model
+from ogkd.model.load import load
 
 P = ParamSpec("P")
 
@@ -44,8 +45,13 @@ def fit_or_find(request: FitRequest) -> tuple[Classifier, bool]:
         return _fit_into(place, request)
 
 
+def progress_of(place: Path) -> Path:
+    """The folder in which a fit into `place` keeps its progress until the model is there."""
+    return place.with_name(f".{place.name}.training")
+
+
 def _fit_into(place: Path, request: FitRequest) -> tuple[Classifier, bool]:
-    work = place.with_name(f".{place.name}.training")
+    work = progress_of(place)
     with storage_errors(place):
         work.mkdir(parents=True, exist_ok=True)  # now, not after an hour of encoding
     try:

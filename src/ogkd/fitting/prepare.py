@@ -13,9 +13,8 @@ import psutil
 import torch
 from torch import Tensor
 
-from ogkd.backbones import Backbone, load_backbone
-from ogkd.backbones.engines import with_engine
-from ogkd.datasets.bags import in_bags
+from ogkd.backbones import Backbone
+from ogkd.datasets.bags import BagRule, in_bags, with_bags
 from ogkd.datasets.catalog import Benchmark
 from ogkd.datasets.fetch import named_benchmark, resolve_data
 from ogkd.datasets.groups import separate_groups
@@ -27,11 +26,10 @@ from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import BadFile, readable_items, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
 from ogkd.fitting.bags import BagSupport, few_of_each
-from ogkd.fitting.choose import AUTO, choose_backbone, warning_about
+from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.findings import learnable, require_findings
 from ogkd.fitting.pool import Pool, pool_for, read_pool, require_unlabelled
 from ogkd.fitting.request import FitRequest, Prompts
-from ogkd.images import ImageRef
 from ogkd.images.ref import install_once
 from ogkd.methods import Method, Support, TextSide, make_method, presets
 from ogkd.model.familiarity import SupportFeatures
@@ -132,11 +130,6 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
             ]
             deep = method.uses_deep(backbone)
             kept = [_support_features(store, few_of_each(one.support), deep=deep) for one in drawn]
-            if request.bag_rule is not None:
-                bags = [
-                    BagSupport.of(support, whole_rows(store, one.support, deep=deep), one.support)
-                    for support, one in zip(supports, drawn, strict=True)
-                ]
             if request.unlabelled is not None:
                 pool = read_pool(request, store, deep=deep, judged=judged)
                 classes, width = len(manifest.class_names), backbone.embed_dim
@@ -145,8 +138,15 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
                     for one, known in zip(drawn, kept, strict=True)
                 ]
                 supports = [
-                    support if found is None else replace(support, unlabelled=found.rows)
+                    support
+                    if found is None
+                    else replace(support, unlabelled=found.rows, unlabelled_bag=found.bag)
                     for support, found in zip(supports, pools, strict=True)
+                ]
+            if request.bag_rule is not None:
+                bags = [
+                    BagSupport.of(support, whole_rows(store, one.support, deep=deep), one.support)
+                    for support, one in zip(supports, drawn, strict=True)
                 ]
         except DataError:
             # One bad file stops the work: name those of all seeds at once.
@@ -292,14 +292,13 @@ def _training_data(
 ) -> tuple[Manifest, list[Item], list[BadFile]]:
     """The dataset with its slices chosen and groups kept apart; what judges models; bad files."""
     root, rule = None if request.root is None else Path(request.root), request.bag_rule
-    column = None if rule is None else rule.by
     manifest, shared = separate_groups(
         resolve_data(
             request.data,
             root=root,
             class_names=request.class_names,
             findings=request.findings,
-            bags=column,
+            bags=None if rule is None else rule.by,
         )
     )
     if shared:
@@ -307,13 +306,16 @@ def _training_data(
             f"Note: {len(shared)} training or validation image(s) are left out: images of the same "
             "patients are in a part that models are judged on."
         )
+    known = normal_labels(manifest.class_names, normal)
+    if rule is not None:  # all parts at once: no bag may be in two of them
+        manifest = with_bags(manifest, rule, normal=known)
     train = manifest.part("train")
     rest = [item for item in manifest.items if item.split == "val"]
     if rule is None:
         used = replace(manifest, items=(*train, *rest)).sliced(request.slice_rule)
     else:  # nothing is chosen on validation bags
-        known = normal_labels(manifest.class_names, normal)
-        used = in_bags(replace(manifest, items=tuple(train)), rule, normal=known)
+        part = replace(manifest, items=tuple(train))
+        used = in_bags(part, BagRule(None, rule.slices), normal=known)
     judged = [item for item in manifest.items if item.split not in ("", "train")]
     if request.on_error == "stop":
         return used, judged, []
@@ -336,21 +338,6 @@ def bank_of(
     if not isinstance(prompts, str | Path):
         return (None if prompts is None else "own texts"), prompts
     return bank_name(prompts), read_bank(bank_file(prompts, dataset))
-
-
-def backbone_for(request: FitRequest, images: Sequence[ImageRef]) -> Backbone:
-    """The backbone that was asked for, or the one that suits the images."""
-    backbone = request.backbone
-    if backbone == AUTO:
-        backbone = choose_backbone(images, say=request.note)
-        return load_backbone(backbone, device=request.device, engine=request.engine)
-    if not isinstance(backbone, Backbone):
-        backbone = load_backbone(backbone, device=request.device, engine=request.engine)
-    elif request.engine != "torch":
-        backbone = with_engine(backbone, request.engine)
-    if warning := warning_about(backbone, images):
-        request.warn(warning)
-    return backbone
 
 
 def default_preset(method: str, named: Benchmark | None = None) -> str | None:

@@ -109,13 +109,19 @@ class FitRequest:
         check_seed(self.seed)
         if self.bag_rule is None:
             return
-        for name in ("unlabelled", *(("slice",) if self.slices is not None else ())):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    f"{name} is for single images, but cases of several are asked for. Leave one "
-                    "of them out.",
-                    argument=name,
-                )
+        if self.slices is not None and self.slice is not None:
+            raise ConfigError(
+                "slice is for single images, but cases of several are asked for. Leave one of them "
+                "out.",
+                argument="slice",
+            )
+        if self.unlabelled is not None and self.bag_rule.column is not None:
+            raise ConfigError(
+                f"Bags are by the column '{self.bag_rule.column}', which unlabelled files do not "
+                "have. Make bags by folder, study, series or slices, or leave the unlabelled "
+                "images out.",
+                argument="unlabelled",
+            )
 
     @property
     def slice_rule(self) -> SliceRule | None:

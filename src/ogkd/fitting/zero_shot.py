@@ -8,8 +8,9 @@ from pathlib import Path
 from ogkd.backbones import Backbone
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError
+from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.pipeline import train
-from ogkd.fitting.prepare import Drawn, Prepared, backbone_for, bank_of, normal_labels, text_side
+from ogkd.fitting.prepare import Drawn, Prepared, bank_of, normal_labels, text_side
 from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.images import ImageRef
 from ogkd.methods import make_method

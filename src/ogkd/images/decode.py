@@ -30,6 +30,7 @@ from ogkd.images.ref import (
     STORED,
     Broken,
     ImageRef,
+    damaged,
     kind_of,
     starts_as_dicom,
 )
@@ -63,7 +64,6 @@ def read_image(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
     With `blank=False` an image whose pixels are all the same is refused: there is nothing in it.
     """
     ref = as_ref(image)
-    file = ref.file
     if isinstance(ref, Broken):
         raise DataError(ref.reason)
     try:
@@ -77,7 +77,7 @@ def read_image(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
         raise
     except Exception as error:
         # Decoders raise all kinds of things on hostile bytes; it is the file's fault each time.
-        raise DataError(_problem(file, error)) from error
+        raise _problem(ref.file, error) from error
 
 
 def pixel_digest(pixels: NDArray[np.uint8]) -> bytes:
@@ -86,22 +86,21 @@ def pixel_digest(pixels: NDArray[np.uint8]) -> bytes:
     return hashlib.sha256(f"{height} {width} ".encode() + pixels.tobytes()).digest()
 
 
-def _problem(file: Path, error: Exception) -> str:
+def _problem(file: Path, error: Exception) -> DataError:
     if isinstance(error, FileNotFoundError):
-        return f"There is no file {file}. Check the path."
+        return DataError(f"There is no file {file}. Check the path.")
     if isinstance(error, PermissionError):
-        return f"No permission to read {file}. Change its permissions."
+        return DataError(f"No permission to read {file}. Change its permissions.")
     if isinstance(error, UnidentifiedImageError):
         known = ", ".join((*FORMATS, "DICOM", "NIfTI", "MedMNIST npz"))
-        return f"{file} is not a readable image. Known formats: {known}."
+        return DataError(f"{file} is not a readable image. Known formats: {known}.")
     if isinstance(error, Image.DecompressionBombError):
-        return f"{file} declares too many pixels: {error}. It is not opened."
+        return DataError(f"{file} declares too many pixels: {error}. It was not opened.")
     if out_of_memory(error):
-        return f"There is not enough memory to read {file}. Make it smaller, or remove it."
+        return DataError(f"There is not enough memory to read {file}. Scale it down, or remove it.")
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
-        return f"{file} is a link that leads back to itself. Remove it."
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
-    return f"{file} is damaged or cut short ({reason}). Replace or remove it."
+        return DataError(f"{file} is a link that leads back to itself. Remove it.")
+    return damaged(file, error)
 
 
 def _read_memory(ref: InMemory) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""One frame of a DICOM file as RGB: decoded, then shown as the file asks to be shown.
+"""One frame of a DICOM file as RGB: decoded, then displayed as the file specifies.
 
 Modality LUT or rescale, VOI LUT or window, MONOCHROME1 inverted, palette and YBR to RGB.
 Only what is needed for the picture is read; names, dates and private data are not.
@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.errors import DataError, OgkdError
-from ogkd.images.ref import needs_extra, slice_in
+from ogkd.errors import DataError
+from ogkd.images.ref import decoding, needs_extra, slice_in
 from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
 
 _SHAPE_TAGS = [
     *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PhotometricInterpretation"),
     *("PlanarConfiguration", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation"),
 ]
-_WISHES = [  # how a frame asks to be shown
+_DISPLAY_TAGS = [  # how a frame is to be displayed
     *("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
     *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
 ]
 _LOOK_TAGS = [
-    *_WISHES,
+    *_DISPLAY_TAGS,
     *("PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *(
@@ -78,7 +78,7 @@ class Series:
             from pydicom import dcmread
         except ImportError as error:
             raise needs_extra(file, "a DICOM file") from error
-        try:
+        with decoding(file):
             _check_syntax(file)
             found = dcmread(file, stop_before_pixels=True, specific_tags=_SERIES_TAGS)
             number = found.get("InstanceNumber")
@@ -96,13 +96,6 @@ class Series:
                 str(found.get("Modality") or ""),
                 (int(found.get("Columns") or 0), int(found.get("Rows") or 0)),
             )
-        except OgkdError:
-            raise
-        except Exception as error:  # pydicom raises all kinds of things on damaged files
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise DataError(
-                f"{file} is damaged or cut short ({reason}). Replace or remove it."
-            ) from error
 
     @property
     def along(self) -> float:
@@ -156,17 +149,17 @@ def _check_syntax(file: Path) -> None:
     if syntax is None:
         raise ValueError("no transfer syntax is named")
     if syntax in _DEFLATED:
-        raise DataError(f"{file} is deflated DICOM, which is not read. Save it uncompressed.")
+        raise DataError(f"{file} is deflated DICOM, which is not supported. Save it uncompressed.")
 
 
 def _frame(file: Path, fragment: str, frames: int) -> int:
     if not fragment and frames == 1:
         return 0
     how = (
-        f"Write which one behind a #, such as {file.name}#index=middle (a number from 0 to "
+        f"Name one after a #, such as {file.name}#index=middle (a number from 0 to "
         f"{frames - 1}, first, middle or last), or set `slice` for all files."
     )
-    rule = slice_in(file, fragment, f"has {frames} frames, and nothing says which is meant", how)
+    rule = slice_in(file, fragment, f"has {frames} frames, and none is chosen", how)
     if rule.axis is not None:
         raise DataError(f"{file}: the frames of a DICOM file have no axis. {how}")
     try:
@@ -185,7 +178,7 @@ def _decode(file: Path, header: Any, index: int, frames: int) -> NDArray[Any]:
         decoder = get_decoder(syntax)
     except NotImplementedError:
         raise DataError(
-            f"{file} is stored as {syntax.name}, which is not read. Save it uncompressed."
+            f"{file} is stored as {syntax.name}, which is not supported. Save it uncompressed."
         ) from None
     if not decoder.is_available:
         raise needs_extra(file, f"stored as {syntax.name}")
@@ -229,7 +222,7 @@ def _levels(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
 
 
 def _look(header: Any, index: int) -> dict[str, Any]:
-    """How the frame asks to be shown: its own wishes first, then those of all frames."""
+    """How the frame is to be displayed: its own settings take precedence over shared ones."""
     sources = [header]
     shared = header.get("SharedFunctionalGroupsSequence") or []
     each = header.get("PerFrameFunctionalGroupsSequence") or []
@@ -238,7 +231,7 @@ def _look(header: Any, index: int) -> dict[str, Any]:
             sources += list(group.get(name) or [])[:1]
     look: dict[str, Any] = {}
     for source in sources:
-        for name in _WISHES:
+        for name in _DISPLAY_TAGS:
             if source.get(name) not in (None, ""):
                 look[name] = source.get(name)
     return look

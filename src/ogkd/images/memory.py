@@ -138,9 +138,7 @@ def array_to_rgb(image: Any, name: str) -> NDArray[np.uint8]:
             image = image.permute(1, 2, 0)
         image = image.numpy()
     if not isinstance(image, np.ndarray):
-        raise DataError(
-            f"{name} is not an image but of type {type(image).__name__}. Give {_KINDS}."
-        )
+        raise DataError(f"{name} is of type {type(image).__name__}, not an image. Give {_KINDS}.")
     if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2:] not in _LAST):
         raise DataError(
             f"{name} is an array of shape {image.shape}, not an image. Arrays are [H, W] or "

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.errors import DataError, OgkdError
-from ogkd.images.ref import SliceRule, needs_extra, slice_in
+from ogkd.errors import DataError
+from ogkd.images.ref import SliceRule, decoding, file_state, needs_extra, slice_in
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 MAX_VOLUME_BYTES = 8 * 1024**3  # of the volume in the file, unpacked
@@ -55,16 +55,9 @@ def filled_slices(file: Path, axis: int) -> list[int]:
     A slice is empty if its values spread over less than a twentieth of the volume's range, such as
     air above a patient, or are not numbers.
     """
-    try:
+    with decoding(file):
         volume = _open(file)
         spans = [_span(volume.slice(axis, place)) for place in range(volume.count(axis))]
-    except OgkdError:
-        raise
-    except Exception as error:  # nibabel and gzip raise all kinds of things on damaged files
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise DataError(
-            f"{file} is damaged or cut short ({reason}). Replace or remove it."
-        ) from error
     known = [span for span in spans if span is not None]
     if not known:
         return []
@@ -122,7 +115,7 @@ def _open(file: Path) -> _Volume:
         import nibabel
     except ImportError as error:
         raise needs_extra(file, "a NIfTI file") from error
-    _check_header(file)
+    declared_bytes(file)
     logging.getLogger("nibabel.global").handlers.clear()  # its own, which prints on the terminal
     image = nibabel.load(file)
     if not isinstance(image, nibabel.Nifti1Image):  # NIfTI-2 is one of these too
@@ -142,8 +135,7 @@ def _values(file: Path, proxy: Any, where: tuple[Any, ...]) -> NDArray[Any]:
     """
     if not file.name.lower().endswith(".gz"):
         return np.asarray(proxy[where])
-    facts = file.stat()
-    key = (file, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+    key = (file, *file_state(file))
     with _lock:
         if key not in _last:
             _last.clear()
@@ -160,18 +152,18 @@ def _values(file: Path, proxy: Any, where: tuple[Any, ...]) -> NDArray[Any]:
 
 def _rule(file: Path, fragment: str) -> SliceRule:
     how = (
-        f"Write axis and index behind a #, such as {file.name}#axis=2,index=middle (axis 0 gives "
+        f"Write axis and index after a #, such as {file.name}#axis=2,index=middle (axis 0 gives "
         "sagittal, 1 coronal, 2 axial slices), or set `slice` for all volumes."
     )
-    lack = "is a volume, and nothing says which slice of it is meant"
+    lack = "is a volume, and no slice of it is chosen"
     rule = slice_in(file, fragment, lack, how)
     if rule.axis is None:
-        raise DataError(f"{file} is a volume: '{fragment}' says no axis. {how}")
+        raise DataError(f"{file} is a volume: '{fragment}' names no axis. {how}")
     return rule
 
 
-def _check_header(file: Path) -> None:
-    """Refuse what would take too much memory or time, before anything of that size is read."""
+def declared_bytes(file: Path) -> int:
+    """The bytes of voxels that the header declares, which may be too many to read at all."""
     packed = file.name.lower().endswith(".gz")
     with gzip.open(file) if packed else file.open("rb") as stream:
         head = stream.read(540)
@@ -190,7 +182,7 @@ def _check_header(file: Path) -> None:
         raise ValueError(f"impossible dimensions {dims[: max(0, count) + 1]}")
     if not 0 <= offset <= _MAX_EXTENSIONS:
         raise ValueError(f"the voxels cannot start at byte {offset}")
-    total = math.prod(dims[1 : count + 1]) * bits // 8
+    total: int = math.prod(dims[1 : count + 1]) * bits // 8
     if total > MAX_VOLUME_BYTES:
         raise DataError(
             f"{file} declares a volume of {total / 1024**3:.1f} GiB, more than the limit of "
@@ -198,6 +190,7 @@ def _check_header(file: Path) -> None:
         )
     if not packed and total + offset > file.stat().st_size:
         raise ValueError(f"{total:,} bytes of voxels are declared, but the file is shorter")
+    return total
 
 
 def _three(file: Path, shape: tuple[int, ...]) -> tuple[int, int, int]:

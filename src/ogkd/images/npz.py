@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import DataError
+from ogkd.images.ref import file_state
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 MAX_ARRAY_BYTES = 4 * 1024**3
@@ -30,13 +31,14 @@ def read_npz(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]
     """One row as RGB [H, W, 3]."""
     match = re.fullmatch(r"(train|val|test)/([0-9]{1,12})", fragment)
     if match is None:
-        asked = f"'{fragment}'" if fragment else "nothing"
+        lack = f"'{fragment}' names none of them" if fragment else "none is chosen"
         raise DataError(
-            f"{file} contains many images, and {asked} says which. Write split and row after a #, "
+            f"{file} contains many images, and {lack}. Write split and row after a #, "
             f"such as {file.name}#test/0, or give the whole file to a command that takes a dataset."
         )
     split, row = match[1], int(match[2])
-    array = _array(file, split, max_pixels)
+    with _lock:  # a second thread waits for the array instead of reading it again
+        array = _kept(file, split, max_pixels, file_state(file))
     if row >= len(array):
         raise DataError(f"{file} has {len(array)} {split} images: there is no row {row}.")
     picture = array[row]
@@ -46,16 +48,8 @@ def read_npz(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]
     return gray_to_rgb(values) if values.ndim == 2 else np.array(values)
 
 
-def _array(file: Path, split: str, max_pixels: int) -> NDArray[np.generic]:
-    facts = file.stat()
-    with _lock:  # a second thread waits for the array instead of reading it again
-        return _kept(
-            file, split, max_pixels, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
-        )
-
-
 @lru_cache(maxsize=_KEPT)
-def _kept(file: Path, split: str, max_pixels: int, *_facts: int) -> NDArray[np.generic]:
+def _kept(file: Path, split: str, max_pixels: int, _state: tuple[int, ...]) -> NDArray[np.generic]:
     return _load(file, f"{split}_images", max_pixels)
 
 
@@ -79,7 +73,7 @@ def _load(file: Path, name: str, max_pixels: int) -> NDArray[np.generic]:
             if math.prod(shape[1:3]) > max_pixels or size > _DENSEST * max(info.compress_size, 1e6):
                 raise DataError(
                     f"{file}: {name} declares {size:,} bytes in images of {shape[1]} x {shape[2]} "
-                    f"pixels, but has {info.compress_size:,} on the disk. It is not opened."
+                    f"pixels, but has {info.compress_size:,} on the disk. It was not opened."
                 )
         with archive.open(info) as stream:
             array: NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)

@@ -27,7 +27,7 @@ _AXES = ("YX", "YXS", "SYX")  # one picture, gray or colour
 def read_plain(file: Path, *, max_pixels: int, upright: bool = True) -> NDArray[np.uint8]:
     """The first picture of the file as RGB [H, W, 3]; transparency is left out.
 
-    `upright` turns it as the camera's mark says, if it has one.
+    `upright` applies its EXIF orientation, if it has one.
     """
     try:
         # Pillow's own limit would only warn at this size.
@@ -54,7 +54,7 @@ def check_size(file: Path, width: int, height: int, max_pixels: int) -> None:
 
 
 def is_turned(file: Path) -> bool:
-    """Whether a camera's mark (EXIF) says that the picture must be turned to be upright."""
+    """Whether the picture has an EXIF orientation by which it must be rotated."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             return bool(image.getexif().get(_ORIENTATION, 1) != 1)

@@ -11,13 +11,14 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import sha256_file
 
 Kind = Literal["plain", "dicom", "nifti", "npz", "slide"]
@@ -76,7 +77,7 @@ class SliceRule:
 
 
 def slice_in(file: Path, fragment: str, lack: str, how: str) -> SliceRule:
-    """The rule behind the # of a file's address; a DataError says what is lacking, and how to."""
+    """The rule after the # of a file's address; a DataError states the lack and the remedy."""
     if not fragment:
         raise DataError(f"{file} {lack}. {how}", argument="slice")
     try:
@@ -87,7 +88,23 @@ def slice_in(file: Path, fragment: str, lack: str, how: str) -> SliceRule:
 
 def needs_extra(file: Path, what: str) -> DataError:
     """An error of this file alone: the others of a folder are read all the same."""
-    return DataError(f"{file} is {what}, and what reads it is not installed. {INSTALL}")
+    return DataError(f"{file} is {what}, and the package that reads it is not installed. {INSTALL}")
+
+
+@contextmanager
+def decoding(file: Path) -> Iterator[None]:
+    """Whatever a decoder raises on a damaged file, as one DataError that names the file."""
+    try:
+        yield
+    except OgkdError:
+        raise
+    except Exception as error:  # pydicom, nibabel, gzip, OpenSlide and others raise many kinds
+        raise damaged(file, error) from error
+
+
+def damaged(file: Path, error: Exception) -> DataError:
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
+    return DataError(f"{file} is damaged or cut short ({reason}). Replace or remove it.")
 
 
 def install_once(reasons: Sequence[str]) -> tuple[list[str], str]:
@@ -97,9 +114,7 @@ def install_once(reasons: Sequence[str]) -> tuple[list[str], str]:
 
 
 def _no_rule(text: str) -> ConfigError:
-    return ConfigError(
-        f"'{text}' does not say which slice to take. Write {_FORMS}.", argument="slice"
-    )
+    return ConfigError(f"'{text}' does not name a slice. Write {_FORMS}.", argument="slice")
 
 
 @dataclass(frozen=True)
@@ -150,7 +165,8 @@ class ImageRef:
                 )
             if not self.part:
                 return sha256_file(self.file)
-            digest = _shared_digest(self.file)
+            with _digest_lock:  # a second thread waits for the digest, or would compute it too
+                digest = _digest_of(self.file, file_state(self.file))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise DataError(f"Cannot read {self.file}: {reason}. Check the path.") from error
@@ -188,7 +204,7 @@ class ImageRef:
 
 
 def as_stored(image: ImageRef) -> ImageRef:
-    """The picture as it is in its file, without the turn that a camera's mark asks for."""
+    """The picture as stored in its file, without the rotation of its EXIF orientation."""
     from ogkd.images.plain import is_turned
 
     plain = not image.part and kind_of(image.file) == "plain"
@@ -222,16 +238,16 @@ def starts_as_dicom(file: Path) -> bool:
         return False
 
 
+def file_state(file: Path) -> tuple[int, ...]:
+    """What changes with a file's content: part of the key of everything kept about the file."""
+    facts = file.stat()
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
 _digest_lock = threading.Lock()
 
 
-def _shared_digest(file: Path) -> str:
-    """The digest of a file that many parts share, computed once while the file is unchanged."""
-    facts = file.stat()
-    with _digest_lock:  # a second thread waits for the digest instead of computing it again
-        return _digest_of(file, facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
-
-
 @lru_cache(maxsize=10_000)
-def _digest_of(file: Path, *_facts: int) -> str:
+def _digest_of(file: Path, _state: tuple[int, ...]) -> str:
+    """The digest of a file that many parts share, computed once while the file is unchanged."""
     return sha256_file(file)

@@ -22,7 +22,7 @@ def stretch(
 ) -> NDArray[np.uint8]:
     """Map the values' own range to 0-255; what is not a number, or not `valid`, becomes black.
 
-    +inf is white. A constant image is black: it has no range to speak of.
+    +inf is white. A constant image is black: it has no range.
     """
     if values.dtype.kind not in "uifb":
         raise ValueError(f"values of type {values.dtype} are not gray levels")

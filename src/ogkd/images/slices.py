@@ -47,9 +47,9 @@ class SlicesRule:
         )
         if found is None or float(found[2] or MAGNIFICATION) <= 0:
             raise ConfigError(
-                f"'{text}' does not say which slices to take. Write all, every=4 or N=16, for "
-                "other slices than axial ones after an axis (axis=1,all), for tiles of a whole "
-                "slide after their magnification (x=20,all).",
+                f"'{text}' does not name slices. Write all, every=4 or N=16; put an axis before it "
+                "for slices that are not axial (axis=1,all), and the magnification for tiles of a "
+                "whole slide (x=20,all).",
                 argument="slices",
             )
         axis, power, side, step, count = found.groups()

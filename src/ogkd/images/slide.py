@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.errors import DataError, OgkdError
-from ogkd.images.ref import TIFF
+from ogkd.errors import DataError
+from ogkd.images.ref import TIFF, damaged, decoding, file_state
 
 TILE = 256  # pixels of a tile that is read, along each side
 _OVERVIEW = 2048  # pixels of the picture that tissue is looked for on, along its longer side
@@ -40,22 +40,16 @@ def tiles(file: Path, *, magnification: float, side: int | None) -> list[str]:
 
     A tile has 256 pixels along each side at that magnification, or `side` of the slide's own.
     """
-    try:
-        slide = _opened(file)
-        step = side or round(TILE * _power(file, slide) / magnification)
-        width, height = slide.dimensions
-        overview = slide.get_thumbnail((_OVERVIEW, _OVERVIEW)).convert("RGB")
-    except OgkdError:
-        raise
-    except Exception as error:  # OpenSlide and libtiff raise all kinds of things
-        raise _damaged(file, error) from error
+    mask = tissue(overview(file))
+    slide = _slide(file, file_state(file))
+    step = side or round(TILE * _power(file, slide) / magnification)
+    width, height = slide.dimensions
     if step > min(width, height):
         raise DataError(
-            f"{file} has {width} x {height} pixels, less than one tile of {step}. Ask for a larger "
+            f"{file} has {width} x {height} pixels, less than one tile of {step}. Choose a higher "
             "magnification, or read it as a single image.",
             argument="slices",
         )
-    mask = tissue(np.asarray(overview))
     scale = mask.shape[1] / width
     sums = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
     found = []
@@ -68,6 +62,14 @@ def tiles(file: Path, *, magnification: float, side: int | None) -> list[str]:
             if inside >= _LEAST * (bottom - top) * (right - left):
                 found.append(f"tile={x},{y},{step}")
     return found
+
+
+def overview(file: Path) -> NDArray[np.uint8]:
+    """A small picture of the whole slide, as RGB [H, W, 3]."""
+    with decoding(file):
+        slide = _slide(file, file_state(file))
+        found = slide.get_thumbnail((_OVERVIEW, _OVERVIEW)).convert("RGB")
+    return np.asarray(found)
 
 
 def tissue(picture: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -100,24 +102,21 @@ def read_tile(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8
             argument="slices",
         )
     x, y, side = map(int, found.groups())
-    slide = _opened(file)
+    slide = _slide(file, file_state(file))
     level = slide.get_best_level_for_downsample(max(1.0, side / TILE))
     here = max(1, round(side / slide.level_downsamples[level]))
     if here * here > max_pixels:
-        raise DataError(f"{file}: a tile of {side} pixels is too large to be read. Choose less.")
+        raise DataError(
+            f"{file}: a tile of {side} pixels is too large to be read. Choose a smaller one."
+        )
     region = slide.read_region((x, y), level, (here, here))  # RGBA
     paper = Image.new("RGB", region.size, "white")
     paper.paste(region, mask=region.getchannel("A"))
     return np.asarray(paper.resize((TILE, TILE), Image.Resampling.BICUBIC))
 
 
-def _opened(file: Path) -> Any:
-    facts = file.stat()
-    return _slide(file, facts.st_ino, facts.st_size, facts.st_mtime_ns)
-
-
 @lru_cache(maxsize=2)
-def _slide(file: Path, *_facts: int) -> Any:
+def _slide(file: Path, _state: tuple[int, ...]) -> Any:
     try:
         import openslide
     except ImportError as error:
@@ -125,7 +124,7 @@ def _slide(file: Path, *_facts: int) -> Any:
     try:
         return openslide.OpenSlide(file)
     except openslide.OpenSlideError as error:
-        raise _damaged(file, error) from error
+        raise damaged(file, error) from error
 
 
 def _power(file: Path, slide: Any) -> float:
@@ -138,12 +137,7 @@ def _power(file: Path, slide: Any) -> float:
         if 0 < found < 1000:
             return found
     raise DataError(
-        f"{file} does not say its magnification. Give the side of a tile in the slide's own "
+        f"{file} does not state its magnification. Give the side of a tile in the slide's own "
         "pixels instead, such as side=512,all.",
         argument="slices",
     )
-
-
-def _damaged(file: Path, error: Exception) -> DataError:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
-    return DataError(f"{file} is damaged or cut short ({reason}). Replace or remove it.")

@@ -6,7 +6,7 @@ belongs to classes with weights Z [R, C]: one for its label, less and shared for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 
 Linear = tuple[Tensor, Tensor]  # weights [C, d] and biases [C]
 _TINY = 1e-12  # in place of a weight that is zero
+_FLOOR = 0.1  # share of the mean variance that is added to each number's own
 
 
 @dataclass(frozen=True)
@@ -23,19 +24,20 @@ class Space:
 
     v: Tensor
     compared: tuple[Tensor, ...]
-    bases: tuple[Tensor | None, ...]  # [d_l, r]: X_l times its transpose is the whole feature
+    bases: tuple[Tensor | None, ...]  # [d_l, r]: X_l is the whole feature times it
 
     @classmethod
-    def of(cls, rows: Tensor, d: int, widths: Sequence[int] = ()) -> Space:
+    def of(cls, rows: Tensor, d: int, widths: Sequence[int] = (), *, even: bool = False) -> Space:
         """Split rows [R, w] into the global feature and its deeper parts (Backbone.deep_parts).
 
         Fewer rows than numbers lie in a subspace: they are given by their coordinates in it.
+        `even` divides each number of a deeper part by its standard deviation among the rows.
         """
         rows = rows.double()
         v = normalize(rows[:, :d], dim=-1)
         deeper = rows[:, d:].split(list(widths), dim=1) if rows.shape[1] > d else ()
         parts = [normalize(part, dim=-1) for part in deeper] or [v]
-        spans = [_span(part) for part in parts]
+        spans = [_span(part, _spread(part) if even and deeper else None) for part in parts]
         return cls(v, tuple(X for X, _ in spans), tuple(basis for _, basis in spans))
 
     def rows(self, chosen: Tensor) -> Space:
@@ -43,11 +45,19 @@ class Space:
         return replace(self, v=self.v[chosen], compared=tuple(X[chosen] for X in self.compared))
 
 
-def _span(X: Tensor) -> tuple[Tensor, Tensor | None]:
+def _spread(X: Tensor) -> Tensor:
+    """The standard deviation of each number [d], none much below that of the others."""
+    variance = X.var(0, correction=0)
+    return (variance + _FLOOR * variance.mean()).clamp_min(_TINY).sqrt()
+
+
+def _span(X: Tensor, spread: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    if spread is not None:
+        X = X / spread
     if len(X) >= X.shape[1]:
-        return X, None
+        return X, None if spread is None else (1 / spread).diag()
     basis, coordinates = torch.linalg.qr(X.mT)
-    return coordinates.mT, basis
+    return coordinates.mT, basis if spread is None else basis / spread.unsqueeze(1)
 
 
 @dataclass(frozen=True)
@@ -169,19 +179,35 @@ def with_unlabelled(
     heat: float,
     beta: float,
     rounds: int,
+    balance: float = 0.0,
     known: Sequence[Tensor] | None = None,
+    divide: Callable[[Tensor], Tensor] | None = None,
 ) -> Experts:
     """Fit by expectation-maximisation: rows after those of Z [N, C] have no label.
 
     An unlabelled row counts as `beta` images, divided among the classes as the experts of the
     round before say, with the factor `heat` on their logits. Labelled rows keep their labels.
-    `known` are the `totals`, if the caller has them.
+    `balance` draws the classes' shares of these rows together, see `balanced`. `known` are the
+    `totals`, if the caller has them. `divide` takes logits [U, C] to what rows count for each
+    class, in place of their balanced softmax: the totals then change with every round.
     """
     first = torch.arange(len(space.v)) < len(Z)
     labelled, rest = space.rows(first), space.rows(~first)
     found = experts(labelled, Z, texts, rho=rho)
-    sums = known or totals(space, torch.cat([Z.sum(1), Z.new_full((len(rest.v),), beta)]))
+    sums = None
+    if divide is None:
+        sums = known or totals(space, torch.cat([Z.sum(1), Z.new_full((len(rest.v),), beta)]))
     for _ in range(rounds):
-        shared = beta * (heat * found.logits(rest, kappa)).softmax(-1)
-        found = experts(space, torch.cat([Z, shared]), texts, rho=rho, known=sums)
+        z = heat * found.logits(rest, kappa)
+        shared = balanced(z.softmax(-1), balance) if divide is None else divide(z)
+        found = experts(space, torch.cat([Z, beta * shared]), texts, rho=rho, known=sums)
     return found
+
+
+def balanced(P: Tensor, power: float) -> Tensor:
+    """Probabilities [U, C] divided by a power of each class's mean: 0 changes nothing.
+
+    Few labels favour some classes far beyond their share of the images, whatever that is.
+    """
+    P = P / P.mean(0).clamp_min(_TINY) ** power
+    return P / P.sum(1, keepdim=True)

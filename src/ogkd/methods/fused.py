@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
-from ogkd.core.geometry import prototypes
+from ogkd.core.geometry import mean_texts, prototypes
 from ogkd.errors import ConfigError
 from ogkd.methods import Head, LinearHead, Method, Rows, Support, TextHead, TextSide, rows_of
 from ogkd.methods.base import Folder, Supports
@@ -24,8 +24,10 @@ from ogkd.methods.fused_choice import (
     POOL_FOLDS,
     RHO,
     FusedConfig,
+    PoolBags,
     choose,
     choose_pool,
+    pool_size,
     ridge,
     row_weights,
     weights,
@@ -49,8 +51,8 @@ class FusedHead(LinearHead):
 
     `text` is for classes without images. `patch` is for patches, which have no deeper features;
     None if the head needs none. To answer images together, the fit is repeated: for that, `bank`
-    are the texts that the learned ones were blended with, and `pool` is how many unlabelled images
-    it learned from.
+    are the bank's texts, with which learned ones were blended, and `pool` is how many unlabelled
+    images it learned from.
     """
 
     text: Head = field(kw_only=True)
@@ -138,9 +140,10 @@ class Fused(Method[FusedConfig]):
         # Only the support may decide, not validation images.
         rows = [replace(rows_of(s, text.class_names), validation=None) for s in supports]
         learned = self.text_method.fit(supports, text, seeds=seeds, folder=folder)
-        bank = prototypes(text.bank).cpu() if self.text_method.needs_training else None
+        uses_bank = self.text_method.needs_training or self.text_method.name == _NAMES["bank"]
+        bank = mean_texts(text.bank).cpu() if uses_bank else None
         return [
-            self._join(r, s.unlabelled, head, bank, text.backbone)
+            self._join(r, s.unlabelled, head, bank, text.backbone, bags=_pool_bags(s, text))
             for r, s, head in zip(rows, supports, learned, strict=True)
         ]
 
@@ -169,7 +172,9 @@ class Fused(Method[FusedConfig]):
         features, labels = support
         numbers = torch.arange(len(labels))
         rows = Rows(normalize(features, dim=-1), labels, numbers, len(text.class_names), 1)
-        found = self._join(rows, batch, head.text, head.bank, text.backbone, rounds=1)
+        found = self._join(
+            rows, batch, head.text, head.bank, text.backbone, {"rounds": 1, "balance": 0.0}
+        )
         if not found.pool:
             return replace(head, said=found.said)
         if int(rows.counts.max()) < 2:
@@ -273,37 +278,41 @@ class Fused(Method[FusedConfig]):
         learned: Head,
         bank: Tensor | None,
         backbone: Backbone,
+        unless_set: Mapping[str, float] | None = None,
         *,
-        rounds: int | None = None,
+        bags: PoolBags | None = None,
     ) -> FusedHead:
+        """`unless_set` are numbers for what the settings leave open."""
         config, scale = self.config, backbone.logit_scale
         if learned.class_texts is None:
             raise ConfigError(f"'{config.text}' gave a head without class texts.")
         T = untrained = learned.class_texts.cpu()
         if bank is not None:
             untrained = bank
-            T = normalize(config.blend * T + (1 - config.blend) * untrained, dim=-1)
+            T = normalize(config.blend * T + (1 - config.blend) * normalize(bank, dim=-1), dim=-1)
+            T = T * bank.norm(dim=-1, keepdim=True)
         d = T.shape[1]
         deep = rows.features.shape[1] > d
+        found_by = {"rho": RHO[deep], **(unless_set or {})}
         config = config.model_copy(
-            update={"rho": config.rho or RHO[deep], "rounds": config.rounds or rounds}
+            update={name: x for name, x in found_by.items() if getattr(config, name) is None}
         )
         widths = backbone.deep_parts if deep else ()
         # Few rows span a small space, so what needs labelled rows alone is computed there.
-        space = Space.of(rows.features, d, widths)
+        space = Space.of(rows.features, d, widths, even=True)
         texts, chosen_by = Texts(T, scale, config.nu), Texts(untrained, scale, config.nu)
         folds = FOLDS if pool is None else POOL_FOLDS
         choice = choose(rows, space, chosen_by, config, folds=folds)
         found, said = experts(space, weights(rows), texts, rho=ridge(config)), ""
         if pool is not None:
             everything = torch.cat([rows.features, normalize(pool.cpu().float(), dim=-1)])
-            large = Space.of(everything, d, widths)
-            beta = worth(rows, len(pool), config)
+            large = Space.of(everything, d, widths, even=True)
+            beta = worth(rows, pool_size(len(pool), bags), config)
             sums = totals(large, row_weights(rows, len(everything), beta))
             without = choice
-            choice, said = choose_pool(rows, large, chosen_by, config, without, sums)
+            choice, said = choose_pool(rows, large, chosen_by, config, without, sums, bags)
             if choice.pool:
-                found = with_pool(rows, large, texts, config, without, sums)
+                found = with_pool(rows, large, texts, config, without, sums, bags)
                 space = large
         W, b = found.joined(space, choice.kappa, deep=deep)
         patch = None
@@ -322,3 +331,8 @@ class Fused(Method[FusedConfig]):
             said=(said,) if said else (),
             fixed=self._ranking(learned, backbone, scale, deep=deep),
         )
+
+
+def _pool_bags(support: Support, text: TextSide) -> PoolBags | None:
+    bag = support.unlabelled_bag
+    return None if bag is None else PoolBags(bag, text.normal)

@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from ogkd.core.pooling import pooled, relative
 from ogkd.methods.base import MethodConfig
 from ogkd.methods.experts import Experts, Space, Texts, experts, totals, with_unlabelled
 from ogkd.methods.feature_method import Rows
@@ -27,6 +28,7 @@ _HEAT_SPREAD = 0.3  # prior standard deviation of the log of the factor on logit
 FOLDS = 8  # at most, to choose by; each holds out some images of every class
 # Of expectation-maximisation where no image can be held out; else one round, the chosen factor.
 _ROUNDS, _HEAT = 3, 1.5
+_BALANCE = 0.5  # power that draws the classes' shares together; not where none can be held out
 _MOST = 16.0  # images per class that a whole pool counts as, however large it is
 POOL_FOLDS = 4  # at most with unlabelled images, where a fold costs more
 RHO = {True: 0.3, False: 1.0}  # the ridge, with deeper features and without
@@ -42,6 +44,27 @@ def bag_weights(shown: Tensor, bag: Tensor, classes: int) -> Tensor:
     return Z / per_bag[bag].clamp_min(1)
 
 
+@dataclass(frozen=True)
+class PoolBags:
+    """Unlabelled rows that are pictures of bags: bag [U], and the classes of "nothing found"."""
+
+    bag: Tensor
+    normal: tuple[int, ...]
+
+    def divide(self, z: Tensor) -> Tensor:
+        """What pictures count for each class [U, C], by their logits z [U, C].
+
+        A bag has one finding: the probabilities of a picture's findings are multiplied by those of
+        its bag, which follow from pooled logits (tau 1: one unknown picture carries the class).
+        As with labels, pictures of a bag that show the same are one image together.
+        """
+        of_bag = pooled(relative(z, self.normal), self.bag, 1.0).softmax(1)  # [B, C]
+        of_bag[:, list(self.normal)] = 1.0
+        shown = z.softmax(1) * of_bag[self.bag]
+        shown = shown / shown.sum(1, keepdim=True)
+        return shown / torch.zeros_like(of_bag).index_add(0, self.bag, shown)[self.bag].clamp_min(1)
+
+
 class FusedConfig(MethodConfig):
     """`text`: "bank", "single", "ogkd" or any other method that learns class texts.
 
@@ -54,11 +77,13 @@ class FusedConfig(MethodConfig):
     blend: float = Field(default=0.5, ge=0, le=1)  # share of learned texts; the rest: the bank
     kappa: float | None = Field(default=None, gt=0)  # worth of text in images; None: cross-fit
     kappa0: float = Field(default=8.0, gt=0)  # its prior value
-    rho: float | None = Field(default=None, gt=0)  # ridge of covariances; None: by the features
+    # Ridge of covariances; None: by the features. With less, they have no inverse in float64.
+    rho: float | None = Field(default=None, ge=1e-6)
     nu: float = Field(default=16.0, ge=0)  # how many images the zero-shot biases are worth
     features: Literal["auto", "deep", "global"] = "auto"  # auto: deep if the backbone has them
     beta: float = Field(default=0.2, gt=0, le=1)  # how many images an unlabelled one counts as
     rounds: int | None = Field(default=None, ge=1, le=100)  # of EM; None: 3 at one shot, else 1
+    balance: float | None = Field(default=None, ge=0, le=1)  # in EM; None: 0 at one shot, else 0.5
 
 
 def weights(rows: Rows) -> Tensor:
@@ -120,11 +145,12 @@ def choose_pool(
     config: FusedConfig,
     without: Choice,
     sums: Sequence[Tensor],
+    bags: PoolBags | None = None,
 ) -> tuple[Choice, str]:
     """Whether the unlabelled rows behind the labelled ones help; the factor on logits with them.
 
     They are not used if held-out support images are less likely with them. `sums` are the `totals`
-    of all rows.
+    of all rows, which those of bags do not have.
     """
     known, count = len(rows.labels), len(space.v) - len(rows.labels)
     labelled = space.rows(torch.arange(len(space.v)) < known)
@@ -135,7 +161,7 @@ def choose_pool(
         gone = totals(labelled.rows(~kept), row_weights(rows, known, 0.0)[~kept])
         less = [total - part for total, part in zip(sums, gone, strict=True)]
         few = rows.keep(kept)
-        return with_pool(few, space.rows(chosen), texts, config, without, less)
+        return with_pool(few, space.rows(chosen), texts, config, without, less, bags)
 
     found = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
     if found is None:
@@ -156,6 +182,7 @@ def with_pool(
     config: FusedConfig,
     choice: Choice,
     known: Sequence[Tensor] | None = None,
+    bags: PoolBags | None = None,
 ) -> Experts:
     """The experts that have learned from the unlabelled rows behind the labelled ones, too."""
     chosen = len(choice.held) > 0
@@ -166,10 +193,17 @@ def with_pool(
         rho=ridge(config),
         kappa=choice.kappa,
         heat=choice.heat if chosen else _HEAT,
-        beta=worth(rows, len(space.v) - len(rows.labels), config),
+        beta=worth(rows, pool_size(len(space.v) - len(rows.labels), bags), config),
         rounds=config.rounds or (1 if chosen else _ROUNDS),
+        balance=config.balance if config.balance is not None else _BALANCE * chosen,
         known=known,
+        divide=None if bags is None else bags.divide,
     )
+
+
+def pool_size(rows: int, bags: PoolBags | None) -> int:
+    """How many images, or bags, these unlabelled rows are."""
+    return rows if bags is None else int(bags.bag.max()) + 1
 
 
 def _best(

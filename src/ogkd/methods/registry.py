@@ -117,9 +117,10 @@ def make_method(
         known_settings = list(_settings(method.Config))
         strange = problem["type"] == "extra_forbidden"
         hint = did_you_mean(place, known_settings) if strange else ""
+        said = problem["msg"].removeprefix("Value error, ")
+        what = f"Setting '{place}' of {name} cannot be {problem['input']!r}" if place else name
         raise ConfigError(
-            f"Setting '{place}' of {name} cannot be {problem['input']!r}: {problem['msg']}.{hint} "
-            f"Settings of {name}: {', '.join(known_settings)}."
+            f"{what}: {said}.{hint} Settings of {name}: {', '.join(known_settings)}."
         ) from None
 
 

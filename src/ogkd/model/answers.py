@@ -25,7 +25,7 @@ from ogkd.model.temperature import softmax
 
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
-    from ogkd.model.decide import Policy
+    from ogkd.model.policy import Policy
 
 NONE = "none"  # the prediction where no finding is answered with yes
 

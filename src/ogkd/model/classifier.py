@@ -12,38 +12,35 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import load as read_tensors
 from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
-from ogkd.backbones import Backbone, load_backbone
+from ogkd.backbones import Backbone
 from ogkd.backbones.builtin import builtin_warning
-from ogkd.backbones.engines import digest_with, with_engine, without_engine
 from ogkd.core.pooling import Pooling
 from ogkd.datasets.manifest import Manifest
-from ogkd.errors import BackboneError, ConfigError, DataError, OgkdWarning
+from ogkd.errors import ConfigError, DataError, OgkdWarning
 from ogkd.features.encode import encode_files
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
-from ogkd.files import folder_atomically, read_bytes, recover, resolved
+from ogkd.files import folder_atomically, resolved
 from ogkd.images import ImageRef, Images, image_refs
 from ogkd.images.memory import is_one_image
 from ogkd.methods import METHODS, Head, TextSide
-from ogkd.model.answers import probabilities_of, read_calibration
+from ogkd.model.answers import probabilities_of
 from ogkd.model.bags import Bags, decide_bags, named_pictures
 from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.calibration_file import CalibrationFile
 from ogkd.model.card import CAUTION, ModelCard, method_of
-from ogkd.model.decide import Decider, Decision, Policy
+from ogkd.model.decide import Decider, Decision
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.findings import FindingsCalibration
+from ogkd.model.policy import Policy
 from ogkd.notebook import panel, small, table
 
 WEIGHTS = "weights.safetensors"
 CARD = "model.json"
 LOG = "training.jsonl"
 _SHOWN = 12  # classes in one line of text
-_MOST = 1 << 32  # bytes of weights
 
 
 class Classifier:
@@ -136,15 +133,18 @@ class Classifier:
             )
         return found
 
-    def probabilities(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
+    def probabilities(
+        self, features: Tensor | NDArray[np.float32], bags: Tensor | None = None
+    ) -> NDArray[np.float32]:
         """Probabilities [N, C] of classes or findings, calibrated if the model is.
 
-        Of a model of bags, each image is a bag by itself.
+        Of a model of bags, `bags` [N] numbers those of the images from 0 on, and each bag has a
+        row; without it each image is a bag by itself.
         """
         logits = self.logits(features)
         if self.card.bags is not None:
-            alone = self.pooling.logits(torch.from_numpy(logits), torch.arange(len(logits)))
-            logits = alone.float().numpy()
+            of = torch.arange(len(logits)) if bags is None else bags
+            logits = self.pooling.logits(torch.from_numpy(logits), of).float().numpy()
         return probabilities_of(logits, self.calibration, findings=self.card.findings)
 
     def decide(
@@ -302,120 +302,3 @@ def place_for_model(folder: str | Path) -> Path:
             f"{folder} is the current folder. Name a folder inside it.", argument="out"
         )
     return path
-
-
-def load(
-    folder: str | Path,
-    *,
-    backbone: str | Path | Backbone | None = None,
-    device: str = "auto",
-    engine: str | None = None,
-    calibrated: bool = True,
-) -> Classifier:
-    """Load a model folder; `backbone` says where its backbone is now, if it moved.
-
-    `engine` encodes images in another way than the fit did (ogkd.backbones.engines): faster,
-    but the probabilities are then not quite the same. With `calibrated=False` the probabilities
-    are those of the fit, whatever a calibration has found since.
-    """
-    folder = Path(folder)
-    recover(folder)
-    card = ModelCard.read(folder / CARD)
-    tensors, sha256 = _read_weights(folder / WEIGHTS, card)
-    if backbone is None:
-        backbone = _recorded_backbone(folder, card, device, engine)
-    elif not isinstance(backbone, Backbone):
-        backbone = load_backbone(backbone, device=device, engine=engine or card.backbone.engine)
-    elif engine is not None:
-        backbone = with_engine(backbone, engine)
-    _refuse_another_backbone(folder, card, backbone, engine)
-    head = _head(folder / WEIGHTS, tensors, card, backbone)
-    classes, width = head.shape
-    return Classifier(
-        backbone,
-        head,
-        card,
-        calibration=read_calibration(folder / CALIBRATION, sha256, card) if calibrated else None,
-        support=SupportFeatures.read(
-            folder / SUPPORT, classes=classes, width=width, sha256=card.support_sha256
-        ),
-    )
-
-
-def _refuse_another_backbone(
-    folder: Path, card: ModelCard, backbone: Backbone, engine: str | None
-) -> None:
-    found = backbone.digest
-    if engine is not None:  # the user asked for it: only the weights must be the same
-        found = digest_with(without_engine(backbone).digest, card.backbone.engine)
-    if found != card.backbone.digest:
-        raise BackboneError(
-            f"{folder} was fitted with another backbone: digest {card.backbone.digest[:12]}, but "
-            f"'{backbone.name}' has {found[:12]}. Pass the one it was fitted with "
-            f"('{card.backbone.name}'), or fit again.",
-            argument="backbone",
-        )
-
-
-def _recorded_backbone(folder: Path, card: ModelCard, device: str, engine: str | None) -> Backbone:
-    try:
-        return load_backbone(
-            card.backbone.name, device=device, engine=engine or card.backbone.engine
-        )
-    except BackboneError as error:
-        raise BackboneError(
-            f"{error}\n{folder} was fitted with the backbone '{card.backbone.name}'. If it has "
-            "moved, pass its folder.",
-            argument="backbone",
-        ) from error
-
-
-def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
-    """The tensors, and the digest of their file."""
-    try:
-        content = read_bytes(path, most=_MOST)
-        tensors: dict[str, Tensor] = read_tensors(content)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"{path} is missing or damaged ({error}). Copy the model folder again, or fit again."
-        ) from error
-    found = hashlib.sha256(content).hexdigest()
-    if card.weights_sha256 not in (None, found):
-        raise ConfigError(
-            f"{path} is not the file that {CARD} describes (sha256 {found[:12]}, expected "
-            f"{card.weights_sha256[:12]}). Copy the model folder again, or fit again."
-        )
-    return tensors, found
-
-
-def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Backbone) -> Head:
-    method = method_of(card)
-    text = TextSide(backbone, card.class_names, (), absent=() if card.findings else None)
-    try:
-        head = method.read_head(tensors, text, card.logit_scale)
-        _refuse_other_tensors(tensors, head.tensors())
-    except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
-        raise ConfigError(
-            f"{path} does not contain what {card.method} saves ({error}). The folder was edited by "
-            "hand: copy it again, or fit again."
-        ) from error
-    if names := head.not_finite():
-        raise ConfigError(
-            f"{path} contains values that are not numbers ({', '.join(names)}). Fit again."
-        )
-    width, more = card.backbone.embed_dim, sum(backbone.deep_parts)
-    if head.shape not in ((len(card.class_names), width), (len(card.class_names), width + more)):
-        raise ConfigError(
-            f"{path} contains class features of shape {head.shape}, but {CARD} describes "
-            f"{len(card.class_names)} classes of {width} numbers (or {width + more} with deeper "
-            "features). The folder was edited by hand: copy it again, or fit again."
-        )
-    return head
-
-
-def _refuse_other_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless the file has what the head made from it would save."""
-    for name, one in found.items():
-        same = name in expected and one.shape == expected[name].shape
-        if not same or one.is_floating_point() != expected[name].is_floating_point():
-            raise ValueError(f"{name} of shape {tuple(one.shape)} and type {one.dtype}")

@@ -5,7 +5,6 @@ Files are read, never run: a Python file is parsed, and only literal dictionarie
 
 from __future__ import annotations
 
-import ast
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import read_text
 from ogkd.prompts.bank import fold
+from ogkd.prompts.released import python_literals
 
 _CLASS = ("class", "classname", "class_name", "class name", "label", "name")
 _TEXT = ("text", "prompt", "prompts", "description", "descriptions", "caption", "sentence", "texts")
@@ -167,18 +167,9 @@ def _from_table(path: Path, content: str) -> list[tuple[str, str]]:
 
 
 def _from_python(path: Path, content: str) -> list[tuple[str, str]]:
-    try:
-        statements = ast.parse(content).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise DataError(f"{path} is not Python source ({error}).") from error
     pairs: list[tuple[str, str]] = []
-    for statement in statements:
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-            try:
-                found = ast.literal_eval(statement.value)
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                continue
-            if isinstance(found, dict) and all(isinstance(key, str) for key in found):
-                lists = {key: value for key, value in found.items() if isinstance(value, list)}
-                pairs += _from_object(lists) or []
+    for _, found in python_literals(path, content):
+        if isinstance(found, dict) and all(isinstance(key, str) for key in found):
+            lists = {key: value for key, value in found.items() if isinstance(value, list)}
+            pairs += _from_object(lists) or []
     return pairs

@@ -60,10 +60,7 @@ def messages_for(order: Order, name: str, have: Sequence[str]) -> Messages:
         shown = json.dumps(list(have[-_SHOWN:]), ensure_ascii=False)
         lines.append(f"These are there already; write others: {shown}")
     lines.append("Answer with a JSON list of strings and nothing else.")
-    return [
-        {"role": "system", "content": _ROLE},
-        {"role": "user", "content": "\n".join(lines)},
-    ]
+    return [{"role": "system", "content": _ROLE}, {"role": "user", "content": "\n".join(lines)}]
 
 
 def read_answer(answer: str) -> list[str]:

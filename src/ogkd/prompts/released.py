@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import os
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import blob_id, cache_dir, read_bytes, write_json
@@ -67,9 +68,9 @@ def require_released() -> Path:
 
 def fetch_released() -> dict[str, list[str]]:
     """Download the bank's file at its pinned commit, check it and store the bank."""
-    from ogkd.download import download, mirrored
+    from ogkd.download import download, hub_offline, mirrored
 
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+    if hub_offline():
         raise DataError(
             f"HF_HUB_OFFLINE is set, so {pin().url} is not downloaded. Unset it, or download the "
             "file on another machine and import it: `ogkd prompts import FILE`."
@@ -106,23 +107,33 @@ def import_released(path: Path) -> dict[str, list[str]]:
     return bank
 
 
-def _literal(path: Path, content: bytes) -> dict[str, list[str]]:
-    """The dictionary of the pinned variable; nothing in the file is run."""
+def python_literals(path: Path, content: str | bytes) -> Iterator[tuple[list[str], Any]]:
+    """The names and the value of each assignment in Python source, which is parsed, never run.
+
+    In place of a value that is not a literal: the error that says so.
+    """
     try:
         statements = ast.parse(content).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise DataError(f"{path} is not Python source ({error}).") from error
-    found: object = None
     for statement in statements:
-        if isinstance(statement, ast.Assign):
-            names = [target.id for target in statement.targets if isinstance(target, ast.Name)]
-            if pin().variable in names:
-                try:
-                    found = ast.literal_eval(statement.value)
-                except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
-                    raise DataError(
-                        f"{path}: {pin().variable} is not a plain dictionary ({error})."
-                    ) from error
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            both = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            value: Any
+            try:
+                value = ast.literal_eval(statement.value)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+                value = error
+            yield [target.id for target in both if isinstance(target, ast.Name)], value
+
+
+def _literal(path: Path, content: bytes) -> dict[str, list[str]]:
+    """The dictionary of the pinned variable."""
+    found: Any = None
+    for names, value in python_literals(path, content):
+        found = value if pin().variable in names else found
+    if isinstance(found, Exception):
+        raise DataError(f"{path}: {pin().variable} is not a plain dictionary ({found}).")
     texts = isinstance(found, dict) and all(
         isinstance(name, str) and isinstance(row, list) and all(isinstance(one, str) for one in row)
         for name, row in found.items()

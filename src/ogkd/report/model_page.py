@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from ogkd.datasets.manifest import Manifest
 from ogkd.errors import counted
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions, predict_labelled
 from ogkd.files import write_text
-from ogkd.images import data_uri
+from ogkd.images import ImageRef, data_uri
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
 from ogkd.model.engine_note import engine_note
@@ -31,11 +31,11 @@ from ogkd.report.charts import confusion_table, graph_table
 from ogkd.report.html import percent, render
 from ogkd.report.summary import Outcome, frequent_confusions, sentences, warnings
 
-SIDE = 256  # pixels of an image on a card
+_SIDE = 256  # pixels of an image on a card
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
-OUTLINED = 8  # patches; more would hide the image
+_OUTLINED = 8  # patches; more would hide the image
 _KEPT = 0.8  # share of the images that the summary keeps when it refers the others
-MARKS = {  # of a verdict: class in the style sheet, sign
+_MARKS = {  # of a verdict: class in the style sheet, sign
     True: ("good", "\u2713"),
     False: ("error", "\u2717"),
     None: ("warning", "?"),
@@ -102,105 +102,95 @@ def write_report(
     is the value of `evaluate_predictions`, if that was computed already. `command` is the command
     line to show. But for the time, the same input gives the same page.
     """
-    if predictions.findings:
-        from ogkd.report.findings_page import findings_page
-
-        page = findings_page(
-            classifier,
-            manifest,
-            predictions,
-            command=command,
-            show_names=show_names,
-            audit=audit,
-            images=images,
-            result=result,
-        )
-        write_text(Path(path), page)
-        return
-    card, calibration = classifier.card, classifier.calibration
+    card = classifier.card
     if result is None:
+        sets = None if predictions.findings else SupportSets.of(classifier)
         result = evaluate_predictions(
-            predictions, calibration, card=card, support_sets=SupportSets.of(classifier)
+            predictions, classifier.calibration, card=card, support_sets=sets
         )
-    p = predictions.probabilities(calibration)
-    outcome = _outcome(result, predictions, p, calibrated=calibration is not None)
-    wrong = confident_errors(predictions.labels, p)
-    right = correct_examples(predictions.labels, p)
+    p = predictions.probabilities(classifier.calibration)
     files = [image.name if show_names else "" for image in predictions.images]
-    errors, examples = (
-        cards(classifier, predictions, p, chosen, files) if images else []
-        for chosen in (wrong, right)
-    )
-    names = predictions.class_names
-    error_rows = [
-        (names[predictions.labels[n]], names[p[n].argmax()], float(p[n].max()), files[n])
-        for n in wrong
-    ]
-    screening = sections.screening(result, outcome)
-    at_prior = sections.at_prior(result)
-    present = {"screening": screening, "prior": at_prior, "examples": examples}
+    if predictions.findings:
+        from ogkd.report.findings_page import findings_values
+
+        template = "findings.html"
+        values = findings_values(classifier, predictions, p, result, files, images=images)
+    else:
+        template = "report.html"
+        values = _class_values(classifier, predictions, p, result, files, audit, images=images)
+    columns, rows = facts.part_counts(manifest, card)
+    now = datetime.now().astimezone()
     page = render(
-        "report.html",
+        template,
         title="Model report",
         subtitle=f"{card.method} on {card.backbone.short_name}: {', '.join(card.class_names)}",
         caution=CAUTION,
-        made=made_now(),
-        has_pictures=bool(errors or examples),
-        contents=[(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
+        made=f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}",
         alarms=result["warnings"],
         verdict=result["verdict"],
-        outcome_mark=MARKS[result["verdict"]["better_than_guessing"]],
-        tiles=sections.tiles(outcome, result),
-        sentences=sentences(outcome),
-        warnings=_warnings(classifier, outcome, audit),
-        interval_words=sections.interval_words(result),
-        metrics=sections.metrics(result),
-        confusion=confusion_table(outcome.counts, outcome.names),
-        confusions=frequent_confusions(outcome),
-        screening=screening,
-        at_prior=at_prior,
-        risk=sections.selective(result),
-        calibration=sections.calibration(result),
-        sets=sections.sets(result),
-        result=result,
-        errors=errors,
-        side=SIDE,
-        error_rows=error_rows,
-        all_errors=outcome.images - outcome.correct,
-        examples=examples,
-        graph=_graph(classifier),
-        **about(classifier, manifest, predictions, audit, command, show_names=show_names),
+        outcome_mark=_MARKS[result["verdict"]["better_than_guessing"]],
+        side=_SIDE,
+        show_names=show_names,
+        count_columns=columns,
+        count_rows=rows,
+        facts=facts.data_facts(predictions, audit),
+        audit=audit,
+        model=facts.model_facts(classifier, show_names=show_names),
+        settings=facts.settings_rows(card.config),
+        versions=facts.version_rows(card),
+        hashes=facts.fingerprints(classifier, predictions),
+        command=facts.plain_command(command, show_names=show_names),
+        **values,
     )
     write_text(Path(path), page)
 
 
-def made_now() -> str:
-    now = datetime.now().astimezone()
-    return f"Created on {now:%Y-%m-%d} at {now:%H:%M %Z}"
-
-
-def about(
+def _class_values(
     classifier: Classifier,
-    manifest: Manifest,
     predictions: LabelledPredictions,
+    p: NDArray[np.float32],
+    result: Mapping[str, Any],
+    files: Sequence[str],
     audit: Audit | None,
-    command: str,
     *,
-    show_names: bool,
+    images: bool,
 ) -> dict[str, Any]:
-    """What every report says about the data and about how the model was made."""
-    columns, rows = facts.part_counts(manifest, classifier.card)
+    """What only the report about a model of classes has."""
+    outcome = _outcome(result, predictions, p, calibrated=classifier.calibration is not None)
+    wrong = confident_errors(predictions.labels, p)
+    right = correct_examples(predictions.labels, p)
+    errors, examples = (
+        _cards(classifier, predictions, p, chosen, files) if images else []
+        for chosen in (wrong, right)
+    )
+    names = predictions.class_names
+    screening = sections.screening(result, outcome)
+    at_prior = sections.at_prior(result)
+    present = {"screening": screening, "prior": at_prior, "examples": examples}
     return {
-        "show_names": show_names,
-        "count_columns": columns,
-        "count_rows": rows,
-        "facts": facts.data_facts(predictions, audit),
-        "audit": audit,
-        "model": facts.model_facts(classifier, show_names=show_names),
-        "settings": facts.settings_rows(classifier.card.config),
-        "versions": facts.version_rows(classifier.card),
-        "hashes": facts.fingerprints(classifier, predictions),
-        "command": facts.plain_command(command, show_names=show_names),
+        "has_pictures": bool(errors or examples),
+        "contents": [(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
+        "tiles": sections.tiles(outcome, result),
+        "sentences": sentences(outcome),
+        "warnings": _warnings(classifier, outcome, audit),
+        "interval_words": sections.interval_words(result),
+        "metrics": sections.metrics(result),
+        "confusion": confusion_table(outcome.counts, outcome.names),
+        "confusions": frequent_confusions(outcome),
+        "screening": screening,
+        "at_prior": at_prior,
+        "risk": sections.selective(result),
+        "calibration": sections.calibration(result),
+        "sets": sections.sets(result),
+        "result": result,
+        "errors": errors,
+        "error_rows": [
+            (names[predictions.labels[n]], names[p[n].argmax()], float(p[n].max()), files[n])
+            for n in wrong
+        ],
+        "all_errors": outcome.images - outcome.correct,
+        "examples": examples,
+        "graph": _graph(classifier),
     }
 
 
@@ -267,7 +257,7 @@ def correct_examples(
     return np.asarray(found[:_MOST], np.intp)
 
 
-def cards(
+def _cards(
     classifier: Classifier,
     predictions: LabelledPredictions,
     probabilities: NDArray[np.floating],
@@ -279,16 +269,11 @@ def cards(
     if not numbers:
         return []
     names, predicted = predictions.class_names, probabilities.argmax(axis=1)
-    rows, columns = classifier.backbone.patch_grid
     made = []
     with progress_bar("Drawing evidence", len(numbers)) as bar:
-        drawn = evidence(
-            classifier,
-            [predictions.images[number] for number in numbers],
-            labels=[int(predicted[number]) for number in numbers],
-            top=min(OUTLINED, rows * columns),
-        )
-        for number, found in zip(numbers, drawn, strict=True):
+        pictures = [predictions.images[number] for number in numbers]
+        maps = evidence_maps(classifier, pictures, [int(predicted[number]) for number in numbers])
+        for number, (image, heat) in zip(numbers, maps, strict=True):
             row, label = probabilities[number], int(predictions.labels[number])
             name, truth = names[predicted[number]], names[label]
             title, words = truth, f"{100 * row.max():.0f} % for {name}"
@@ -300,15 +285,21 @@ def cards(
                 part = f" ({best.image.part})" if best.image and best.image.part else ""
                 words += f"; the picture that decided{part}, {100 * best.share:.0f} % of the answer"
             outlined = f"The same image; the patches with most evidence for {name} are outlined"
-            pictures = (
-                (small(found.image), f"An image of the class {truth}", "what it saw"),
-                (small(heat_map(found)), outlined, f"evidence for {name}"),
+            both = (
+                (image, f"An image of the class {truth}", "what it saw"),
+                (heat, outlined, f"evidence for {name}"),
             )
-            card = {"title": title, "words": words, "pictures": pictures, "file": files[number]}
-            made.append(card)
+            made.append({"title": title, "words": words, "pictures": both, "file": files[number]})
             bar.advance()
     return made
 
 
-def small(image: Image.Image) -> str:
-    return data_uri(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))
+def evidence_maps(
+    classifier: Classifier, images: Sequence[ImageRef], labels: Sequence[int]
+) -> Iterator[tuple[str, str]]:
+    """Each image as the model saw it and with the evidence for its label, for the page."""
+    rows, columns = classifier.backbone.patch_grid
+    for found in evidence(classifier, images, labels=labels, top=min(_OUTLINED, rows * columns)):
+        both = found.image.convert("RGB"), heat_map(found).convert("RGB")
+        image, heat = (one.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC) for one in both)
+        yield data_uri(image), data_uri(heat)

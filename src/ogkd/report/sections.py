@@ -16,6 +16,10 @@ from ogkd.report.summary import Outcome, flagged_share, screening_counts
 
 Values = Mapping[str, Any]  # what the template reads
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
+TOO_NARROW = (
+    " If several images come from one patient and the data does not say so, these intervals are "
+    "too narrow."
+)
 
 
 def tiles(outcome: Outcome, result: Values) -> list[tuple[str, str, str]]:
@@ -62,13 +66,8 @@ def interval_words(result: Values) -> str:
         f"by {how['resamples']} bootstrap resamples of {unit} for F1, AUROC and kappa."
     )
     if how["by"] == "group":
-        text += " Images of one patient (group) count as the fewer that they are worth."
-    if how["by"] == "image":
-        text += (
-            " If several images come from one patient and the data does not say so, these "
-            "intervals are too narrow."
-        )
-    return text
+        text += " Images of one patient (group) are alike and count for fewer."
+    return text + (TOO_NARROW if how["by"] == "image" else "")
 
 
 def metrics(result: Values) -> list[tuple[str, str, str, str]]:
@@ -118,7 +117,7 @@ def at_prior(result: Values) -> Values | None:
         return None
     frequencies = [f"{name} {100 * p:.3g} %" for name, p in found["prior"].items()]
     rows = []
-    for key, words in {"as_is": "as they are", "with_prior": "by these frequencies"}.items():
+    for key, words in {"as_is": "unchanged", "with_prior": "adjusted"}.items():
         cells = [_with_interval(found[key]["whole"], "accuracy")]
         if side := found[key]["screening"]:
             cells += [_with_interval(side, "ppv"), _with_interval(side, "npv")]
@@ -165,7 +164,7 @@ def calibration(result: Values) -> Values:
     found = result["calibration"]
     if found is None:
         words = (
-            "The model was not calibrated: its probabilities are as training left them. "
+            "The model was not calibrated: its probabilities come straight from training. "
             "The command ogkd calibrate corrects them with images that the model has not "
             "learned from, if those show that it helps."
         )

@@ -6,10 +6,13 @@ start before the end. Thumbnails stay in memory: no copy of an image is written 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -20,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.errors import DataError
+from ogkd.errors import ConfigError, DataError
 from ogkd.features.store import FeatureStore
 from ogkd.images import ImageRef, SliceRule, read_image
 from ogkd.images.decode import images_below
@@ -31,6 +34,7 @@ THUMB, VIEW = 192, 1024  # pixels of the longer side
 _BATCH = 16
 _KEPT = 96_000_000  # bytes of small images in memory
 _MOST = 50_000  # images of a project
+_PATTERN_SECONDS = 5  # in which a pattern must have searched all names
 
 
 def find_project_images(project: Project) -> list[ImageRef]:
@@ -51,6 +55,11 @@ def find_project_images(project: Project) -> list[ImageRef]:
             f"There are {len(found):,} images, more than the {_MOST:,} that the studio can show. "
             "Choose a folder with fewer."
         )
+    if found and all(kind_of(file) == "slide" for file in found):
+        raise DataError(
+            f"{', '.join(map(str, folders))} has whole slides, which the studio cannot show. Put "
+            "the slides of each class in a folder of its own and fit on their tiles."
+        )
     middle = rule or SliceRule.parse("axis=2,index=middle")
     return [ImageRef(file).sliced(middle if kind_of(file) == "nifti" else rule) for file in found]
 
@@ -67,6 +76,25 @@ def patients(project: Project, addresses: Sequence[str]) -> list[str | None]:
             name = match.group(1) if match.groups() else match.group(0)
         found.append(name)
     return found
+
+
+def try_pattern(pattern: str, addresses: Sequence[str]) -> None:
+    """Refuse a pattern that may take for ever, by trying it where that stops nobody."""
+    code = "import re, sys; p = re.compile(sys.argv[1]); [*map(p.search, sys.stdin)]"
+    with contextlib.suppress(ValueError, OSError):  # what is wrong with it is said elsewhere
+        try:
+            subprocess.run(
+                [sys.executable, "-I", "-S", "-c", code, pattern],
+                input="\n".join(addresses).encode(errors="replace"),
+                stderr=subprocess.DEVNULL,
+                timeout=_PATTERN_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise ConfigError(
+                f"The pattern '{pattern}' takes more than {_PATTERN_SECONDS} seconds. Use "
+                "a simpler one, without repetitions inside repetitions."
+            ) from None
 
 
 class Gallery:
@@ -93,6 +121,11 @@ class Gallery:
 
     def __len__(self) -> int:
         return len(self.refs)
+
+    @property
+    def volumes(self) -> int:
+        """Volumes, of which one slice is shown and learned from."""
+        return sum(kind_of(ref.file) == "nifti" for ref in self.refs)
 
     @property
     def done(self) -> int:

@@ -21,11 +21,21 @@ from pydantic import ValidationError
 from ogkd.datasets.manifest import Item, Manifest, read_class_names
 from ogkd.datasets.tables import csv_text, relative_to, table_text
 from ogkd.errors import ConfigError, DataError
-from ogkd.files import holds_files, is_text, read_bytes, storage_errors, write_json, write_text
+from ogkd.files import (
+    holds_files,
+    is_text,
+    parse_json,
+    read_bytes,
+    storage_errors,
+    write_json,
+    write_text,
+)
 from ogkd.images import ImageRef
+from ogkd.images.ref import kind_of
 from ogkd.studio.facts import ClassInfo, Facts, checked_classes, read_facts
 
 SETTINGS, LOG, TABLE = "project.json", "labels.jsonl", "labels.csv"
+VOLUMES = "volumes.csv"  # the labels of slices as labels of their volumes
 UPLOADS, MODEL = "images", "model"  # folders inside it
 State = Literal["label", "unsure", "skip", "unusable", "clear"]
 _MOST_LOG = 1 << 30  # bytes
@@ -176,44 +186,51 @@ class Project:
     def set_facts(self, **changes: Any) -> None:
         """Change settings or classes; a class with labels cannot be removed."""
         with self._lock:
-            try:
-                facts = Facts.model_validate({**self.facts.model_dump(), **_plain(changes)})
-            except ValidationError as error:
-                problem = error.errors()[0]
-                place = ".".join(map(str, problem["loc"]))
-                raise ConfigError(f"{place}: {problem['msg']}.") from None
-            except UnicodeEncodeError:
-                raise ConfigError("A setting has half a character (a lone surrogate).") from None
-            facts = facts.model_copy(update={"classes": checked_classes(facts.classes)})
-            used = set(self.labels.values()) - {one.name for one in facts.classes}
-            if used:
-                raise ConfigError(
-                    f"Images are labelled '{sorted(used)[0]}': label them differently before you "
-                    "remove the class, or rename it."
-                )
+            facts = self._checked(changes)
             write_json(self.folder / SETTINGS, facts.model_dump(mode="json"), ours=True)
             self.facts = facts
+
+    def set_classes(self, classes: Sequence[ClassInfo], renames: Mapping[str, str]) -> None:
+        """Rename classes (old name to new), then set them all: everything, or nothing at all."""
+        with self._lock:
+            names, steps = list(self.class_names), {}
+            for old, new in renames.items():
+                (clean,) = read_class_names([new])
+                if old not in names or clean in names:
+                    raise ConfigError(f"'{old}' cannot be renamed to '{clean}'. Check both names.")
+                names[names.index(old)] = steps[old] = clean
+            self._checked({"classes": classes}, steps)
+            for old, clean in steps.items():
+                self._rename(old, clean)
+            self.set_facts(classes=classes)
+
+    def _checked(
+        self, changes: Mapping[str, Any], renames: Mapping[str, str] | None = None
+    ) -> Facts:
+        """The settings after a change, once classes have other names; nothing is written yet."""
+        try:
+            facts = Facts.model_validate({**self.facts.model_dump(), **_plain(changes)})
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = ".".join(map(str, problem["loc"]))
+            raise ConfigError(f"{place}: {problem['msg']}.") from None
+        except UnicodeEncodeError:
+            raise ConfigError("A setting has half a character (a lone surrogate).") from None
+        facts = facts.model_copy(update={"classes": checked_classes(facts.classes)})
+        used = set(self.labels.values())
+        for old, new in (renames or {}).items():
+            used = {new if name == old else name for name in used}
+        if lost := sorted(used - {one.name for one in facts.classes}):
+            raise ConfigError(
+                f"Images are labelled '{lost[0]}': label them differently before you remove the "
+                "class, or rename it."
+            )
+        return facts
 
     def add_folder(self, folder: Path) -> None:
         """Add a folder of images; they stay there."""
         place = self.address(ImageRef(folder.resolve()))
         self.set_facts(folders=tuple(dict.fromkeys((*self.facts.folders, place))))
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a class; its labels go with it."""
-        with self._lock:
-            (clean,) = read_class_names([new])
-            if old not in self.class_names or clean in self.class_names:
-                raise ConfigError(f"'{old}' cannot be renamed to '{clean}'. Check both names.")
-            self._write_lines([{"rename": [old, clean]}])
-            self._apply_rename(old, clean)
-            classes = [
-                one.model_copy(update={"name": clean}) if one.name == old else one
-                for one in self.facts.classes
-            ]
-            facts = self.facts.model_copy(update={"classes": tuple(classes)})
-            write_json(self.folder / SETTINGS, facts.model_dump(mode="json"), ours=True)
-            self.facts = facts
 
     def manifest(self) -> Manifest:
         """The labelled images as a dataset."""
@@ -225,13 +242,22 @@ class Project:
         return Manifest(tuple(items), names)
 
     def write_table(self) -> Path:
-        """Write `labels.csv` from the log."""
+        """Write `labels.csv` from the log, and `volumes.csv` if slices of volumes are labelled."""
         place = self.folder / TABLE
         manifest = self.manifest()
         text = (
             table_text(manifest, self.folder) if manifest.items else csv_text([["path", "label"]])
         )
         write_text(place, text, ours=True)
+        whole = {
+            ImageRef(item.image.file): item
+            for item in manifest.items
+            if kind_of(item.image.file) == "nifti"
+        }
+        if whole:
+            items = tuple(replace(item, image=image) for image, item in whole.items())
+            text = table_text(replace(manifest, items=items), self.folder)
+            write_text(self.folder / VOLUMES, text, ours=True)
         return place
 
     @property
@@ -266,6 +292,17 @@ class Project:
             except OSError:
                 os.ftruncate(file.fileno(), start)  # no half line before the next one
                 raise
+
+    def _rename(self, old: str, new: str) -> None:
+        self._write_lines([{"rename": [old, new]}])
+        self._apply_rename(old, new)
+        classes = [
+            one.model_copy(update={"name": new}) if one.name == old else one
+            for one in self.facts.classes
+        ]
+        facts = self.facts.model_copy(update={"classes": tuple(classes)})
+        write_json(self.folder / SETTINGS, facts.model_dump(mode="json"), ours=True)
+        self.facts = facts
 
     def _apply_rename(self, old: str, new: str) -> None:
         self.history = [replace(m, label=new) if m.label == old else m for m in self.history]
@@ -314,7 +351,7 @@ def _read_log(path: Path) -> tuple[list[Mark], list[tuple[str, str]]]:
     renamed: list[tuple[str, str]] = []
     for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
         try:
-            record = json.loads(line)
+            record = parse_json(line)
             if "rename" in record:
                 old, new = map(str, record["rename"])
                 renamed.append((old, new))

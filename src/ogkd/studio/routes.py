@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,15 +20,15 @@ from ogkd.app.server import Settings, guarded, make_uploads
 from ogkd.app.uploads import FORMATS
 from ogkd.app.web import INTERNAL_ERROR, Line, describe, problem, receive_file, use_routes
 from ogkd.datasets.archive import extract_into
-from ogkd.errors import ConfigError, OgkdError
-from ogkd.files import folder_atomically
+from ogkd.errors import ConfigError, DataError, OgkdError
+from ogkd.files import folder_atomically, home, parse_json
 from ogkd.images.decode import EXTENSIONS
 from ogkd.model.card import CAUTION
 from ogkd.model.decide import Decider
 from ogkd.studio import exports
 from ogkd.studio.facts import ClassInfo
 from ogkd.studio.fitted import Fitted
-from ogkd.studio.images import THUMB, VIEW
+from ogkd.studio.images import THUMB, VIEW, try_pattern
 from ogkd.studio.importing import match, read_labels
 from ogkd.studio.project import UPLOADS, Conflict
 from ogkd.studio.session import Session, texts_for
@@ -103,22 +104,24 @@ def _routes(
         return JSONResponse({"rows": rows, "version": session.version})
 
     async def picture(request: Request, side: int) -> Response:
-        row = session.row(request.path_params["row"])
+        row = session.row(_number(request))
         content = await asyncio.to_thread(session.gallery.picture, row, side)
         return Response(content, media_type="image/jpeg")
 
     async def look(request: Request) -> Response:
-        row = session.row(request.path_params["row"])
+        row = session.row(_number(request))
         evidence = request.query_params.get("evidence") == "1"
         return JSONResponse(await line.run(lambda: detail(session, current, row, evidence)))
 
     async def similar(request: Request) -> Response:
-        row = session.row(request.path_params["row"])
+        row = session.row(_number(request))
         return JSONResponse({"rows": await asyncio.to_thread(session.similar, row)})
 
     async def label(body: Body) -> Any:
         address = session.gallery.addresses[session.row(body.get("row"))]
         by, seen = _word(body, "by"), body.get("seen")
+        if seen is not None and type(seen) is not int:
+            raise ConfigError("'seen' must be the number of a mark.")
         mark = await asyncio.to_thread(
             functools.partial(
                 project.mark,
@@ -126,7 +129,7 @@ def _routes(
                 body.get("state", "label"),
                 body.get("label"),
                 by=by,
-                seen=seen if isinstance(seen, int) else None,
+                seen=seen,
             )
         )
         session.changed()
@@ -139,19 +142,20 @@ def _routes(
         return {"row": row, "state": None if mark is None else mark.state}
 
     async def classes(body: Body) -> Any:
-        for old, new in (body.get("renames") or {}).items():
-            await asyncio.to_thread(project.rename, str(old), str(new))
-        wanted = body.get("classes")
+        wanted, renames = body.get("classes"), body.get("renames") or {}
         if not isinstance(wanted, list):
             raise ConfigError("Give a list of classes.")
-        await asyncio.to_thread(
-            functools.partial(project.set_facts, classes=[_class(one) for one in wanted])
-        )
+        if not isinstance(renames, dict) or not all(isinstance(n, str) for n in renames.values()):
+            raise ConfigError("'renames' must be an object of old and new names.")
+        await asyncio.to_thread(project.set_classes, [_class(one) for one in wanted], renames)
         session.changed()
         return state_json(session)
 
     async def settings_changed(body: Body) -> Any:
-        changes = {key: body[key] or None for key in ("patient", "slice") if key in body}
+        given = [key for key in ("patient", "slice") if key in body]
+        changes: Body = {key: body[key] and (_word(body, key) or None) for key in given}
+        if changes.get("patient"):
+            await asyncio.to_thread(try_pattern, changes["patient"], session.gallery.addresses)
         await asyncio.to_thread(functools.partial(project.set_facts, **changes))
         session.changed()
         return state_json(session)
@@ -159,11 +163,10 @@ def _routes(
     async def choose_folder(body: Body) -> Any:
         if settings.password is not None:
             raise ConfigError("Folders can only be chosen on the machine itself. Drop the files.")
-        place = Path(_word(body, "folder")).expanduser()
+        place = home(_word(body, "folder"))
         if not place.is_absolute() or not place.is_dir():
             raise ConfigError(f"There is no folder '{place}' on this machine. Give its whole path.")
-        await asyncio.to_thread(project.add_folder, place)
-        await asyncio.to_thread(session.rescan)
+        await asyncio.to_thread(session.add_folder, place)
         return state_json(session)
 
     async def upload(request: Request) -> Response:
@@ -192,6 +195,8 @@ def _routes(
             pairs, lost = match(
                 await asyncio.to_thread(read_labels, file), session.gallery.addresses
             )
+        except OgkdError as error:  # nobody knows where the file was kept meanwhile
+            raise DataError(str(error).replace(f"{aside}/", "")) from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         places = session.gallery.addresses
@@ -231,11 +236,11 @@ def _routes(
         "/api/images": images,
         "/api/next": following,
         "/api/texts": texts,
-        "/api/look/{row:int}": look,
-        "/api/similar/{row:int}": similar,
-        "/thumb/{row:int}": small,
-        "/image/{row:int}": large,
-        "/api/export/{kind:str}": export,
+        "/api/look/{row}": look,
+        "/api/similar/{row}": similar,
+        "/thumb/{row}": small,
+        "/image/{row}": large,
+        "/api/export/{kind}": export,
     }
     return [
         *(Route(path, _kind(handler)) for path, handler in gets.items()),
@@ -252,7 +257,7 @@ def _json(handler: Callable[[Body], Awaitable[Any]]) -> Callable[[Request], Awai
         from starlette.responses import JSONResponse
 
         try:
-            body = await request.json()
+            body = parse_json(await request.body())
         except ValueError:
             body = None
         if not isinstance(body, dict):
@@ -283,6 +288,12 @@ def _kind(handler: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Re
             return problem(INTERNAL_ERROR, 500)
 
     return called
+
+
+def _number(request: Request) -> int | None:
+    """The row in an address; an `int` there would be read whatever its length."""
+    text = request.path_params["row"]
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def _class(value: Any) -> ClassInfo:

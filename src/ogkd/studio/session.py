@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,16 @@ class Session:
                 daemon=True,
             )
             self._encoding.start()
+
+    def add_folder(self, folder: Path) -> None:
+        """Add a folder of images, unless they cannot be used."""
+        before = self.project.facts.folders
+        self.project.add_folder(folder)
+        try:
+            self.rescan()
+        except OgkdError:
+            self.project.set_facts(folders=before)
+            raise
 
     def changed(self) -> None:
         """Labels or classes have changed: fit again soon."""
@@ -297,7 +308,7 @@ class Session:
 
     def row(self, number: object) -> int:
         """A row that a request names, checked."""
-        if not isinstance(number, int) or not 0 <= number < len(self.gallery):
+        if type(number) is not int or not 0 <= number < len(self.gallery):
             raise DataError("There is no such image. Load the page again.")
         return number
 

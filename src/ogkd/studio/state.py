@@ -36,6 +36,7 @@ def state_json(session: Session) -> dict[str, Any]:
         "rate": round(gallery.rate, 1),
         "unreadable": len(gallery.errors),
         "copies": len(gallery.copies),
+        "volumes": gallery.volumes,
         "backbone": "" if session.backbone is None else session.backbone.name.rsplit("/", 1)[-1],
         "classes": [
             {**one.model_dump(mode="json"), "labels": counts[one.name]}

@@ -72,8 +72,11 @@ export const post = async (path, value) =>
       body: JSON.stringify(value ?? {}),
     })
   );
-export const send = async (path, file) =>
-  answered(await reach(path, { method: "POST", headers: { "Content-Type": "application/octet-stream" }, body: file }));
+// A file as it is, or several in a form, whose header the browser writes itself.
+export const send = async (path, body) => {
+  const headers = body instanceof FormData ? {} : { "Content-Type": "application/octet-stream" };
+  return answered(await reach(path, { method: "POST", headers, body }));
+};
 
 export function announce(text) {
   document.querySelector("#announce").textContent = text;

@@ -174,6 +174,7 @@ export function setupStep(refresh) {
     const state = shared.state;
     const parts = [t("setup.count", { count: state.images })];
     if (state.unreadable) parts.push(t("setup.unreadable", { count: state.unreadable }));
+    if (state.volumes) parts.push(t("setup.volumes", { count: state.volumes }));
     if (state.copies) parts.push(t("setup.copies", { count: state.copies }));
     if (state.backbone) parts.push(t("setup.backbone", { name: state.backbone }));
     counts.textContent = parts.join(" ");

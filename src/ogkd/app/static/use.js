@@ -1,4 +1,4 @@
-// Ask the served models about one image: an upload, and a card for each model's answer.
+// Ask the served models about one image or exam: an upload, and a card for each model's answer.
 
 import { announce, bar, dropZone, fill, h, percent, send, t } from "./dom.js";
 
@@ -10,13 +10,19 @@ export function usePanel(facts) {
     mb: facts.max_bytes / 1e6,
     megapixels: facts.max_pixels / 1e6,
   });
-  const zone = dropZone({ id: "upload", label: t("use.drop"), hint: limits, taken: ([file]) => ask(file) });
+  const exams = facts.models.some((one) => one.bags);
+  const label = t(exams ? "use.drop.exam" : "use.drop");
+  const zone = dropZone({ id: "upload", label, hint: limits, multiple: exams, taken: (files) => ask(exams ? files : files.slice(0, 1)) });
 
-  async function ask(file) {
-    fill(shown, h("p.loading", { role: "status" }, t("use.asking", { name: file.name })));
+  async function ask(files) {
+    const [file] = files;
+    const several = files.length > 1;
+    fill(shown, h("p.loading", { role: "status" }, several ? t("use.asking.exam", { count: files.length }) : t("use.asking", { name: file.name })));
     try {
+      const form = new FormData();
+      for (const one of files) form.append("file", one, one.name);
       const name = encodeURIComponent(file.name);
-      const said = await send(`/predict?pictures=true&name=${name}`, file);
+      const said = await send(`/predict?pictures=true&name=${name}`, several ? form : file);
       fill(shown, answer(said));
       announce(said.models.map((one) => `${one.model}: ${headline(one)}`).join(". "));
     } catch (error) {
@@ -50,6 +56,7 @@ function answer(said) {
       { "aria-label": t("answer.image") },
       h("img", { src: said.image.preview, alt: t("answer.image.alt") }),
       h("p", {}, h("strong.name", {}, said.image.name), h("br"), t("answer.size", said.image)),
+      said.models.some((one) => one.bag) && h("p", {}, t("bag.shown")),
       said.image.note && h("p", {}, said.image.note),
       agree
     ),
@@ -82,6 +89,8 @@ function card(one, number) {
       " ",
       h("strong", {}, one.conformal_set.join(", ") || t("answer.none"))
     ),
+    one.bag && deciding(one.bag),
+    one.bag && one.evidence && h("h3", {}, t("bag.evidence")),
     one.evidence && evidenceFigure(one.evidence),
     one.similar.length > 0 && h("h3", {}, t("answer.similar")),
     one.similar.length > 0 && h(
@@ -97,6 +106,27 @@ function card(one, number) {
       ))
     )
   );
+}
+
+// The pictures of an exam or volume that weigh most in its answer.
+function deciding(bag) {
+  const name = (one) => {
+    const [, index] = /(?:^|,)index=(\w+)$/.exec(one.part) ?? [];
+    const [, x, y] = /^tile=(\d+),(\d+),/.exec(one.part) ?? [];
+    if (index) return t("bag.slice", { index });
+    return x ? t("bag.tile", { x, y }) : one.file;
+  };
+  return [
+    h("h3", {}, t("bag.deciding", { count: bag.pictures })),
+    h("ol.similar.deciding", {}, bag.decided_by.map((one) => h(
+      "li",
+      {},
+      one.picture && h("img", { src: one.picture, alt: t("bag.alt", { name: name(one) }) }),
+      h("span", { title: one.part ? `${one.file}#${one.part}` : one.file }, name(one)),
+      " ",
+      h("span.number", {}, t("bag.share", { share: percent(one.share) }))
+    ))),
+  ];
 }
 
 // Where the answer comes from; in words alone if the map marks nothing that matters more.

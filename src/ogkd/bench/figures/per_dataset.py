@@ -230,7 +230,7 @@ def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
     def samples(mine: PairedPredictions) -> tuple[list[_Sample], str]:
         if not mine.normal or len(mine.normal) == mine.a.shape[1] or not len(mine.y):
             return [], ""
-        healthy = analysis.is_normal(mine.y, mine.normal)
+        healthy = np.isin(mine.y, mine.normal)
         missed = analysis.both_wrong(mine.a, mine.b, mine.y) & ~healthy
         found = []
         for name, rows in (("Both wrong on a disease", missed), ("Normal images", healthy)):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ogkd.datasets.phantoms import _eye, _histology, _slices, _surface, _ultrasound, _xray
-from ogkd.datasets.phantoms._draw import Drawing, Rng, new_rng
+from ogkd.datasets.phantoms._draw import Drawing, Rng, new_rng, to_levels
 from ogkd.datasets.splits import check_seed
 from ogkd.errors import ConfigError, DataError, did_you_mean
 from ogkd.files import folder_atomically
@@ -109,19 +109,14 @@ def render(
 
 
 def draw(
-    name: str,
-    label: int,
-    scene: np.random.SeedSequence,
-    texture: np.random.SeedSequence,
-    size: int,
+    name: str, label: int, scene: np.random.SeedSequence, texture: np.random.SeedSequence, size: int
 ) -> Phantom:
     """Draw by two seeds: what is drawn does not depend on how many pixels of noise are needed."""
     picture, attributes, mask = _DRAW[name](label, new_rng(scene), new_rng(texture), size)
-    levels = np.rint(np.clip(picture, 0.0, 1.0) * 255).astype(np.uint8)
+    levels = to_levels(picture)
     if levels.ndim == 2:
         levels = np.repeat(levels[..., None], 3, axis=2)
-    where = np.rint(np.clip(mask, 0.0, 1.0) * 255).astype(np.uint8)
-    return Phantom(levels, MappingProxyType(attributes), where)
+    return Phantom(levels, MappingProxyType(attributes), to_levels(mask))
 
 
 def write_folder(
@@ -199,23 +194,22 @@ def checked_counts(per_class: int | None, splits: Mapping[str, int] | None) -> d
             raise ConfigError(f"The number of images for {split!r} is {count}; give 0 or more.")
         if count > MOST_IMAGES:
             raise ConfigError(
-                f"{split!r} is to have {count:,} images per class, more than {MOST_IMAGES:,}."
+                f"{split!r} can have at most {MOST_IMAGES:,} images per class, but got {count:,}."
             )
         if count:
             checked[split] = count
     if not checked:
-        raise ConfigError("No images were asked for. Give at least one image per class.")
+        raise ConfigError("All numbers of images are 0. Give at least one image per class.")
     return checked
 
 
 def _check(dataset: PhantomDataset, label: int, seed: int, index: int, size: int) -> None:
     if not 0 <= label < len(dataset.class_names):
         raise ConfigError(
-            f"{dataset.name} has labels 0 to {len(dataset.class_names) - 1}, but label {label} "
-            "was asked for."
+            f"{dataset.name} has labels 0 to {len(dataset.class_names) - 1}, but got {label}."
         )
     check_seed(seed)
     if index < 0:
-        raise ConfigError(f"index {index} was asked for; give 0 or more.")
+        raise ConfigError(f"index must be 0 or more, but is {index}.")
     if not MIN_SIZE <= size <= MAX_SIZE:
-        raise ConfigError(f"size is {MIN_SIZE} to {MAX_SIZE} pixels, but {size} was asked for.")
+        raise ConfigError(f"size must be {MIN_SIZE} to {MAX_SIZE} pixels, but is {size}.")

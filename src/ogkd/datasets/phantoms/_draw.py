@@ -23,6 +23,20 @@ Drawing = tuple[Array, Attributes, Array]  # picture [S, S] or [S, S, 3], what i
 _SOFTNESS = {"smooth": 0.025, "indistinct": 0.16, "spiculated": 0.04}
 
 
+def to_levels(values: Real) -> NDArray[np.uint8]:
+    """Values in 0..1 as bytes."""
+    return np.rint(np.clip(values, 0.0, 1.0) * 255).astype(np.uint8)
+
+
+def rgb(red: float, green: float, blue: float) -> Array:
+    return np.array([red, green, blue], np.float32)
+
+
+def empty(size: int) -> Array:
+    """A picture or mask with nothing in it."""
+    return np.zeros((size, size), dtype=np.float32)
+
+
 def new_rng(seed: np.random.SeedSequence) -> Rng:
     return np.random.Generator(np.random.PCG64(seed))
 
@@ -210,7 +224,7 @@ def spots(
 ) -> Array:
     """Sum of small round Gaussian spots at scene points [N, 2]."""
     size = view.size
-    out = np.zeros((size, size), dtype=np.float32)
+    out = empty(size)
     centres = view.to_pixels(places)
     for (cx, cy), radius, strength in zip(centres, radii, strengths, strict=True):
         sigma = max(0.5, radius * size * 0.5)

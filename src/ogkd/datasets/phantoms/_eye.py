@@ -7,15 +7,18 @@ from numpy.typing import NDArray
 
 from ogkd.datasets.phantoms._draw import (
     Array,
+    Attributes,
     Drawing,
     Frame,
     Rng,
     blob,
     clouds,
+    empty,
     finish,
     frame,
     lines,
     mix,
+    rgb,
     soft,
     spots,
 )
@@ -44,34 +47,34 @@ def fundus(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     base = base * (1.0 - 0.3 * radius**2)[..., None]
     base = base * (1.0 - 0.35 * soft(blob(view, macula, 0.14), 0.25))[..., None]
     vessels = lines(size, _vessels(rng, view, disc), blur=0.6)
-    base = base * (1.0 - vessels[..., None] * np.array([0.38, 0.62, 0.5], np.float32))
+    base = base * (1.0 - vessels[..., None] * rgb(0.38, 0.62, 0.5))
     oval = blob(view, disc, 0.15, aspect=0.9)
-    base = mix(base, np.array([0.98, 0.78, 0.45], np.float32), 0.85 * soft(oval, 0.05)[..., None])
+    base = mix(base, rgb(0.98, 0.78, 0.45), 0.85 * soft(oval, 0.05)[..., None])
     inner = blob(view, disc, 0.15 * cup, aspect=0.9)
-    base = mix(base, np.array([1.0, 0.95, 0.75], np.float32), soft(inner, 0.04)[..., None])
+    base = mix(base, rgb(1.0, 0.95, 0.75), soft(inner, 0.04)[..., None])
     base = base * (1.0 - 0.35 * (vessels * soft(oval, 0.05))[..., None])
-    mask = np.zeros((size, size), dtype=np.float32)
+    mask = empty(size)
     if red:
         dots = np.clip(_scatter(rng, view, red, (0.0, 0.0), 0.42, (0.012, 0.045)), 0, 1)
-        base = mix(base, np.array([0.32, 0.03, 0.02], np.float32), 0.85 * dots[..., None])
+        base = mix(base, rgb(0.32, 0.03, 0.02), 0.85 * dots[..., None])
         mask = np.maximum(mask, dots)
     if exudates:
         dots = np.clip(_scatter(rng, view, exudates, macula, 0.3, (0.012, 0.04)) * 1.3, 0, 1)
-        base = mix(base, np.array([1.0, 0.93, 0.55], np.float32), dots[..., None])
+        base = mix(base, rgb(1.0, 0.93, 0.55), dots[..., None])
         mask = np.maximum(mask, dots)
     if drusen:
         dots = np.clip(_scatter(rng, view, drusen, macula, 0.13, (0.015, 0.04)), 0, 1)
-        base = mix(base, np.array([0.95, 0.75, 0.4], np.float32), 0.65 * dots[..., None])
+        base = mix(base, rgb(0.95, 0.75, 0.4), 0.65 * dots[..., None])
         mask = np.maximum(mask, dots)
     if label == 2:
         mask = soft(oval, 0.05)
-    veil = np.array([0.78, 0.66, 0.55], np.float32)
+    veil = rgb(0.78, 0.66, 0.55)
     base = mix(
         base, veil, np.float32(0.75 * haze) * (0.8 + 0.2 * soft(0.9 - radius, 1.2))[..., None]
     )
     field = soft(rng.uniform(0.9, 1.05) - radius, 0.03)
     picture = base * field[..., None]
-    attributes: dict[str, str | float] = {
+    attributes: Attributes = {
         "cup": "large" if cup > 0.58 else "small",
         "red spots": _count(red, 4),
         "exudates": _count(exudates, 3),
@@ -128,7 +131,7 @@ def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     floor = rng.uniform(0.15, 0.4) + tilt * columns + bow * columns**2
     thick = rng.uniform(0.5, 0.62) * (1.0 + rng.normal(0.0, 0.05))
     dip = rng.uniform(0.18, 0.3) * np.exp(-((x / 0.2) ** 2))
-    mask = np.zeros((size, size), dtype=np.float32)
+    mask = empty(size)
 
     # Bumps lift the pigment epithelium: low and many for drusen, one high for a membrane.
     chances = (int(rng.random() < 0.12), int(rng.integers(1, 8)), int(rng.integers(0, 3)), 0)
@@ -164,7 +167,7 @@ def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     mask = np.maximum(mask, under * (lift > 0.02))
     line = np.exp(-((below / 0.035) ** 2)).astype(np.float32)
     picture = np.maximum(picture, 0.95 * line)
-    dark = np.zeros((size, size), dtype=np.float32)
+    dark = empty(size)
     for _ in range(cysts):
         where = centre + rng.normal(0.0, 0.3)
         column = int(np.clip((where + 1) / 2 * (size - 1), 0, size - 1))
@@ -179,7 +182,7 @@ def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     mask = np.maximum(mask, dark)
     speckle = np.abs(1.0 + 0.38 * clouds(texture, size, int(size * 0.6)))
     picture = (picture * speckle + 0.05).astype(np.float32)
-    attributes: dict[str, str | float] = {
+    attributes: Attributes = {
         "bumps": _count(bumps, 2),
         "membrane": "present" if membrane else "absent",
         "cysts": _count(cysts, 2),
@@ -188,11 +191,8 @@ def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         "pit": "flattened" if swell > 0.15 else "preserved",
         "hump": float(hump),
     }
-    return (
-        finish(picture, rng, texture, gain=0.15, noise=(0.02, 0.08), marker=0.1),
-        attributes,
-        mask,
-    )
+    picture = finish(picture, rng, texture, gain=0.15, noise=(0.02, 0.08), marker=0.1)
+    return picture, attributes, mask
 
 
 def _hole(x: Array, y: Array, cx: float, cy: float, wide: float, high: float) -> Array:

@@ -7,22 +7,25 @@ from numpy.typing import NDArray
 
 from ogkd.datasets.phantoms._draw import (
     Array,
+    Attributes,
     Drawing,
     Rng,
     clouds,
+    empty,
     finish,
     mix,
     polygons,
     resize,
+    rgb,
     ridges,
     soft,
 )
 
 Points = NDArray[np.float64]
 _KINDS = ("glands", "tumor", "lymphocytes", "stroma", "muscle", "adipose", "mucin", "debris")
-_PINK = np.array([0.92, 0.70, 0.82], np.float32)
-_PURPLE = np.array([0.36, 0.22, 0.56], np.float32)
-_WHITE = np.array([0.96, 0.95, 0.96], np.float32)
+_PINK = rgb(0.92, 0.70, 0.82)
+_PURPLE = rgb(0.36, 0.22, 0.56)
+_WHITE = rgb(0.96, 0.95, 0.96)
 
 
 def histology(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
@@ -32,7 +35,7 @@ def histology(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     angle = rng.uniform(0, 3.14)
     ground, pale = _ground(kind, rng, texture, size, angle)
     nuclei: list[tuple[Points, float]] = []
-    attributes: dict[str, str | float] = {}
+    attributes: Attributes = {}
     glands = _glands(kind, rng, size, zoom, nuclei)
     number, spread = _number(kind, rng)
     nuclear = 0.028 * zoom * {"tumor": rng.uniform(1.1, 1.7), "lymphocytes": 0.85}.get(kind, 1.0)
@@ -100,7 +103,7 @@ def _number(kind: str, rng: Rng) -> tuple[int, float]:
 
 def _ground(kind: str, rng: Rng, texture: Rng, size: int, angle: float) -> tuple[Array, Array]:
     """The stained background [S, S, 3] and where it is empty [S, S]."""
-    pale = np.zeros((size, size), dtype=np.float32)
+    pale = empty(size)
     tone = 0.04 * clouds(texture, size, 6)
     if kind in ("stroma", "muscle"):
         axis = np.linspace(0, 1, size, dtype=np.float32)

@@ -6,11 +6,13 @@ import numpy as np
 
 from ogkd.datasets.phantoms._draw import (
     Array,
+    Attributes,
     Drawing,
     Frame,
     Rng,
     blob,
     clouds,
+    empty,
     finish,
     frame,
     lesion,
@@ -39,8 +41,8 @@ def ct_kidney(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     sinus = soft(blob(view, (-0.14, 0.02), rng.uniform(0.13, 0.2), aspect=1.5, angle=tilt), 0.1)
     kidney = mix(kidney, 0.27 + 0.06 * clouds(texture, size, 14), sinus * 0.85)
     picture = mix(picture, kidney, body)
-    attributes: dict[str, str | float] = {"contrast": enhanced}
-    mask = np.zeros((size, size), dtype=np.float32)
+    attributes: Attributes = {"contrast": enhanced}
+    mask = empty(size)
     if label == 2:
         mask = _stones(rng, view, attributes)
         picture = mix(picture, rng.uniform(0.92, 1.0), np.clip(mask * 1.4, 0, 1))
@@ -78,7 +80,7 @@ def _abdomen(rng: Rng, texture: Rng, view: Frame) -> Array:
     return mix(np.zeros_like(picture), picture, soft(skin, 0.04))
 
 
-def _stones(rng: Rng, view: Frame, attributes: dict[str, str | float]) -> Array:
+def _stones(rng: Rng, view: Frame, attributes: Attributes) -> Array:
     count = int(rng.choice([1, 1, 1, 2, 3]))
     points = np.array([-0.1, 0.02]) + rng.normal(0.0, 0.13, (count, 2))
     radii = rng.uniform(0.035, 0.08, count)
@@ -98,7 +100,7 @@ def _mass(
     view: Frame,
     picture: Array,
     cortex: float,
-    attributes: dict[str, str | float],
+    attributes: Attributes,
 ) -> tuple[Array, Array]:
     cyst = label == 1
     shape = pick(
@@ -157,8 +159,8 @@ def mri_brain(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         horn = blob(view, (side * 0.13, -0.12), wide, aspect=0.5, angle=side * 0.35)
         tail = blob(view, (side * 0.16, 0.2), wide * 0.8, aspect=0.5, angle=-side * 0.4)
         brain = mix(brain, fluid, soft(np.maximum(horn, tail), 0.05))
-    attributes: dict[str, str | float] = {"weighting": weighting}
-    mask = np.zeros((size, size), dtype=np.float32)
+    attributes: Attributes = {"weighting": weighting}
+    mask = empty(size)
     if label:
         brain, mask = _tumor(label, rng, texture, view, brain, fluid, aspect, attributes)
     else:
@@ -178,7 +180,7 @@ def _tumor(
     brain: Array,
     fluid: float,
     aspect: float,
-    attributes: dict[str, str | float],
+    attributes: Attributes,
 ) -> tuple[Array, Array]:
     kind = _KINDS[label]
     shape = pick(

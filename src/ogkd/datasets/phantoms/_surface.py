@@ -6,10 +6,12 @@ import numpy as np
 
 from ogkd.datasets.phantoms._draw import (
     Array,
+    Attributes,
     Drawing,
     Frame,
     Rng,
     clouds,
+    empty,
     finish,
     frame,
     lesion,
@@ -17,6 +19,7 @@ from ogkd.datasets.phantoms._draw import (
     mix,
     pick,
     plane,
+    rgb,
     ridges,
     soft,
     spots,
@@ -62,7 +65,7 @@ _PATTERN = (
 def derm(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     """0 nevus, 1 melanoma, 2 basal cell, 3 keratosis, 4 dermatofibroma, 5 vascular."""
     view = frame(rng, size, turn=1.5, zoom=(0.8, 1.2), shift=0.12, bend=0.03)
-    skin = np.array([0.86, 0.66, 0.56], np.float32) * np.float32(rng.uniform(0.8, 1.1))
+    skin = rgb(0.86, 0.66, 0.56) * np.float32(rng.uniform(0.8, 1.1))
     skin = skin * np.exp(rng.normal(0, 0.04, 3)).astype(np.float32)
     relief = 0.025 * clouds(texture, size, 36) + 0.03 * clouds(texture, size, 5)
     picture: Array = (skin * (1.0 + relief)[..., None]).astype(np.float32)
@@ -88,7 +91,7 @@ def derm(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     if rng.random() < 0.2:  # the ring of the dermatoscope's lens
         distance = np.sqrt((view.x) ** 2 + (view.y) ** 2)
         picture = picture * soft(rng.uniform(0.95, 1.15) - distance, 0.08)[..., None]
-    attributes: dict[str, str | float] = {
+    attributes: Attributes = {
         "colour": colour,
         "shape": shape,
         "margin": margin,
@@ -110,17 +113,13 @@ def _pattern(
     if name == "ridged":
         return tone * (1.0 - 0.35 * ridges(texture, size, 8) ** 2)[..., None]
     if name == "white centre":
-        return mix(
-            tone,
-            np.array([0.93, 0.83, 0.78], np.float32),
-            soft(field - radius * 0.5, 0.2)[..., None],
-        )
+        return mix(tone, rgb(0.93, 0.83, 0.78), soft(field - radius * 0.5, 0.2)[..., None])
     if name == "vessels":
         strokes = []
         for _ in range(int(rng.integers(3, 7))):
             walk = np.cumsum(rng.normal(0, 0.05, (9, 2)) + rng.normal(0, 0.04, 2), axis=0)
             strokes.append((view.to_pixels(walk + rng.normal(0, radius * 0.4, 2)), 0.012, 0.9))
-        return mix(tone, np.array([0.7, 0.12, 0.15], np.float32), lines(size, strokes)[..., None])
+        return mix(tone, rgb(0.7, 0.12, 0.15), lines(size, strokes)[..., None])
     if name in ("globules", "pale dots", "lagoons"):
         count = int(rng.integers(10, 22))
         wide = {"globules": 0.03, "pale dots": 0.03, "lagoons": 0.08}[name]
@@ -151,9 +150,7 @@ def endoscopy(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     view = frame(rng, size, turn=3.0, zoom=(0.85, 1.2), shift=0.1, bend=0.05)
     x, y = view.x, view.y
     redness = float(np.clip(rng.normal((0.2, 0.28, 0.42, 0.8, 0.45)[label], 0.14), 0, 1))
-    wall = np.array([0.86, 0.5, 0.4], np.float32) + np.float32(redness) * np.array(
-        [-0.06, -0.26, -0.2], np.float32
-    )
+    wall = rgb(0.86, 0.5, 0.4) + np.float32(redness) * rgb(-0.06, -0.26, -0.2)
     hole = (rng.normal(0, 0.35), rng.normal(0, 0.35))
     distance = np.sqrt((x - hole[0]) ** 2 + (y - hole[1]) ** 2)
     folds = 0.5 + 0.5 * np.cos(distance * rng.uniform(9, 15) + 0.6 * clouds(texture, size, 5))
@@ -163,8 +160,8 @@ def endoscopy(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     picture = wall * (light + bumpy + 0.04 * clouds(texture, size, 6))[..., None]
     veined = rng.random() < (0.8, 0.6, 0.4, 0.15, 0.5)[label]
     web = (0.35 if veined else 0.05) * ridges(texture, size, 7) ** 4
-    picture = picture * (1.0 - web[..., None] * np.array([0.2, 0.6, 0.5], np.float32))
-    attributes: dict[str, str | float] = {
+    picture = picture * (1.0 - web[..., None] * rgb(0.2, 0.6, 0.5))
+    attributes: Attributes = {
         "redness": "pale" if redness < 0.22 else ("pink" if redness < 0.52 else "red"),
         "surface": "granular" if granular else "smooth",
         "vessel pattern": "visible" if veined else "lost",
@@ -188,7 +185,7 @@ def _bowel_finding(
     view: Frame,
     picture: Array,
     wall: Array,
-    attributes: dict[str, str | float],
+    attributes: Attributes,
 ) -> tuple[Array, Array]:
     size = view.size
     finding = ("none", "raised lump", "white crater", "none", "blood")[label]
@@ -197,7 +194,7 @@ def _bowel_finding(
     if label == 3:
         finding = pick(rng, {"none": 0.6, "white crater": 0.25, "blood": 0.15})
     attributes["bowel finding"] = finding
-    mask = np.zeros((size, size), dtype=np.float32)
+    mask = empty(size)
     place = (rng.uniform(-0.45, 0.45), rng.uniform(-0.45, 0.45))
     if finding == "raised lump":
         shape = pick(rng, {"round": 0.5, "oval": 0.3, "lobulated": 0.2})
@@ -214,15 +211,8 @@ def _bowel_finding(
         for _ in range(count):
             radius = rng.uniform(0.13, 0.34) if label == 2 else rng.uniform(0.07, 0.16)
             field, here = lesion(rng, view, place, radius, shape="irregular", margin="indistinct")
-            picture = mix(
-                picture,
-                np.array([0.7, 0.18, 0.15], np.float32),
-                0.5 * soft(field + 0.1, 0.15)[..., None],
-            )
-            tone = (
-                np.array([0.93, 0.86, 0.68], np.float32)
-                * (0.9 + 0.06 * clouds(texture, size, 14))[..., None]
-            )
+            picture = mix(picture, rgb(0.7, 0.18, 0.15), 0.5 * soft(field + 0.1, 0.15)[..., None])
+            tone = rgb(0.93, 0.86, 0.68) * (0.9 + 0.06 * clouds(texture, size, 14))[..., None]
             picture = mix(picture, tone, veil * here[..., None])
             mask = np.maximum(mask, here)
             place = (rng.uniform(-0.6, 0.6), rng.uniform(-0.6, 0.6))
@@ -230,9 +220,6 @@ def _bowel_finding(
         pool = clouds(texture, size, 4) + 0.3 * clouds(texture, size, 12)
         share = rng.uniform(0.4, 1.5) if label == 4 else 1.5
         mask = soft(pool - share, 0.25)
-        tone = (
-            np.array([0.5, 0.02, 0.03], np.float32)
-            * (0.8 + 0.15 * clouds(texture, size, 10))[..., None]
-        )
+        tone = rgb(0.5, 0.02, 0.03) * (0.8 + 0.15 * clouds(texture, size, 10))[..., None]
         picture = mix(picture, tone, 0.92 * mask[..., None])
     return picture, mask

@@ -6,9 +6,11 @@ import numpy as np
 
 from ogkd.datasets.phantoms._draw import (
     Array,
+    Attributes,
     Drawing,
     Rng,
     clouds,
+    empty,
     finish,
     frame,
     lesion,
@@ -49,9 +51,9 @@ def us_breast(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     """0 normal tissue, 1 simple cyst, 2 benign solid mass, 3 malignant mass."""
     view = frame(rng, size, turn=0.07, zoom=(0.9, 1.2), shift=0.08, bend=0.05)
     tissue = _tissue(rng, texture, view.y, size)
-    attributes: dict[str, str | float] = {}
-    mask = np.zeros((size, size), dtype=np.float32)
-    behind = np.zeros((size, size), dtype=np.float32)
+    attributes: Attributes = {}
+    mask = empty(size)
+    behind = empty(size)
     if label == 0:
         # A fat lobule or a shadowing ligament is normal, and looks a little like a lesion.
         attributes["finding"] = pick(rng, {"none": 0.55, "fat lobule": 0.3, "shadow": 0.15})

@@ -6,11 +6,13 @@ import numpy as np
 
 from ogkd.datasets.phantoms._draw import (
     Array,
+    Attributes,
     Drawing,
     Frame,
     Rng,
     blob,
     clouds,
+    empty,
     finish,
     frame,
     lines,
@@ -53,7 +55,7 @@ def knee(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     femur = np.minimum(lower - y, flare - ax).astype(np.float32)
     tibia = np.minimum(y - upper, tibia_half - ax).astype(np.float32)
     bone = np.maximum(soft(femur, 0.03), soft(tibia, 0.03))
-    mask = np.zeros((size, size), dtype=np.float32)
+    mask = empty(size)
     for side in (-1.0, 1.0):
         for edge, base in ((-0.06 - gap / 2, 0.57), (0.06 + gap / 2, 0.58)):
             reach = 0.1 * spur * rng.uniform(0.4, 1.2)
@@ -75,7 +77,7 @@ def knee(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     fibula = np.minimum(y - 0.3, 0.1 - np.abs(x - 0.55)).astype(np.float32)
     picture = mix(picture, 0.55, 0.6 * soft(fibula, 0.04))
     mask = np.maximum(mask, soft(np.minimum(y - lower, upper - y).astype(np.float32) + 0.02, 0.03))
-    attributes: dict[str, str | float] = {
+    attributes: Attributes = {
         "joint space": _level(
             gap, (0.035, 0.08, 0.11), ("lost", "narrow", "slightly narrow", "wide")
         ),
@@ -85,11 +87,8 @@ def knee(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         "spur": spur,
         "white": white,
     }
-    return (
-        finish(picture, rng, texture, gain=0.18, noise=(0.01, 0.05), marker=0.5),
-        attributes,
-        mask,
-    )
+    picture = finish(picture, rng, texture, gain=0.18, noise=(0.01, 0.05), marker=0.5)
+    return picture, attributes, mask
 
 
 def chest(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
@@ -101,7 +100,7 @@ def film(labels: tuple[int, ...], rng: Rng, texture: Rng, size: int) -> Drawing:
     """A chest that shows one or several of the labels of `chest`."""
     view = frame(rng, size, turn=0.05, zoom=(0.9, 1.12), shift=0.08, bend=0.025, mirror=False)
     x, y = view.x, view.y
-    lungs = np.zeros((size, size), dtype=np.float32)
+    lungs = empty(size)
     halves = []
     for side in (-1.0, 1.0):
         half = blob(
@@ -122,30 +121,28 @@ def film(labels: tuple[int, ...], rng: Rng, texture: Rng, size: int) -> Drawing:
     shadow = soft(heart, 0.12)
     picture = mix(picture, 0.7, 0.88 * shadow)
     picture = mix(picture, 0.72, 0.6 * soft(0.13 - np.abs(x - 0.01), 0.14))
-    disease = mask = np.zeros((size, size), dtype=np.float32)
-    attributes: dict[str, str | float] = {}
+    disease = empty(size)
+    attributes: Attributes = {}
     for label in labels:
-        more, where, seen = _lung_disease(label, rng, texture, view, lungs, halves)
-        disease, mask = np.maximum(disease, more), np.maximum(mask, where)
+        more, seen = _lung_disease(label, rng, texture, view, lungs, halves)
+        disease = np.maximum(disease, more)
         attributes |= seen
+    mask = disease
     if 4 in labels:
-        mask = soft(heart, 0.06) if labels == (4,) else np.maximum(mask, soft(heart, 0.06))
+        mask = soft(heart, 0.06) if labels == (4,) else np.maximum(disease, soft(heart, 0.06))
     picture = mix(picture, 0.72, disease)
     picture = picture + _ribs(rng, view) * (0.25 + 0.75 * lungs) * (1.0 - 0.8 * shadow)
     attributes["heart"] = "large" if wide > 0.405 else "usual"
     attributes["heart width"] = wide
-    return (
-        finish(picture, rng, texture, gain=0.15, noise=(0.01, 0.05), marker=0.5),
-        attributes,
-        mask,
-    )
+    picture = finish(picture, rng, texture, gain=0.15, noise=(0.01, 0.05), marker=0.5)
+    return picture, attributes, mask
 
 
 def _lung_disease(
     label: int, rng: Rng, texture: Rng, view: Frame, lungs: Array, halves: list[Array]
-) -> tuple[Array, Array, dict[str, str | float]]:
+) -> tuple[Array, Attributes]:
     size = view.size
-    disease = np.zeros((size, size), dtype=np.float32)
+    disease = empty(size)
     opacity, sides, fluid = "none", "none", "absent"
     side = int(rng.integers(0, 2))
     if label == 1 or (label == 0 and rng.random() < 0.06):
@@ -178,8 +175,8 @@ def _lung_disease(
     if fluid == "present" and rng.random() < 0.2:
         opacity = "hazy"
         disease = np.maximum(disease, 0.35 * lungs * soft(clouds(texture, size, 6), 1.0))
-    attributes: dict[str, str | float] = {"opacity": opacity, "sides": sides, "fluid level": fluid}
-    return np.asarray(disease, dtype=np.float32), np.asarray(disease, dtype=np.float32), attributes
+    attributes: Attributes = {"opacity": opacity, "sides": sides, "fluid level": fluid}
+    return np.asarray(disease, dtype=np.float32), attributes
 
 
 def _ribs(rng: Rng, view: Frame) -> Array:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from ogkd.datasets.manifest import NO_CLASS, UNKNOWN, Item, Manifest
 from ogkd.datasets.phantoms import _xray, checked_counts, new_place, phantom
-from ogkd.datasets.phantoms._draw import new_rng
+from ogkd.datasets.phantoms._draw import new_rng, to_levels
 from ogkd.datasets.splits import check_seed
 from ogkd.datasets.tables import table_text
 from ogkd.errors import ConfigError
@@ -26,13 +26,7 @@ _SHARES = (0.35, 0.3, 0.25, 0.2)  # how often each is present
 
 
 def write_films(
-    out: Path,
-    *,
-    splits: Mapping[str, int],
-    seed: int = 0,
-    size: int = 160,
-    missing: float = 0.0,
-    shares: tuple[float, ...] = _SHARES,
+    out: Path, *, splits: Mapping[str, int], seed: int = 0, size: int = 160, missing: float = 0.0
 ) -> Path:
     """Write `out/{train,val,test}/0000.png` and `out/films.csv`; gives the table's path.
 
@@ -42,10 +36,9 @@ def write_films(
     check_seed(seed)
     if not 0 <= missing < 1:
         raise ConfigError(
-            f"missing is a share from 0 to below 1, but is {missing}.", argument="missing"
+            f"missing must be at least 0 and below 1, but is {missing}.", argument="missing"
         )
     counts = checked_counts(None, splits)
-    names = FINDINGS[: len(shares)]
     items = []
     with (
         folder_atomically(new_place(out)) as aside,
@@ -56,17 +49,16 @@ def write_films(
             for index in range(count):
                 entropy = [zlib.crc32(NAME.encode()), seed, index, zlib.crc32(split.encode())]
                 scene, texture, choice = np.random.SeedSequence(entropy).spawn(3)
-                draws = new_rng(choice).random((2, len(shares)))
-                present = (draws[0] < shares).astype(int)
+                draws = new_rng(choice).random((2, len(_SHARES)))
+                present = (draws[0] < _SHARES).astype(int)
                 labels = tuple((np.flatnonzero(present) + 1).tolist()) or (0,)
                 picture, _, _ = _xray.film(labels, new_rng(scene), new_rng(texture), size)
-                levels = np.rint(np.clip(picture, 0.0, 1.0) * 255).astype(np.uint8)
                 file = aside / split / f"{index:04d}.png"
-                Image.fromarray(levels).save(file, compress_level=1)
+                Image.fromarray(to_levels(picture)).save(file, compress_level=1)
                 open_ = draws[1] < (0 if split == "test" else missing)
                 said = tuple(np.where(open_, UNKNOWN, present).tolist())
                 items.append(Item(ImageRef(file), NO_CLASS, split, findings=said))
                 bar.advance()
-        table = table_text(Manifest(tuple(items), names), aside)
+        table = table_text(Manifest(tuple(items), FINDINGS), aside)
         (aside / TABLE).write_text(table, encoding="utf-8")
     return Path(out) / TABLE

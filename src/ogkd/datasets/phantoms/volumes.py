@@ -10,14 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.phantoms import (
-    SPLITS,
-    PhantomDataset,
-    checked_counts,
-    draw,
-    new_place,
-    phantom,
-)
+from ogkd.datasets.phantoms import SPLITS, PhantomDataset, checked_counts, draw, new_place, phantom
 from ogkd.datasets.tables import csv_text
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import folder_atomically, write_text
@@ -55,9 +48,9 @@ def render_volume(
     """
     dataset = _with_normal(name)
     if not 3 <= slices <= MOST_SLICES:
-        raise ConfigError(f"A volume has 3 to {MOST_SLICES} slices, but {slices} were asked for.")
+        raise ConfigError(f"A volume must have 3 to {MOST_SLICES} slices, but got {slices}.")
     if not 0 < share <= 1:
-        raise ConfigError(f"share is above 0 and at most 1, but {share:g} was asked for.")
+        raise ConfigError(f"share must be above 0 and at most 1, but is {share:g}.")
     entropy = [zlib.crc32(f"{name} volume".encode()), label, seed, index, stream]
     place, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + slices)
     inside = slices - 2 * _EMPTY

@@ -1,0 +1,61 @@
+"""What a user wants to be promised about answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ogkd.errors import ConfigError
+from ogkd.model.calibration import SetKind
+from ogkd.model.prior import ESTIMATE, Prior
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user wants to be promised.
+
+    Args:
+        max_risk: abstain so that at most this share of the other predictions is wrong.
+        confidence: how sure that promise has to be, over calibration images.
+        coverage: how often the set contains the true class; None: 90 % if there are images enough.
+        sets: "lac" (smallest on average) or "aps", where a calibration gives the sets.
+        prior: how frequent each class is where the images come from, as shares that sum to one, or
+            "estimate" to find it in the batch (see `ogkd.model.prior`). None: equally frequent.
+        together: learn from the batch before answering it, if the method can.
+        sensitivity: with several findings, answer "no" for at most the rest of the images that
+            show one; None: what the model was calibrated for, else `coverage`.
+    """
+
+    max_risk: float | None = None
+    confidence: float = 0.9
+    coverage: float | None = None
+    sets: SetKind = "lac"
+    prior: Prior | None = None
+    together: bool = False
+    sensitivity: float | None = None
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether the answer for one image depends on the others."""
+        return self.together or self.prior == ESTIMATE
+
+    def __post_init__(self) -> None:
+        if self.sets not in ("lac", "aps"):
+            raise ConfigError(
+                f"sets must be 'lac' or 'aps', but is '{self.sets}'.", argument="sets"
+            )
+        if not (self.prior is None or isinstance(self.prior, Mapping) or self.prior == ESTIMATE):
+            raise ConfigError(
+                f"prior must be shares of classes or '{ESTIMATE}', but is '{self.prior}'.",
+                argument="prior",
+            )
+        if self.prior is None and not self.together:
+            return
+        for promised in ("max_risk", "coverage"):
+            if getattr(self, promised) is not None:
+                changed = "answers images together" if self.together else "has other frequencies"
+                raise ConfigError(
+                    f"{promised} cannot be promised if one {changed}: the calibration was made "
+                    "without. Leave one of them out.",
+                    argument=promised,
+                )
