@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ogkd.errors import ConfigError
-from ogkd.studio.queue import LEFT_OUT, OPEN, checked, next_images, uncertainty, with_checks
+from ogkd.studio.queue import LEFT_OUT, OPEN, TAKEN, checked, next_images, uncertainty, with_checks
 
 
 def clusters(sizes, *, seed=0, spread=0.05, width=16):
@@ -88,7 +88,7 @@ def test_a_patient_with_labels_comes_after_those_without():
 @given(
     st.integers(1, 25),
     st.integers(0, 30),
-    st.lists(st.sampled_from([OPEN, LEFT_OUT, 0, 1]), min_size=25, max_size=25),
+    st.lists(st.sampled_from([OPEN, LEFT_OUT, TAKEN, 0, 1]), min_size=25, max_size=25),
     st.booleans(),
 )
 def test_only_open_images_are_given_each_once(count, n, states, grouped):
@@ -106,6 +106,15 @@ def test_the_same_question_has_the_same_answer_and_a_shorter_one_is_its_start():
     long = next_images(X, open_labels(40), classes=2, n=12)
     assert long == next_images(X, open_labels(40), classes=2, n=12)
     assert long[:5] == next_images(X, open_labels(40), classes=2, n=5)
+
+
+def test_what_somebody_else_is_labelling_is_covered_but_not_yet_answered():
+    X, kinds = clusters([20, 20], spread=0.1)
+    labels = open_labels(40)
+    labels[np.flatnonzero(kinds == 0)[0]] = TAKEN
+    assert kinds[next_images(X, labels, classes=2, n=1)[0]] == 1
+    order = list(range(39, -1, -1))
+    assert with_checks(list(range(8)), order, labels)[3] == 39  # as if nothing were taken
 
 
 def test_sizes_that_disagree_are_named():

@@ -172,7 +172,9 @@ def test_two_windows_are_given_different_images(taught):
     second = taught.request("GET", "/api/next?by=two").json["rows"]
     assert second
     assert not set(first[:4]) & set(second)
-    assert taught.request("GET", "/api/next?by=one").json["rows"][:2] == first[:2]
+    again = taught.request("GET", "/api/next?by=one").json["rows"]  # perhaps by a newer model
+    assert again
+    assert not set(again) & set(second[:4])
 
 
 def test_a_second_window_that_disagrees_is_told(taught):

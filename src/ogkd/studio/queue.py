@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ogkd.errors import ConfigError
 
-OPEN, LEFT_OUT = -1, -2  # in place of a label: to be asked for; never to be asked for
+# In place of a label: to be asked for; never to be asked for; in somebody else's hands now.
+OPEN, LEFT_OUT, TAKEN = -1, -2, -3
 CHECK = 4  # every so many images one is random, to measure the accuracy on
 _MOST = 3000  # images that are to be covered; of more, evenly spaced ones
 _WIDTH = 0.8  # of the kernel exp((cosine - 1) / width) on centred features
@@ -39,7 +40,7 @@ def next_images(
 
     Args:
         features: [N, d], of all images.
-        labels: [N]: a class from 0 on, OPEN or LEFT_OUT.
+        labels: [N]: a class from 0 on, OPEN, LEFT_OUT or TAKEN.
         classes: how many there are.
         probabilities: [N, C] of the current model, if there is one.
         groups: the patient of each image, if known: the next patient comes before a second image
@@ -57,18 +58,19 @@ def next_images(
     if not len(open_rows) or n < 1:
         return []
     known = np.flatnonzero(labels >= 0)
+    claimed = np.flatnonzero((labels >= 0) | (labels == TAKEN))
     pool = np.flatnonzero(labels != LEFT_OUT)
     pool = pool[np.linspace(0, len(pool) - 1, min(len(pool), _MOST)).astype(np.intp)]
     unit = _centred(features, pool)
     K = np.exp((unit[pool] @ unit[open_rows].T - 1) / width)  # [P, U]
     best = np.zeros(len(pool), np.float32)  # how well each image of the pool is covered
-    for label in known:
-        np.maximum(best, np.exp((unit[pool] @ unit[label] - 1) / width), out=best)
+    for one in claimed:
+        np.maximum(best, np.exp((unit[pool] @ unit[one] - 1) / width), out=best)
     weights = np.ones(len(pool), np.float32)
     seen = {int(label) for label in labels[known]}
     if probabilities is not None and len(known) >= covered * classes and len(seen) == classes:
         weights = uncertainty(probabilities[pool])
-    asked = Counter(_group(groups, int(row)) for row in known)
+    asked = Counter(_group(groups, int(row)) for row in claimed)
     chosen: list[int] = []
     gains = np.empty(len(open_rows), np.float32)
     free = np.ones(len(open_rows), bool)
@@ -93,7 +95,7 @@ def with_checks(
     `order` are all rows in an order that was drawn once. What the queue asks for is harder than
     the rest, so accuracy is measured on images of the random order: see `checked`.
     """
-    answered = int((labels != OPEN).sum())
+    answered = int(((labels != OPEN) & (labels != TAKEN)).sum())
     checks = (row for row in order if labels[row] == OPEN)
     found: dict[int, None] = {}
     rest = iter(queue)

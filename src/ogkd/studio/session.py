@@ -24,7 +24,7 @@ from ogkd.prompts.bank import fold, read_bank, shipped_banks, template_bank
 from ogkd.studio.fitted import Fitted, Judged, fit_labels, judge
 from ogkd.studio.images import Gallery, find_project_images, patients
 from ogkd.studio.project import Project
-from ogkd.studio.queue import LEFT_OUT, OPEN, checked, next_images, with_checks
+from ogkd.studio.queue import LEFT_OUT, OPEN, TAKEN, checked, next_images, with_checks
 
 CURVE = "curve.json"
 _AHEAD = 12  # images of the queue that are given at once
@@ -146,7 +146,7 @@ class Session:
             return []
         labels = self.labels()
         labels[~gallery.known & (labels == OPEN)] = LEFT_OUT
-        labels[[row for row in lent if row < len(labels) and labels[row] == OPEN]] = LEFT_OUT
+        labels[[row for row in lent if row < len(labels) and labels[row] == OPEN]] = TAKEN
         classes = max(2, len(self.project.class_names))
         p = None
         if fitted is not None and fitted.probabilities.shape == (len(gallery), classes):
