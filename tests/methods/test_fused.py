@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -19,7 +20,7 @@ from ogkd.features.views import FixedViews
 from ogkd.methods import Support, TextHead, TextSide, make_method
 from ogkd.methods.experts import Experts, Space, Texts, experts, with_unlabelled
 from ogkd.methods.feature_method import rows_of
-from ogkd.methods.fused_choice import FusedConfig, choose, weights
+from ogkd.methods.fused_choice import HEATS, FusedConfig, choose, weights
 from ogkd.methods.ranking import Ranked
 
 
@@ -411,7 +412,7 @@ def test_a_pool_is_used_with_held_out_images_only_if_they_become_more_likely():
         config = FusedConfig(rho=0.3)
         small = Space.of(rows.features, 12, (9, 20), even=True)
         before = choose(rows, small, T, config, folds=4)
-        gain = 0.0
+        with_them, without = [], []
         for fold in range(3):  # one image of each class at a time, fitted from the beginning
             out = torch.arange(9) % 3 == fold
             kept = torch.cat([~out, torch.ones(60, dtype=torch.bool)])
@@ -421,14 +422,18 @@ def test_a_pool_is_used_with_held_out_images_only_if_they_become_more_likely():
             )
             held = space.rows(torch.arange(69) < 9).rows(out)
             alone = experts(small.rows(~out), weights(rows)[~out], T, rho=0.3)
-            gains = [
-                (before.heat * one.logits(rest, before.kappa)).log_softmax(-1).diagonal().sum()
-                for one, rest in ((them, held), (alone, small.rows(out)))
-            ]
-            gain += float(gains[0] - gains[1])
-        if abs(gain) > 0.5:  # the factor on logits is chosen again with the pool
-            assert bool(head.notes) == (gain < 0)
-            notes.append(head.notes)
+            with_them.append(them.logits(held, before.kappa))
+            without.append(alone.logits(small.rows(out), before.kappa))
+
+        def likelihood(heat, logits):
+            return float(sum((heat * z).log_softmax(-1).diagonal().sum() for z in logits))
+
+        def posterior(heat, logits=with_them):  # the factor on logits is chosen again
+            return likelihood(heat, logits) - (math.log(heat) / 0.3) ** 2 / 2
+
+        gain = likelihood(max(HEATS, key=posterior), with_them) - likelihood(before.heat, without)
+        assert bool(head.notes) == (gain < 0)
+        notes.append(head.notes)
     assert any(notes)
     assert not all(notes)
 

@@ -23,7 +23,7 @@ from ogkd.methods.grid_search import deal
 
 KAPPAS = tuple(2.0**k for k in range(-2, 7))  # 1/4 .. 64 images
 HEATS = tuple(math.exp(k / 8) for k in range(-12, 13))  # 0.22 .. 4.5
-_KAPPA_SPREAD = 0.5  # prior standard deviation of log kappa around log kappa0
+_KAPPA_SPREAD = 0.35  # prior standard deviation of log kappa around log kappa0
 _HEAT_SPREAD = 0.3  # prior standard deviation of the log of the factor on logits around 0
 FOLDS = 8  # at most, to choose by; each holds out some images of every class
 # Of expectation-maximisation where no image can be held out; else one round, the chosen factor.
