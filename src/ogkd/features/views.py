@@ -19,7 +19,7 @@ from ogkd.errors import OgkdWarning
 from ogkd.features.encode import encode_crops
 from ogkd.features.store import WHOLE, FeatureStore, View
 from ogkd.features.unreadable import read_each
-from ogkd.images import ImageRef, read_image
+from ogkd.images import ImageRef, look_at
 from ogkd.images.transforms import Box, cut_crop, draw_crop
 
 _AT_ONCE = 64  # crops in one pass of the image tower
@@ -120,7 +120,7 @@ class OnlineViews:
     def cut(self, drawn: Cut) -> NDArray[np.uint8]:
         """The pixels of a crop, at the model's size."""
         picture = drawn.picture
-        pixels = read_image(picture.image) if picture.pixels is None else picture.pixels
+        pixels = look_at(picture.image) if picture.pixels is None else picture.pixels
         return cut_crop(pixels, drawn.box, self.backbone.preprocessing)
 
     def encode(self, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:
