@@ -46,13 +46,16 @@ class FixedViews:
         return FixedViews(ImageFeatures(both.globals[images], patches, deep))
 
     def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
-        """One view of each image: globals [B, d], patches [B, P, d]."""
-        rows = torch.from_numpy(images)
-        views = torch.from_numpy(rng.integers(self.features.globals.shape[1], size=len(images)))
+        """One view of each image: globals [B, d], patches [B, P, d] as precise as they are kept."""
+        views = self.features.globals.shape[1]
+        rows = torch.from_numpy(images * views + rng.integers(views, size=len(images)))
+
+        def seen(kept: Tensor) -> Tensor:
+            return kept.flatten(0, 1).index_select(0, rows)  # copies whole rows: faster than [..]
+
         patches = self.features.patches
         return ImageFeatures(
-            self.features.globals[rows, views],
-            None if patches is None else patches[rows, views].float(),
+            seen(self.features.globals), None if patches is None else seen(patches)
         )
 
 
