@@ -49,20 +49,21 @@ def write_dicom(path: Path, gray: np.ndarray[Any, np.dtype[np.uint16]]) -> None:
 
 
 def write_files(place: Path, megapixels: int, count: int) -> dict[str, list[ImageRef]]:
-    """Smooth pictures with some noise, as JPEG, PNG and DICOM."""
+    """Smooth pictures with some noise; DICOM and one of the PNGs are gray."""
     side = round((megapixels * 1e6) ** 0.5)
-    found: dict[str, list[ImageRef]] = {"JPEG": [], "PNG": [], "DICOM": []}
+    found: dict[str, list[ImageRef]] = {"JPEG": [], "PNG": [], "PNG gray": [], "DICOM": []}
     for number in range(count):
         rng = np.random.default_rng(number)
         small = rng.integers(0, 255, (side // 16, side // 16, 3), dtype=np.uint8)
         large = np.asarray(Image.fromarray(small).resize((side, side))).astype(np.int16)
         noisy = (large + rng.normal(0, 6, large.shape)).clip(0, 255).astype(np.uint8)
-        for kind, ending in (("JPEG", "jpg"), ("PNG", "png"), ("DICOM", "dcm")):
+        endings = {"JPEG": "jpg", "PNG": "png", "PNG gray": "gray.png", "DICOM": "dcm"}
+        for kind, ending in endings.items():
             path = place / f"{megapixels}-{number}.{ending}"
             if kind == "DICOM":
                 write_dicom(path, noisy[:, :, 0].astype(np.uint16) * 16)
             else:
-                Image.fromarray(noisy).save(path)
+                Image.fromarray(noisy[:, :, 0] if kind == "PNG gray" else noisy).save(path)
             found[kind].append(ImageRef.of(path))
     return found
 

@@ -95,7 +95,8 @@ def test_under_load_memory_is_flat_and_every_request_is_answered(folders, phanto
         try:
             process = psutil.Process(server.process.pid)
             memory = [process.memory_info().rss]
-            for _ in range(10):
+            # On a busy machine it takes longer until every client has had some answers.
+            while len(memory) < 11 or (min(counts.values()) < 3 and not wrong):
                 time.sleep(SECONDS / 10)
                 memory.append(process.memory_info().rss)
         finally:
@@ -108,8 +109,6 @@ def test_under_load_memory_is_flat_and_every_request_is_answered(folders, phanto
         print(f"{counts}, {spent.user + spent.system:.0f} s of a processor, {SLOW} slow clients")
         print("MiB at each tenth of the time:", *(rss >> 20 for rss in memory))
         assert wrong == []
-        assert counts["right"] > 2
-        assert counts["strange"] > 2
         # By the half of the time every path through the code has been taken.
         assert max(memory[6:]) - memory[5] < GROWTH
         assert server.waiting() == []

@@ -68,6 +68,41 @@ def test_unreadable_repeated_and_contradictory_images_are_left_out(data):
     }
 
 
+def films(folder, *copies):
+    """A table of thirty images with two findings; `copies` are answers to one more picture."""
+    lines = ["path,cyst,stone"]
+    for number in range(30):
+        write_image(folder / f"{number}.png", number)
+        lines.append(f"{number}.png,{number % 2},{number % 3 // 2}")
+    for number, answers in enumerate(copies):
+        write_image(folder / f"copy {number}.png", 99)
+        lines.append(f"copy {number}.png,{answers}")
+    table = folder / "films.csv"
+    table.write_text("\n".join(lines), encoding="utf-8")
+    return table
+
+
+def check(table):
+    manifest = read_manifest(table)
+    audit = audit_data(manifest, root=table.parent)
+    return divide_checked(manifest, audit), {finding.kind for finding in audit.findings}
+
+
+def test_equal_images_that_know_different_findings_are_one_that_knows_both(tmp_path):
+    found, kinds = check(films(tmp_path, "1,", ",0", ","))
+    assert found.reasons() == "2 repeated"
+    (kept,) = (item for item in found.manifest.items if item.image.name.startswith("copy"))
+    assert kept.findings == (1, 0)
+    assert "exact" in kinds
+    assert "exact-labels" not in kinds
+
+
+def test_equal_images_that_contradict_each_other_are_left_out(tmp_path):
+    found, kinds = check(films(tmp_path, "1,", "0,0"))
+    assert found.reasons() == "2 with more than one label"
+    assert "exact-labels" in kinds
+
+
 def test_similar_images_stay_in_one_part(tmp_path):
     rng = np.random.default_rng(0)
     for number in range(40):

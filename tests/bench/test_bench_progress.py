@@ -62,14 +62,28 @@ def test_a_swept_number_that_costs_no_time_is_the_same_kind():
     assert pace.of(spec_of("ogkd", shots=4)) == Span(3.0, 3.0)
 
 
-def test_a_slow_machine_makes_guesses_longer():
-    before = Pace().of(spec_of("ogkd", shots=16))
-    slow = Pace()
-    slow.learn(spec_of("gda", shots=16), 20.0)  # ten times the guess
-    assert slow.of(spec_of("ogkd", shots=16)).most == pytest.approx(10 * before.most)
-    first = Pace()
-    first.learn(spec_of("zero-shot", shots=16), 140.0)  # it has encoded the test images
-    assert first.of(spec_of("ogkd", shots=16)) == before
+def test_a_slow_machine_makes_guesses_about_the_same_kind_of_work_longer():
+    ogkd, logistic = spec_of("ogkd", shots=16), spec_of("logistic", shots=16)
+    guess = {spec.method: Pace().of(spec).most for spec in (ogkd, logistic)}
+    pace = Pace()
+    pace.learn(spec_of("zero-shot", shots=16), 140.0)  # it has encoded the test images
+    assert pace.of(ogkd).most == guess["ogkd"]
+    pace.learn(spec_of("gda", shots=16), 20.0)  # ten times the guess
+    assert pace.of(logistic).most == pytest.approx(10 * guess["logistic"])
+    assert pace.of(ogkd).most == guess["ogkd"]
+    pace.learn(spec_of("coop", shots=16), 360.0)
+    assert pace.of(logistic).most == pytest.approx(10 * guess["logistic"])
+    assert pace.of(ogkd).most == pytest.approx(3 * guess["ogkd"])
+
+
+def test_an_adapter_with_twenty_views_is_not_the_measure_of_one_with_one():
+    released = {"settings": {"fidelity": "released"}}
+    pace = Pace()
+    pace.learn(spec_of("clap", shots=16).model_copy(update=released), 400.0)
+    whole = pace.of(spec_of("gda", shots=16)).most
+    assert whole == pytest.approx(400.0 / 20 * 5)  # in the range of a guess
+    ten = pace.of(spec_of("gda", shots=16).model_copy(update=released)).most
+    assert ten == pytest.approx(10 * whole)
 
 
 def test_the_time_left_follows_the_runs_that_end(monkeypatch, capsys):

@@ -92,16 +92,16 @@ def test_files_keep_the_order_in_which_they_were_named(ogkd, fitted, data):
 
 def test_rows_are_written_while_later_images_are_unread(ogkd, fitted, data, monkeypatch):
     """However many images, no more than two batches of them are ever under way."""
-    read_image, started, most = extract.read_image, [0], [0]
+    look_at, started, most = extract.look_at, [0], [0]
 
     def reading(path, **options):
         started[0] += 1
         most[0] = max(most[0], started[0] - (written.getvalue().count("\n") - 1))
-        return read_image(path, **options)
+        return look_at(path, **options)
 
     files = sorted((data / "test").rglob("*.png")) * 30
     written = io.StringIO()
-    monkeypatch.setattr(extract, "read_image", reading)
+    monkeypatch.setattr(extract, "look_at", reading)
     monkeypatch.setattr(images, "find_images", lambda _: [images.ImageRef(file) for file in files])
     monkeypatch.setattr(sys, "stdout", written)
     assert ogkd("predict", fitted, data, "--batch-size", 5).code == 0
@@ -302,9 +302,9 @@ def test_evidence_comes_from_the_encoding_of_the_prediction(
 ):
     files = sorted((data / "test").rglob("*.png"))
     plain = ogkd("predict", fitted, *files).out
-    read_image, read = extract.read_image, []
+    look_at, read = extract.look_at, []
     monkeypatch.setattr(
-        extract, "read_image", lambda image, **how: read.append(image) or read_image(image, **how)
+        extract, "look_at", lambda image, **how: read.append(image) or look_at(image, **how)
     )
     outcome = ogkd("predict", fitted, *files, "--explain", tmp_path / "maps")
     assert (outcome.code, outcome.out) == (0, plain)

@@ -11,7 +11,10 @@ import pytest
 
 import ogkd.methods
 import ogkd.prompts
-from ogkd.datasets.catalog import Benchmark, benchmark, benchmarks, read_catalog
+from ogkd.bench.paper import benchmark_of
+from ogkd.bench.runs import RunSpec
+from ogkd.datasets.catalog import Benchmark, benchmark, benchmarks, find_benchmark, read_catalog
+from ogkd.datasets.fetch import named_benchmark
 from ogkd.datasets.splits import base_and_novel
 from ogkd.errors import ConfigError
 from ogkd.methods import presets
@@ -138,10 +141,24 @@ def test_classes_and_labels_agree_with_the_shared_images(shared: Path) -> None:
             assert record.class_names[facts["label"]] == facts["classname"]
 
 
-def test_a_name_is_found_in_any_case_and_by_its_folder() -> None:
-    assert benchmark("BTMRI").name == "btmri"
-    assert benchmark("COVID_19").name == "covid"
-    assert benchmark("LC25000").name == "lungcolon"
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (" BTMRI ", "btmri"),
+        ("COVID_19", "covid"),
+        ("covid-19", "covid"),
+        ("Covid QU Ex", "covid"),
+        ("LC25000", "lungcolon"),
+        ("_", None),
+        ("", None),
+        ("covid19x", None),
+    ],
+)
+def test_one_rule_finds_a_dataset_by_its_name_folder_or_title(name: str, found: str | None) -> None:
+    record = find_benchmark(name)
+    assert (None if record is None else record.name) == found
+    assert named_benchmark(name) == record  # what `fit` and `evaluate` take
+    assert benchmark_of(RunSpec(dataset=name, method="ogkd")) == found  # what `compare` takes
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("btmr", "btmri"), ("kvasirr", "kvasir")])

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from ogkd.datasets import archive as archive_module
+from ogkd.datasets import catalog
 from ogkd.datasets import fetch as module
 from ogkd.datasets.catalog import Benchmark, benchmarks
 from ogkd.datasets.fetch import (
@@ -49,7 +50,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
 def known(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Benchmark:
     """The tiny benchmark, in the catalogue under its name."""
     tiny = record(server)
-    monkeypatch.setattr(module, "benchmarks", lambda: {"tiny": tiny, **benchmarks()})
+    for place in (module, catalog):
+        monkeypatch.setattr(place, "benchmarks", lambda: {"tiny": tiny, **benchmarks()})
     return tiny
 
 

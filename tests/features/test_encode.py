@@ -71,7 +71,7 @@ def test_files_are_read_at_most_one_batch_ahead(bert_backbone, files, monkeypatc
         read.append(path)
         return read_image(path, **options)
 
-    monkeypatch.setattr(encode, "read_image", counting)
+    monkeypatch.setattr(encode, "look_at", counting)
     batches = encode_files(bert_backbone, files * 20, batch_size=2)
     next(batches)
     assert len(read) <= 4
@@ -85,7 +85,7 @@ def test_an_error_that_is_not_the_files_fault_is_not_hidden(bert_backbone, files
     def fail(path, **options):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(encode, "read_image", fail)
+    monkeypatch.setattr(encode, "look_at", fail)
     with pytest.raises(ZeroDivisionError):
         list(encode_files(bert_backbone, files))
 

@@ -125,7 +125,7 @@ def test_crops_are_cut_before_they_are_needed_off_the_main_thread(
     monkeypatch.setattr(run.views, "cut", watched)
     batches = batches_from(0, [run], TWO, CPU)
     next(batches)
-    assert ready.wait(timeout=10)
+    assert ready.wait(timeout=300)
     assert threading.main_thread() not in where
     assert len(list(islice(batches, 100))) == 5
     assert len(where) == 12  # and nothing beyond the last epoch

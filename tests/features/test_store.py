@@ -163,7 +163,7 @@ def test_fixed_views_choose_among_the_crops(bert_backbone, files):
     seen = views.look(rows, np.random.default_rng(0))
     chosen = np.random.default_rng(0).integers(2, size=3)
     assert torch.equal(seen.globals, views.features.globals[rows, chosen])
-    assert seen.patches.dtype == torch.float32
+    assert torch.equal(seen.patches, views.features.patches[rows, chosen])
     assert len(views) == len(files)
 
 

@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from ogkd.download import download
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.prompts.chat import Endpoint
 from ogkd.prompts.check import check_bank
+from relative_time import units
 from tiny_backbones import make_clip
 from tiny_data import write_dataset
 
@@ -118,9 +118,7 @@ def test_a_large_bank_is_checked_in_seconds_or_refused(tmp_path):
         ]
         for c in range(500)
     }
-    began = time.process_time()
-    check_bank(many)
-    assert time.process_time() - began < 30
+    assert units(lambda: check_bank(many), rounds=1) < 1500  # half a minute of an idle core
     alike = {"a": [f"the same words in each of these texts but for {n}" for n in range(30_000)]}
     with pytest.raises(ConfigError, match="take too long"):
         check_bank(alike)

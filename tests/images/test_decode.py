@@ -16,7 +16,7 @@ from PIL import Image
 
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
-from ogkd.images.decode import find_images, read_image, silence_decoders
+from ogkd.images.decode import find_images, look_at, read_image, silence_decoders
 from ogkd.images.ref import as_stored
 from tiny_images import SHADES, dicom, nifti, own_range, png
 
@@ -232,6 +232,26 @@ def test_nothing_found_says_what_to_give(tmp_path):
         find_images([tmp_path])
     with pytest.raises(DataError, match="no file or folder"):
         find_images([tmp_path / "gone"])
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "P", "1", "RGBA", "I;16"])
+def test_an_image_that_was_read_can_be_written_to(tmp_path, mode):
+    gray = Image.fromarray(np.arange(600, dtype=np.uint16).reshape(20, 30))
+    picture = gray if mode == "I;16" else gray.convert("L").convert(mode)
+    picture.save(tmp_path / "a.png")
+    pixels = read_image(tmp_path / "a.png")
+    np.testing.assert_array_equal(pixels, look_at(tmp_path / "a.png"))
+    assert pixels.flags.c_contiguous
+    pixels[0, 0] = 7, 8, 9
+    assert pixels[0, 0].tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("place", [(0, 0), (1, 1), (40, 69), (99, 99)])
+def test_an_image_with_a_single_other_pixel_is_not_blank(tmp_path, place):
+    pixels = np.full((100, 100, 3), 9, np.uint8)
+    pixels[place] = 9, 9, 10
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "a.png", blank=False), pixels)
 
 
 @pytest.mark.parametrize("value", [0, 7, 255])

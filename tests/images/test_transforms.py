@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ogkd.images.scaling import gray_to_rgb
 from ogkd.images.transforms import (
     Preprocessing,
     center_crop,
@@ -31,6 +32,22 @@ def torchvision() -> dict[str, np.ndarray]:
 def test_whole_image_equals_torchvision_resize_and_center_crop(torchvision, index):
     ours = center_crop(torchvision[f"image{index}"], PREP).astype(int)
     assert np.abs(ours - torchvision[f"whole{index}"]).max() <= 1
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest"])
+@pytest.mark.parametrize("resize", ["shortest", "squash"])
+@pytest.mark.parametrize("shape", [(300, 200), (31, 45), (32, 32), (7, 900)])
+def test_a_gray_image_is_resized_once_to_the_same_pixels(interpolation, resize, shape):
+    gray = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    once, thrice = gray_to_rgb(gray), np.stack([gray] * 3, axis=2)
+    prep = Preprocessing(size=32, interpolation=interpolation, resize=resize)
+    np.testing.assert_array_equal(center_crop(once, prep), center_crop(thrice, prep))
+    for flip in (False, True):
+        crops = [
+            random_resized_crop(image, prep, np.random.default_rng(1), flip=flip)
+            for image in (once, thrice)
+        ]
+        np.testing.assert_array_equal(*crops)
 
 
 @pytest.mark.parametrize("index", range(5))

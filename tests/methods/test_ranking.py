@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.methods.ranking import Ranked, Ranking
+from relative_time import units
 
 D, WIDTHS = 5, (4, 6)
 
@@ -125,7 +125,4 @@ def test_sixteen_images_of_eight_classes_take_milliseconds():
     rows = torch.randn(128 + 32, 512 + 7 * 384, generator=rng)
     fixed = Ranking(rows[:8, :512], 30.0, 16.0, 8.0, 0.03, 512, (384,) * 7)
     ranked = Ranked(fixed, rows[:128], labels, 8)
-    ranked.p_values(rows[128:])
-    start = time.process_time()
-    ranked.p_values(rows[128:])
-    assert (time.process_time() - start) / 32 < 0.05  # 0.002 on one core
+    assert units(lambda: ranked.p_values(rows[128:])) < 20  # for 32 images; 0.7 measured

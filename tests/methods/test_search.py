@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ from feature_toys import NAMES, make_support
 from ogkd.errors import DataError
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.grid_search import _accuracy, deal, search, trials
+from relative_time import units
 
 
 def test_folds_hold_out_one_image_of_each_class_and_keep_views_together():
@@ -92,9 +92,8 @@ def test_accuracies_agree_with_counting_even_where_classes_do_not_differ():
 
 def test_a_grid_of_forty_thousand_takes_seconds_at_most():
     text, extra = torch.randn(128, 8), torch.randn(200, 128, 8)
-    began = time.process_time()
-    search(text, extra, tuple(range(200)), torch.arange(128) % 8)
-    assert time.process_time() - began < 30
+    labels = torch.arange(128) % 8
+    assert units(lambda: search(text, extra, tuple(range(200)), labels)) < 50  # 0.5 measured
 
 
 def test_a_class_without_images_is_named():

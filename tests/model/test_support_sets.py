@@ -138,16 +138,62 @@ def test_learned_texts_do_not_enter(clip, data):
 
 
 def test_a_calibration_stays_the_source_of_sets(fitted, data, rows):
-    model = ogkd.Classifier(
-        fitted[0].backbone, fitted[0].head, fitted[0].card, support=fitted[0].support
-    )
-    rng = np.random.default_rng(0)
-    keys = [f"{number:016x}" for number in range(60)]
-    model.calibration = Calibration.fit(rng.normal(0, 1, (60, 3)), rng.integers(0, 3, 60), keys)
+    model = calibrated(fitted[0])
     p = model.probabilities(rows)
     expected = model.calibration.sets(p, coverage=0.9)
     found = [[name in said.set for name in CLASSES] for said in Decider(model).decide(rows)]
     np.testing.assert_array_equal(found, expected)
+
+
+def calibrated(model):
+    """The same with a calibration on other images."""
+    rng = np.random.default_rng(0)
+    found = ogkd.Classifier(model.backbone, model.head, model.card, support=model.support)
+    keys = [f"{number:016x}" for number in range(60)]
+    found.calibration = Calibration.fit(rng.normal(0, 1, (60, 3)), rng.integers(0, 3, 60), keys)
+    return found
+
+
+@pytest.mark.parametrize("prior", ["estimate", dict(zip(CLASSES, (0.9, 0.05, 0.05), strict=True))])
+def test_sets_that_hold_for_every_class_are_the_same_at_all_class_frequencies(fitted, rows, prior):
+    model = fitted[0]
+    wanted = Policy(coverage=0.8, prior=prior)
+    expected = [said.set for said in Decider(model, Policy(coverage=0.8)).decide(rows)]
+    assert [said.set for said in Decider(model, wanted).decide(rows)] == expected
+    # Those of a calibration do not hold there: the support's take their place.
+    decider = Decider(calibrated(model), wanted)
+    assert [said.set for said in decider.decide(rows)] == expected
+    assert not any("no prediction sets" in note for note in decider.notes)
+
+
+def test_sets_that_hold_on_average_only_are_refused_at_other_class_frequencies(clip, data, rows):
+    model = calibrated(ogkd.fit(data, backbone=clip, method="gda"))
+    with pytest.raises(ConfigError, match=r"with a prior here.*may be covered less") as found:
+        Decider(model, Policy(coverage=0.9, prior="estimate"))
+    assert found.value.argument == "coverage"
+    decider = Decider(model, Policy(prior="estimate"))
+    assert any("no prediction sets" in note for note in decider.notes)
+    assert {said.set for said in decider.decide(rows)} == {None}
+
+
+def test_sets_of_a_calibration_cover_less_where_a_hard_class_is_frequent():
+    """Why they are refused; sets by class (tests/methods/test_ranking.py) keep their coverage."""
+    rng = np.random.default_rng(0)
+    held = []
+    for shares in ((0.9, 0.1), (0.1, 0.9)):  # as at calibration, and the other way round
+
+        def drawn(images, shares):
+            labels = rng.choice(2, images, p=shares)
+            first = rng.normal(np.where(labels == 0, 3.0, 0.0), 1.0)  # the second class is harder
+            return np.stack([first, np.zeros(images)], axis=1), labels
+
+        logits, labels = drawn(2000, (0.9, 0.1))
+        found = Calibration.fit(logits, labels, [f"{number:016x}" for number in range(2000)])
+        new, truth = drawn(4000, shares)
+        inside = found.sets(found.probabilities(new), coverage=0.9)
+        held.append(inside[np.arange(4000), truth].mean())
+    assert held[0] > 0.88
+    assert held[1] < 0.8
 
 
 def test_a_calibration_on_the_support_itself_gives_way_to_exact_sets(fitted, rows):

@@ -4,6 +4,7 @@ import email.utils
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -75,13 +76,25 @@ def test_the_wait_is_the_one_asked_for_within_reason(stub, waits):
         Reply(body=b'{"choices": [{"message": {"content": null}}]}'),
         Reply(body=b"[" * 100_000),
         Reply("short", cut=True),
-        Reply("late", delay=20),
     ],
-    ids=["html", "truncated", "no choice", "error", "null", "deep", "cut", "slow"],
+    ids=["html", "truncated", "no choice", "error", "null", "deep", "cut"],
 )
-def test_a_garbled_or_late_answer_is_asked_for_again(stub, waits, reply):
+def test_a_garbled_answer_is_asked_for_again(stub, waits, reply):
     stub.script = [reply, Reply("good")]
-    assert make(stub, waits, timeout=3 if reply.delay else 60).ask(QUESTION) == "good"
+    assert make(stub, waits).ask(QUESTION) == "good"
+    assert waits == [1.0]
+
+
+def test_a_late_answer_is_asked_for_again(stub, waits):
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        # On a busy machine the second answer, which is not late, may take more than the first has.
+        asked.endpoint = replace(asked.endpoint, timeout=600)
+        asked._client.timeout = 600
+
+    stub.script = [Reply("late", delay=20), Reply("good")]
+    asked = Chat(Endpoint(stub.url, "tiny", KEY, timeout=2), sleep=wait)
+    assert asked.ask(QUESTION) == "good"
     assert waits == [1.0]
 
 

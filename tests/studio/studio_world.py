@@ -17,7 +17,7 @@ def kind_of(name: str) -> str:
     return kind if kind in CLASSES else CLASSES[0]
 
 
-def until(found, *, seconds=90):
+def until(found, *, seconds=600):
     """Ask again and again until there is an answer that counts as true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -55,6 +55,7 @@ def audit_data(
             _printable(manifest.label_text(item)),
             _printable(item.split),
             None if item.group is None else _printable(item.group),
+            item.findings,
         )
         for item in manifest.items
     )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ogkd.audit.result import Audit
+from ogkd.audit.result import Audit, united
 from ogkd.cells import harmless
 from ogkd.datasets.divide import complete_splits
 from ogkd.datasets.manifest import Item, Manifest, first_lines
@@ -78,12 +78,22 @@ def divide_checked(
     """Divide a dataset by what its check found; splits that it has stay as they are.
 
     Left out are unreadable files, pictures that occur with several labels, all but one of equal
-    pictures, and training images that show a patient or a picture of a stricter part. Similar
-    images stay in one part.
+    pictures (it gets what is known about findings in the others), and training images that show a
+    patient or a picture of a stricter part. Similar images stay in one part.
     """
     bad = unusable(manifest, audit)
     good = [number for number in range(len(manifest.items)) if number not in bad]
-    items = [manifest.items[number] for number in good]
+    known = {  # findings of an image or of an equal one, which is left out
+        number: found
+        for members in audit.exact
+        if (found := united([audit.records[number] for number in members]))
+        for number in members
+    }
+    items = [
+        replace(item, findings=known.get(number, item.findings))
+        for number, item in enumerate(manifest.items)
+        if number not in bad
+    ]
     left = [_left_out(manifest, item, *bad[n]) for n, item in enumerate(manifest.items) if n in bad]
     present = sorted({label for item in items for label in item.present})
     lost = [name for label, name in enumerate(manifest.class_names) if label not in present]
@@ -120,8 +130,9 @@ def unusable(manifest: Manifest, audit: Audit) -> dict[int, tuple[str, str]]:
             why = "the file name is not valid UTF-8 text or ends in a space; rename the file"
             found[number] = ("file name", f"{str(item.image)!a}: {why}")
     for members in audit.exact:
-        names = sorted({audit.records[number].label for number in members})
-        if len(names) > 1:
+        records = [audit.records[number] for number in members]
+        if united(records) is None:
+            names = sorted({record.label for record in records})
             for number in members:
                 others = [audit.records[one].file for one in members if one != number]
                 why = f"the same picture is {' and '.join(names)} (see {', '.join(others)})"

@@ -6,7 +6,16 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from ogkd.audit.duplicates import Duplicates
-from ogkd.audit.result import Case, Facts, Finding, LabelReport, Record, ScannedImage, Severity
+from ogkd.audit.result import (
+    Case,
+    Facts,
+    Finding,
+    LabelReport,
+    Record,
+    ScannedImage,
+    Severity,
+    united,
+)
 from ogkd.images.ref import install_once
 
 FEW = 16  # shots of the usual benchmark
@@ -221,7 +230,7 @@ def _by_harm(
         images = [records[member] for member in members]
         places = dict.fromkeys(f"{one.split}/{one.label}".removeprefix("/") for one in images)
         case = Case(tuple(one.file for one in images), words + " = ".join(places))
-        across = len({one.split for one in images}) > 1, len({one.label for one in images}) > 1
+        across = len({one.split for one in images}) > 1, united(images) is None
         cases.append((case, *across))
     return (
         [case for case, splits, _ in cases if splits],

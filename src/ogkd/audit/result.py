@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ogkd.datasets.manifest import UNKNOWN
 
 Severity = Literal["error", "warning", "note"]
 
@@ -37,6 +39,21 @@ class Record:
     label: str
     split: str = ""
     group: str | None = None
+    findings: tuple[int, ...] | None = None  # of an image that has those instead of a label
+
+
+def united(images: Sequence[Record]) -> tuple[int, ...] | None:
+    """What copies of one picture say about each finding, taken together; () if they have a label.
+
+    None if they contradict each other. One that does not know a finding contradicts nobody.
+    """
+    answers = [one.findings for one in images if one.findings is not None]
+    if not answers:
+        return () if len({one.label for one in images}) == 1 else None
+    said = [set(finding) - {UNKNOWN} for finding in zip(*answers, strict=True)]
+    if any(len(different) > 1 for different in said):
+        return None
+    return tuple(next(iter(known), UNKNOWN) for known in said)
 
 
 @dataclass(frozen=True)
@@ -116,6 +133,8 @@ class Audit:
     def as_json(self) -> dict[str, Any]:
         """Plain values for a JSON file; images are given by file, label, split and group."""
         records, labels = [asdict(record) for record in self.records], self.labels
+        for record in records:
+            del record["findings"]  # the label says them
         return {
             "schema": 1,
             "data": self.data,

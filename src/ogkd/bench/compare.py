@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from ogkd.bench.analysis import harmonic_mean
-from ogkd.bench.paper import Published, benchmark_of, paper, plain_name, published
+from ogkd.bench.paper import Published, benchmark_of, paper, published
 from ogkd.bench.render import markdown_row
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
 from ogkd.bench.tidy import Average, Condition, Summary, csv_text, prompts_used
-from ogkd.datasets.catalog import benchmarks
+from ogkd.datasets.catalog import benchmarks, plain_name
 
 AVERAGE = "average"
 _ROUNDING = 0.02  # by how much a recomputed average may differ from the printed one

@@ -5,12 +5,11 @@ from __future__ import annotations
 import csv
 import functools
 import io
-import re
 import tomllib
 from importlib.resources import files
 
 from ogkd.bench.runs import FrozenRecord, RunSpec
-from ogkd.datasets.catalog import benchmarks
+from ogkd.bench.sources import known_as
 
 
 class Paper(FrozenRecord):
@@ -62,14 +61,4 @@ def benchmark_of(spec: RunSpec) -> str | None:
 
     A bank of prompts says nothing about the images: own images can be described with any.
     """
-    if (spec.data or "").startswith("phantoms"):
-        return None
-    known: dict[str, str] = {}
-    for name, record in benchmarks().items():
-        known |= {plain_name(text): name for text in (name, record.title, record.folder)}
-    return known.get(plain_name(spec.dataset))
-
-
-def plain_name(text: str) -> str:
-    """A name without case, spaces and punctuation, to compare spellings."""
-    return re.sub(r"[^a-z0-9]", "", text.casefold())
+    return None if spec.of_phantoms else known_as(spec.dataset, None)

@@ -233,10 +233,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 def _views(method: Method) -> int:
     """Views of each image that are encoded before the training."""
-    views = method.config.views
-    if views == "online":
-        return 0
-    return max(1, views or (method.augmented if method.as_benchmarked else 1))
+    return 0 if method.config.views == "online" else max(1, method.kept_views)
 
 
 def _classes(spec: RunSpec, source: Source) -> int:

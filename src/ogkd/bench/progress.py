@@ -52,7 +52,7 @@ class Pace:
     ) -> None:
         self._measured = {} if measured is None else measured
         self._seen: dict[Hashable, dict[int, list[float]]] = {}  # by kind and shots
-        self._errors: list[float] = []  # measured by guessed
+        self._errors: dict[str, list[float]] = {}  # by cost: measured by guessed
         for run in finished:
             seconds = run.result["seconds"].items()
             self.learn(run.spec, sum(took for phase, took in seconds if phase != "load"))
@@ -62,7 +62,8 @@ class Pace:
             mine = self._seen.setdefault(_kind(spec), {})
             mine.setdefault(spec.shots or _SHOTS, []).append(seconds)
             if METHODS[spec.method].needs_images:  # others take as long as the test images
-                self._errors.append(seconds / _guess(spec))
+                errors = self._errors.setdefault(METHODS[spec.method].cost, [])
+                errors.append(seconds / _guess(spec))
 
     def knows(self, spec: RunSpec) -> bool:
         """Whether a run of this kind is finished."""
@@ -77,8 +78,10 @@ class Pace:
             return Span(*sorted((seconds, seconds * shots / near)))
         if (measured := self._measured.get(spec.hash)) is not None:
             return Span(measured, measured)
-        # A machine that was slow for other methods is slow for this one.
-        seconds = _guess(spec) * (median(self._errors) if self._errors else 1.0)
+        # A machine that was slow for methods like this is slow for it. Others say nothing:
+        # adapters mostly wait for images to be encoded, prompt learners for the text tower.
+        errors = self._errors.get(METHODS[spec.method].cost)
+        seconds = _guess(spec) * (median(errors) if errors else 1.0)
         return Span(seconds / _SPREAD, seconds * _SPREAD)
 
 
@@ -96,9 +99,12 @@ def _kind_of(name: str, preset: str | None, settings: str) -> Hashable:
 
 
 def _guess(spec: RunSpec) -> float:
-    """Seconds of a run by the cost of its method."""
+    """Seconds of a run by the cost of its method; what does not train takes its time to encode."""
     seconds = _ROUGH.get(METHODS[spec.method].cost, 2.0) * (spec.shots or _SHOTS) / _SHOTS
-    return seconds * (_ONLINE if method_of(spec).config.views == "online" else 1.0)
+    method = method_of(spec)
+    if method.config.views == "online":
+        return seconds * _ONLINE
+    return seconds if method.needs_training else seconds * max(1, method.kept_views)
 
 
 def estimate(specs: Iterable[RunSpec], pace: Pace) -> Span:

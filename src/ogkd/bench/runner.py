@@ -271,9 +271,7 @@ def _graph_sharpness(spec: RunSpec) -> float:
 
     It is the paper's for this benchmark, whatever the settings of the run.
     """
-    dataset = (
-        None if (spec.data or "").startswith("phantoms") else known_as(spec.dataset, spec.bank)
-    )
+    dataset = None if spec.of_phantoms else known_as(spec.dataset, spec.bank)
     name, preset = paper().method, f"paper/{spec.protocol}/{dataset}"
     method = make_method(name, preset=preset if preset in presets(name) else "auto")
     return float(getattr(method.config, paper().graph_setting))

@@ -65,6 +65,11 @@ class RunSpec(FrozenRecord):
         return hashlib.sha256(self.without().encode()).hexdigest()[:20]
 
     @property
+    def of_phantoms(self) -> bool:
+        """Whether its images are drawn: a phantom may have the name of a benchmark."""
+        return (self.data or "").startswith("phantoms")
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The parts of the images that are measured: ("test",) or ("base", "novel").
 

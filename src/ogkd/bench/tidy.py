@@ -54,7 +54,7 @@ class TidyRow(NamedTuple):
 def bank_title(spec: RunSpec) -> str:
     """Whose prompts a run used: "released", "ours", "templates", or the name of a file."""
     if spec.bank is None:
-        return "phantoms' own" if (spec.data or "").startswith("phantoms") else "templates"
+        return "phantoms' own" if spec.of_phantoms else "templates"
     return "ours" if spec.bank in shipped_banks() else spec.bank.partition(":")[0]
 
 

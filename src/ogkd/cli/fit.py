@@ -93,13 +93,18 @@ def _fit_options() -> Iterator[tuple[str, Any, Any]]:
 
 
 def _option(name: str, kind: Any) -> Any:
-    """A field as an option: of all that Python accepts, a path or a repeated text."""
+    """A field as an option: of all that Python accepts, repeated paths or texts, or one path."""
     text, kinds = opt.HELP[name], get_args(kind)
+    for several, repeated in ((Sequence[str | Path], list[Path]), (Sequence[str], list[str])):
+        if several in kinds:
+            return Annotated[repeated | None, _named(name, f"{text} Repeatable.")]
     if Path in kinds:
         kind = Path | None
-    elif Sequence[str] in kinds:
-        kind, text = list[str] | None, f"{text} Repeatable."
-    return Annotated[kind, Option(f"--{name.replace('_', '-')}", help=text)]
+    return Annotated[kind, _named(name, text)]
+
+
+def _named(name: str, text: str) -> Any:
+    return Option(f"--{name.replace('_', '-')}", help=text)
 
 
 fit.__signature__ = opt.signature_of(_fit_options())  # type: ignore[attr-defined]

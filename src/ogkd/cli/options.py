@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -228,15 +229,17 @@ def read_prior(text: str | None) -> Prior | None:
 
 def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
     """Turn `key=value` texts into settings; a value that is not valid JSON is a string."""
-    settings = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set takes key=value, such as train.epochs=50, but got '{pair}'.")
+        if (key := key.strip()) in settings:
+            raise ConfigError(f"--set gives '{key}' twice. Give it once.")
         try:
-            settings[key.strip()] = json.loads(value)
+            settings[key] = json.loads(value)
         except ValueError:
-            settings[key.strip()] = value
+            settings[key] = value
     return settings
 
 
@@ -293,10 +296,22 @@ def _written_to(message: str, values: Mapping[str, Any]) -> str | None:
     return None
 
 
-class _NamesOptions:
-    """A command or group that adds its option to a library error about an argument."""
+class _OurCommand:
+    """A command or group that refuses an option given twice; library errors name their option."""
 
     params: list[Any]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # The parser keeps the last value only; the order that it reports has every occurrence.
+        given = self.make_parser(ctx).parse_args(args=list(args))[2]  # type: ignore[attr-defined]
+        for one, times in Counter(given).items():
+            single = one.param_type_name == "option" and not one.multiple
+            if single and times > 1 and not any(other.is_eager for other in given):  # --help
+                ctx.fail(
+                    f"Option '{max(one.opts, key=len)}' was given {times} times. Give it once."
+                )
+        found: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return found
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -310,11 +325,11 @@ class _NamesOptions:
             raise
 
 
-class _Command(_NamesOptions, TyperCommand):
+class _Command(_OurCommand, TyperCommand):
     pass
 
 
-class _Group(_NamesOptions, TyperGroup):
+class _Group(_OurCommand, TyperGroup):
     pass
 
 

@@ -177,7 +177,8 @@ def predict(
             "images, and the probabilities are not calibrated."
         )
         refs, rule = classifier.refs(found), None
-    needs = None if classifier.head.ranking is not None else coverage
+    explained = classifier.head.ranking is not None or prior is not None  # by the library
+    needs = None if explained else coverage
     if not classifier.card.findings:  # which the library refuses or explains itself
         opt.require_calibration(classifier, max_risk=max_risk, coverage=needs)
     decider = Decider(classifier, policy)

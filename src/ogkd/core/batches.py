@@ -224,8 +224,13 @@ def _stack(
     labels = [run.labels[torch.from_numpy(mine)] for run, mine in zip(runs, rows, strict=True)]
     bags = runs[0].bags
     return Batch(
-        globals=torch.stack([view.globals for view in seen]).to(device, torch.float32),
-        labels=torch.stack(labels).to(device),
-        patches=torch.stack(patches).to(device, torch.float32) if patches else None,
+        globals=_joined([view.globals for view in seen]).to(device, torch.float32),
+        labels=_joined(labels).to(device),
+        patches=_joined(patches).to(device, torch.float32) if patches else None,
         bags=None if bags is None else bags.look(torch.from_numpy(rows[0]), device),
     )
+
+
+def _joined(runs: Sequence[Tensor]) -> Tensor:
+    """[S, ..]; of a single run without a copy, which takes as long as the rest of a large batch."""
+    return torch.stack(list(runs)) if len(runs) > 1 else runs[0].unsqueeze(0)

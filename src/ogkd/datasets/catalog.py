@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,7 +111,7 @@ _added: dict[str, Benchmark] = {}
 def add_catalog(path: str | os.PathLike[str]) -> None:
     """Add the datasets of another catalogue file, in the format of catalog.toml."""
     for name, record in read_catalog(Path(path)).items():
-        if (benchmarks().get(name) or _added.get(name, record)) != record:
+        if (_called(name, benchmarks()) or _called(name, _added) or record) != record:
             raise ConfigError(f"Two datasets are named '{name}', one of them in {path}. Rename it.")
         _added[name] = record
 
@@ -136,13 +137,22 @@ def known_benchmarks() -> dict[str, Benchmark]:
 
 
 def find_benchmark(name: str) -> Benchmark | None:
-    """Find a dataset by its name, folder (COVID_19) or title, in any letter case."""
-    wanted = name.strip().lower()
-    for records in (benchmarks, known_benchmarks):  # plugins only if it is none of the paper's
-        for record in records().values():
-            if wanted in (record.name, record.folder.lower(), record.title.lower()):
-                return record
+    """Find a dataset by its name, folder (COVID_19) or title, in any spelling of `plain_name`."""
+    # Plugins are only loaded if it is none of the paper's.
+    return _called(name, benchmarks()) or _called(name, known_benchmarks())
+
+
+def _called(name: str, records: Mapping[str, Benchmark]) -> Benchmark | None:
+    wanted = plain_name(name)
+    for record in records.values():
+        if wanted and wanted in map(plain_name, (record.name, record.folder, record.title)):
+            return record
     return None
+
+
+def plain_name(text: str) -> str:
+    """A name without case, spaces and punctuation, to compare spellings."""
+    return re.sub(r"[\W_]", "", text.casefold())
 
 
 def benchmark(name: str) -> Benchmark:

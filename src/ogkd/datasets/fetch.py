@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks, known_benchmarks
+from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks, find_benchmark
 from ogkd.errors import DataError, OgkdWarning
 from ogkd.files import alone, blob_id, cache_dir, folder_atomically, home, sha256_file, write_json
 
@@ -68,8 +68,7 @@ def named_benchmark(source: str | Path) -> Benchmark | None:
     path = Path(source)
     if path.exists() or len(path.parts) != 1:
         return None
-    name = path.name.lower()
-    return benchmarks().get(name) or known_benchmarks().get(name)
+    return find_benchmark(path.name)
 
 
 def resolve_data(

@@ -13,7 +13,7 @@ from torch import Tensor
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import BackboneError, ConfigError, DataError
 from ogkd.features.unreadable import BadFile, decode_ahead
-from ogkd.images import ImageRef, read_image
+from ogkd.images import ImageRef, look_at
 from ogkd.images.transforms import Preprocessing, center_crop, normalise
 
 
@@ -94,7 +94,7 @@ def encode_crops(
 
 def whole_image(image: ImageRef, prep: Preprocessing) -> NDArray[np.uint8]:
     """The image as the tower sees it: resized and cropped to a square, [size, size, 3]."""
-    pixels = read_image(image, blank=False)
+    pixels = look_at(image, blank=False)
     try:
         return center_crop(pixels, prep)
     except (ValueError, MemoryError) as error:

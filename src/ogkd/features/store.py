@@ -28,7 +28,7 @@ from ogkd.errors import DataError
 from ogkd.features.encode import encode_crops, whole_image
 from ogkd.features.unreadable import decode_ahead, unreadable, unreadable_error
 from ogkd.files import cache_dir, sha256_file, write_atomically
-from ogkd.images import ImageRef, read_image
+from ogkd.images import ImageRef, look_at
 from ogkd.images.transforms import ADAPTER_AREAS, random_resized_crop
 from ogkd.progress import progress_bar
 
@@ -215,7 +215,7 @@ class FeatureStore:
             return whole_image(image, prep)
         # The crop depends on the image and the view alone, not on its neighbours or its name.
         rng = np.random.default_rng([view.seed, view.crop, int(image.key[:15], 16)])
-        pixels = read_image(image, blank=False)
+        pixels = look_at(image, blank=False)
         if view.adapter:
             return random_resized_crop(pixels, prep, rng, areas=ADAPTER_AREAS, flip=True)
         return random_resized_crop(pixels, prep, rng)

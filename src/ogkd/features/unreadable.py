@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ogkd.datasets.manifest import Item, first_lines
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_atomically
-from ogkd.images import ImageRef, read_image
+from ogkd.images import ImageRef, look_at, read_image
 from ogkd.images.ref import install_once
 
 OnError = Literal["stop", "skip"]
@@ -69,7 +69,7 @@ def decode_ahead(
 
 def unreadable(images: Sequence[ImageRef]) -> list[BadFile]:
     """The images that cannot be decoded, found without encoding anything."""
-    found = itertools.chain.from_iterable(decode_ahead(_read, images))
+    found = itertools.chain.from_iterable(decode_ahead(_look, images))
     return [BadFile(image, str(error)) for image, error in found if isinstance(error, DataError)]
 
 
@@ -83,6 +83,10 @@ def read_each(images: Sequence[ImageRef]) -> Iterator[tuple[ImageRef, NDArray[np
             yield image, pixels
     if bad:
         raise unreadable_error(bad)
+
+
+def _look(image: ImageRef) -> NDArray[np.uint8]:
+    return look_at(image, blank=False)
 
 
 def _read(image: ImageRef) -> NDArray[np.uint8]:

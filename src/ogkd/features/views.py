@@ -19,7 +19,7 @@ from ogkd.errors import OgkdWarning
 from ogkd.features.encode import encode_crops
 from ogkd.features.store import WHOLE, FeatureStore, View
 from ogkd.features.unreadable import read_each
-from ogkd.images import ImageRef, read_image
+from ogkd.images import ImageRef, look_at
 from ogkd.images.transforms import Box, cut_crop, draw_crop
 
 _AT_ONCE = 64  # crops in one pass of the image tower
@@ -46,13 +46,16 @@ class FixedViews:
         return FixedViews(ImageFeatures(both.globals[images], patches, deep))
 
     def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
-        """One view of each image: globals [B, d], patches [B, P, d]."""
-        rows = torch.from_numpy(images)
-        views = torch.from_numpy(rng.integers(self.features.globals.shape[1], size=len(images)))
+        """One view of each image: globals [B, d], patches [B, P, d] as precise as they are kept."""
+        views = self.features.globals.shape[1]
+        rows = torch.from_numpy(images * views + rng.integers(views, size=len(images)))
+
+        def seen(kept: Tensor) -> Tensor:
+            return kept.flatten(0, 1).index_select(0, rows)  # copies whole rows: faster than [..]
+
         patches = self.features.patches
         return ImageFeatures(
-            self.features.globals[rows, views],
-            None if patches is None else patches[rows, views].float(),
+            seen(self.features.globals), None if patches is None else seen(patches)
         )
 
 
@@ -120,7 +123,7 @@ class OnlineViews:
     def cut(self, drawn: Cut) -> NDArray[np.uint8]:
         """The pixels of a crop, at the model's size."""
         picture = drawn.picture
-        pixels = read_image(picture.image) if picture.pixels is None else picture.pixels
+        pixels = look_at(picture.image) if picture.pixels is None else picture.pixels
         return cut_crop(pixels, drawn.box, self.backbone.preprocessing)
 
     def encode(self, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:

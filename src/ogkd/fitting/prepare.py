@@ -255,15 +255,14 @@ def make_support(
         chosen = features, torch.tensor([item.answer for item in validation])
     labels = torch.tensor([item.answer for item in support])
     images = [item.image for item in support]
-    patches, views = method.uses_patches, method.config.views
-    if views == "online":
+    patches = method.uses_patches
+    if method.config.views == "online":
         return Support(OnlineViews(store.backbone, images, patches=patches), labels, chosen)
     _refuse_beyond_memory(method, store.backbone, len(images))
-    released = method.as_benchmarked
-    count = views or method.augmented if released else views
     found = cached_views(
-        store, images, count=count, seed=seed, patches=patches, deep=deep, adapter=released
-    )
+        store, images, count=method.kept_views, seed=seed, patches=patches, deep=deep,
+        adapter=method.as_benchmarked,
+    )  # fmt: skip
     return Support(found, labels, chosen)
 
 

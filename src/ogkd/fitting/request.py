@@ -49,8 +49,8 @@ class FitRequest:
             Python also a mapping.
         normal: the classes that mean "nothing found" (default: the benchmark's, or those with
             "normal" or "healthy" in their name).
-        unlabelled: more images of the same kind, without labels, to learn from: a folder or a file.
-            In Python also a list of files. Only for methods that can use them, such as fused.
+        unlabelled: more images of the same kind, without labels, to learn from: folders or files,
+            for methods that can use them, such as fused.
         sampling: how shots are drawn: released, as the released code does, or nested (the images
             of 1 shot are among those of 2).
         root: the folder that the paths of a table or split file are relative to.

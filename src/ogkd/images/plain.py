@@ -65,9 +65,13 @@ def is_turned(file: Path) -> bool:
 def rgb_of(image: Image.Image, *, upright: bool = True) -> NDArray[np.uint8]:
     """A PIL image as RGB [H, W, 3]."""
     image.load()
-    turned = ImageOps.exif_transpose(image) if upright else image
+    turned = image
+    if upright and image.getexif().get(_ORIENTATION, 1) != 1:
+        turned = ImageOps.exif_transpose(image)
+    if turned.mode == "L":
+        return gray_to_rgb(np.asarray(turned))
     if turned.mode not in _DEEP_GRAY:
-        return np.array(turned.convert("RGB"))  # a copy: `asarray` could not be written to
+        return np.asarray(turned if turned.mode == "RGB" else turned.convert("RGB"))
     gray = stretch(np.asarray(turned))
     tags: Any = getattr(image, "tag_v2", {})
     if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:

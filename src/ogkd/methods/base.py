@@ -180,6 +180,13 @@ class Method(ABC, Generic[ConfigT]):
         """Whether its images are drawn and seen as the benchmark's adapter code does."""
         return False
 
+    @property
+    def kept_views(self) -> int:
+        """Random views of each image that are encoded once, before it fits; 0: the whole image."""
+        if (views := self.config.views) == "online":
+            return 0
+        return views or (self.augmented if self.as_benchmarked else 0)
+
     @abstractmethod
     def fit(
         self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None

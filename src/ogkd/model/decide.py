@@ -120,8 +120,14 @@ class Decider:
         # An image answered together with others is not one that the promise is about.
         plain = self._answers is None
         self._from_support = self._support_sets() if plain and not policy.together else None
-        if policy.coverage is not None and self._from_support is None and plain:
-            _calibrated(classifier, "coverage")
+        if self._from_support is None and plain:
+            if policy.coverage is not None:
+                _calibrated(classifier, "coverage", prior=policy.prior is not None)
+            elif policy.prior is not None and classifier.calibration is not None:
+                self.notes.append(
+                    "Note: there are no prediction sets. The calibration promises them for the "
+                    "class frequencies of its own images."
+                )
         if note := engine_note(classifier):
             self.notes.append(f"Note: {note}")
         try:
@@ -164,21 +170,17 @@ class Decider:
             self.notes.append(
                 f"Probabilities are for these class frequencies: {shown_shares(self.prior, names)}."
             )
-        if self._calibration is not None and not self.policy.together:
-            self.notes.append(
-                "Note: there are no prediction sets. The calibration promises them for the class "
-                "frequencies of its own images."
-            )
         self._calibration = None
 
     def _support_sets(self) -> SupportSets | None:
         """Sets from the images learned from: without a calibration, or in place of one on them.
 
         Answers to these same images, held out in turn, give a temperature, but only an estimate of
-        sets: exact ones replace it once every class has images enough.
+        sets: exact ones replace it once every class has images enough. Their promise is for each
+        class, so it holds at all class frequencies, where that of a calibration does not.
         """
         calibration = self.classifier.calibration
-        if calibration is None:
+        if calibration is None or self.policy.prior is not None:
             return SupportSets.of(self.classifier)
         others = set(calibration.image_keys) - set(self.classifier.card.support_images)
         if others or self.policy.sets != "lac":
@@ -350,7 +352,15 @@ def a_file(image: ImageRef) -> ImageRef | None:
     return None if isinstance(image, InMemory) else image
 
 
-def _calibrated(classifier: Classifier, argument: str) -> Calibration:
+def _calibrated(classifier: Classifier, argument: str, *, prior: bool = False) -> Calibration:
+    if prior:
+        raise ConfigError(
+            f"{argument} cannot be promised with a prior here: a calibration promises it on "
+            "average over its own images, and a class that is more frequent elsewhere may be "
+            "covered less. Sets that hold for every class come from the images learned from (nine "
+            "of each class or more, methods such as fused). Leave one of them out.",
+            argument=argument,
+        )
     if classifier.class_calibration is None:
         other = ""
         if argument == "coverage":

@@ -49,13 +49,17 @@ class Policy:
                 f"prior must be shares of classes or '{ESTIMATE}', but is '{self.prior}'.",
                 argument="prior",
             )
-        if self.prior is None and not self.together:
-            return
         for promised in ("max_risk", "coverage"):
-            if getattr(self, promised) is not None:
-                changed = "answers images together" if self.together else "has other frequencies"
+            if self.together and getattr(self, promised) is not None:
                 raise ConfigError(
-                    f"{promised} cannot be promised if one {changed}: the calibration was made "
-                    "without. Leave one of them out.",
+                    f"{promised} cannot be promised if images are answered together: an answer "
+                    "then depends on the other images. Leave one of them out.",
                     argument=promised,
                 )
+        if self.prior is not None and self.max_risk is not None:
+            raise ConfigError(
+                "max_risk cannot be promised with a prior: the share of errors depends on how "
+                "frequent the classes are, and the calibration images have frequencies of their "
+                "own. Leave one of them out.",
+                argument="max_risk",
+            )

@@ -78,8 +78,8 @@ class SupportSets:
             raise ConfigError(
                 f"Sets that contain the true class with {100 * coverage:g} % probability need at "
                 f"least {needed} images of a class to learn from, and this model has "
-                f"{max(self.counts)}. Learn from more images, calibrate the model, or ask for less "
-                "coverage.",
+                f"{max(self.counts)}. Learn from more images, ask for less coverage, or, unless "
+                "a prior is given, calibrate the model.",
                 argument="coverage",
             )
 
