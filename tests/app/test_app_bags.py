@@ -219,8 +219,8 @@ def test_an_exam_without_a_usable_picture_is_named_beside_the_answers_for_the_ot
     status, said = page(files)
     assert status == 200, said
     [one] = said["models"]
-    assert one["bag"]["name"] == "study: 1.1.dcm"
-    assert "Not answered: study: 1.2.dcm: None of its 1 picture can be read" in one["note"]
+    assert one["bag"]["name"] == "study 1.1: 1.1.dcm"
+    assert "Not answered: study 1.2: 1.2.dcm: 1.2.dcm is blank" in one["note"]
 
 
 def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams):

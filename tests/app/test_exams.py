@@ -68,9 +68,8 @@ def test_other_pictures_are_one_exam(tmp_path):
         }
 
 
-def test_exams_with_the_same_name_are_numbered(tmp_path):
-    files = {one(tmp_path, f"{n}", str(n), str(n)): "IM1" for n in range(2)}
-    assert named(exams_of(files, BagRule("study"))) == {
-        "1. study: IM1": ["0"],
-        "2. study: IM1": ["1"],
-    }
+def test_what_has_the_same_name_is_told_apart_by_its_uid_or_numbered(tmp_path):
+    files = {one(tmp_path, f"{n}", f"9.{n}", f"7.{n}"): "IM1" for n in range(2)}
+    assert list(exams_of(files, BagRule("study"))) == ["study 9.0: IM1", "study 9.1: IM1"]
+    files = {volume(tmp_path / f"{n}.nii"): "scan.nii" for n in range(2)}
+    assert list(exams_of(files, BagRule())) == ["scan.nii", "2. scan.nii"]

@@ -30,14 +30,14 @@ def exams_of(files: Mapping[Path, str], rule: BagRule) -> dict[str, list[Path]]:
     apart = groups if rule.by in (None, "series", "study") else groups.keys() - {""}
     if len(apart) < 2:
         return {listed(list(files.values())): list(files)}
-    names = [
-        f"{titles[key]}{listed([files[file] for file in mine])}" for key, mine in groups.items()
-    ]
-    times = Counter(names)
-    return {
-        f"{number}. {name}" if times[name] > 1 else name: mine
-        for number, (name, mine) in enumerate(zip(names, groups.values(), strict=True), 1)
-    }
+    times = Counter(titles.values())
+    found: dict[str, list[Path]] = {}
+    for number, (key, mine) in enumerate(groups.items(), 1):
+        title, name = titles[key], listed([files[file] for file in mine])
+        if title:
+            name = f"{title} {key}: {name}" if times[title] > 1 else f"{title}: {name}"
+        found[f"{number}. {name}" if name in found else name] = mine
+    return found
 
 
 def listed(names: Sequence[str]) -> str:
@@ -46,7 +46,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _exam(file: Path, rule: BagRule) -> tuple[str, str]:
-    """What tells the file's exam apart ("" if nothing does), and how its name begins."""
+    """What tells the file's exam apart ("" if nothing does), and what to call it."""
     kind = kind_of(file)
     several = kind in ("nifti", "slide") or is_slide(file)
     if rule.by is None and (several or (kind == "dicom" and frame_count(file) > 1)):
@@ -58,5 +58,5 @@ def _exam(file: Path, rule: BagRule) -> tuple[str, str]:
     except DataError:  # reading the picture will say why
         return "", ""
     if rule.by in (None, "series"):
-        return found.series, f"{found.series_name}: "
-    return found.study, f"{found.study_name}: "
+        return found.series, found.series_name
+    return found.study, found.study_name
