@@ -97,8 +97,9 @@ def bag_card(rule: BagRule, pictures: int) -> BagCard:
 
 def with_pooling(card: BagCard | None, pooling: Pooling) -> BagCard:
     """The same with the pooling that was learned."""
-    found = {"tau": None if math.isinf(pooling.tau) else pooling.tau, "heat": pooling.heat}
-    return (card or BagCard()).model_copy(update=found | {"bias": pooling.bias})
+    found = {name: getattr(pooling, name) for name in ("heat", "usual", "bias")}
+    found["tau"] = None if math.isinf(pooling.tau) else pooling.tau
+    return (card or BagCard()).model_copy(update=found)
 
 
 def few_of_each(items: Sequence[Item]) -> list[Item]:
