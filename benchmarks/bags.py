@@ -39,7 +39,7 @@ from ogkd.features.encode import encode_crops
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
-from ogkd.fitting.bags import BagSupport, held_out, learn
+from ogkd.fitting.bags import BagSupport, fit_head, held_out, learn
 from ogkd.fitting.prepare import text_side
 from ogkd.images.transforms import center_crop
 from ogkd.methods import Support, TextSide, make_method
@@ -178,10 +178,12 @@ def run(train: Bags, test: Bags, text: TextSide, seed: int) -> dict[str, Any]:
     for kind, known in (("pictures", shows), ("bags", None)):
         given = BagSupport(support, rows, labels, known)
         began = time.process_time()
-        head, ours = learn(method, given, text, seed=seed)
+        head, held = fit_head(method, given, text, seed), held_out(method, given, text, seed=seed)
+        ways = {"ours": pooling.Pooling(normal=text.normal)}
+        if held is not None:
+            ways["ours"] = pooling.fit_pooling(held, bag, labels, text.normal)
         seconds = time.process_time() - began
-        z, held = head.of_rows(test[0]).double(), held_out(method, given, text, seed=seed)
-        ways = {"ours": ours}
+        z = head.of_rows(test[0]).double()
         if held is not None:
             pooling.usual = lambda z, bag: z.new_zeros(int(bag.max()) + 1, z.shape[1])
             for name, tau in {"mean": math.inf, "max": 0.0}.items():
