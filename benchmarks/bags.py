@@ -9,9 +9,10 @@ A bag has 30 pictures: slices of a phantom volume of one anatomy (ogkd.datasets.
 or tiles of one organ drawn from LungColon (training bags from the images of train and val, test
 bags from those of test). `pictures`: all pictures are labelled; `bags`: only bags are. Middle,
 mean and max use the same head as `ours`; mean and max have a factor and biases too, fitted on the
-same held-out bags. ABMIL is gated attention on global features (Ilse et al., ICML 2018). What is
-in --out is not run again. `knees`: films of KneeXray by patient, who has the grade of the worse
-knee; the films of a patient are a bag, or each is graded alone and the worse grade is the answer.
+same held-out bags, but subtract nothing. ABMIL is gated attention on global features (Ilse et al.,
+ICML 2018). What is in --out is not run again. `knees`: films of KneeXray by patient, who has the
+grade of the worse knee; the films of a patient are a bag, or each is graded alone and the worse
+grade is the answer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from ogkd.features.encode import encode_crops
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
-from ogkd.fitting.bags import BagSupport, held_out, learn
+from ogkd.fitting.bags import BagSupport, fit_head, held_out, learn
 from ogkd.fitting.prepare import text_side
 from ogkd.images.transforms import center_crop
 from ogkd.methods import Support, TextSide, make_method
@@ -173,19 +174,22 @@ def run(train: Bags, test: Bags, text: TextSide, seed: int) -> dict[str, Any]:
     views = FixedViews(ImageFeatures(rows[:, None, :d], None, rows[:, None, d:]))
     support = Support(views, labels[bag], bag=bag)
     found: dict[str, Any] = {}
-    every, method = pooling.TAUS, make_method("fused")
+    every, usual, method = pooling.TAUS, pooling.usual, make_method("fused")
     for kind, known in (("pictures", shows), ("bags", None)):
         given = BagSupport(support, rows, labels, known)
         began = time.process_time()
-        head, ours = learn(method, given, text, seed=seed)
-        seconds = time.process_time() - began
-        z, held = head.of_rows(test[0]).double(), held_out(method, given, text, seed=seed)
-        ways = {"ours": ours}
+        head, held = fit_head(method, given, text, seed), held_out(method, given, text, seed=seed)
+        ways = {"ours": pooling.Pooling(normal=text.normal)}
         if held is not None:
+            ways["ours"] = pooling.fit_pooling(held, bag, labels, text.normal)
+        seconds = time.process_time() - began
+        z = head.of_rows(test[0]).double()
+        if held is not None:
+            pooling.usual = lambda z, bag: z.new_zeros(int(bag.max()) + 1, z.shape[1])
             for name, tau in {"mean": math.inf, "max": 0.0}.items():
                 pooling.TAUS = (tau,)
                 ways[name] = pooling.fit_pooling(held, bag, labels, text.normal)
-            pooling.TAUS = every
+            pooling.TAUS, pooling.usual = every, usual
         for name, how in ways.items():
             tau = None if math.isinf(how.tau) else how.tau
             found[f"{kind}/{name}"] = judge(how.logits(z, test[1]), test[2]) | {"tau": tau}

@@ -19,7 +19,7 @@ from ogkd.app.server import Settings, make_app
 from ogkd.app.web import openapi
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
-from ogkd.images import ImageRef
+from ogkd.images import ImageRef, read_image
 from ogkd.model.decide import Decider
 from ogkd.model.load import load
 from tiny_images import dicom, volume
@@ -186,6 +186,41 @@ def test_what_is_odd_about_a_series_is_said(page, tmp_path):
     _, said = page(files)
     assert "instance 3 is missing" in said["models"][0]["note"]
     assert str(tmp_path) not in json.dumps(said)
+
+
+def test_two_studies_in_one_upload_get_two_answers_with_their_names(page, exams, tmp_path):
+    items = read_manifest(exams, bags="exam").items
+    files = []
+    for study, bag in (("1.1", "test spot 2"), ("1.2", "test normal 2")):
+        for number, item in enumerate(item for item in items if item.bag == bag):
+            pixels = np.asarray(read_image(item.image))[:, :, 0]
+            uids = {"StudyInstanceUID": study, "SeriesInstanceUID": f"{study}.{number}"}
+            one = dicom(tmp_path / f"{study}-{number}.dcm", pixels, StudyDescription=bag, **uids)
+            files.append((one.name, one.read_bytes()))
+    status, said = page(files[::2] + files[1::2], pictures=True)
+    assert status == 200, said
+    assert [(one["bag"]["name"], one["bag"]["pictures"]) for one in said["models"]] == [
+        ("study (test spot 2): 1.1-0.dcm and 3 more", 4),
+        ("study (test normal 2): 1.2-0.dcm and 3 more", 4),
+    ]
+    assert [one["prediction"] for one in said["models"]] == ["spot", "normal"]
+    assert fits({"$ref": "#/components/schemas/Answer"}, said, openapi())
+
+
+def test_an_exam_without_a_usable_picture_is_named_beside_the_answers_for_the_others(
+    page, tmp_path
+):
+    rng = np.random.default_rng(0)
+    files = []
+    for study, most in (("1.1", 255), ("1.2", 1)):  # the second is a blank clip
+        frames = rng.integers(0, most, (3, 16, 16)).astype(np.uint8)
+        one = dicom(tmp_path / f"{study}.dcm", frames, frames=True, StudyInstanceUID=study)
+        files.append((one.name, one.read_bytes()))
+    status, said = page(files)
+    assert status == 200, said
+    [one] = said["models"]
+    assert one["bag"]["name"] == "study 1.1: 1.1.dcm"
+    assert "Not answered: study 1.2: 1.2.dcm: 1.2.dcm is blank" in one["note"]
 
 
 def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams):

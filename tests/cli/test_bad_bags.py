@@ -58,7 +58,7 @@ def test_a_volume_without_a_usable_slice_is_named_and_skipped_on_request(ogkd, f
     said = ogkd("predict", scans.parent / "model", scans / "test")
     assert said.code == 1
     empty, good = rows(said.out)
-    assert "None of its 1 picture can be read" in empty["error"]
+    assert empty["error"].startswith(f"{scans / 'test' / 'cyst' / '0.nii'} is blank")
     assert (good["error"], good["pictures"]) == ("", "4")
 
 
@@ -103,6 +103,23 @@ def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, line
     said = refused(*fit(data, "--bags", "exam"))
     assert words in said
     assert "--bags" in said
+
+
+def test_only_contradicting_labels_are_explained_by_pictures_that_show_less(refused, fit, tmp_path):
+    for line, explained in (("d.png,stone,1,A,train", True), ("d.png,cyst,1,Z,train", False)):
+        said = refused(*fit(table(tmp_path, *GOOD, line), "--bags", "exam"))
+        assert ("may show less than their bag" in said) == explained
+
+
+def test_an_exam_that_loses_all_its_pictures_is_named(ogkd, fit, tmp_path):
+    data = table(tmp_path, *GOOD, "d.png,cyst,exam 4,D,train", "e.png,cyst,exam 4,D,train")
+    for name in ("d.png", "e.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    done = ogkd(*fit(data, "--bags", "exam", "--on-error", "skip"))
+    assert done.code == 0, done.err
+    assert "Skipped 2 file(s)" in done.err
+    assert "No picture remains of 1 bag:\n  exam 4" in done.err
+    assert "2 bags of 2 pictures" in done.out
 
 
 def test_another_exam_of_a_test_patient_is_not_learned_from(ogkd, fit, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,8 +52,15 @@ def test_a_shift_of_all_logits_of_a_picture_changes_nothing() -> None:
     z, bag = picture_logits(2)
     shift = torch.randn(len(z), 1, dtype=z.dtype)
     for normal in ((), (0,), (0, 2)):
-        pooling = Pooling(1.0, 0.7, (0.1, 0.2, 0.3), normal)
+        pooling = Pooling(1.0, 0.7, (0.1, 0.2, 0.3), normal, 0.4)
         torch.testing.assert_close(pooling.logits(z + shift, bag), pooling.logits(z, bag))
+
+
+def test_a_multiple_of_the_mean_of_the_bag_is_subtracted_but_not_from_a_picture_alone() -> None:
+    z = torch.tensor([[0.0, 6.0], [0.0, 3.0], [0.0, 0.0], [0.0, 5.0]])
+    bag = torch.tensor([0, 0, 0, 1])
+    found = Pooling(0.0, 2.0, (), (0,), 0.5).logits(z, bag)[:, 1]
+    assert found.tolist() == pytest.approx([2 * 6 - 0.5 * (1 - 1 / 3) * 3, 2 * 5])
 
 
 def test_logits_are_relative_to_nothing_found() -> None:
@@ -118,8 +126,26 @@ def test_probabilities_of_new_bags_are_calibrated() -> None:
     assert float(p[sure].mean()) == pytest.approx(float(truth[sure].double().mean()), abs=0.05)
 
 
+def test_what_all_pictures_of_a_bag_have_in_common_is_taken_out() -> None:
+    def shifted(seed: int) -> tuple[torch.Tensor, ...]:
+        z, bag, labels = simulated(0.1, seed)
+        apart = np.random.default_rng(seed + 100).normal(0, 4, len(labels))  # of one anatomy
+        return z + torch.from_numpy(np.outer(apart[bag], [0.0, 1.0])), bag, labels
+
+    z, bag, labels = shifted(6)
+    found = fit_pooling(z, bag, labels, normal=(0,))
+    assert found.usual == pytest.approx(found.heat, rel=0.25)
+    new, _, truth = shifted(7)
+
+    def right(pooling: Pooling) -> float:
+        return float((pooling.logits(new, bag).argmax(1) == truth).double().mean())
+
+    assert right(found) >= right(replace(found, usual=0.0)) + 0.1
+
+
 def test_one_bag_of_each_class_moves_nothing_far() -> None:
     z, bag, labels = simulated(0.3, 5, 2)
     found = fit_pooling(z, bag, labels, normal=(0,))
     assert 0.05 <= found.heat < 3
+    assert abs(found.usual) < 2
     assert max(map(abs, found.bias)) < 3

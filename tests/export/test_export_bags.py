@@ -29,7 +29,7 @@ pytest.importorskip("onnx")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "onnx_predict.py"
 POOLINGS = [
-    Pooling(tau, 0.7, (0.3, -0.2, 0.1), normal)
+    Pooling(tau, 0.7, (0.3, -0.2, 0.1), normal, 0.4)
     for tau in (0.0, 0.5, 4.0, math.inf)
     for normal in ((), (1,), (0, 2), (0, 1, 2))
 ]
@@ -53,7 +53,7 @@ def test_the_graph_pools_as_predictions_do(pooling):
 @pytest.mark.parametrize("tau", [0.0, 0.5, math.inf])
 @pytest.mark.parametrize("normal", [(), (0, 2)])
 def test_every_kind_of_pooling_is_exported(tau, normal):
-    module = PooledBag(Pooling(tau, 0.7, (0.3, -0.2, 0.1), normal), 3).eval()
+    module = PooledBag(Pooling(tau, 0.7, (0.3, -0.2, 0.1), normal, 0.4), 3).eval()
     with quiet_exporter(), torch.no_grad():
         program = torch.onnx.export(
             module,
@@ -82,7 +82,9 @@ def bag_model(exams, bert_backbone, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
         found = ogkd.fit(exams, backbone=bert_backbone, bags="exam", normal=["normal"])
-    bags = found.card.bags.model_copy(update={"tau": 2.0, "heat": 0.6, "bias": (0.2, -0.1)})
+    bags = found.card.bags.model_copy(
+        update={"tau": 2.0, "heat": 0.6, "usual": 0.3, "bias": (0.2, -0.1)}
+    )
     found.card = found.card.model_copy(update={"bags": bags})
     return ogkd.Classifier(found.backbone, found.head, found.card)
 
@@ -126,7 +128,8 @@ def test_a_large_bag_can_be_pooled_outside_as_the_metadata_says(graph, bag_model
     z = np.concatenate(parts)
     r = z - np.log(np.exp(z[:, bags["normal"]]).sum(axis=1, keepdims=True))
     s = bags["tau"] * np.log(np.exp(r / bags["tau"]).mean(axis=0))
-    scores = (bags["heat"] * s + bags["bias"]) / card["temperature"]
+    u = (1 - 1 / len(r)) * r.mean(axis=0)
+    scores = (bags["heat"] * s - bags["usual"] * u + bags["bias"]) / card["temperature"]
     p = np.exp(scores) / np.exp(scores).sum()
     np.testing.assert_allclose(p, whole[0], atol=1e-4)
 
@@ -139,7 +142,7 @@ def test_the_example_script_answers_all_its_images_as_one_bag(
     assert script["main"](graph._model_path, *map(str, files)) == 0
     answer, *shares = capsys.readouterr().out.splitlines()
     [said] = bag_model.decide({"exam": files})
-    assert answer.startswith(f"4 images\t{said.prediction} {said.probability:.3f}")
+    assert answer.startswith(f"4 images\t{said.prediction} {said.probability:.4f}"[:-1])
     best = max(shares, key=lambda line: float(line.rpartition(" ")[2]))
     assert best.startswith(str(said.image))
     assert len(shares) == 4

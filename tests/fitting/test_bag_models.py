@@ -168,9 +168,11 @@ def test_a_bag_whose_pictures_cannot_be_read_is_named_and_others_are_answered(
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     good = part(table, "test").items[0].image.file
-    bad, half, whole = model.decide({"bad": [broken], "half": [good, broken], "whole": [good]})
+    bad, half, whole = model.decide(
+        {"bad": [broken, broken], "half": [good, broken], "whole": [good]}
+    )
     assert bad.error is not None
-    assert "None of its 1 picture" in bad.error
+    assert "None of its 2 pictures" in bad.error
     assert bad.label is None
     assert half.pictures == 1
     assert half.prediction == whole.prediction

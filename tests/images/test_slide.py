@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ogkd.datasets.bags import BagRule, grouped
 from ogkd.errors import DataError
 from ogkd.images import ImageRef, read_image
+from ogkd.images.ref import Broken
 from ogkd.images.slices import SlicesRule, parts_of
 from ogkd.images.slide import TILE, tiles, tissue
 
@@ -98,6 +99,19 @@ def test_a_slide_without_its_magnification_says_what_to_give(tmp_path: Path) -> 
     with pytest.raises(DataError, match="magnification"):
         grouped([(ImageRef(file), None)], BagRule(None, SlicesRule()))
     assert len(parts_of(ImageRef(file), SlicesRule.parse("side=512,all"))) == 6
+
+
+def test_one_slide_without_its_magnification_does_not_stop_the_others(
+    tmp_path: Path, whole: Path
+) -> None:
+    untold = slide(tmp_path / "a.tiff", mpp=None)
+    rule = BagRule(None, SlicesRule())
+    with pytest.raises(DataError, match="does not state its magnification"):
+        grouped([(ImageRef(untold), None)], rule)
+    [(_, first), *rest] = grouped([(ImageRef(untold), None), (ImageRef(whole), None)], rule)
+    assert isinstance(first, Broken)
+    assert "does not state its magnification" in first.reason
+    assert {part.file for _, part in rest} == {whole}
 
 
 def test_a_truncated_slide_is_named(tmp_path: Path, whole: Path) -> None:

@@ -25,7 +25,7 @@ def text_side(T: torch.Tensor, normal: tuple[int, ...]) -> Any:
 
 
 def planted(
-    share: float, *, seed: int = 0, bags: int = 8, pictures: int = 20
+    share: float, *, seed: int = 0, bags: int = 8, pictures: int = 20, common: float = 0.5
 ) -> tuple[torch.Tensor, ...]:
     """Rows, bags, labels of bags and what each picture shows; class 0 is normal."""
     rng = np.random.default_rng(seed)
@@ -35,7 +35,7 @@ def planted(
     for number in range(3 * bags):
         label = number % 3
         shows = np.where(np.arange(pictures) < count, label, 0)
-        own = rng.normal(0, 0.5, D)  # what the pictures of a bag have in common
+        own = rng.normal(0, common, D)  # what the pictures of a bag have in common
         rows.append(means[shows] + own + rng.normal(0, 0.5, (pictures, D)))
         shown += shows.tolist()
         labels.append(label)
@@ -71,6 +71,23 @@ def test_rounds_find_more_than_texts_alone(monkeypatch: pytest.MonkeyPatch) -> N
     learned = right()
     monkeypatch.setattr("ogkd.methods.carriers.folds", lambda labels, most: None)
     assert learned > right() + 0.2
+
+
+def test_pictures_are_found_although_their_bags_differ_more_than_the_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows, bag, labels, _, truth = planted(0.2, seed=1, bags=4, pictures=12, common=3.0)
+    T = normalize(torch.randn(3, D, generator=torch.Generator().manual_seed(0)), dim=-1)
+
+    def right() -> float:
+        found = find_carriers(rows, bag, labels, text_side(T, (0,)))
+        return float((found[truth > 0] == truth[truth > 0]).double().mean())
+
+    apart = right()
+    monkeypatch.setattr(
+        "ogkd.methods.carriers.usual", lambda X, bag: torch.zeros(int(bag.max()) + 1, X.shape[1])
+    )
+    assert apart > right() + 0.2
 
 
 def test_every_bag_has_a_carrier_and_normal_bags_show_what_they_are() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ogkd.app.exams import exams_of
 from ogkd.app.uploads import Upload
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
@@ -169,7 +170,7 @@ class Answer:
     note: str = ""  # a warning if the calibration was made with another engine
     withheld: bool = False  # an unfamiliar image or an abstention: no number to rely on
     findings: Mapping[str, str] | None = None  # yes, no or unsure for each, if it has several
-    bag: Mapping[str, Any] | None = None  # how many pictures were seen, and which decided
+    bag: Mapping[str, Any] | None = None  # its name, how many pictures were seen, which decided
 
     @property
     def uncertain(self) -> bool:
@@ -187,13 +188,13 @@ def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -
     """Ask every model; models with the same backbone share one encoding of the image.
 
     Predictions and evidence maps (`pictures`) come from the same encoding. A model of bags gives
-    one answer for all pictures of the upload.
+    one answer for each exam of the upload.
     """
     encoded: dict[str, EncodedBatch] = {}
     found = []
     for model in models:
         if model.classifier.card.bags is not None:
-            found.append(_bag_answer(model, upload, model.classifier.card.bags.rule, pictures))
+            found += _bag_answers(model, upload, model.classifier.card.bags.rule, pictures)
             continue
         if len(upload.files) > 1:
             raise DataError(f"{model.name} answers one image at a time. Send one file.")
@@ -210,24 +211,44 @@ def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -
     return found
 
 
-def _bag_answer(model: Model, upload: Upload, rule: BagRule, pictures: bool) -> Answer:
-    """One answer for the upload, whatever makes a bag elsewhere; volumes give their slices."""
+def _bag_answers(model: Model, upload: Upload, rule: BagRule, pictures: bool) -> list[Answer]:
+    """An answer for each exam of the upload; what has none is named with the first."""
+    files = upload.files or {upload.image.file: upload.name}
+    found: list[Answer] = []
+    lost: list[str] = []
+    exams = exams_of(files, rule)
+    for name, mine in exams.items():
+        try:
+            found.append(_bag_answer(model, upload, name, mine, rule, pictures))
+        except DataError as error:
+            lost.append(f"{name}: {error}" if len(exams) > 1 else str(error))
+    if not found:
+        raise DataError(lost[0])
+    if lost:
+        note = " ".join(filter(None, [found[0].note, f"Not answered: {'; '.join(lost)}"]))
+        found[0] = replace(found[0], note=note)
+    return found
+
+
+def _bag_answer(
+    model: Model, upload: Upload, name: str, files: Sequence[Path], rule: BagRule, pictures: bool
+) -> Answer:
+    """One answer for these files; volumes give their slices."""
     classifier = model.classifier
     backbone, deep = classifier.backbone, classifier.deep
-    whole = list(upload.files) or [upload.image.file]
-    by = "series" if all(kind_of(file) == "dicom" for file in whole) else None
+    by = "series" if all(kind_of(file) == "dicom" for file in files) else None
     with warnings.catch_warnings(record=True) as odd:
         warnings.simplefilter("always", OgkdWarning)
         own = BagRule(by, rule.slices or SlicesRule())
         try:
-            refs = [ref for _, ref in grouped([(ImageRef(f), upload.name) for f in whole], own)]
+            refs = [ref for _, ref in grouped([(ImageRef(f), name) for f in files], own)]
         except OgkdError as error:
             raise DataError(upload.in_user_words(str(error))) from None
     if len(refs) > _MOST_PICTURES:
         most = f"{_MOST_PICTURES:,} that the page answers. Use `ogkd predict`, or fit on fewer."
-        raise DataError(f"The upload has {len(refs):,} pictures, more than the {most}")
+        raise DataError(f"The exam has {len(refs):,} pictures, more than the {most}")
     batches = encode_files(backbone, refs, deep=deep)
-    decision = next(decide_bags(model.decider, batches, repeat(upload.name)))
+    decision = next(decide_bags(model.decider, batches, repeat(name)))
     if decision.error is not None or decision.image is None:
         raise DataError(upload.in_user_words(decision.error or _NO_PICTURE))
     if pictures:  # of the one that decided most
@@ -239,7 +260,7 @@ def _bag_answer(model: Model, upload: Upload, rule: BagRule, pictures: bool) -> 
     notes = [answer.note, *(str(one.message) for one in odd)]
     deciding = [
         {
-            "file": upload.files.get(one.image.file, upload.name),
+            "file": upload.files.get(one.image.file, name),
             "part": one.image.part,
             "share": round(one.share, 4),
             **({"picture": _thumbnail(one.image, _DECIDING)} if pictures else {}),
@@ -247,7 +268,7 @@ def _bag_answer(model: Model, upload: Upload, rule: BagRule, pictures: bool) -> 
         for one in decision.decided_by
         if one.image is not None
     ]
-    bag = {"pictures": decision.pictures, "decided_by": deciding}
+    bag = {"name": name, "pictures": decision.pictures, "decided_by": deciding}
     return replace(answer, bag=bag, note=" ".join(filter(None, notes)))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from ogkd.app.exams import listed
 from ogkd.errors import DataError, OgkdError
 from ogkd.images import ImageRef, SliceRule
 from ogkd.images.dicom import frame_count, read_dicom
@@ -144,9 +145,8 @@ class Uploads:
             first = first or Upload(upload.name, image, pixels)
         if first is None:
             raise DataError(lost[0] if len(lost) > 1 else lost[0].partition(": ")[2])
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         note = f"Not used ({len(lost)}): {'; '.join(lost[:3])}" if lost else ""
-        return replace(first, name=first.name + more, files=names, note=note)
+        return replace(first, name=listed(list(names.values())), files=names, note=note)
 
     def _part(self, file: Path, ending: str) -> tuple[ImageRef, str]:
         """The picture of a file to show, and of several the words that say which."""

@@ -3,7 +3,9 @@
 tau goes from 0 (the largest logit) to infinity (their mean). Softmax does not see a shift of all
 logits of a picture, but pooling would, so they are first made relative to "nothing found", or to
 all classes where no class means that. The largest of many logits is large by chance alone: a bias
-of each class and one factor, fitted on held-out bags beside tau, take that into account.
+of each class and one factor, fitted on held-out bags beside tau, take that into account. Pictures
+of one bag have much in common (one anatomy, one stain), which is no finding: a multiple of their
+mean is subtracted, which is fitted too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from torch import Tensor
 
 TAUS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, math.inf)
 _HEAT_SPREAD = 0.5  # prior standard deviation of the factor around 1
+_USUAL_SPREAD = 1.0  # of the multiple of the mean around 0
 _BIAS_SPREAD = 2.0  # and of biases around 0
 _LEAST_HEAT = 0.05
 
@@ -31,15 +34,18 @@ class Pooling:
     heat: float = 1.0  # the factor on pooled logits
     bias: tuple[float, ...] = ()  # of each class; () for none
     normal: tuple[int, ...] = ()  # labels of the classes that mean "nothing found"
+    usual: float = 0.0  # the factor on what is usual in the bag, which is subtracted
 
     def logits(self, z: Tensor, bag: Tensor) -> Tensor:
         """Logits [B, C] of bags; z [N, C] are those of pictures, bag [N] numbers their bags."""
-        found = self.heat * pooled(relative(z.double(), self.normal), bag, self.tau)
+        own = relative(z.double(), self.normal)
+        found = self.heat * pooled(own, bag, self.tau) - self.usual * usual(own, bag)
         return found + found.new_tensor(self.bias) if self.bias else found
 
     def weights(self, z: Tensor, label: int) -> Tensor:
         """The share [N] that each picture of one bag has in its answer `label`; they sum to 1.
 
+        It is that in the pooled logit: what is usual in the bag is no picture's own.
         For "nothing found", which no single picture decides: in the finding that came nearest.
         """
         own = relative(z.double(), self.normal)
@@ -111,6 +117,18 @@ def pooled(z: Tensor, bag: Tensor, tau: float) -> Tensor:
     return top + tau * (summed / count).log()
 
 
+def usual(z: Tensor, bag: Tensor) -> Tensor:
+    """What is usual in each bag [B, C]: (1 - 1 / N) times the mean of its N pictures.
+
+    Of a picture that is alone nothing is known to be usual.
+
+    >>> usual(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
+    tensor([[1.],
+            [0.]])
+    """
+    return pooled(z, bag, math.inf) * (1 - 1 / torch.bincount(bag).to(z)).unsqueeze(1)
+
+
 def shares(z: Tensor, bag: Tensor, tau: float) -> Tensor:
     """The derivative [N] of bags' pooled logits by those of their pictures, z [N]: they sum to 1.
 
@@ -123,7 +141,7 @@ def shares(z: Tensor, bag: Tensor, tau: float) -> Tensor:
 
 
 def fit_pooling(z: Tensor, bag: Tensor, labels: Tensor, normal: Sequence[int] = ()) -> Pooling:
-    """The tau, factor and biases that make the labels [B] of held-out bags likeliest.
+    """The tau, factors and biases that make the labels [B] of held-out bags likeliest.
 
     Times a prior, so that they are defined for a handful of bags. z [N, C] must come from a model
     that did not learn from these bags.
@@ -136,34 +154,37 @@ def best_pooling(
 ) -> tuple[Pooling, float]:
     """`fit_pooling` and its penalised loss."""
     own = relative(z.double(), normal)
-    best, least = Pooling(normal=tuple(normal)), math.inf
+    best, least, mean = Pooling(normal=tuple(normal)), math.inf, usual(own, bag)
     for tau in TAUS:
-        heat, bias, loss = _scaled(pooled(own, bag, tau), labels)
+        (heat, less, *bias), loss = _scaled(pooled(own, bag, tau), mean, labels)
         if loss < least - 1e-9:
-            least, best = loss, Pooling(tau, heat, bias, tuple(normal))
+            least, best = loss, Pooling(tau, heat, tuple(bias), tuple(normal), less)
     return best, least
 
 
-def _scaled(z: Tensor, labels: Tensor) -> tuple[float, tuple[float, ...], float]:
-    """Factor and biases [C] of pooled logits z [B, C], and their penalised loss; it is convex."""
+def _scaled(z: Tensor, mean: Tensor, labels: Tensor) -> tuple[list[float], float]:
+    """Factors of pooled logits z and usual ones [B, C], then biases [C]; their penalised loss.
+
+    It is convex.
+    """
     from scipy.optimize import minimize
 
-    values, y = z.numpy(), labels.numpy()
+    values, less, y = z.numpy(), mean.numpy(), labels.numpy()
     rows = np.arange(len(y))
+    classes = values.shape[1]
+    centre = np.array([1.0, 0.0, *np.zeros(classes)])
+    spread = np.array([_HEAT_SPREAD, _USUAL_SPREAD, *np.full(classes, _BIAS_SPREAD)])
 
     def loss(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        heat, bias = x[0], x[1:]
-        scores = heat * values + bias
+        scores = x[0] * values - x[1] * less + x[2:]
         scores -= scores.max(axis=1, keepdims=True)
         log_p = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
         error = np.exp(log_p)
         error[rows, y] -= 1
-        cost = -log_p[rows, y].sum() + ((heat - 1) / _HEAT_SPREAD) ** 2 / 2
-        cost += float(((bias / _BIAS_SPREAD) ** 2).sum()) / 2
-        slope = (error * values).sum() + (heat - 1) / _HEAT_SPREAD**2
-        return float(cost), np.array([slope, *(error.sum(axis=0) + bias / _BIAS_SPREAD**2)])
+        away = (x - centre) / spread
+        slope = np.array([(error * values).sum(), -(error * less).sum(), *error.sum(axis=0)])
+        return float(away @ away / 2 - log_p[rows, y].sum()), slope + away / spread
 
-    start = np.array([1.0, *np.zeros(values.shape[1])])
-    bounds = [(_LEAST_HEAT, None), *[(None, None)] * values.shape[1]]
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    return float(found.x[0]), tuple(map(float, found.x[1:])), float(found.fun)
+    bounds = [(_LEAST_HEAT, None), (0.0, None), *[(None, None)] * classes]
+    found = minimize(loss, centre, jac=True, method="L-BFGS-B", bounds=bounds)
+    return list(map(float, found.x)), float(found.fun)

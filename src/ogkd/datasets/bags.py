@@ -157,17 +157,19 @@ def _parts(
     """Bag, image and picture of it, for every picture."""
     if rule is None:
         return [(bag, image, image) for bag, image in images]
-    found = []
+    found: list[tuple[str, ImageRef, ImageRef]] = []
+    unfit: DataError | None = None  # the rule does not fit a file
     with progress_bar("Looking for slices", len(images)) as bar:
         for bag, image in images:
             try:
                 parts = parts_of(image, rule)
             except DataError as error:
-                if error.argument:  # another rule is needed
-                    raise
+                unfit = error if error.argument else unfit
                 parts = [Broken(image.file, image.part, str(error))]
             found += [(bag, image, part) for part in parts]
             bar.advance()
+    if unfit is not None and all(isinstance(part, Broken) for _, _, part in found):
+        raise unfit  # another rule is needed; of some files, what remains is used
     return found
 
 
@@ -177,7 +179,7 @@ def _answered(
     """Give each item the label of its bag, and what it shows itself if labels differ anywhere."""
     bags = by_bag(items)
     labels: dict[str, int] = {}
-    own = False
+    own = differ = False
     complaints = []
     for bag, mine in bags.items():
         for what, values in (
@@ -191,14 +193,17 @@ def _answered(
         if len(findings) > 1:
             names = ", ".join(class_names[label] for label in sorted(findings))
             complaints.append(f"{bag}: labels {names}")
+            differ = True
         labels[bag] = min(findings or classes)
         own = own or len(classes) > 1 or any(item.shows is not None for item in mine)
     if complaints:
+        less = (
+            " Pictures may show less than their bag: give these the label of a class that means "
+            "'nothing found', and name the normal classes."
+        )
         raise DataError(
             f"{len(complaints)} bag(s) contradict themselves:\n{first_lines(complaints)}\n"
-            "A bag has one answer, one patient and one split. Pictures may show less than their "
-            "bag: give these the label of a class that means 'nothing found', and name the normal "
-            "classes.",
+            f"A bag has one answer, one patient and one split.{less if differ else ''}",
             argument="bags",
         )
     return [

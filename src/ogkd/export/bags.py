@@ -43,7 +43,9 @@ class PooledBag(nn.Module):
         else:
             top = own.amax(0, keepdim=True)
             pooled = top if tau == 0 else top + tau * ((own - top) / tau).exp().mean(0).log()
-        pooled = self.pooling.heat * pooled + self.bias  # [1, C]
+        count = torch.ones_like(own[:, 0]).sum()  # inside the graph: bags have any size
+        usual = (1 - 1 / count) * own.mean(0, keepdim=True)
+        pooled = self.pooling.heat * pooled - self.pooling.usual * usual + self.bias  # [1, C]
         label = pooled.argmax(1)  # [1]
         label = torch.where(self.nothing[label], (pooled + self.others).argmax(1), label)
         said = own.index_select(1, label).squeeze(1)  # [N]
@@ -76,12 +78,13 @@ def bag_metadata(card: BagCard, pooling: Pooling) -> dict[str, Any]:
         "slices": card.slices,
         "tau": None if math.isinf(pooling.tau) else pooling.tau,
         "heat": pooling.heat,
+        "usual": pooling.usual,
         "bias": list(pooling.bias),
         "normal": list(pooling.normal),
         "steps": "The N pictures of a batch are one bag: `probabilities` is its answer, `weights` "
         "the share of each picture in it. A bag too large for one batch: run it in parts, ask for "
         "`logits` alone, join them to z [N, C], and pool: r = z - logsumexp(z over the classes "
         "`normal`, or over all if there are none); s = tau * log(mean(exp(r / tau))) over the "
-        "pictures (tau 0: the largest; null: the mean); probabilities = softmax((heat * s + bias) "
-        "/ temperature).",
+        "pictures (tau 0: the largest; null: the mean); u = (1 - 1 / N) * mean(r) over them; "
+        "probabilities = softmax((heat * s - usual * u + bias) / temperature).",
     }

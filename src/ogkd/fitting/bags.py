@@ -67,7 +67,7 @@ def learn(
 
     The pooling is chosen on bags that were held out, each by a head that has not seen it.
     """
-    head = _fit(method, given, text, seed, folder)
+    head = fit_head(method, given, text, seed, folder)
     z = held_out(method, given, text, seed=seed)
     if z is None:
         return head, Pooling(normal=text.normal)
@@ -77,13 +77,13 @@ def learn(
 def held_out(method: Method, given: BagSupport, text: TextSide, *, seed: int) -> Tensor | None:
     """Logits [N, C] of pictures by heads that have not seen their bags; None with too few bags."""
     if not method.needs_images:
-        return _fit(method, given, text, seed, None).of_rows(given.rows).double()
+        return fit_head(method, given, text, seed).of_rows(given.rows).double()
     fold = folds(given.labels, _SLOW_FOLDS if method.needs_training else _FOLDS)
     if fold is None:
         return None
     z = torch.zeros(len(given.bag), len(text.class_names), dtype=torch.float64)
     for number in fold.unique().tolist():
-        part = _fit(method, given.some(fold != number), text, seed, None)
+        part = fit_head(method, given.some(fold != number), text, seed)
         out = (fold == number)[given.bag]
         z[out] = part.of_rows(given.rows[out].float()).double()
     return z
@@ -97,8 +97,9 @@ def bag_card(rule: BagRule, pictures: int) -> BagCard:
 
 def with_pooling(card: BagCard | None, pooling: Pooling) -> BagCard:
     """The same with the pooling that was learned."""
-    found = {"tau": None if math.isinf(pooling.tau) else pooling.tau, "heat": pooling.heat}
-    return (card or BagCard()).model_copy(update=found | {"bias": pooling.bias})
+    found = {name: getattr(pooling, name) for name in ("heat", "usual", "bias")}
+    found["tau"] = None if math.isinf(pooling.tau) else pooling.tau
+    return (card or BagCard()).model_copy(update=found)
 
 
 def few_of_each(items: Sequence[Item]) -> list[Item]:
@@ -106,9 +107,14 @@ def few_of_each(items: Sequence[Item]) -> list[Item]:
     return [mine[place] for mine in by_bag(items).values() for place in _evenly(len(mine))]
 
 
-def _fit(
-    method: Method, given: BagSupport, text: TextSide, seed: int, folder: TrainingFolder | None
+def fit_head(
+    method: Method,
+    given: BagSupport,
+    text: TextSide,
+    seed: int,
+    folder: TrainingFolder | None = None,
 ) -> Head:
+    """Fit a head for pictures; where only bags are labelled, on those that seem to carry it."""
     if not method.needs_images:
         return method.fit([], text, seeds=[seed], folder=folder)[0]
     shows = given.shows

@@ -18,7 +18,7 @@ from ogkd.datasets.bags import BagRule, in_bags, with_bags
 from ogkd.datasets.catalog import Benchmark
 from ogkd.datasets.fetch import named_benchmark, resolve_data
 from ogkd.datasets.groups import separate_groups
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.manifest import Item, Manifest, first_lines
 from ogkd.datasets.read import require_files
 from ogkd.datasets.splits import Sampling, keep_classes, shortfalls, support_and_val
 from ogkd.errors import ConfigError, DataError, counted
@@ -322,6 +322,9 @@ def _training_data(
     _, install = install_once([file.reason for file in bad])
     said = f"Skipped {len(bad)} file(s) that cannot be read; {len(good)} remain. {install}"
     request.note(said.rstrip())
+    if lost := {str(item.bag) for item in used.part("train")} - {str(item.bag) for item in good}:
+        names = first_lines(sorted(lost))
+        request.note(f"No picture remains of {counted(len(lost), 'bag')}:\n{names}")
     rest = [item for item in used.items if item.split == "val"]
     return replace(used, items=(*good, *rest)), judged, bad
 

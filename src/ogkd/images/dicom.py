@@ -39,6 +39,7 @@ _LOOK_TAGS = [
 _SERIES_TAGS = [
     *("StudyInstanceUID", "SeriesInstanceUID", "InstanceNumber"),
     *("ImagePositionPatient", "ImageOrientationPatient", "Modality", "Columns", "Rows"),
+    *("SeriesNumber", "SeriesDescription", "StudyDescription"),
 ]
 _DATA_TAGS = ["PixelData", "ExtendedOffsetTable", "ExtendedOffsetTableLengths"]
 _BLOCK = 1 << 20  # pixels looked up at once: their indices take eight times the memory
@@ -71,6 +72,8 @@ class Series:
     normal: tuple[float, ...]  # the direction that slices are stacked in, rounded; () likewise
     modality: str = ""
     size: tuple[int, int] = (0, 0)  # columns and rows
+    series_name: str = ""  # as a viewer lists it: "series 3 (T1 axial)"
+    study_name: str = ""
 
     @classmethod
     def of(cls, file: Path) -> Series:
@@ -96,6 +99,8 @@ class Series:
                 normal,
                 str(found.get("Modality") or ""),
                 (int(found.get("Columns") or 0), int(found.get("Rows") or 0)),
+                _called("series", found.get("SeriesNumber"), found.get("SeriesDescription")),
+                _called("study", None, found.get("StudyDescription")),
             )
 
     @property
@@ -104,6 +109,12 @@ class Series:
         if not self.place or not self.normal:
             return 0.0
         return float(np.dot(self.place, self.normal))
+
+
+def _called(what: str, number: Any, description: Any) -> str:
+    words = str(description or "").strip()
+    counted = what if number is None else f"{what} {number}"
+    return f"{counted} ({words})" if words else counted
 
 
 def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:

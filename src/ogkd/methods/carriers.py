@@ -3,20 +3,23 @@
 Zero-shot logits start. Texts may mislead, so a second start does without: there all pictures carry
 the class of their bag at first. Each round fits the experts of `fused` to what the pictures are
 thought to show, and asks them about the bags that they have not learned from, so that a first
-guess does not confirm itself. The start that ends with the likelier labels of such bags is taken
-(docs/concepts/bags.md).
+guess does not confirm itself. Both are done twice: with the features as they are, and relative to
+the mean of their bag, from which a carrier differs unless all pictures carry the class. The end
+with the likeliest labels of such bags is taken (docs/concepts/bags.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.core.geometry import prototypes
-from ogkd.core.pooling import best_pooling, relative
+from ogkd.core.pooling import best_pooling, relative, usual
 from ogkd.methods.base import TextSide
 from ogkd.methods.experts import Space, Texts, experts
 from ogkd.methods.fused_choice import RHO, FusedConfig, bag_weights
@@ -42,7 +45,7 @@ def find_carriers(rows: Tensor, bag: Tensor, labels: Tensor, text: TextSide) -> 
     if fold is None:
         return by_text
 
-    def ask(shown: Tensor, kappa: float) -> Tensor:
+    def ask(space: Space, shown: Tensor, kappa: float) -> Tensor:
         """Logits [N, C] of pictures by experts that have not learned from their bags."""
         z = torch.zeros(len(rows), len(text.class_names), dtype=torch.float64)
         Z = bag_weights(shown, bag, len(text.class_names))
@@ -52,14 +55,16 @@ def find_carriers(rows: Tensor, bag: Tensor, labels: Tensor, text: TextSide) -> 
             z[out] = found.logits(space.rows(out), kappa)
         return z
 
+    apart = replace(space, compared=tuple(X - usual(X, bag)[bag] for X in space.compared))
     best, least = by_text, torch.inf
-    for start, kappa in ((by_text, config.kappa0), (labels[bag], 0.0)):
-        shown, z = start, ask(start, kappa)
+    starts = ((by_text, config.kappa0), (labels[bag], 0.0))
+    for where, (start, kappa) in product((apart, space), starts):
+        shown, z = start, ask(where, start, kappa)
         for _ in range(_ROUNDS):
             before, shown = shown, _shown(z, bag, labels, text.normal)
             if bool((shown == before).all()):
                 break
-            z = ask(shown, kappa)
+            z = ask(where, shown, kappa)
         loss = best_pooling(z, bag, labels, text.normal)[1]
         if loss < least:
             best, least = shown, loss
@@ -95,8 +100,8 @@ def _shown(z: Tensor, bag: Tensor, labels: Tensor, normal: Sequence[int]) -> Ten
         score = near.gather(1, own.unsqueeze(1)).squeeze(1)
         return torch.where((score > 0) | _best(score, bag), own, -1)
     near = relative(z, normal)
-    usual = torch.stack([mine.quantile(_USUAL, dim=0) for mine in near.split(_sizes(bag))])
-    out = near - usual[bag]  # how far a picture stands out
+    low = torch.stack([mine.quantile(_USUAL, dim=0) for mine in near.split(_sizes(bag))])
+    out = near - low[bag]  # how far a picture stands out
     of_normal = torch.isin(own, torch.tensor(list(normal)))
     nothing = torch.tensor(list(normal))[z[:, list(normal)].argmax(1)]
     shown = own.clone()

@@ -125,8 +125,10 @@ def _closed(decider: Decider, bag: OpenBag, pictures: bool) -> Iterator[Decision
                 own = replace(one, image=a_file(image), bag=bag.name, weight=float(weight))
                 yield replace(own, abstain=None, reasons=())  # promised of bags alone
     elif unread:
-        every = f"None of its {counted(len(unread), 'picture')} can be read."
-        yield Decision(bag=bag.name, pictures=0, error=f"{every} The first: {unread[0].error}")
+        error = unread[0].error
+        if len(unread) > 1:
+            error = f"None of its {len(unread)} pictures can be read. The first: {error}"
+        yield Decision(bag=bag.name, pictures=0, error=error)
     if pictures:
         yield from unread
 

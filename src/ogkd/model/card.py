@@ -83,6 +83,7 @@ class BagCard(BaseModel):
     slices: str | None = None
     tau: float | None = Field(default=None, ge=0)  # None: infinite, the mean
     heat: float = Field(default=1.0, gt=0)
+    usual: float = 0.0  # an older model: nothing is subtracted
     bias: tuple[float, ...] = ()
     pictures: int = Field(default=0, ge=0)  # that the model has learned from
 
@@ -159,7 +160,7 @@ class ModelCard(BaseModel):
             return None
         normal = tuple(c for c, name in enumerate(self.class_names) if name in self.normal)
         tau = math.inf if found.tau is None else found.tau
-        return Pooling(tau, found.heat, found.bias, normal)
+        return Pooling(tau, found.heat, found.bias, normal, found.usual)
 
     @property
     def slice_rule(self) -> SliceRule | None:

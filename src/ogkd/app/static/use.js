@@ -12,7 +12,7 @@ export function usePanel(facts) {
   });
   const exams = facts.models.some((one) => one.bags);
   const label = t(exams ? "use.drop.exam" : "use.drop");
-  const zone = dropZone({ id: "upload", label, hint: limits, multiple: exams, taken: (files) => ask(exams ? files : files.slice(0, 1)) });
+  const zone = dropZone({ id: "upload", label, hint: limits, multiple: exams, taken: ask });
 
   async function ask(files) {
     const [file] = files;
@@ -24,7 +24,7 @@ export function usePanel(facts) {
       const name = encodeURIComponent(file.name);
       const said = await send(`/predict?pictures=true&name=${name}`, several ? form : file);
       fill(shown, answer(said));
-      announce(said.models.map((one) => `${one.model}: ${headline(one)}`).join(". "));
+      announce(said.models.map((one) => `${[one.model, exam(said, one)].filter(Boolean).join(", ")}: ${headline(one)}`).join(". "));
     } catch (error) {
       fill(shown, h("div.error", { role: "alert" }, h("strong", {}, t("use.none")), " ", error.message));
     }
@@ -40,8 +40,15 @@ function headline(one) {
   return t(one.conformal_set ? "answer.suggestion" : "answer.probable", { name: one.prediction });
 }
 
+// The name of the exam that an answer is about, if the upload has several.
+function exam(said, one) {
+  const names = new Set(said.models.flatMap((other) => (other.bag ? [other.bag.name] : [])));
+  return names.size > 1 && one.bag ? one.bag.name : "";
+}
+
 function answer(said) {
-  const several = said.models.length > 1 && !said.models.some((one) => one.withheld);
+  const exams = said.models.some((one) => exam(said, one));
+  const several = said.models.length > 1 && !exams && !said.models.some((one) => one.withheld);
   const first = new Set(said.models.map((one) => one.prediction));
   const agree = several && h(
     "p.agree",
@@ -57,14 +64,15 @@ function answer(said) {
       h("img", { src: said.image.preview, alt: t("answer.image.alt") }),
       h("p", {}, h("strong.name", {}, said.image.name), h("br"), t("answer.size", said.image)),
       said.models.some((one) => one.bag) && h("p", {}, t("bag.shown")),
+      exams && h("p", { role: "status" }, t("bag.several")),
       said.image.note && h("p", {}, said.image.note),
       agree
     ),
-    h("div.cards", {}, said.models.map(card))
+    h("div.cards", {}, said.models.map((one, number) => card(one, number, exam(said, one))))
   );
 }
 
-function card(one, number) {
+function card(one, number, name) {
   const sure = one.findings ? one.calibrated : one.conformal_set !== null; // it can tell when it is unsure
   const kind = one.uncertain ? "uncertain" : sure ? "suggested" : "unknown";
   const answered = (name) => (one.findings ? `${name}: ${one.findings[name]}` : name);
@@ -78,7 +86,7 @@ function card(one, number) {
   return h(
     "article.card",
     { "aria-labelledby": heading },
-    h("h2", { id: heading }, one.model, " ", h("small", {}, one.method)),
+    h("h2", { id: heading }, one.model, " ", h("small", {}, one.method), name && h("span.exam", {}, name)),
     h(`div.state.${kind}`, { role: one.uncertain ? "alert" : "status" }, h("strong", {}, headline(one)), below),
     one.note && h("p.set", {}, one.note),
     one.withheld ? h("details.withheld", {}, h("summary", {}, t("answer.withheld")), table) : table,
