@@ -29,12 +29,11 @@ from ogkd.progress import progress_bar
 from ogkd.report import facts, sections
 from ogkd.report.charts import confusion_table, graph_table
 from ogkd.report.html import percent, render
-from ogkd.report.summary import Outcome, frequent_confusions, sentences, warnings
+from ogkd.report.summary import frequent_confusions, sentences, warnings
 
 _SIDE = 256  # pixels of an image on a card
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
 _OUTLINED = 8  # patches; more would hide the image
-_KEPT = 0.8  # share of the images that the summary keeps when it refers the others
 _MARKS = {  # of a verdict: class in the style sheet, sign
     True: ("good", "\u2713"),
     False: ("error", "\u2717"),
@@ -156,7 +155,6 @@ def _class_values(
     images: bool,
 ) -> dict[str, Any]:
     """What only the report about a model of classes has."""
-    outcome = _outcome(result, predictions, p, calibrated=classifier.calibration is not None)
     wrong = confident_errors(predictions.labels, p)
     right = correct_examples(predictions.labels, p)
     errors, examples = (
@@ -164,19 +162,19 @@ def _class_values(
         for chosen in (wrong, right)
     )
     names = predictions.class_names
-    screening = sections.screening(result, outcome)
+    screening = sections.screening(result)
     at_prior = sections.at_prior(result)
     present = {"screening": screening, "prior": at_prior, "examples": examples}
     return {
         "has_pictures": bool(errors or examples),
         "contents": [(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
-        "tiles": sections.tiles(outcome, result),
-        "sentences": sentences(outcome),
-        "warnings": _warnings(classifier, outcome, audit),
+        "tiles": sections.tiles(result),
+        "sentences": sentences(result),
+        "warnings": _warnings(classifier, result, audit),
         "interval_words": sections.interval_words(result),
         "metrics": sections.metrics(result),
-        "confusion": confusion_table(outcome.counts, outcome.names),
-        "confusions": frequent_confusions(outcome),
+        "confusion": confusion_table(np.asarray(result["confusion"]), names),
+        "confusions": frequent_confusions(result),
         "screening": screening,
         "at_prior": at_prior,
         "risk": sections.selective(result),
@@ -188,33 +186,14 @@ def _class_values(
             (names[predictions.labels[n]], names[p[n].argmax()], float(p[n].max()), files[n])
             for n in wrong
         ],
-        "all_errors": outcome.images - outcome.correct,
+        "all_errors": int((p.argmax(axis=1) != predictions.labels).sum()),
         "examples": examples,
         "graph": _graph(classifier),
     }
 
 
-def _outcome(
-    result: Mapping[str, Any],
-    predictions: LabelledPredictions,
-    p: NDArray[np.float32],
-    *,
-    calibrated: bool,
-) -> Outcome:
-    return Outcome(
-        names=tuple(predictions.class_names),
-        counts=np.asarray(result["confusion"], np.int64),
-        mean_confidence=float(p.max(axis=1).mean()),
-        kept=_KEPT,
-        risk=result["selective"]["risk_at_coverage"][f"{_KEPT:g}"],
-        normal=predictions.normal,
-        calibrated=calibrated,
-        learned=result["learned_from"] + result["calibrated_on"],
-    )
-
-
-def _warnings(classifier: Classifier, outcome: Outcome, audit: Audit | None) -> list[str]:
-    found = [*filter(None, [engine_note(classifier)]), *warnings(outcome)]
+def _warnings(classifier: Classifier, result: Mapping[str, Any], audit: Audit | None) -> list[str]:
+    found = [*filter(None, [engine_note(classifier)]), *warnings(result)]
     if audit is not None and (errors := audit.count("error")):
         found.append(f"The data check found {counted(errors, 'error')}: see Data below.")
     return found
