@@ -152,14 +152,18 @@ class ModelCard(BaseModel):
         return frozenset((*self.support_images, *self.support_pixels))
 
     @property
+    def normal_labels(self) -> tuple[int, ...]:
+        """Labels of the classes that mean "nothing found"."""
+        return tuple(c for c, name in enumerate(self.class_names) if name in self.normal)
+
+    @property
     def pooling(self) -> Pooling | None:
         """How the answer for a bag follows from those for pictures; None without bags."""
         found = self.bags
         if found is None:
             return None
-        normal = tuple(c for c, name in enumerate(self.class_names) if name in self.normal)
         tau = math.inf if found.tau is None else found.tau
-        return Pooling(tau, found.heat, found.bias, normal)
+        return Pooling(tau, found.heat, found.bias, self.normal_labels)
 
     @property
     def slice_rule(self) -> SliceRule | None:
