@@ -73,6 +73,7 @@ class InputOptions:
             self.data,
             root=self.root,
             class_names=opt.read_classes(self.classes),
+            findings=opt.read_classes(self.findings),
             bags=None if bags is None else bags.by,
         )
         part = replace(manifest, items=tuple(manifest.part(split)))
