@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ogkd.datasets.phantoms import _eye, _histology, _slices, _surface, _ultrasound, _xray
-from ogkd.datasets.phantoms._draw import Drawing, Rng, new_rng, to_levels
+from ogkd.datasets.phantoms._draw import Canvas, Drawing, new_rng, to_levels
 from ogkd.datasets.splits import check_seed
 from ogkd.errors import ConfigError, DataError, did_you_mean
 from ogkd.files import folder_atomically
@@ -63,7 +63,7 @@ class Phantom:
     mask: NDArray[np.uint8]  # [size, size], 255 where the finding is; all 0 without one
 
 
-_DRAW: Mapping[str, Callable[[int, Rng, Rng, int], Drawing]] = {
+_DRAW: Mapping[str, Callable[[int, Canvas], Drawing]] = {
     "us-breast": _ultrasound.us_breast,
     "ct-kidney": _slices.ct_kidney,
     "mri-brain": _slices.mri_brain,
@@ -112,7 +112,8 @@ def draw(
     name: str, label: int, scene: np.random.SeedSequence, texture: np.random.SeedSequence, size: int
 ) -> Phantom:
     """Draw by two seeds: what is drawn does not depend on how many pixels of noise are needed."""
-    picture, attributes, mask = _DRAW[name](label, new_rng(scene), new_rng(texture), size)
+    canvas = Canvas(new_rng(scene), new_rng(texture), size)
+    picture, attributes, mask = _DRAW[name](label, canvas)
     levels = to_levels(picture)
     if levels.ndim == 2:
         levels = np.repeat(levels[..., None], 3, axis=2)
