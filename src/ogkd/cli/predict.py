@@ -187,7 +187,7 @@ def predict(
         _prepare(explain)
     for note in decider.notes:
         say(note)
-    told = len(decider.notes)
+    said = len(decider.notes)
     card = classifier.card.backbone
     batches = encoding.encode(
         classifier.backbone,
@@ -216,7 +216,7 @@ def predict(
             )
             # What cannot be answered fails before anything is written.
             rows = chain([next(rows)], rows)
-            for note in decider.notes[told:]:
+            for note in decider.notes[said:]:
                 say(note)
             if excel and out is None:
                 file.write(BOM)

@@ -192,7 +192,7 @@ class _Start:
             ) from error
 
     def _refuse_other(self, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        """Refuse to go on with results that other data or options have led to."""
+        """Refuse to continue with the results of other data or options."""
         changed = [
             key
             for key in {**before, **now}

@@ -1,4 +1,4 @@
-"""`calibration.json`, whatever it is of: which images it was made with, reading and writing it."""
+"""`calibration.json` of classes or findings: the images it was made with, reading and writing."""
 
 from __future__ import annotations
 

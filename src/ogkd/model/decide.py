@@ -38,7 +38,7 @@ from ogkd.model.support_sets import SupportSets
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
 
-COVERAGE = 0.9  # of prediction sets that nobody asked for in particular
+COVERAGE = 0.9  # of prediction sets if none is asked for
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,9 @@ class Decider:
         except ConfigError as error:
             if policy.coverage is not None:
                 raise
-            self._calibration = self._from_support = None  # nobody asked for sets: go on without
+            self._calibration = self._from_support = (
+                None  # no sets were asked for: continue without
+            )
             self.notes.append(f"Note: there are no prediction sets. {error}")
         self._builtin = is_builtin(classifier.backbone)
         self._familiarity = None
@@ -212,7 +214,7 @@ class Decider:
     def odd(
         self, features: NDArray[np.float32]
     ) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
-        """Which rows are unlike the support, and which are no phantoms; None if unknown."""
+        """Which rows are unlike the support, and which are not phantoms; None if unknown."""
         strange = None if self._familiarity is None else self._familiarity.unfamiliar(features)
         return strange, unlike_phantoms(features) if self._builtin else None
 

@@ -13,7 +13,7 @@ Values = Mapping[str, Any]  # the value of `evaluate_predictions`
 KEPT = 0.8  # share of the images that are kept when the least confident are referred
 _PAIRS = 3  # confusions that are named
 _FEW = 20  # images of a class below which its numbers are little more than a hint
-_SAME = 0.02  # change of the error rate that is no change
+_SAME = 0.02  # a smaller change of the error rate counts as none
 _HONEST = 0.05  # how far mean confidence may be off and still count as about right
 
 

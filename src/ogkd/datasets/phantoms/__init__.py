@@ -124,19 +124,18 @@ def write_folder(
     name: str,
     out: Path,
     *,
-    per_class: int | None = None,
-    splits: Mapping[str, int] | None = None,
+    splits: Mapping[str, int],
     seed: int = 0,
     size: int = 160,
     workers: int = 1,
 ) -> Path:
     """Write image folders `out/{train,val,test}/class_name/0000.png`.
 
-    `per_class` is the number of images per class in each split; `splits` gives it per split.
+    `splits` gives the number of images per class in each split.
     `workers` above 1 draws in as many processes, which is worth it for some hundreds of images.
     """
     dataset = phantom(name)
-    counts = checked_counts(per_class, splits)
+    counts = checked_counts(splits)
     out = new_place(out)
     total = sum(counts.values()) * len(dataset.class_names)
     with folder_atomically(out) as aside, progress_bar(f"phantoms {name}", total) as bar:
@@ -183,25 +182,20 @@ def new_place(out: Path) -> Path:
     return out
 
 
-def checked_counts(per_class: int | None, splits: Mapping[str, int] | None) -> dict[str, int]:
-    if (per_class is None) == (splits is None):
-        raise ConfigError("Give either per_class (one number) or splits (a number per split).")
-    counts = dict.fromkeys(SPLITS, per_class) if splits is None else dict(splits)
-    checked: dict[str, int] = {}
-    for split, count in counts.items():
+def checked_counts(splits: Mapping[str, int]) -> dict[str, int]:
+    """The splits that have images, with their numbers."""
+    for split, count in splits.items():
         if split not in SPLITS:
             raise ConfigError(f"Unknown split {split!r}. Use {', '.join(SPLITS)}.")
-        if count is None or count < 0:
+        if count < 0:
             raise ConfigError(f"The number of images for {split!r} is {count}; give 0 or more.")
         if count > MOST_IMAGES:
             raise ConfigError(
                 f"{split!r} can have at most {MOST_IMAGES:,} images per class, but got {count:,}."
             )
-        if count:
-            checked[split] = count
-    if not checked:
+    if not any(splits.values()):
         raise ConfigError("All numbers of images are 0. Give at least one image per class.")
-    return checked
+    return {split: count for split, count in splits.items() if count}
 
 
 def _check(dataset: PhantomDataset, label: int, seed: int, index: int, size: int) -> None:

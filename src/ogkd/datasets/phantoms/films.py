@@ -38,7 +38,7 @@ def write_films(
         raise ConfigError(
             f"missing must be at least 0 and below 1, but is {missing}.", argument="missing"
         )
-    counts = checked_counts(None, splits)
+    counts = checked_counts(splits)
     items = []
     with (
         folder_atomically(new_place(out)) as aside,

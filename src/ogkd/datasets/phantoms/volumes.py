@@ -83,7 +83,7 @@ def write_volumes(
     except ImportError as error:
         raise DataError(f"Volumes cannot be written. {INSTALL}") from error
     dataset = _with_normal(name)
-    counts = checked_counts(None, splits)
+    counts = checked_counts(splits)
     out = new_place(out)
     rows = [["path", "label", "split", "exam"]]
     total = sum(counts.values()) * len(dataset.class_names)
