@@ -75,7 +75,7 @@ def make_grid(data: Path, datasets: list[str], shots: list[int], seeds: list[int
             "datasets": datasets,
             "shots": shots,
             "seeds": seeds,
-            "preset": "paper/few-shot/{bank}",
+            "preset": "paper/few-shot/{dataset}",
             "settings": {"views": 0, "train.epochs": 50},
             "rows": rows(),
         }

@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from ogkd.datasets.manifest import Item
-from ogkd.files import sealed
 from ogkd.images import ImageRef
+from ogkd.records import sealed
 
 CLASSES = ("benign tumor", "malignant tumor", "normal lung")
 FAST = {"train.epochs": 2, "views": 1}  # settings of a fit that is over at once

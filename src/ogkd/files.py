@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -326,22 +326,6 @@ def _sweep(path: Path) -> None:
         if owner.isdecimal() and not pid_exists(int(owner)):
             with contextlib.suppress(OSError):
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-
-
-def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The content with a digest of itself, by which `check_seal` notices any change."""
-    return {**content, "sha256": _content_sha256(content)}
-
-
-def check_seal(content: Mapping[str, Any]) -> None:
-    """Raise a ValueError if sealed content was changed; what was never sealed passes."""
-    if content.get("sha256") not in (None, _content_sha256(content)):
-        raise ValueError("it was changed after it was written")
-
-
-def _content_sha256(content: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in content.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def write_text(path: Path, text: str, *, ours: bool = False) -> None:

@@ -86,12 +86,6 @@ def test_an_unknown_engine_is_named_beside_the_known_ones(clip: Backbone) -> Non
     assert caught.value.argument == "engine"
 
 
-@pytest.mark.parametrize("engine", ["int8", "int8-fast"])
-def test_an_engine_of_an_earlier_version_names_its_successor(clip: Backbone, engine: str) -> None:
-    with pytest.raises(ConfigError, match=rf"The engine {engine} .*replaced by onnx-int8.*fit"):
-        with_engine(clip, engine)
-
-
 @pytest.mark.parametrize("engine", OTHERS)
 def test_an_engine_for_the_cpu_refuses_a_model_elsewhere(clip: Backbone, engine: str) -> None:
     elsewhere = copy.copy(clip)

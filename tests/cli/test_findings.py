@@ -70,6 +70,22 @@ def test_fit_notices_the_findings_and_says_so_in_one_line(ogkd, films, clip, tmp
     assert "nothing to do" in again.err
 
 
+def test_evaluate_takes_the_named_columns_where_a_table_also_has_classes(ogkd, model, films):
+    head, *rows = films.read_text(encoding="utf-8").splitlines()
+    both = films.with_name("both.csv")
+    lines = [f"{head},label", *(f"{row},{'ab'[n % 2]}" for n, row in enumerate(rows))]
+    both.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    refused = ogkd("evaluate", model, both)
+    assert refused.code == 2
+    assert "the data gives each image one class" in refused.err
+    found, expected = (
+        ogkd("evaluate", model, *words, "--json", "--resamples", 0)
+        for words in ((both, "--findings", ",".join(NAMES)), (films,))
+    )
+    assert found.code == 0, found.err
+    assert json.loads(found.out)["per_finding"] == json.loads(expected.out)["per_finding"]
+
+
 def test_predict_writes_an_answer_and_a_probability_for_each_finding(ogkd, model, films, tmp_path):
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no image")

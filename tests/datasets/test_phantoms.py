@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 from sklearn.neighbors import NearestCentroid
 
-from ogkd.datasets.phantoms import PHANTOMS, phantom, render, write_folder
+from ogkd.datasets.phantoms import PHANTOMS, SPLITS, phantom, render, write_folder
 from ogkd.errors import ConfigError, DataError
 from relative_time import units
 
@@ -207,7 +207,9 @@ def test_a_folder_has_the_splits_classes_and_numbers_asked_for(tmp_path: Path) -
 
 
 def test_no_image_is_in_two_splits_and_files_hold_what_render_draws(tmp_path: Path) -> None:
-    out = write_folder("us-breast", tmp_path / "us", per_class=4, seed=5, size=64)
+    out = write_folder(
+        "us-breast", tmp_path / "us", splits=dict.fromkeys(SPLITS, 4), seed=5, size=64
+    )
     hashes = [hashlib.sha256(path.read_bytes()).hexdigest() for path in out.rglob("*.png")]
     assert len(hashes) == 3 * 4 * 4
     assert len(set(hashes)) == len(hashes)
@@ -219,14 +221,18 @@ def test_no_image_is_in_two_splits_and_files_hold_what_render_draws(tmp_path: Pa
 def test_a_folder_with_content_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(DataError, match=r"not an empty folder.*Choose another folder"):
-        write_folder("oct", tmp_path, per_class=1, size=64)
+        write_folder("oct", tmp_path, splits={"train": 1, "test": 1}, size=64)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_an_empty_folder_is_used(tmp_path: Path) -> None:
-    assert (write_folder("oct", tmp_path / "new", per_class=1, size=64) / "train").is_dir()
+    assert (
+        write_folder("oct", tmp_path / "new", splits={"train": 1, "test": 1}, size=64) / "train"
+    ).is_dir()
     (tmp_path / "empty").mkdir()
-    assert (write_folder("oct", tmp_path / "empty", per_class=1, size=64) / "test").is_dir()
+    assert (
+        write_folder("oct", tmp_path / "empty", splits={"train": 1, "test": 1}, size=64) / "test"
+    ).is_dir()
 
 
 def test_an_interrupted_write_leaves_nothing(
@@ -237,7 +243,7 @@ def test_an_interrupted_write_leaves_nothing(
 
     monkeypatch.setattr(Image.Image, "save", stop)
     with pytest.raises(KeyboardInterrupt):
-        write_folder("oct", tmp_path / "oct", per_class=1, size=64)
+        write_folder("oct", tmp_path / "oct", splits={"train": 1, "test": 1}, size=64)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -267,10 +273,8 @@ def test_numbers_out_of_range_are_named(change: dict[str, int], message: str) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "either per_class"),
-        ({"per_class": 1, "splits": {"train": 1}}, "either per_class"),
         ({"splits": {"training": 1}}, "Unknown split 'training'"),
-        ({"per_class": -1}, "is -1"),
+        ({"splits": {"train": -1}}, "is -1"),
         ({"splits": {"train": 0}}, "numbers of images are 0"),
     ],
 )

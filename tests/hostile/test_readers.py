@@ -32,7 +32,6 @@ from ogkd.core.checkpoint import Checkpoint, TrainingState
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import OgkdError
 from ogkd.features.store import FeatureStore
-from ogkd.files import sealed
 from ogkd.images import npz, read_image
 from ogkd.images.decode import silence_decoders
 from ogkd.model.calibration import Calibration
@@ -40,6 +39,7 @@ from ogkd.model.card import ModelCard
 from ogkd.model.familiarity import Familiarity, SupportFeatures
 from ogkd.model.load import load
 from ogkd.prompts.bank import bank_for, read_bank
+from ogkd.records import sealed
 from tiny_data import write_dataset, write_image
 from tiny_images import SHADES, dicom, encapsulated, lossless_jpeg, medmnist, nifti, png
 

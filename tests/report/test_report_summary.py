@@ -6,27 +6,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from ogkd.evaluation.evaluate import evaluate_predictions
+from ogkd.evaluation.predictions import LabelledPredictions
 from ogkd.report.html import join_words, percent
-from ogkd.report.summary import (
-    Outcome,
-    frequent_confusions,
-    screening_counts,
-    sentences,
-    warnings,
-)
+from ogkd.report.summary import frequent_confusions, screened, sentences, warnings
 
-NAMES = ("cyst", "mass", "normal")
+NAMES = ("cyst", "mass", "normal", "stone")
 
 
-def outcome(counts, **changes):
-    options = {
-        "names": NAMES[: len(counts)],
-        "counts": np.array(counts),
-        "mean_confidence": 0.8,
-        "kept": 0.8,
-        "risk": 0.1,
-    }
-    return Outcome(**(options | changes))
+def outcome(counts, normal=(), *, sure=None, risk=None, learned=0, calibrated=False):
+    """The evaluation of images that are classified in this way."""
+    classes = len(counts)
+    cells = [(a, b) for a in range(classes) for b in range(classes) for _ in range(counts[a][b])]
+    truth, answers = np.array(cells).T
+    p = np.full((len(cells), classes), (1 - 0.8) / (classes - 1))
+    p[np.arange(len(cells)), answers] = 0.8
+    found = LabelledPredictions(
+        truth,
+        np.log(p).astype(np.float32),
+        np.zeros((len(cells), 0), np.float32),
+        images=[],
+        groups=[None] * len(cells),
+        keys=[str(row) for row in range(len(cells))],
+        class_names=NAMES[:classes],
+        normal=tuple(normal),
+    )
+    result = evaluate_predictions(found, resamples=0)
+    result["learned_from"] = learned
+    result["calibration"] = {"applied": False} if calibrated else None
+    if risk is not None:
+        result["selective"]["risk_at_coverage"]["0.8"] = risk
+    if sure is not None:
+        result["reliability"] = [{"images": len(cells), "confidence": sure}]
+    return result
 
 
 def said(found):
@@ -34,7 +46,7 @@ def said(found):
 
 
 def test_the_summary_speaks_of_counts_that_a_reader_can_check():
-    text = said(outcome([[40, 10, 0], [5, 45, 0], [5, 5, 40]], normal=(2,)))
+    text = said(outcome([[40, 10, 0], [5, 45, 0], [5, 5, 40]], normal=(2,), risk=0.1))
     assert "cyst mistaken for mass (10 of 50), mass mistaken for cyst (5 of 50)" in text
     assert "detects 100 of 100 images with a finding and raises a false alarm on 10 of 50" in text
     assert "Flagging as many images at random would detect 73.3 %" in text
@@ -46,7 +58,7 @@ def test_the_summary_speaks_of_counts_that_a_reader_can_check():
     [(0.95, "it is overconfident"), (0.85, "about right"), (0.6, "it is underconfident")],
 )
 def test_certainty_is_compared_with_being_right(sure, words):
-    found = outcome([[40, 10], [5, 45]], mean_confidence=sure)
+    found = outcome([[40, 10], [5, 45]], sure=sure)
     assert words in said(found)
     assert "ogkd calibrate" in said(found)
     assert "ogkd calibrate" not in said(outcome([[1, 0], [0, 1]], calibrated=True))
@@ -71,16 +83,20 @@ def test_few_absent_and_learned_images_are_warned_of():
     assert warnings(outcome([[30, 0], [0, 40]])) == []
 
 
-@given(arrays(np.int64, (4, 4), elements=st.integers(0, 9)), st.sets(st.integers(0, 3)))
+@given(arrays(np.int64, (4, 4), elements=st.integers(0, 2)), st.sets(st.integers(0, 3)))
 def test_screening_counts_lose_no_image(counts, normal):
-    ill, healthy = screening_counts(counts, sorted(normal))
+    counts[0, 0] += 1  # there is an image
+    sides = screened(outcome(counts, sorted(normal)))
     rows = counts.sum(axis=1)
-    if not normal:
-        assert sum(ill) == sum(healthy) == 0
-    else:
-        assert sum(healthy) == sum(rows[label] for label in normal)
-        assert sum(ill) + sum(healthy) == counts.sum()
-        assert healthy[1] == sum(counts[a, b] for a in normal for b in normal)
+    well = sum(rows[label] for label in normal)
+    if not normal or not well or well == counts.sum():
+        assert sides is None
+        return
+    ill, healthy = sides
+    assert sum(healthy) == well
+    assert sum(ill) + sum(healthy) == counts.sum()
+    assert healthy[1] == sum(counts[a, b] for a in normal for b in normal)
+    assert ill[1] == sum(counts[a, b] for a in set(range(4)) - normal for b in normal)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import Tensor
 from builtin_vlm.captions import Described, Fact, describe
 from builtin_vlm.shapes import CLASSES, shapes
 from ogkd.datasets.phantoms import PHANTOMS, render
-from ogkd.datasets.phantoms._draw import new_rng
+from ogkd.datasets.phantoms._draw import Canvas, new_rng
 from ogkd.files import write_atomically
 
 SIZE, COARSE, GRID, INPUT = 160, 40, 8, 128
@@ -105,7 +105,8 @@ def _draw(
         return drawn.image, drawn.mask, words
     entropy = [zlib.crc32(b"shapes"), label, seed, index]
     scene, texture = np.random.SeedSequence(entropy).spawn(2)
-    picture, attributes, mask = shapes(label, new_rng(scene), new_rng(texture), SIZE)
+    canvas = Canvas(new_rng(scene), new_rng(texture), SIZE)
+    picture, attributes, mask = shapes(label, canvas)
     words = {k: v for k, v in attributes.items() if isinstance(v, str)}
     return np.rint(picture * 255).astype(np.uint8), np.rint(mask * 255).astype(np.uint8), words
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 from ogkd.backbones._folder import KeyTable, Weights
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
 from ogkd.backbones._pages import give_back
-from ogkd.backbones._towers import attend, empty_embedding
+from ogkd.backbones._towers import attend, empty_embedding, tree
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
 
@@ -78,16 +78,10 @@ class Bert(nn.Module):
         self.config = config
         width, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
 
-        def tree(**parts: nn.Module) -> nn.Module:
-            module = nn.Module()
-            for name, part in parts.items():
-                module.add_module(name, part)
-            return module
-
-        def output(size: int) -> nn.Module:
+        def output(size: int) -> Any:
             return tree(dense=nn.Linear(size, width), LayerNorm=nn.LayerNorm(width, eps))
 
-        def layer() -> nn.Module:
+        def layer() -> Any:
             queries = {name: nn.Linear(width, width) for name in ("query", "key", "value")}
             dense, act = nn.Linear(width, inner), _ACTIVATIONS[config.hidden_act]()
             return tree(

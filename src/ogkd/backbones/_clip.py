@@ -16,7 +16,7 @@ from pydantic import BaseModel, PositiveInt, ValidationError, model_validator
 from torch import Tensor, nn
 
 from ogkd.backbones._folder import Weights, assign_weights
-from ogkd.backbones._towers import empty_embedding
+from ogkd.backbones._towers import empty_embedding, tree
 from ogkd.errors import BackboneError
 
 # Positions (0, 1, 2, ...), which older versions of transformers saved.
@@ -90,34 +90,26 @@ class ClipConfig(BaseModel):
     vision_config: VisionConfig = VisionConfig()
 
 
-class _Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.num_heads = heads
-        for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            self.add_module(name, nn.Linear(width, width))
+def _encoder(config: _Tower) -> Any:
+    width, inner, eps = config.hidden_size, config.intermediate_size, config.layer_norm_eps
 
-
-class _Layer(nn.Module):
-    def __init__(self, config: _Tower) -> None:
-        super().__init__()
-        width, inner = config.hidden_size, config.intermediate_size
-        self.self_attn = _Attention(width, config.num_attention_heads)
-        self.layer_norm1 = nn.LayerNorm(width, config.layer_norm_eps)
-        self.mlp = nn.Sequential(
-            OrderedDict(
-                fc1=nn.Linear(width, inner),
-                activation_fn=_ACTIVATIONS[config.hidden_act](),
-                fc2=nn.Linear(inner, width),
-            )
+    def layer() -> Any:
+        names = ("q_proj", "k_proj", "v_proj", "out_proj")
+        attention = tree(**{name: nn.Linear(width, width) for name in names})
+        attention.num_heads = config.num_attention_heads
+        mlp = OrderedDict(
+            fc1=nn.Linear(width, inner),
+            activation_fn=_ACTIVATIONS[config.hidden_act](),
+            fc2=nn.Linear(inner, width),
         )
-        self.layer_norm2 = nn.LayerNorm(width, config.layer_norm_eps)
+        return tree(
+            self_attn=attention,
+            layer_norm1=nn.LayerNorm(width, eps),
+            mlp=nn.Sequential(mlp),
+            layer_norm2=nn.LayerNorm(width, eps),
+        )
 
-
-class _Encoder(nn.Module):
-    def __init__(self, config: _Tower) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
+    return tree(layers=nn.ModuleList(layer() for _ in range(config.num_hidden_layers)))
 
 
 class _TextEmbeddings(nn.Module):
@@ -136,7 +128,7 @@ class _Text(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.embeddings = _TextEmbeddings(config)
-        self.encoder = _Encoder(config)
+        self.encoder = _encoder(config)
         self.final_layer_norm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -157,13 +149,14 @@ class _ImageEmbeddings(nn.Module):
         return torch.cat([first, patches], dim=1) + self.position_embedding.weight
 
 
-class _Vision(nn.Module):
-    def __init__(self, config: VisionConfig) -> None:
-        super().__init__()
-        self.embeddings = _ImageEmbeddings(config)
-        self.pre_layrnorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
-        self.encoder = _Encoder(config)
-        self.post_layernorm = nn.LayerNorm(config.hidden_size, config.layer_norm_eps)
+def _vision(config: VisionConfig) -> Any:
+    width, eps = config.hidden_size, config.layer_norm_eps
+    return tree(
+        embeddings=_ImageEmbeddings(config),
+        pre_layrnorm=nn.LayerNorm(width, eps),
+        encoder=_encoder(config),
+        post_layernorm=nn.LayerNorm(width, eps),
+    )
 
 
 class Clip(nn.Module):
@@ -173,7 +166,7 @@ class Clip(nn.Module):
         super().__init__()
         self.config = config
         text, vision, size = config.text_config, config.vision_config, config.projection_dim
-        self.text_model, self.vision_model = _Text(text), _Vision(vision)
+        self.text_model, self.vision_model = _Text(text), _vision(vision)
         self.visual_projection = nn.Linear(vision.hidden_size, size, bias=False)
         self.text_projection = nn.Linear(text.hidden_size, size, bias=False)
         self.logit_scale = nn.Parameter(torch.empty(()))

@@ -156,6 +156,14 @@ def empty_embedding(rows: int, width: int) -> nn.Embedding:
     return found
 
 
+def tree(**parts: nn.Module) -> Any:
+    """Modules under one, by the names that they have in a checkpoint."""
+    module = nn.Module()
+    for name, part in parts.items():
+        module.add_module(name, part)
+    return module
+
+
 def attend(
     query: Tensor,
     key: Tensor,

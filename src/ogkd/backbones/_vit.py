@@ -207,7 +207,7 @@ class ImageTower(nn.Module):
         self, pixels: Tensor, *, patches: bool, deep: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         hidden = self.first_tokens(pixels)
-        # The last block skips the patches if nobody reads them.
+        # The last block skips the patches if they are not needed.
         first_only = self.has_class_token and not patches
         wanted = deep_blocks(len(self.blocks)) if deep else ()
         states = []

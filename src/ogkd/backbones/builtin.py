@@ -58,7 +58,7 @@ def is_builtin(backbone: Backbone) -> bool:
 
 
 def unlike_phantoms(features: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Whether each of the built-in model's features [N, d] is of an image that is no phantom.
+    """Whether each of the built-in model's features [N, d] is of an image that is not a phantom.
 
     Of rows with deeper features only the global one counts.
     """

@@ -33,7 +33,6 @@ ENGINES = {
 }
 
 ON_CPU = ("onnx", "onnx-int8")  # they run nowhere else
-_REPLACED = {"int8": "onnx-int8", "int8-fast": "onnx-int8"}  # engines of earlier versions
 _EXTRA = ("onnx", "onnxscript", "onnxruntime")
 
 
@@ -114,12 +113,6 @@ def without_engine(backbone: Backbone) -> Backbone:
 
 def require_engine(engine: str) -> None:
     """Raise if there is no engine of that name, or if the packages that it needs are missing."""
-    if engine in _REPLACED:
-        raise ConfigError(
-            f"The engine {engine} of earlier versions was replaced by {_REPLACED[engine]}, whose "
-            "features differ a little. Use that or torch, and fit older models again.",
-            argument="engine",
-        )
     if engine not in ENGINES:
         known = "; ".join(f"{name} ({about})" for name, about in ENGINES.items())
         raise ConfigError(

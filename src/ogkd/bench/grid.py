@@ -28,6 +28,7 @@ from ogkd.prompts.bank import OURS
 
 _FEWEST = 4  # classes for base-to-novel: two base, two novel
 _MOST = 100_000  # runs of a grid
+_DATASET = "{dataset}"  # in the name of a preset: replaced by that of the benchmark
 _Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 _Whole = Annotated[int, Field(ge=0, le=MAX_SEED)]
 
@@ -309,15 +310,12 @@ def _preset(grid: Grid, source: Source, row: GridRow) -> str | None:
     """
     known = presets(row.method)
     pattern = grid.preset if row.preset is None else row.preset
-    wanted, by_dataset = pattern, False
-    for slot in ("{dataset}", "{bank}"):  # the second is its older name
-        by_dataset |= slot in pattern
-        wanted = wanted.replace(slot, str(source.benchmark))
+    wanted = pattern.replace(_DATASET, str(source.benchmark))
     kind = pattern.partition("/")[0]
     has_kind = any(name.partition("/")[0] == kind for name in known)
     if wanted in known or row.preset is not None:
         return wanted  # a row's own is checked by `make_method`
-    if has_kind and wanted != "auto" and not (by_dataset and source.benchmark is None):
+    if has_kind and wanted != "auto" and not (_DATASET in pattern and source.benchmark is None):
         raise ConfigError(
             f"{row.method} has no preset '{wanted}'.{did_you_mean(wanted, known)} Choose another "
             "preset, such as auto, or leave the dataset or the method out.",
@@ -328,7 +326,7 @@ def _preset(grid: Grid, source: Source, row: GridRow) -> str | None:
 
 def without_preset(grid: Grid, sources: Mapping[str, Source]) -> list[str]:
     """The datasets that take "auto" because the grid's presets are for the paper's datasets."""
-    if not any(slot in grid.preset for slot in ("{dataset}", "{bank}")):
+    if _DATASET not in grid.preset:
         return []
     return [name for name, source in sources.items() if source.benchmark is None]
 

@@ -278,7 +278,7 @@ class _Driver:
     def _stop_worker(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         with contextlib.suppress(self._ray.exceptions.RayError):
-            self._ray.kill(worker.actor)  # a worker that is only unreachable must not go on
+            self._ray.kill(worker.actor)  # a worker that is only unreachable must not continue
         worker.lock.close()
 
 

@@ -23,10 +23,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read_arrays
 from safetensors.numpy import save as array_bytes
 
-from ogkd.bench.stored import SCHEMA, Predictions, Result, read_record, sha256_bytes
+from ogkd.bench.stored import SCHEMA, Predictions, Result, read_stored, sha256_bytes
 from ogkd.datasets.splits import MAX_SEED, Sampling
 from ogkd.errors import DataError, OgkdError
-from ogkd.files import folder_atomically, read_bytes, sealed, write_json
+from ogkd.files import folder_atomically, read_bytes, write_json
+from ogkd.records import sealed
 
 Protocol = Literal["few-shot", "base-to-novel"]
 PREDICTIONS = "predictions.safetensors"
@@ -275,7 +276,7 @@ class RunsFolder:
 
     def failures(self) -> list[tuple[RunSpec, str]]:
         paths = sorted((self.root / "failed").glob("*.json"))
-        found = [read_record(path, _Failure, "Remove it.") for path in paths]
+        found = [read_stored(path, _Failure, "Remove it.") for path in paths]
         return [(failure.spec, failure.error) for failure in found]
 
     def write_plan(self, plan: Plan) -> None:
@@ -300,7 +301,7 @@ class RunsFolder:
             return None
 
     def _plan(self, path: Path) -> Plan:
-        return read_record(path, Plan, " Run its grid into this folder again.")
+        return read_stored(path, Plan, " Run its grid into this folder again.")
 
     def finished(self, plan: Plan, *, predictions: bool = False) -> LabelledRuns:
         """The finished runs of a plan with their labels, in the plan's order.
@@ -315,8 +316,8 @@ class RunsFolder:
 
 
 def _read_run(folder: Path, *, predictions: bool = False) -> FinishedRun:
-    result = read_record(folder / "result.json", Result)
-    spec = read_record(folder / "spec.json", RunSpec)
+    result = read_stored(folder / "result.json", Result)
+    spec = read_stored(folder / "spec.json", RunSpec)
     if spec.hash != folder.name:
         raise DataError(f"{folder} contains another run than its name says.")
     try:

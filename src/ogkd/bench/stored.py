@@ -10,18 +10,17 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 from ogkd.evaluation.names import METRICS
-from ogkd.files import check_seal, read_json
+from ogkd.records import Record, read_record
 
 SCHEMA = 1
-Record = TypeVar("Record", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -97,29 +96,12 @@ class Result(BaseModel):
             raise ValueError("it is the result of another run")
 
 
-def read_record(path: Path, record: type[Record], advice: str = "") -> Record:
+def read_stored(path: Path, kind: type[Record], advice: str = "") -> Record:
     """A record from a file; ConfigError if a newer version of ogkd wrote it."""
     try:
-        content = read_json(path)
-        newer = isinstance(content, dict) and content.get("schema_version", 0) > SCHEMA
-        if not newer:
-            check_seal(content if isinstance(content, dict) else {})
-            return record.model_validate(content)
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        why = _first_problem(error) if isinstance(error, ValidationError) else error
-        raise DataError(f"{path} is missing or damaged ({why}).{advice}") from error
-    raise ConfigError(
-        f"{path} was written by a newer ogkd (schema {content['schema_version']}; this version "
-        f"reads up to {SCHEMA}). Upgrade with: pip install --upgrade ogkd."
-    )
-
-
-def _first_problem(error: ValidationError) -> str:
-    problem = error.errors(include_input=False, include_url=False)[0]
-    place = ".".join(str(part) for part in problem["loc"])
-    words = problem["msg"].removeprefix("Value error, ")
-    # The names in a damaged file can be anything: on one line, and not long.
-    return f"{repr(place)[1:-1][:80]}: {words}" if place else words
+        return read_record(path, kind, newest=SCHEMA)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is missing or damaged ({error}).{advice}") from error
 
 
 def sha256_bytes(content: bytes) -> str:

@@ -330,4 +330,4 @@ def _safe(cell: object) -> object:
         float(cell)
     except ValueError:
         return harmless(cell)
-    return cell  # a negative number is no formula
+    return cell  # a negative number is not a formula

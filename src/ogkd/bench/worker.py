@@ -104,7 +104,7 @@ def _claims(folder: RunsFolder) -> Path:
 
 
 class Ledger:
-    """Which groups are left in a folder; writes results and failures and tells of them.
+    """Which groups are left in a folder; writes and reports results and failures.
 
     It knows the backbone and the images that finished runs were made with: results of others must
     not be in the same table.
@@ -152,10 +152,10 @@ class Ledger:
         return None
 
     def start(self, group: RunGroup) -> None:
-        self._tell("start", group)
+        self._report("start", group)
 
     def store(self, group: RunGroup, found: GroupAnswer) -> list[RunGroup]:
-        """Write what came of a group; runs that were finished before are kept and not counted.
+        """Write the results of a group; runs that were finished before are kept and not counted.
 
         Returns what must be tried again: a failed group one by one, so that only the run with the
         error fails.
@@ -176,7 +176,7 @@ class Ledger:
         for run in new:
             self.folder.write(run.spec, run.result, run.predictions)
         seconds = sum(sum(run.result["seconds"].values()) for run in found.results)
-        self._tell("done", group, runs=len(new), seconds=seconds)
+        self._report("done", group, runs=len(new), seconds=seconds)
         return []
 
     def fail(self, group: RunGroup, reason: str) -> None:
@@ -184,9 +184,9 @@ class Ledger:
         for spec in group.specs:
             if not self.folder.has(spec):
                 self.folder.write_failure(spec, reason)
-        self._tell("failed", group, error=one_line(reason))
+        self._report("failed", group, error=one_line(reason))
 
-    def _tell(self, event: str, group: RunGroup, **more: Any) -> None:
+    def _report(self, event: str, group: RunGroup, **more: Any) -> None:
         hashes = [spec.hash for spec in group.specs]
         what = {"group": group.name, "runs": len(hashes), "what": str(group), "specs": hashes}
         self.on_event({"event": event} | what | more)

@@ -171,28 +171,22 @@ def check(
     Exit code 0: at most warnings; 1: errors in the data; 2: the check could not run.
     """
     opt.refuse_folders(json=as_json, html=html)
-    from ogkd.audit import audit_data
     from ogkd.audit.labels import require_cleanlab
     from ogkd.datasets.fetch import resolve_data
     from ogkd.fitting.choose import choose_backbone, warning_about
-    from ogkd.images import SliceRule
     from ogkd.report import write_data_check
 
     wanted = labels or backbone is not None
     if wanted:
         require_cleanlab()
-    manifest = resolve_data(data)
-    if slice is not None:
-        manifest = manifest.sliced(SliceRule.parse(slice))
+    manifest = sliced(resolve_data(data), slice)
     model = None
     if wanted:
         images = [item.image for item in manifest.items]
         model = ogkd.load_backbone(backbone or choose_backbone(images, say=say), device=device)
         if warning := warning_about(model, images):
             say(f"WARNING: {warning}")
-    audit = audit_data(
-        manifest, root=data_folder(data), name=resolved(data).name, near=near, backbone=model
-    )
+    audit = checked(data, manifest, near=near, backbone=model)
     if as_json is not None:
         write_json(as_json, audit.as_json())
     if html is not None:
@@ -242,7 +236,7 @@ def split(
         bags=bags,
     )
     manifest = named_bags(manifest, bags)
-    audit = check_for_split(data, manifest, slice=slice, near=near)
+    audit = checked(data, sliced(manifest, slice), near=near)
     division = divide_checked(manifest, audit, shares=wanted, seed=seed)
     write_new(out, table_text(division.manifest, out.parent))
     if left_out is not None:
@@ -272,16 +266,18 @@ def named_bags(
     return in_bags(manifest, BagRule(bags), normal=normal_labels(manifest.class_names, normal))
 
 
-def check_for_split(
-    data: Path, manifest: Manifest, *, slice: str | None = None, near: int = 6
-) -> Audit:
-    """Check the images of a dataset, as `ogkd data check` does without labels."""
-    from ogkd.audit import audit_data
+def sliced(manifest: Manifest, slice: str | None) -> Manifest:
+    """The dataset with that slice of each volume, if one is named."""
     from ogkd.images import SliceRule
 
-    rule = None if slice is None else SliceRule.parse(slice)
-    sliced = manifest.sliced(rule)
-    return audit_data(sliced, root=data_folder(data), name=data.resolve().name, near=near)
+    return manifest if slice is None else manifest.sliced(SliceRule.parse(slice))
+
+
+def checked(data: Path, manifest: Manifest, **options: Any) -> Audit:
+    """Check a dataset that was read from `data`; the options are those of `audit_data`."""
+    from ogkd.audit import audit_data
+
+    return audit_data(manifest, root=data_folder(data), name=resolved(data).name, **options)
 
 
 def division_notes(division: Division) -> Iterator[str]:

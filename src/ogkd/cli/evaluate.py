@@ -13,10 +13,17 @@ import typer
 from typer import Option
 
 import ogkd
+from ogkd.cells import harmless, harmless_path
 from ogkd.cli import options as opt
 from ogkd.cli.data import data_folder
-from ogkd.cli.findings import calibration_lines, finding_lines, write_finding_rows
-from ogkd.cli.output import evaluation_lines, harmless, harmless_path, print_json, say, write_csv
+from ogkd.cli.output import (
+    calibration_lines,
+    evaluation_lines,
+    finding_lines,
+    print_json,
+    say,
+    write_csv,
+)
 from ogkd.errors import ConfigError, counted
 from ogkd.files import write_json
 
@@ -66,6 +73,7 @@ class InputOptions:
             self.data,
             root=self.root,
             class_names=opt.read_classes(self.classes),
+            findings=opt.read_classes(self.findings),
             bags=None if bags is None else bags.by,
         )
         part = replace(manifest, items=tuple(manifest.part(split)))
@@ -350,21 +358,25 @@ def calibrate(
 
 
 def _write_rows(file: Path, found: _Evaluation, *, paths: bool, excel: bool) -> None:
-    """Write a row per image: hash, path (if asked for), true class, prediction, probabilities."""
-    judged, classifier = found.judged, found.inputs.classifier
+    """Write a row per image: hash, path (if asked for), truth, answer and probabilities."""
+    from ogkd.datasets.findings import finding_cells
+
+    judged = found.judged
+    names, p = judged.class_names, judged.probabilities(found.inputs.classifier.calibration)
+    columns = ["truth", "prediction", "probability", *names]
     if judged.findings:
-        write_finding_rows(file, judged, classifier.calibration, paths=paths, excel=excel)
-        return
-    shown = [harmless(name) for name in classifier.class_names]
-    rows = judged.probabilities(classifier.calibration)
+        columns = [column for name in names for column in (name, f"{name} probability")]
     with write_csv(file, excel=excel) as opened:
         table = csv.writer(opened, lineterminator="\n")
-        head = ["image", "path"] if paths else ["image"]
-        table.writerow([*head, "truth", "prediction", "probability", *shown])
-        for key, path, label, row in zip(
-            judged.keys, judged.images, judged.labels, rows, strict=True
+        table.writerow([*(["image", "path"] if paths else ["image"]), *map(harmless, columns)])
+        for key, image, truth, row in zip(
+            judged.keys, judged.images, judged.labels, p, strict=True
         ):
-            best = int(row.argmax())
             shares = [f"{value:.6f}" for value in row]
-            where = [key, harmless_path(path)] if paths else [key]
-            table.writerow([*where, shown[label], shown[best], shares[best], *shares])
+            if judged.findings:
+                pairs = zip(finding_cells(truth), shares, strict=True)
+                cells = [cell for pair in pairs for cell in pair]
+            else:
+                best = int(row.argmax())
+                cells = [harmless(names[truth]), harmless(names[best]), shares[best], *shares]
+            table.writerow([key, *([harmless_path(image)] if paths else []), *cells])

@@ -199,16 +199,8 @@ def _method_lines(entry: dict[str, Any]) -> Iterator[str]:
     if entry["plugin"]:
         yield f"Plugin: {entry['plugin']}"
     yield "Settings (change one with --set NAME=VALUE):"
-    for key, value in _flat(entry["settings"]):
+    for key, value in ogkd.methods.registry.flat_settings(entry["settings"]):
         yield f"  {key} = {json.dumps(value)}"
     if entry["presets"]:
         yield "Presets (--preset NAME):"
         yield "  " + "\n  ".join(entry["presets"])
-
-
-def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -8,16 +8,17 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from ogkd.cells import harmless as harmless
-from ogkd.cells import harmless_path as harmless_path
 from ogkd.errors import StorageError, counted
 from ogkd.files import write_atomically
 from ogkd.kinds import is_text_file
 from ogkd.notebook import text_table
+
+if TYPE_CHECKING:
+    from ogkd.model.findings import FindingsCalibration
 
 _MOST_CLASSES = 12  # a larger confusion matrix is only written to --out
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
@@ -268,6 +269,44 @@ def _sets(result: dict[str, Any]) -> Iterator[str]:
     if few:
         of = "images per class" if row["kind"] == "support" else "calibration images"
         yield f"None with {' or '.join(few)}: too few {of}."
+
+
+def finding_lines(result: dict[str, Any], *, everything: bool = False) -> Iterator[str]:
+    """The lines that `ogkd evaluate` prints: the verdict, and what is known of each finding."""
+    from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows
+
+    yield from textwrap.wrap(result["verdict"]["text"], width(), break_on_hyphens=False)
+    yield ""
+    how = result["bootstrap"]
+    by = "patients or groups" if how["by"] == "group" else "images"
+    sure = f", in brackets {100 * how['level']:g} % intervals by {by}"
+    yield f"In percent{sure if how['resamples'] else ''}"
+    yield from text_table(*finding_rows(result))
+    yield ""
+    kept = "as guaranteed by the calibration" if result["calibrated"] else "yes from 50 % on"
+    yield f"Answers for images with a finding and without it ({kept})"
+    yield from text_table(*answer_rows(result))
+    if not everything:
+        yield "\nMore: --all (limits), --report FILE.html (a page), --json (all numbers)."
+        return
+    yield "\nLimits between which the answer is unsure"
+    yield from text_table(*limit_rows(result))
+
+
+def calibration_lines(names: Sequence[str], found: FindingsCalibration) -> Iterator[str]:
+    """The lines that `ogkd calibrate` prints: images of each finding, and its limits."""
+    yield f"Calibrated on {found.images} images; two thirds of them give the limits."
+    rows = [
+        [name, len(one.present), len(one.absent), f"{100 * limit.no_below:.1f}", f"{above:.1f}"]
+        for name, one, limit in zip(names, found.scores, found.limits(), strict=True)
+        for above in (100 * limit.yes_above,)
+    ]
+    yield from text_table(["finding", "with it", "without", "no below (%)", "yes above (%)"], rows)
+    if found.sensitivity is not None:
+        yield (
+            f"With {100 * found.confidence:g} % confidence, at most "
+            f"{100 * (1 - found.sensitivity):g} % of the images with a finding are answered no."
+        )
 
 
 def width() -> int:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 from typer import Option
 
 import ogkd
-from ogkd.cells import BOM
+from ogkd.cells import BOM, harmless, harmless_path
 from ogkd.cli import options as opt
-from ogkd.cli.output import harmless, harmless_path, say, write_csv
+from ogkd.cli.output import say, write_csv
 from ogkd.errors import ConfigError
 from ogkd.files import storage_errors, write_atomically
 from ogkd.fitting.request import FitRequest
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
     from ogkd.model.decide import Decision
     from ogkd.progress import Bar
+
+_YES_OR_NO = {None: "", True: "yes", False: "no"}
 
 
 def predict(
@@ -186,7 +188,7 @@ def predict(
         _prepare(explain)
     for note in decider.notes:
         say(note)
-    told = len(decider.notes)
+    said = len(decider.notes)
     card = classifier.card.backbone
     batches = encoding.encode(
         classifier.backbone,
@@ -215,14 +217,12 @@ def predict(
             )
             # What cannot be answered fails before anything is written.
             rows = chain([next(rows)], rows)
-            for note in decider.notes[told:]:
+            for note in decider.notes[said:]:
                 say(note)
             if excel and out is None:
                 file.write(BOM)
-            csv_of = _findings_csv if classifier.card.findings else _csv
-            write = (csv_of if format == "csv" else _jsonl)(
-                file, classifier.class_names, bags=rule is not None
-            )
+            findings, bagged = classifier.card.findings, rule is not None
+            write = _writer(file, classifier.class_names, format, findings=findings, bags=bagged)
             for number, row in enumerate(rows, start=1):
                 failed += row.error is not None
                 install = install or install_once([row.error or ""])[1]
@@ -291,104 +291,90 @@ def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> N
         ogkd.draw(found).save(aside, format="PNG")
 
 
-def _csv(
-    file: TextIO, class_names: Sequence[str], *, bags: bool = False
-) -> Callable[[Decision], None]:
-    """Write a header and then a line per row; no cell can act as a spreadsheet formula."""
-    table = csv.writer(file, lineterminator="\n")
-    fixed = ["path", "prediction", "probability", "abstain", "set", "unfamiliar", "error"]
-    more = ["bag", "pictures", "weight", "decided_by"] if bags else []
-    table.writerow([*fixed, *more, *map(harmless, class_names)])
-    yes_or_no = {None: "", True: "yes", False: "no"}
+def _writer(
+    file: TextIO, names: Sequence[str], format: str, *, findings: bool, bags: bool
+) -> Callable[[Decision], object]:
+    """Write the header of a table, if it is one; returns what writes a row."""
+    from ogkd.model.decide import Decision
 
-    def write(row: Decision) -> None:
-        # An empty set is not written like an unknown one.
-        names = "" if row.set is None else "|".join(row.set) or "(none)"
-        shares = [""] * len(class_names)
-        if row.probabilities is not None:
-            shares = [f"{value:.6f}" for value in row.probabilities]
-        table.writerow(
-            [
-                harmless_path(row.image if row.pictures is None else str(row.bag)),
-                harmless(row.prediction or ""),
-                "" if row.probability is None else f"{row.probability:.6f}",
-                yes_or_no[row.abstain],
-                harmless(names),
-                yes_or_no[row.unfamiliar],
-                harmless(row.error or ""),
-                *(_of_bag(row) if bags else ()),
-                *shares,
-            ]
-        )
-
-    return write
-
-
-def _findings_csv(
-    file: TextIO, class_names: Sequence[str], *, bags: bool = False
-) -> Callable[[Decision], None]:
-    """The same of several findings: for each the answer and its probability."""
-    table = csv.writer(file, lineterminator="\n")
-    names = list(class_names)
-    each = [harmless(column) for name in names for column in (name, f"{name} probability")]
-    table.writerow(["path", "prediction", "unsure", "unfamiliar", "error", *each])
-
-    def write(row: Decision) -> None:
-        answers = row.answers or [""] * len(names)
-        shares = [f"{p:.6f}" for p in row.probabilities or ()] or [""] * len(names)
-        unsure = [name for name, said in zip(names, answers, strict=True) if said == "unsure"]
-        table.writerow(
-            [
-                harmless_path(row.image),
-                harmless(row.prediction or ""),
-                harmless("|".join(unsure)),
-                {None: "", True: "yes", False: "no"}[row.unfamiliar],
-                harmless(row.error or ""),
-                *(cell for pair in zip(answers, shares, strict=True) for cell in pair),
-            ]
-        )
-
-    return write
-
-
-def _of_bag(row: Decision) -> list[str]:
-    """The cells that only rows of bags and of their pictures have."""
-    deciding = " | ".join(f"{one.image} ({one.share:.3f})" for one in row.decided_by)
-    return [
-        harmless(row.bag or ""),
-        "" if row.pictures is None else str(row.pictures),
-        "" if row.weight is None else f"{row.weight:.6f}",
-        harmless(deciding),
-    ]
-
-
-def _jsonl(
-    file: TextIO, class_names: Sequence[str], *, bags: bool = False
-) -> Callable[[Decision], None]:
-    """Write one JSON object per line; names are unchanged, and null means unknown."""
-
-    def write(row: Decision) -> None:
-        shares = None
-        if row.probabilities is not None:
-            pairs = zip(class_names, row.probabilities, strict=True)
-            shares = {name: round(value, 6) for name, value in pairs}
-        entry: dict[str, Any] = {
-            "path": str(row.bag if row.pictures is not None else row.image),
-            "prediction": row.prediction,
-            "probability": None if row.probability is None else round(row.probability, 6),
-            "abstain": row.abstain,
-            "set": None if row.set is None else list(row.set),
-            "unfamiliar": row.unfamiliar,
-            "error": row.error,
-            "probabilities": shares,
-        }
-        if row.answers is not None:
-            entry["answers"] = dict(zip(class_names, row.answers, strict=True))
-        if bags:
-            deciding = [{"path": str(s.image), "share": round(s.share, 6)} for s in row.decided_by]
-            entry |= {"bag": row.bag, "pictures": row.pictures, "weight": row.weight}
-            entry |= {"decided_by": deciding}
+    if format == "jsonl":
         # ASCII with escapes: valid JSON even if a file name is not valid text.
-        file.write(json.dumps(entry) + "\n")
+        return lambda row: file.write(json.dumps(_entry(row, names, bags=bags)) + "\n")
+    table = csv.writer(file, lineterminator="\n")
 
-    return write
+    def cells(row: Decision) -> list[tuple[str, str]]:
+        return _finding_cells(row, names) if findings else _class_cells(row, names, bags=bags)
+
+    table.writerow([harmless(column) for column, _ in cells(Decision())])
+    return lambda row: table.writerow([cell for _, cell in cells(row)])
+
+
+def _class_cells(row: Decision, names: Sequence[str], *, bags: bool) -> list[tuple[str, str]]:
+    """Columns and cells of a row; no cell can act as a spreadsheet formula."""
+    # An empty set is not written like an unknown one.
+    members = "" if row.set is None else "|".join(row.set) or "(none)"
+    shares = row.probabilities or [None] * len(names)
+    cells = [
+        ("path", harmless_path(row.image if row.pictures is None else str(row.bag))),
+        ("prediction", harmless(row.prediction or "")),
+        ("probability", _number(row.probability)),
+        ("abstain", _YES_OR_NO[row.abstain]),
+        ("set", harmless(members)),
+        ("unfamiliar", _YES_OR_NO[row.unfamiliar]),
+        ("error", harmless(row.error or "")),
+    ]
+    if bags:
+        deciding = " | ".join(f"{one.image} ({one.share:.3f})" for one in row.decided_by)
+        cells += [
+            ("bag", harmless(row.bag or "")),
+            ("pictures", "" if row.pictures is None else str(row.pictures)),
+            ("weight", _number(row.weight)),
+            ("decided_by", harmless(deciding)),
+        ]
+    return [*cells, *zip(names, map(_number, shares), strict=True)]
+
+
+def _finding_cells(row: Decision, names: Sequence[str]) -> list[tuple[str, str]]:
+    """The same of several findings: for each the answer and its probability."""
+    answers = row.answers or [""] * len(names)
+    shares = row.probabilities or [None] * len(names)
+    unsure = [name for name, said in zip(names, answers, strict=True) if said == "unsure"]
+    cells = [
+        ("path", harmless_path(row.image)),
+        ("prediction", harmless(row.prediction or "")),
+        ("unsure", harmless("|".join(unsure))),
+        ("unfamiliar", _YES_OR_NO[row.unfamiliar]),
+        ("error", harmless(row.error or "")),
+    ]
+    for name, said, share in zip(names, answers, shares, strict=True):
+        cells += [(name, said), (f"{name} probability", _number(share))]
+    return cells
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6f}"
+
+
+def _entry(row: Decision, names: Sequence[str], *, bags: bool) -> dict[str, Any]:
+    """A row as a JSON object; names are unchanged, and null means unknown."""
+    shares = None
+    if row.probabilities is not None:
+        pairs = zip(names, row.probabilities, strict=True)
+        shares = {name: round(value, 6) for name, value in pairs}
+    entry: dict[str, Any] = {
+        "path": str(row.bag if row.pictures is not None else row.image),
+        "prediction": row.prediction,
+        "probability": None if row.probability is None else round(row.probability, 6),
+        "abstain": row.abstain,
+        "set": None if row.set is None else list(row.set),
+        "unfamiliar": row.unfamiliar,
+        "error": row.error,
+        "probabilities": shares,
+    }
+    if row.answers is not None:
+        entry["answers"] = dict(zip(names, row.answers, strict=True))
+    if bags:
+        deciding = [{"path": str(s.image), "share": round(s.share, 6)} for s in row.decided_by]
+        entry |= {"bag": row.bag, "pictures": row.pictures, "weight": row.weight}
+        entry |= {"decided_by": deciding}
+    return entry

@@ -17,7 +17,7 @@ from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
-from ogkd.cli.data import check_for_split, data_folder, division_notes, named_bags
+from ogkd.cli.data import checked, division_notes, named_bags, sliced
 from ogkd.cli.output import say
 from ogkd.cli.start_commands import anywhere, commands, summary
 from ogkd.errors import ConfigError, DataError, Interrupted, counted
@@ -29,10 +29,6 @@ if TYPE_CHECKING:
     from ogkd.audit.divide import Division
     from ogkd.datasets.manifest import Manifest
 
-_STEPS = (
-    *("Reading", "Checking", "Dividing", "Choosing"),
-    *("Fitting", "Calibrating", "Evaluating", "Report"),
-)
 # The first result that depends on an option; all others are used by the model.
 _FIXED = {**dict.fromkeys(("data", "slice", "bags", "slices"), "check.json"), "seed": "split.csv"}
 
@@ -120,11 +116,10 @@ class _Start:
     notes: list[str] = field(default_factory=list)  # of the step that runs
 
     def run(self) -> None:
-        steps = (
-            *(self._read, self._check, self._divide, self._choose),
-            *(self._fit, self._calibrate, self._evaluate, self._report),
-        )
-        for number, (name, step) in enumerate(zip(_STEPS, steps, strict=True), 1):
+        steps = {"Reading": self._read, "Checking": self._check, "Dividing": self._divide}
+        steps |= {"Choosing": self._choose, "Fitting": self._fit, "Calibrating": self._calibrate}
+        steps |= {"Evaluating": self._evaluate, "Report": self._report}
+        for number, (name, step) in enumerate(steps.items(), 1):
             self._step(f"[{number}/{len(steps)}] {name}", step)
         for line in summary(self.out):
             typer.echo(line)
@@ -157,7 +152,7 @@ class _Start:
 
     @cached_property
     def audit(self) -> Audit:
-        return check_for_split(self.data, self.manifest, slice=self.shown)
+        return checked(self.data, sliced(self.manifest, self.shown))
 
     @cached_property
     def division(self) -> Division:
@@ -170,9 +165,6 @@ class _Start:
         from ogkd.datasets.read import read_manifest
 
         return read_manifest(self.out / "split.csv", bags=self.options["bags"])
-
-    def _sliced(self, manifest: Manifest) -> Manifest:
-        return manifest.sliced(FitRequest("", slice=self.shown).slice_rule)
 
     def _read(self) -> str:
         options = {**self.options, "data": _digest(self.manifest)}
@@ -200,7 +192,7 @@ class _Start:
             ) from error
 
     def _refuse_other(self, now: Mapping[str, Any], before: Mapping[str, Any]) -> None:
-        """Refuse to go on with results that other data or options have led to."""
+        """Refuse to continue with the results of other data or options."""
         changed = [
             key
             for key in {**before, **now}
@@ -225,7 +217,7 @@ class _Start:
         json_file, page = self.out / "check.json", self.out / "check.html"
         if json_file.is_file() and page.is_file():
             return _DONE
-        images = [item.image for item in self._sliced(self.manifest).items]
+        images = [item.image for item in sliced(self.manifest, self.shown).items]
         write_data_check(self.audit, images=images, out=page)
         write_json(json_file, self.audit.as_json())
         # What is known about patients is said with the division.
@@ -361,15 +353,12 @@ class _Start:
         return f"on {self.evaluation.result['images']} {self.unit}s -> {file}"
 
     def _report(self) -> str:
-        from ogkd.audit import audit_data
-
         file = self.out / "report.html"
         write_new(self.out / "commands.sh", commands(self.data, self.out, self.options))
         if file.is_file():
             return _DONE
-        used = self._sliced(self.divided)
-        checked = audit_data(used, root=data_folder(self.data), name=resolved(self.data).name)
-        self.evaluation.write_report(file, checked)
+        audit = checked(self.data, sliced(self.divided, self.shown))
+        self.evaluation.write_report(file, audit)
         return f"-> {file}"
 
 

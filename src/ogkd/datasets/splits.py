@@ -49,7 +49,7 @@ def support_and_val(
 ) -> tuple[list[Item], list[Item]]:
     """`shots` images per class to learn from and at most 4 per class to validate on.
 
-    The released draw of `val` goes on with the generator where that of `train` stopped.
+    The released draw of `val` continues with the generator where that of `train` stopped.
     """
     if sampling not in get_args(Sampling):
         known = ", ".join(get_args(Sampling))

@@ -165,7 +165,7 @@ def _answered(
 
 
 def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Which findings are told apart better than by guessing: plain fields, and `text`."""
+    """Which findings are recognised better than by guessing: plain fields, and `text`."""
     rows: Mapping[str, Mapping[str, Any]] = result["per_finding"]
     state = {name: _better(row) for name, row in rows.items()}
     learned = result["learned_from"] > _LEAKED * result["images"]

@@ -184,7 +184,7 @@ def predict_labelled(
         groups=[item.group for item in items],
         keys=[image.fingerprint for image in images],
         class_names=names,
-        normal=_normal(classifier),
+        normal=classifier.card.normal_labels,
         warnings=tuple(said),
     )
     return _warned(classifier, found)
@@ -235,7 +235,7 @@ def _match_findings(
 
 def _predict_bags(classifier: Classifier, chosen: Manifest, rule: BagRule) -> LabelledPredictions:
     """Apply the model bag by bag, so that no more features than those of one are in memory."""
-    normal, names = _normal(classifier), classifier.class_names
+    normal, names = classifier.card.normal_labels, classifier.class_names
     label_of = _match_classes(names, chosen, {item.label for item in chosen.items})
     own = {mine for mine, label in label_of.items() if label in normal}
     found = by_bag(in_bags(chosen, rule, normal=sorted(own)).items)
@@ -261,17 +261,11 @@ def _predict_bags(classifier: Classifier, chosen: Manifest, rule: BagRule) -> La
         images=[bag.decided_by[0].image or bag.items[0].image for bag in bags],
         groups=[bag.items[0].group for bag in bags],
         keys=[bag.key for bag in bags],
-        class_names=classifier.class_names,
+        class_names=names,
         normal=normal,
         warnings=tuple(warning for warning, _ in warned.most_common(1) if warning),
         bags=tuple(bags),
     )
-
-
-def _normal(classifier: Classifier) -> tuple[int, ...]:
-    """Labels of the classes that mean "nothing found"."""
-    names = enumerate(classifier.class_names)
-    return tuple(c for c, name in names if name in classifier.card.normal)
 
 
 def _match_classes(

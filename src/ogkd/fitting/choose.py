@@ -1,4 +1,4 @@
-"""Which backbone to use if none is named, and a warning where the built-in model is out of place.
+"""Which backbone to use if none is named, and a warning where the built-in model does not apply.
 
 The images themselves decide: phantoms get the built-in model, everything else a real backbone.
 """

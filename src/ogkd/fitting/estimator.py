@@ -41,6 +41,7 @@ from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef, read_image
 from ogkd.images.memory import InMemory, as_ref, is_one_image
 from ogkd.methods import METHODS, make_method
+from ogkd.methods.registry import flat_settings
 
 
 class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped there
@@ -96,13 +97,11 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         if bags is not None and groups is None:  # a label for each bag
             numbers = numbers[[int(name) for name in bags]]
         with _files(images) as paths:
-            items = tuple(
+            items = [
                 Item(path, int(numbers[row]), bag=None if bags is None else bags[row])
                 for row, path in enumerate(paths)
-            )
-            options = {name: getattr(self, name) for name in _SHARED}
-            options["bags"] = None if bags is None else _COLUMN
-            self.model_ = fit_request(FitRequest(Manifest(items, names), **options))
+            ]
+            self._learn(items, names, bags=None if bags is None else _COLUMN)
         self.classes_: Any = classes  # of several findings, a list
         return self
 
@@ -122,12 +121,11 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
         numbers = np.arange(labels.shape[1])
         names = self._names(numbers)
         with _files(images) as paths:
-            items = tuple(
+            items = [
                 Item(path, NO_CLASS, findings=tuple(map(int, row)))
                 for path, row in zip(paths, said, strict=True)
-            )
-            options = {name: getattr(self, name) for name in _SHARED}
-            self.model_ = fit_request(FitRequest(Manifest(items, names), **options))
+            ]
+            self._learn(items, names)
         if lost := set(names) - set(self.model_.class_names):
             raise DataError(
                 f"Nothing can be learned about {', '.join(sorted(lost))}: y needs images with it "
@@ -135,6 +133,10 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
             )
         self.classes_ = [np.array([0, 1])] * len(names)
         return self
+
+    def _learn(self, items: Sequence[Item], names: tuple[str, ...], **more: Any) -> None:
+        options = {name: getattr(self, name) for name in _SHARED} | more
+        self.model_ = fit_request(FitRequest(Manifest(tuple(items), names), **options))
 
     def predict_proba(
         self, X: Any, groups: Any = None
@@ -213,7 +215,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
                 preset = self.preset or default_preset(self.method)
                 method = make_method(self.method, preset=preset, settings=given)
                 given = method.config.model_dump()
-            params |= {f"settings__{key}": value for key, value in _flat(given, "__")}
+            params |= {f"settings__{key}": value for key, value in flat_settings(given, "__")}
         return params
 
     def set_params(self, **params: Any) -> OGKDClassifier:
@@ -226,7 +228,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
             if name not in plain
         }:
             if self.method in METHODS:
-                known = dict(_flat(METHODS[self.method].Config().model_dump(), "."))
+                known = dict(flat_settings(METHODS[self.method].Config().model_dump(), "."))
                 for name in nested:
                     if name not in known:
                         raise ConfigError(
@@ -235,7 +237,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
                             argument="settings",
                         )
             # A new mapping: clones share the old one.
-            self.settings = dict(_flat(self.settings or {}, ".")) | nested
+            self.settings = dict(flat_settings(self.settings or {}, ".")) | nested
         return self
 
     def _names(self, classes: NDArray[Any]) -> tuple[str, ...]:
@@ -300,16 +302,6 @@ OGKDClassifier.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-
         ),
     ]
 )
-
-
-def _flat(settings: Mapping[str, Any], joint: str, start: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by one name each, joined by dots or as scikit-learn does."""
-    for key, value in settings.items():
-        name = start + key.replace(".", joint)
-        if isinstance(value, Mapping):
-            yield from _flat(value, joint, f"{name}{joint}")
-        else:
-            yield name, value
 
 
 def _listed(X: Any) -> list[Any]:

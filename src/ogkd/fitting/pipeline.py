@@ -69,7 +69,7 @@ def _fit_into(place: Path, request: FitRequest) -> tuple[Classifier, bool]:
         shutil.rmtree(work, ignore_errors=True)
     finally:
         with contextlib.suppress(OSError):
-            work.rmdir()  # goes only if there is no progress in it
+            work.rmdir()  # which fails if there is progress in it
     return fitted, False
 
 

@@ -145,13 +145,13 @@ class FitRequest:
         return "image" if self.bag_rule is None else "bag"
 
     def warn(self, text: str) -> None:
-        """Tell the user loudly: as a Python warning if nobody listens to notes."""
+        """Warn the user: with a Python warning if there is no `say`."""
         if self.say is not None:
             self.say(f"WARNING: {text}")
         else:
             warnings.warn(text, OgkdWarning, stacklevel=2)
 
     def note(self, text: str) -> None:
-        """Tell the user something, if anybody listens."""
+        """Pass a note to `say`, if it is given."""
         if self.say is not None:
             self.say(text)

@@ -197,7 +197,7 @@ class Calibration(CalibrationFile):
         falling = np.array([*sorted(set(quantiles.tolist()), reverse=True), 0.0])
         kept = (seen >= falling[:, None]).sum(axis=1)
         wrong = ((seen >= falling[:, None]) & ~right).sum(axis=1)
-        # What the test will say if the others are alike; half an error more, to be on guard.
+        # What the test will say if the others are alike; half an error more, as a precaution.
         share = len(self.confidences) / len(seen)
         p_value = _tail(kept * share, (wrong + 0.5) / (kept + 1) * kept * share, max_risk)
         best = int(np.flatnonzero(p_value == p_value.min())[-1])

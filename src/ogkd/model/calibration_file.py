@@ -1,14 +1,15 @@
-"""`calibration.json`, whatever it is of: which images it was made with, reading and writing it."""
+"""`calibration.json` of classes or findings: the images it was made with, reading and writing."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from ogkd.errors import ConfigError
-from ogkd.files import check_seal, read_json, sealed, write_json
+from ogkd.files import write_json
+from ogkd.records import read_record, sealed
 
 CALIBRATION = "calibration.json"
 SCHEMA = 1
@@ -42,35 +43,18 @@ class CalibrationFile(BaseModel):
     def read(cls, path: Path, *, weights_sha256: str | None = None) -> Self | None:
         """Read and check; None if there is no such file. Other weights are refused."""
         try:
-            content = read_json(path)
+            calibration = read_record(path, cls, newest=SCHEMA)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise _unusable(path, f"is damaged ({error})") from error
-        found = content.get("schema_version") if isinstance(content, dict) else None
-        if isinstance(found, int) and found > SCHEMA:
-            raise ConfigError(
-                f"{path} was written by a newer ogkd (schema {found}, this one reads up to "
-                f"{SCHEMA}). Upgrade with: pip install --upgrade ogkd."
-            )
-        try:
-            check_seal(content if isinstance(content, dict) else {})
-        except ValueError as error:
-            raise _unusable(path, f"does not match its checksum: {error}, or is damaged") from error
-        try:
-            calibration = cls.model_validate(content)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            place = ".".join(str(part) for part in problem["loc"]) or "(all)"
-            raise _unusable(path, f"is damaged: '{place}' is wrong ({problem['msg']})") from None
         if weights_sha256 not in (None, calibration.weights_sha256):
             raise _unusable(path, "belongs to other weights than those beside it")
         return calibration
 
     def write(self, path: Path) -> None:
         """Write the file in one step."""
-        content: dict[str, Any] = self.model_dump(mode="json")
-        write_json(path, sealed(content), ours=True)
+        write_json(path, sealed(self.model_dump(mode="json")), ours=True)
 
 
 def check_share(name: str, value: float) -> None:

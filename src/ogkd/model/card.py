@@ -15,7 +15,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    ValidationError,
     ValidationInfo,
     field_validator,
     model_validator,
@@ -26,9 +25,10 @@ from ogkd.backbones.catalog import find_record
 from ogkd.core.pooling import Pooling
 from ogkd.datasets.bags import BagRule
 from ogkd.errors import ConfigError
-from ogkd.files import check_seal, home, read_json, sealed, write_json
+from ogkd.files import home, write_json
 from ogkd.images import SliceRule
 from ogkd.methods import METHODS, Method, make_method
+from ogkd.records import read_record, sealed
 
 SCHEMA = 2  # 1 unless the model answers several findings, which earlier versions do not know
 # Said wherever a model's answers are shown or handed on.
@@ -153,14 +153,18 @@ class ModelCard(BaseModel):
         return frozenset((*self.support_images, *self.support_pixels))
 
     @property
+    def normal_labels(self) -> tuple[int, ...]:
+        """Labels of the classes that mean "nothing found"."""
+        return tuple(c for c, name in enumerate(self.class_names) if name in self.normal)
+
+    @property
     def pooling(self) -> Pooling | None:
         """How the answer for a bag follows from those for pictures; None without bags."""
         found = self.bags
         if found is None:
             return None
-        normal = tuple(c for c, name in enumerate(self.class_names) if name in self.normal)
         tau = math.inf if found.tau is None else found.tau
-        return Pooling(tau, found.heat, found.bias, normal, found.usual)
+        return Pooling(tau, found.heat, found.bias, self.normal_labels, found.usual)
 
     @property
     def slice_rule(self) -> SliceRule | None:
@@ -171,38 +175,16 @@ class ModelCard(BaseModel):
     def read(cls, path: Path) -> ModelCard:
         """Read and check; a folder of a newer version is refused with what to do."""
         try:
-            content = read_json(path)
+            return read_record(path, cls, newest=SCHEMA)
         except OSError as error:
             raise ConfigError(
                 f"{path.parent} is not a model folder: there is no readable {path.name}. "
                 "Give the folder of a fitted model."
             ) from error
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(
-                f"{path} is damaged ({error}). Copy the model folder again."
-            ) from error
-        found = content.get("schema_version") if isinstance(content, dict) else None
-        if isinstance(found, int) and found > SCHEMA:
-            raise ConfigError(
-                f"{path.parent} was written by a newer ogkd (schema {found}, this one reads up to "
-                f"{SCHEMA}). Upgrade with: pip install --upgrade ogkd."
-            )
-        try:
-            check_seal(content if isinstance(content, dict) else {})
         except ValueError as error:
             raise ConfigError(
-                f"{path} does not match its checksum: {error}, or it is damaged. Copy the model "
-                "folder again, or fit again."
+                f"{path} is damaged ({error}). Copy the model folder again, or fit again."
             ) from error
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            problem = error.errors()[0]
-            place = ".".join(str(part) for part in problem["loc"]) or "(all)"
-            raise ConfigError(
-                f"{path} is damaged: field '{place}' is wrong ({problem['msg']}). Copy the model "
-                "folder again, or fit again."
-            ) from None
 
 
 def versions() -> Mapping[str, str]:

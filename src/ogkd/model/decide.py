@@ -38,7 +38,7 @@ from ogkd.model.support_sets import SupportSets
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
 
-COVERAGE = 0.9  # of prediction sets that nobody asked for in particular
+COVERAGE = 0.9  # of prediction sets if none is asked for
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,9 @@ class Decider:
         except ConfigError as error:
             if policy.coverage is not None:
                 raise
-            self._calibration = self._from_support = None  # nobody asked for sets: go on without
+            self._calibration = self._from_support = (
+                None  # no sets were asked for: continue without
+            )
             self.notes.append(f"Note: there are no prediction sets. {error}")
         self._builtin = is_builtin(classifier.backbone)
         self._familiarity = None
@@ -214,7 +216,7 @@ class Decider:
     def odd(
         self, features: NDArray[np.float32]
     ) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
-        """Which rows are unlike the support, and which are no phantoms; None if unknown."""
+        """Which rows are unlike the support, and which are not phantoms; None if unknown."""
         strange = None if self._familiarity is None else self._familiarity.unfamiliar(features)
         return strange, unlike_phantoms(features) if self._builtin else None
 
@@ -225,44 +227,33 @@ class Decider:
         strange: NDArray[np.bool_] | None,
         real: NDArray[np.bool_] | None,
     ) -> list[Decision]:
-        """What probabilities [N, C] and what else is known about each row come to."""
-        names = self.classifier.class_names
-        found = []
+        """The decision for each row of probabilities [N, C], with what else is known about it."""
+        names, found = self.classifier.class_names, []
         for row, shares in enumerate(p):
             best = int(shares.argmax())
-            inside = (
-                None
-                if sets is None
-                else tuple(name for name, member in zip(names, sets[row], strict=True) if member)
-            )
-            top = float(shares[best])
-            answers = None if self._answers is None else self._answers.of(shares.tolist())
+            top, prediction = float(shares[best]), names[best]
+            inside = answers = None
+            if sets is not None:
+                inside = tuple(name for name, in_it in zip(names, sets[row], strict=True) if in_it)
+            if self._answers is not None:
+                answers = self._answers.of(shares.tolist())
+                prediction = self._answers.prediction(answers)
             not_phantom = None if real is None else bool(real[row])
             unfamiliar = None if strange is None else bool(strange[row])
-            if not_phantom:
-                unfamiliar = True
-            found.append(
-                Decision(
-                    label=best if answers is None else None,
-                    prediction=self._prediction(best, answers),
-                    probability=top if answers is None else None,
-                    probabilities=tuple(map(float, shares)),
-                    answers=answers,
-                    set=inside,
-                    abstain=None if self.threshold is None else top < self.threshold,
-                    unfamiliar=unfamiliar,
-                    not_phantom=not_phantom,
-                    reasons=tuple(
-                        self._reasons(names[best], top, inside, unfamiliar, not_phantom, answers)
-                    ),
-                )
+            said = Decision(
+                label=best if answers is None else None,
+                prediction=prediction,
+                probability=top if answers is None else None,
+                probabilities=tuple(map(float, shares)),
+                answers=answers,
+                set=inside,
+                abstain=None if self.threshold is None else top < self.threshold,
+                unfamiliar=not_phantom or unfamiliar,
+                not_phantom=not_phantom,
             )
+            reasons = tuple(self._reasons(said))
+            found.append(replace(said, reasons=reasons) if reasons else said)
         return found
-
-    def _prediction(self, best: int, answers: tuple[Answer, ...] | None) -> str:
-        if self._answers is None or answers is None:
-            return self.classifier.class_names[best]
-        return self._answers.prediction(answers)
 
     def decide_batches(self, batches: Iterable[EncodedBatch]) -> Iterator[Decision]:
         """Decide for images that were encoded here or elsewhere, in order."""
@@ -270,7 +261,7 @@ class Decider:
             decisions: Iterator[Decision] = iter(())
             if batch.features is not None:
                 rows = batch.features.rows.detach().cpu().float().numpy()
-                decisions = self._with_evidence(batch, self.decide(rows, batch.readable))
+                decisions = iter(self._with_evidence(batch, self.decide(rows, batch.readable)))
             for row, image in enumerate(batch.images):
                 error = batch.errors.get(row)
                 yield next(decisions) if error is None else Decision(a_file(image), error=error)
@@ -293,17 +284,16 @@ class Decider:
             )
         return p if self.prior is None else reweighted(p, self.prior, assumed)
 
-    def _with_evidence(
-        self, batch: EncodedBatch, decisions: Sequence[Decision]
-    ) -> Iterator[Decision]:
+    def _with_evidence(self, batch: EncodedBatch, decisions: list[Decision]) -> list[Decision]:
         """The decisions, with patches and crops if the batch has patches."""
         patches = None if batch.features is None else batch.features.patches
-        for row, said in enumerate(decisions):
-            decision = said
-            if patches is not None:
-                crop = None if batch.crops is None else batch.crops[row]
-                decision = replace(decision, patches=patches[row].cpu(), crop=crop)
-            yield decision
+        if patches is None:
+            return decisions
+        crops: Sequence[NDArray[np.uint8] | None] = batch.crops or [None] * len(decisions)
+        return [
+            replace(said, patches=own.cpu(), crop=crop)
+            for said, own, crop in zip(decisions, patches, crops, strict=True)
+        ]
 
     def sets(
         self, p: NDArray[np.float32], features: NDArray[np.float32] | None = None
@@ -315,35 +305,27 @@ class Decider:
             return None
         return self._calibration.sets(p, coverage=self.coverage, kind=self.policy.sets)
 
-    def _reasons(
-        self,
-        said: str,
-        top: float,
-        inside: tuple[str, ...] | None,
-        unfamiliar: bool | None,
-        not_phantom: bool | None,
-        answers: tuple[Answer, ...] | None,
-    ) -> Iterator[str]:
+    def _reasons(self, said: Decision) -> Iterator[str]:
         """Why a specialist should look: the model is unsure, or has seen nothing like it."""
-        if not_phantom:
+        if said.not_phantom:
             yield (
                 "The built-in model knows only computer-drawn phantoms, and this image is not one: "
                 "do not rely on the answer."
             )
-        if self._answers is not None and (unsure := self._answers.unsure(answers or ())):
+        if self._answers is not None and (unsure := self._answers.unsure(said.answers or ())):
             yield f"It is unsure about: {', '.join(unsure)}."
-        if self.threshold is not None and top < self.threshold:
+        if said.abstain:
             yield (
-                f"Its confidence of {top:.1%} is below the {self.threshold:.1%} that keeps the "
-                f"share of errors at most {100 * (self.policy.max_risk or 0):g}%."
+                f"Its confidence of {said.probability:.1%} is below the {self.threshold:.1%} that "
+                f"keeps the share of errors at most {100 * (self.policy.max_risk or 0):g}%."
             )
-        if inside is not None and len(inside) != 1:
-            several = f"{len(inside)} classes are plausible, not one"
-            found = several if inside else "no class is plausible"
+        if said.set is not None and len(said.set) != 1:
+            several = f"{len(said.set)} classes are plausible, not one"
+            found = several if said.set else "no class is plausible"
             yield f"At {100 * self.coverage:g}% coverage {found}."
-        elif inside is not None and said not in inside:
-            yield f"At {100 * self.coverage:g}% coverage only {inside[0]} is plausible."
-        if unfamiliar and not not_phantom:
+        elif said.set is not None and said.prediction not in said.set:
+            yield f"At {100 * self.coverage:g}% coverage only {said.set[0]} is plausible."
+        if said.unfamiliar and not said.not_phantom:
             yield "The image is unlike the images that the model learned from."
 
 

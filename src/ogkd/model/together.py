@@ -37,7 +37,7 @@ def refuse_together(classifier: Classifier) -> None:
 
 
 def for_batch(classifier: Classifier, features: NDArray[np.float32]) -> tuple[Classifier, str]:
-    """The same model after learning from features [N, d], and what came of it, in words.
+    """The same model after learning from features [N, d], and the outcome in words.
 
     Like a pool at fit time, it learns from the images that are as near to a labelled one as these
     are to each other.

@@ -19,6 +19,7 @@ from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import ImageRef, read_image
+from ogkd.methods.registry import flat_settings
 from ogkd.model.card import ModelCard, versions
 from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold, template_bank
@@ -125,15 +126,9 @@ def _classes(card: ModelCard) -> Pairs:
     ]
 
 
-def settings_rows(config: Mapping[str, Any], prefix: str = "") -> Pairs:
+def settings_rows(config: Mapping[str, Any]) -> Pairs:
     """Nested settings with dotted names."""
-    rows: Pairs = []
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            rows += settings_rows(value, f"{prefix}{key}.")
-        else:
-            rows.append((f"{prefix}{key}", json.dumps(value, ensure_ascii=False)))
-    return rows
+    return [(name, json.dumps(value, ensure_ascii=False)) for name, value in flat_settings(config)]
 
 
 def version_rows(card: ModelCard) -> Pairs:

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.evaluation import LabelledPredictions
 from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows
 from ogkd.model.answers import Answers
-from ogkd.model.classifier import Classifier
 from ogkd.model.engine_note import engine_note
 from ogkd.model.policy import Policy
-from ogkd.report.model_page import evidence_maps
 from ogkd.report.sections import TOO_NARROW
+from ogkd.report.subject import Subject, Words
 
 _MOST = 12  # mistakes shown: keeps the page small
 
 
-def findings_values(
-    classifier: Classifier,
-    predictions: LabelledPredictions,
-    p: NDArray[np.float32],
-    result: Mapping[str, Any],
-    files: Sequence[str],
-    *,
-    images: bool,
-) -> dict[str, Any]:
+def findings_values(subject: Subject) -> dict[str, Any]:
     """What only the report about a model of findings has."""
+    classifier, result = subject.classifier, subject.result
     contents = {"findings": "Findings", "answers": "Answers", "mistakes": "Mistakes"}
     contents |= {"data": "Data", "making": "Settings", "caution": "Caution"}
-    mistakes = _mistakes(classifier, predictions, p, files) if images else []
+    chosen = worst(subject.predictions.labels, subject.p)
+    mistakes = subject.cards(chosen, partial(_words, subject))
     return {
         "contents": [
             (key, name) for key, name in contents.items() if key != "mistakes" or mistakes
@@ -70,28 +63,10 @@ def worst(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tuple[int, 
     return found[:_MOST]
 
 
-def _mistakes(
-    classifier: Classifier,
-    predictions: LabelledPredictions,
-    p: NDArray[np.float32],
-    files: Sequence[str],
-) -> list[dict[str, Any]]:
-    chosen = worst(predictions.labels, p)
-    images = [predictions.images[number] for number, _ in chosen]
-    maps = evidence_maps(classifier, images, [f for _, f in chosen])
-    cards = []
-    for (number, f), (image, heat) in zip(chosen, maps, strict=True):
-        name, present = predictions.class_names[f], predictions.labels[number, f] == 1
-        pictures = (
-            (image, f"An image {'with' if present else 'without'} {name}", "image"),
-            (heat, f"Evidence for {name}", f"evidence for {name}"),
-        )
-        cards.append(
-            {
-                "title": f"{name}: {'missed' if present else 'not there'}",
-                "words": f"{100 * p[number, f]:.0f} % for {name}",
-                "pictures": pictures,
-                "file": files[number],
-            }
-        )
-    return cards
+def _words(subject: Subject, number: int, f: int) -> Words:
+    """What a card says about an image on which a finding is missed or wrongly seen."""
+    name, present = subject.predictions.class_names[f], subject.predictions.labels[number, f] == 1
+    title = f"{name}: {'missed' if present else 'not there'}"
+    text = f"{100 * subject.p[number, f]:.0f} % for {name}"
+    image = f"An image {'with' if present else 'without'} {name}"
+    return Words(title, text, image, "image", f"Evidence for {name}")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from ogkd.audit import Audit, audit_data
 from ogkd.datasets.fetch import resolve_data
@@ -18,23 +18,18 @@ from ogkd.datasets.manifest import Manifest
 from ogkd.errors import counted
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions, predict_labelled
 from ogkd.files import write_text
-from ogkd.images import ImageRef, data_uri
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
 from ogkd.model.engine_note import engine_note
-from ogkd.model.explain import evidence
-from ogkd.model.picture import heat_map
 from ogkd.model.support_sets import SupportSets
-from ogkd.progress import progress_bar
 from ogkd.report import facts, sections
 from ogkd.report.charts import confusion_table, graph_table
+from ogkd.report.findings_page import findings_values
 from ogkd.report.html import percent, render
-from ogkd.report.summary import Outcome, frequent_confusions, sentences, warnings
+from ogkd.report.subject import SIDE, Subject, Words
+from ogkd.report.summary import frequent_confusions, sentences, warnings
 
-_SIDE = 256  # pixels of an image on a card
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
-_OUTLINED = 8  # patches; more would hide the image
-_KEPT = 0.8  # share of the images that the summary keeps when it refers the others
 _MARKS = {  # of a verdict: class in the style sheet, sign
     True: ("good", "\u2713"),
     False: ("error", "\u2717"),
@@ -108,16 +103,11 @@ def write_report(
         result = evaluate_predictions(
             predictions, classifier.calibration, card=card, support_sets=sets
         )
-    p = predictions.probabilities(classifier.calibration)
-    files = [image.name if show_names else "" for image in predictions.images]
+    subject = Subject(classifier, predictions, result, show_names, images)
     if predictions.findings:
-        from ogkd.report.findings_page import findings_values
-
-        template = "findings.html"
-        values = findings_values(classifier, predictions, p, result, files, images=images)
+        template, values = "findings.html", findings_values(subject)
     else:
-        template = "report.html"
-        values = _class_values(classifier, predictions, p, result, files, audit, images=images)
+        template, values = "report.html", _class_values(subject, audit)
     columns, rows = facts.part_counts(manifest, card)
     now = datetime.now().astimezone()
     page = render(
@@ -129,7 +119,7 @@ def write_report(
         alarms=result["warnings"],
         verdict=result["verdict"],
         outcome_mark=_MARKS[result["verdict"]["better_than_guessing"]],
-        side=_SIDE,
+        side=SIDE,
         show_names=show_names,
         count_columns=columns,
         count_rows=rows,
@@ -145,38 +135,28 @@ def write_report(
     write_text(Path(path), page)
 
 
-def _class_values(
-    classifier: Classifier,
-    predictions: LabelledPredictions,
-    p: NDArray[np.float32],
-    result: Mapping[str, Any],
-    files: Sequence[str],
-    audit: Audit | None,
-    *,
-    images: bool,
-) -> dict[str, Any]:
+def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
     """What only the report about a model of classes has."""
-    outcome = _outcome(result, predictions, p, calibrated=classifier.calibration is not None)
-    wrong = confident_errors(predictions.labels, p)
-    right = correct_examples(predictions.labels, p)
+    classifier, result, p = subject.classifier, subject.result, subject.p
+    labels, names = subject.predictions.labels, subject.predictions.class_names
+    wrong = confident_errors(labels, p)
     errors, examples = (
-        _cards(classifier, predictions, p, chosen, files) if images else []
-        for chosen in (wrong, right)
+        subject.cards([(int(n), int(p[n].argmax())) for n in chosen], partial(_words, subject))
+        for chosen in (wrong, correct_examples(labels, p))
     )
-    names = predictions.class_names
-    screening = sections.screening(result, outcome)
+    screening = sections.screening(result)
     at_prior = sections.at_prior(result)
     present = {"screening": screening, "prior": at_prior, "examples": examples}
     return {
         "has_pictures": bool(errors or examples),
         "contents": [(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
-        "tiles": sections.tiles(outcome, result),
-        "sentences": sentences(outcome),
-        "warnings": _warnings(classifier, outcome, audit),
+        "tiles": sections.tiles(result),
+        "sentences": sentences(result),
+        "warnings": _warnings(classifier, result, audit),
         "interval_words": sections.interval_words(result),
         "metrics": sections.metrics(result),
-        "confusion": confusion_table(outcome.counts, outcome.names),
-        "confusions": frequent_confusions(outcome),
+        "confusion": confusion_table(np.asarray(result["confusion"]), names),
+        "confusions": frequent_confusions(result),
         "screening": screening,
         "at_prior": at_prior,
         "risk": sections.selective(result),
@@ -185,36 +165,17 @@ def _class_values(
         "result": result,
         "errors": errors,
         "error_rows": [
-            (names[predictions.labels[n]], names[p[n].argmax()], float(p[n].max()), files[n])
+            (names[labels[n]], names[p[n].argmax()], float(p[n].max()), subject.file(n))
             for n in wrong
         ],
-        "all_errors": outcome.images - outcome.correct,
+        "all_errors": int((p.argmax(axis=1) != labels).sum()),
         "examples": examples,
         "graph": _graph(classifier),
     }
 
 
-def _outcome(
-    result: Mapping[str, Any],
-    predictions: LabelledPredictions,
-    p: NDArray[np.float32],
-    *,
-    calibrated: bool,
-) -> Outcome:
-    return Outcome(
-        names=tuple(predictions.class_names),
-        counts=np.asarray(result["confusion"], np.int64),
-        mean_confidence=float(p.max(axis=1).mean()),
-        kept=_KEPT,
-        risk=result["selective"]["risk_at_coverage"][f"{_KEPT:g}"],
-        normal=predictions.normal,
-        calibrated=calibrated,
-        learned=result["learned_from"] + result["calibrated_on"],
-    )
-
-
-def _warnings(classifier: Classifier, outcome: Outcome, audit: Audit | None) -> list[str]:
-    found = [*filter(None, [engine_note(classifier)]), *warnings(outcome)]
+def _warnings(classifier: Classifier, result: Mapping[str, Any], audit: Audit | None) -> list[str]:
+    found = [*filter(None, [engine_note(classifier)]), *warnings(result)]
     if audit is not None and (errors := audit.count("error")):
         found.append(f"The data check found {counted(errors, 'error')}: see Data below.")
     return found
@@ -257,49 +218,18 @@ def correct_examples(
     return np.asarray(found[:_MOST], np.intp)
 
 
-def _cards(
-    classifier: Classifier,
-    predictions: LabelledPredictions,
-    probabilities: NDArray[np.floating],
-    chosen: NDArray[np.intp],
-    files: Sequence[str],
-) -> list[dict[str, Any]]:
-    """The chosen images as the model saw them, and with the evidence drawn in."""
-    numbers = [int(number) for number in chosen]
-    if not numbers:
-        return []
-    names, predicted = predictions.class_names, probabilities.argmax(axis=1)
-    made = []
-    with progress_bar("Drawing evidence", len(numbers)) as bar:
-        pictures = [predictions.images[number] for number in numbers]
-        maps = evidence_maps(classifier, pictures, [int(predicted[number]) for number in numbers])
-        for number, (image, heat) in zip(numbers, maps, strict=True):
-            row, label = probabilities[number], int(predictions.labels[number])
-            name, truth = names[predicted[number]], names[label]
-            title, words = truth, f"{100 * row.max():.0f} % for {name}"
-            if name != truth:
-                title = f"{truth}, mistaken for {name}"
-                words += f", {100 * row[label]:.0f} % for {truth}"
-            if predictions.bags:
-                best = predictions.bags[number].decided_by[0]
-                part = f" ({best.image.part})" if best.image and best.image.part else ""
-                words += f"; the picture that decided{part}, {100 * best.share:.0f} % of the answer"
-            outlined = f"The same image; the patches with most evidence for {name} are outlined"
-            both = (
-                (image, f"An image of the class {truth}", "what it saw"),
-                (heat, outlined, f"evidence for {name}"),
-            )
-            made.append({"title": title, "words": words, "pictures": both, "file": files[number]})
-            bar.advance()
-    return made
-
-
-def evidence_maps(
-    classifier: Classifier, images: Sequence[ImageRef], labels: Sequence[int]
-) -> Iterator[tuple[str, str]]:
-    """Each image as the model saw it and with the evidence for its label, for the page."""
-    rows, columns = classifier.backbone.patch_grid
-    for found in evidence(classifier, images, labels=labels, top=min(_OUTLINED, rows * columns)):
-        both = found.image.convert("RGB"), heat_map(found).convert("RGB")
-        image, heat = (one.resize((_SIDE, _SIDE), Image.Resampling.BICUBIC) for one in both)
-        yield data_uri(image), data_uri(heat)
+def _words(subject: Subject, number: int, predicted: int) -> Words:
+    """What a card says about an image and its predicted class."""
+    found, row = subject.predictions, subject.p[number]
+    label = int(found.labels[number])
+    name, truth = found.class_names[predicted], found.class_names[label]
+    title, text = truth, f"{100 * row[predicted]:.0f} % for {name}"
+    if name != truth:
+        title = f"{truth}, mistaken for {name}"
+        text += f", {100 * row[label]:.0f} % for {truth}"
+    if found.bags:
+        best = found.bags[number].decided_by[0]
+        part = f" ({best.image.part})" if best.image and best.image.part else ""
+        text += f"; the picture that decided{part}, {100 * best.share:.0f} % of the answer"
+    outlined = f"The same image; the patches with most evidence for {name} are outlined"
+    return Words(title, text, f"An image of the class {truth}", "what it saw", outlined)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -12,9 +10,8 @@ from ogkd.evaluation.names import AREAS, METRICS, Metric
 from ogkd.evaluation.prevalence import VALUES
 from ogkd.report.charts import Chart, confusion_table, reliability_chart, risk_chart
 from ogkd.report.html import between, join_words, percent, share
-from ogkd.report.summary import Outcome, flagged_share, screening_counts
+from ogkd.report.summary import KEPT, Values, flagged_share, risk_of_kept, screened
 
-Values = Mapping[str, Any]  # what the template reads
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
 TOO_NARROW = (
     " If several images come from one patient and the data does not say so, these intervals are "
@@ -22,38 +19,38 @@ TOO_NARROW = (
 )
 
 
-def tiles(outcome: Outcome, result: Values) -> list[tuple[str, str, str]]:
+def tiles(result: Values) -> list[tuple[str, str, str]]:
     """The key numbers at the top, each beside what guessing would reach: value, name, note."""
-    found = result["verdict"]
+    found, counts = result["verdict"], np.asarray(result["confusion"])
     most = found["majority"]
     made = [
         (
-            f"{outcome.correct} of {outcome.images}",
+            f"{np.trace(counts)} of {result['images']}",
             "images classified correctly",
             f"always '{most['class']}': {percent(most['share'])}",
         ),
         (
             percent(found["balanced_accuracy"]),
             "of a class found, on average",
-            f"guessing: {percent(1 / int(np.count_nonzero(outcome.counts.sum(axis=1))))}",
+            f"guessing: {percent(1 / np.count_nonzero(counts.sum(axis=1)))}",
         ),
     ]
     if weak := found["weakest"]:
         value = f"{weak['found']} of {weak['images']}"
         made.append((value, f"images of '{weak['class']}' found", "weakest class"))
-    ill, well = screening_counts(outcome.counts, outcome.normal)
-    if sum(ill) and sum(well):
+    if sides := screened(result):
+        ill, well = sides
         alarms = percent(well[0] / sum(well))
         made.append(
             (
                 percent(ill[0] / sum(ill)),
                 f"of findings detected, with {alarms} false alarms",
-                f"flagging as many at random: {percent(flagged_share(ill, well))}",
+                f"flagging as many at random: {percent(flagged_share(result))}",
             )
         )
-    referred = f"errors if the least confident {percent(1 - outcome.kept)} are referred"
-    made.append((percent(outcome.risk), referred, f"of all: {percent(1 - outcome.accuracy)}"))
-    return made
+    referred = f"errors if the least confident {percent(1 - KEPT)} are referred"
+    errors = f"of all: {percent(1 - result['accuracy'])}"
+    return [*made, (percent(risk_of_kept(result)), referred, errors)]
 
 
 def interval_words(result: Values) -> str:
@@ -81,10 +78,10 @@ def metrics(result: Values) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def screening(result: Values, outcome: Outcome) -> Values | None:
+def screening(result: Values) -> Values | None:
     """Finding or no finding; None if no class is normal or one side has no images."""
-    found = result["screening"]
-    if not found or not found["diseased_images"] or not found["normal_images"]:
+    found, sides = result["screening"], screened(result)
+    if sides is None:
         return None
     missed = f"{found['missed']} of {found['diseased_images']} images with a finding are missed"
     alarms = (
@@ -93,12 +90,11 @@ def screening(result: Values, outcome: Outcome) -> Values | None:
     )
     areas = "finding against no finding, at any threshold"
     rows = {"Sensitivity": missed, "Specificity": alarms, METRICS["auroc"].title: areas}
-    counts = np.array(screening_counts(outcome.counts, outcome.normal))
     return {
         "words": f"Every class except {join_words(found['normal'])} counts as a finding; one "
         "finding mistaken for another counts as detected. The only question here is who would be "
         "referred.",
-        "table": confusion_table(counts, ("finding", "no finding")),
+        "table": confusion_table(np.array(sides), ("finding", "no finding")),
         "rows": [
             (name, note, share(found[key]), between(found["intervals"][key]))
             for (name, note), key in zip(rows.items(), found["intervals"], strict=True)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ogkd.datasets.phantoms import _eye, _histology, _slices, _surface, _ultrasound, _xray
-from ogkd.datasets.phantoms._draw import Drawing, Rng, new_rng, to_levels
+from ogkd.datasets.phantoms._draw import Canvas, Drawing, new_rng, to_levels
 from ogkd.datasets.splits import check_seed
 from ogkd.errors import ConfigError, DataError, did_you_mean
 from ogkd.files import folder_atomically
@@ -63,7 +63,7 @@ class Phantom:
     mask: NDArray[np.uint8]  # [size, size], 255 where the finding is; all 0 without one
 
 
-_DRAW: Mapping[str, Callable[[int, Rng, Rng, int], Drawing]] = {
+_DRAW: Mapping[str, Callable[[int, Canvas], Drawing]] = {
     "us-breast": _ultrasound.us_breast,
     "ct-kidney": _slices.ct_kidney,
     "mri-brain": _slices.mri_brain,
@@ -112,7 +112,8 @@ def draw(
     name: str, label: int, scene: np.random.SeedSequence, texture: np.random.SeedSequence, size: int
 ) -> Phantom:
     """Draw by two seeds: what is drawn does not depend on how many pixels of noise are needed."""
-    picture, attributes, mask = _DRAW[name](label, new_rng(scene), new_rng(texture), size)
+    canvas = Canvas(new_rng(scene), new_rng(texture), size)
+    picture, attributes, mask = _DRAW[name](label, canvas)
     levels = to_levels(picture)
     if levels.ndim == 2:
         levels = np.repeat(levels[..., None], 3, axis=2)
@@ -123,19 +124,18 @@ def write_folder(
     name: str,
     out: Path,
     *,
-    per_class: int | None = None,
-    splits: Mapping[str, int] | None = None,
+    splits: Mapping[str, int],
     seed: int = 0,
     size: int = 160,
     workers: int = 1,
 ) -> Path:
     """Write image folders `out/{train,val,test}/class_name/0000.png`.
 
-    `per_class` is the number of images per class in each split; `splits` gives it per split.
+    `splits` gives the number of images per class in each split.
     `workers` above 1 draws in as many processes, which is worth it for some hundreds of images.
     """
     dataset = phantom(name)
-    counts = checked_counts(per_class, splits)
+    counts = checked_counts(splits)
     out = new_place(out)
     total = sum(counts.values()) * len(dataset.class_names)
     with folder_atomically(out) as aside, progress_bar(f"phantoms {name}", total) as bar:
@@ -182,25 +182,20 @@ def new_place(out: Path) -> Path:
     return out
 
 
-def checked_counts(per_class: int | None, splits: Mapping[str, int] | None) -> dict[str, int]:
-    if (per_class is None) == (splits is None):
-        raise ConfigError("Give either per_class (one number) or splits (a number per split).")
-    counts = dict.fromkeys(SPLITS, per_class) if splits is None else dict(splits)
-    checked: dict[str, int] = {}
-    for split, count in counts.items():
+def checked_counts(splits: Mapping[str, int]) -> dict[str, int]:
+    """The splits that have images, with their numbers."""
+    for split, count in splits.items():
         if split not in SPLITS:
             raise ConfigError(f"Unknown split {split!r}. Use {', '.join(SPLITS)}.")
-        if count is None or count < 0:
+        if count < 0:
             raise ConfigError(f"The number of images for {split!r} is {count}; give 0 or more.")
         if count > MOST_IMAGES:
             raise ConfigError(
                 f"{split!r} can have at most {MOST_IMAGES:,} images per class, but got {count:,}."
             )
-        if count:
-            checked[split] = count
-    if not checked:
+    if not any(splits.values()):
         raise ConfigError("All numbers of images are 0. Give at least one image per class.")
-    return checked
+    return {split: count for split, count in splits.items() if count}
 
 
 def _check(dataset: PhantomDataset, label: int, seed: int, index: int, size: int) -> None:

@@ -8,19 +8,13 @@ from numpy.typing import NDArray
 from ogkd.datasets.phantoms._draw import (
     Array,
     Attributes,
+    Canvas,
     Drawing,
     Frame,
     Rng,
-    blob,
-    clouds,
-    empty,
-    finish,
-    frame,
-    lines,
     mix,
     rgb,
     soft,
-    spots,
 )
 
 
@@ -28,9 +22,9 @@ def _count(number: int, few: int) -> str:
     return "none" if number == 0 else ("few" if number <= few else "many")
 
 
-def fundus(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+def fundus(label: int, canvas: Canvas) -> Drawing:
     """0 normal, 1 diabetic retinopathy, 2 glaucoma, 3 cataract, 4 macular degeneration."""
-    view = frame(rng, size, turn=0.12, zoom=(0.85, 1.05), shift=0.1, bend=0.01)
+    rng, view = canvas.rng, canvas.frame(turn=0.12, zoom=(0.85, 1.05), shift=0.1, bend=0.01)
     disc = (0.48, rng.normal(0.0, 0.05))
     macula = (-0.12, disc[1] + 0.05)
     cup = {2: rng.normal(0.72, 0.1)}.get(label, rng.normal(0.42, 0.11))
@@ -42,30 +36,27 @@ def fundus(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     drusen = int(rng.poisson({4: 2.0 + 18.0 * grade, 1: 0.8}.get(label, 0.4)))
     haze = float(rng.beta(5, 4) if label == 3 else rng.beta(1.2, 7))
     tone = np.array([rng.uniform(0.62, 0.85), rng.uniform(0.24, 0.38), rng.uniform(0.06, 0.16)])
-    base = tone.astype(np.float32) * (1.0 + 0.08 * clouds(texture, size, 6))[..., None]
+    base = tone.astype(np.float32) * (1.0 + 0.08 * view.clouds(6))[..., None]
     radius = np.sqrt(view.x**2 + view.y**2)
     base = base * (1.0 - 0.3 * radius**2)[..., None]
-    base = base * (1.0 - 0.35 * soft(blob(view, macula, 0.14), 0.25))[..., None]
-    vessels = lines(size, _vessels(rng, view, disc), blur=0.6)
+    base = base * (1.0 - 0.35 * soft(view.blob(macula, 0.14), 0.25))[..., None]
+    vessels = view.lines(_vessels(view, disc), blur=0.6)
     base = base * (1.0 - vessels[..., None] * rgb(0.38, 0.62, 0.5))
-    oval = blob(view, disc, 0.15, aspect=0.9)
+    oval = view.blob(disc, 0.15, aspect=0.9)
     base = mix(base, rgb(0.98, 0.78, 0.45), 0.85 * soft(oval, 0.05)[..., None])
-    inner = blob(view, disc, 0.15 * cup, aspect=0.9)
+    inner = view.blob(disc, 0.15 * cup, aspect=0.9)
     base = mix(base, rgb(1.0, 0.95, 0.75), soft(inner, 0.04)[..., None])
     base = base * (1.0 - 0.35 * (vessels * soft(oval, 0.05))[..., None])
-    mask = empty(size)
-    if red:
-        dots = np.clip(_scatter(rng, view, red, (0.0, 0.0), 0.42, (0.012, 0.045)), 0, 1)
-        base = mix(base, rgb(0.32, 0.03, 0.02), 0.85 * dots[..., None])
-        mask = np.maximum(mask, dots)
-    if exudates:
-        dots = np.clip(_scatter(rng, view, exudates, macula, 0.3, (0.012, 0.04)) * 1.3, 0, 1)
-        base = mix(base, rgb(1.0, 0.93, 0.55), dots[..., None])
-        mask = np.maximum(mask, dots)
-    if drusen:
-        dots = np.clip(_scatter(rng, view, drusen, macula, 0.13, (0.015, 0.04)), 0, 1)
-        base = mix(base, rgb(0.95, 0.75, 0.4), 0.65 * dots[..., None])
-        mask = np.maximum(mask, dots)
+    mask = view.empty()
+    for count, at, spread, wide, ink, strength, opacity in (
+        (red, (0.0, 0.0), 0.42, (0.012, 0.045), rgb(0.32, 0.03, 0.02), 1.0, 0.85),
+        (exudates, macula, 0.3, (0.012, 0.04), rgb(1.0, 0.93, 0.55), 1.3, 1.0),
+        (drusen, macula, 0.13, (0.015, 0.04), rgb(0.95, 0.75, 0.4), 1.0, 0.65),
+    ):
+        if count:
+            dots = np.clip(_scatter(view, count, at, spread, wide) * strength, 0, 1)
+            base = mix(base, ink, opacity * dots[..., None])
+            mask = np.maximum(mask, dots)
     if label == 2:
         mask = soft(oval, 0.05)
     veil = rgb(0.78, 0.66, 0.55)
@@ -83,27 +74,23 @@ def fundus(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         "cup ratio": cup,
         "haze": haze,
     }
-    return finish(picture, rng, texture, gain=0.12, noise=(0.005, 0.025)), attributes, mask
+    return view.finish(picture, gain=0.12, noise=(0.005, 0.025)), attributes, mask
 
 
 def _scatter(
-    rng: Rng,
-    view: Frame,
-    count: int,
-    at: tuple[float, float],
-    spread: float,
-    size: tuple[float, float],
+    view: Frame, count: int, at: tuple[float, float], spread: float, size: tuple[float, float]
 ) -> Array:
+    rng = view.rng
     points = np.array(at) + rng.normal(0.0, spread, (count, 2))
     strengths = rng.uniform(0.7, 1.2, count).astype(np.float32)
-    return spots(view, points, rng.uniform(*size, count), strengths)
+    return view.spots(points, rng.uniform(*size, count), strengths)
 
 
 def _vessels(
-    rng: Rng, view: Frame, disc: tuple[float, float]
+    view: Frame, disc: tuple[float, float]
 ) -> list[tuple[NDArray[np.float64], float, float]]:
     """Arcades that leave the disc up and down and bend round the macula, with branches."""
-    strokes = []
+    rng, strokes = view.rng, []
     t = np.linspace(0.0, 1.0, 14)
     for side in (-1.0, 1.0):
         for reach, lift, width in ((-1.5, 0.62, 0.02), (-1.1, 0.9, 0.012), (0.45, 0.75, 0.013)):
@@ -121,8 +108,9 @@ def _vessels(
     return strokes
 
 
-def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+def oct_retina(label: int, canvas: Canvas) -> Drawing:
     """0 normal, 1 drusen, 2 choroidal neovascularization, 3 diabetic macular edema."""
+    rng, size = canvas.rng, canvas.size
     columns = np.linspace(-1.0, 1.0, size, dtype=np.float32)
     rows = np.linspace(-1.0, 1.0, size, dtype=np.float32)[:, None]
     centre = rng.normal(0.0, 0.15)
@@ -131,7 +119,7 @@ def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     floor = rng.uniform(0.15, 0.4) + tilt * columns + bow * columns**2
     thick = rng.uniform(0.5, 0.62) * (1.0 + rng.normal(0.0, 0.05))
     dip = rng.uniform(0.18, 0.3) * np.exp(-((x / 0.2) ** 2))
-    mask = empty(size)
+    mask = canvas.empty()
 
     # Bumps lift the pigment epithelium: low and many for drusen, one high for a membrane.
     chances = (int(rng.random() < 0.12), int(rng.integers(1, 8)), int(rng.integers(0, 3)), 0)
@@ -154,20 +142,16 @@ def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     depth = (rows - top) / np.maximum(rpe - top, 0.08)  # 0 at the surface, 1 at the epithelium
     picture = _layers(rng, depth.astype(np.float32))
     below = rows - rpe
-    choroid = (
-        0.42 * np.exp(-np.clip(below, 0, None) / 0.3) * (0.7 + 0.3 * clouds(texture, size, 18))
-    )
+    choroid = 0.42 * np.exp(-np.clip(below, 0, None) / 0.3) * (0.7 + 0.3 * canvas.clouds(18))
     picture = mix(picture, choroid.astype(np.float32), soft(below.astype(np.float32) - 0.05, 0.04))
     under = soft((floor - rows).astype(np.float32), 0.04) * soft(
         below.astype(np.float32) - 0.05, 0.04
     )
-    picture = mix(
-        picture, 0.55 if membrane else 0.4, under * (0.8 + 0.2 * clouds(texture, size, 20))
-    )
+    picture = mix(picture, 0.55 if membrane else 0.4, under * (0.8 + 0.2 * canvas.clouds(20)))
     mask = np.maximum(mask, under * (lift > 0.02))
     line = np.exp(-((below / 0.035) ** 2)).astype(np.float32)
     picture = np.maximum(picture, 0.95 * line)
-    dark = empty(size)
+    dark = canvas.empty()
     for _ in range(cysts):
         where = centre + rng.normal(0.0, 0.3)
         column = int(np.clip((where + 1) / 2 * (size - 1), 0, size - 1))
@@ -180,7 +164,7 @@ def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         dark = np.maximum(dark, soft(space, 0.03))
     picture = mix(picture, 0.05, 0.92 * dark)
     mask = np.maximum(mask, dark)
-    speckle = np.abs(1.0 + 0.38 * clouds(texture, size, int(size * 0.6)))
+    speckle = np.abs(1.0 + 0.38 * canvas.clouds(int(size * 0.6)))
     picture = (picture * speckle + 0.05).astype(np.float32)
     attributes: Attributes = {
         "bumps": _count(bumps, 2),
@@ -191,7 +175,7 @@ def oct_retina(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         "pit": "flattened" if swell > 0.15 else "preserved",
         "hump": float(hump),
     }
-    picture = finish(picture, rng, texture, gain=0.15, noise=(0.02, 0.08), marker=0.1)
+    picture = canvas.finish(picture, gain=0.15, noise=(0.02, 0.08), marker=0.1)
     return picture, attributes, mask
 
 

@@ -8,16 +8,12 @@ from numpy.typing import NDArray
 from ogkd.datasets.phantoms._draw import (
     Array,
     Attributes,
+    Canvas,
     Drawing,
     Rng,
-    clouds,
-    empty,
-    finish,
     mix,
-    polygons,
     resize,
     rgb,
-    ridges,
     soft,
 )
 
@@ -28,15 +24,16 @@ _PURPLE = rgb(0.36, 0.22, 0.56)
 _WHITE = rgb(0.96, 0.95, 0.96)
 
 
-def histology(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+def histology(label: int, canvas: Canvas) -> Drawing:
     """0 glands, 1 tumor, 2 lymphocytes, 3 stroma, 4 muscle, 5 fat, 6 mucin, 7 debris."""
+    rng, size = canvas.rng, canvas.size
     kind = _KINDS[label]
     zoom = float(np.exp(rng.normal(0.0, 0.15)))
     angle = rng.uniform(0, 3.14)
-    ground, pale = _ground(kind, rng, texture, size, angle)
+    ground, pale = _ground(kind, canvas, angle)
     nuclei: list[tuple[Points, float]] = []
     attributes: Attributes = {}
-    glands = _glands(kind, rng, size, zoom, nuclei)
+    glands = _glands(kind, canvas, zoom, nuclei)
     number, spread = _number(kind, rng)
     nuclear = 0.028 * zoom * {"tumor": rng.uniform(1.1, 1.7), "lymphocytes": 0.85}.get(kind, 1.0)
     long = {"stroma": 2.4, "muscle": 2.8, "adipose": 1.8}.get(kind, rng.uniform(1.0, 1.5))
@@ -56,8 +53,8 @@ def histology(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
             for shift in rng.normal(0, radius * 1.2, (3, 2)):
                 crumb = _oval(x + shift[0], y + shift[1], radius * 0.4, 1.0, 0.0, size)
                 nuclei.append((crumb, dark * 0.9))
-    ink = polygons(size, nuclei, blur=0.7)
-    ink = ink * (0.85 + 0.22 * clouds(texture, size, 50))
+    ink = canvas.polygons(nuclei, blur=0.7)
+    ink = ink * (0.85 + 0.22 * canvas.clouds(50))
     picture = mix(ground, _WHITE, pale[..., None])
     if glands is not None:
         picture = mix(picture, _PINK * 0.97, 0.6 * glands[0][..., None])
@@ -81,7 +78,7 @@ def histology(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         "focus": "blurred" if blur else "sharp",
         "nuclei drawn": float(total),
     }
-    return finish(picture * stain, rng, texture, gain=0.08, noise=(0.005, 0.03)), attributes, mask
+    return canvas.finish(picture * stain, gain=0.08, noise=(0.005, 0.03)), attributes, mask
 
 
 def _number(kind: str, rng: Rng) -> tuple[int, float]:
@@ -101,31 +98,31 @@ def _number(kind: str, rng: Rng) -> tuple[int, float]:
     return int(rng.integers(*ranges[kind])), 0.2
 
 
-def _ground(kind: str, rng: Rng, texture: Rng, size: int, angle: float) -> tuple[Array, Array]:
+def _ground(kind: str, canvas: Canvas, angle: float) -> tuple[Array, Array]:
     """The stained background [S, S, 3] and where it is empty [S, S]."""
-    pale = empty(size)
-    tone = 0.04 * clouds(texture, size, 6)
+    rng, size, pale = canvas.rng, canvas.size, canvas.empty()
+    tone = 0.04 * canvas.clouds(6)
     if kind in ("stroma", "muscle"):
         axis = np.linspace(0, 1, size, dtype=np.float32)
         x, y = np.meshgrid(axis, axis)
         across = x * np.float32(np.sin(angle)) - y * np.float32(np.cos(angle))
-        bend = (0.06 if kind == "stroma" else 0.02) * clouds(texture, size, 4)
+        bend = (0.06 if kind == "stroma" else 0.02) * canvas.clouds(4)
         waves = np.sin((across + bend) * np.float32(rng.uniform(60, 110)))
         tone = tone + (0.05 if kind == "stroma" else 0.035) * waves
-        gap = soft(ridges(texture, size, 6) - 0.8, 0.5) * (0.6 if kind == "stroma" else 0.2)
+        gap = soft(canvas.ridges(6) - 0.8, 0.5) * (0.6 if kind == "stroma" else 0.2)
         pale = gap * rng.uniform(0.2, 0.9)
     elif kind == "adipose":
         pale = _cells(rng, size, int(rng.integers(10, 26)))
     elif kind == "mucin":
-        pools = soft(clouds(texture, size, 4) + 0.4, 1.0)
-        pale = pools * (0.75 + 0.12 * clouds(texture, size, 24, rows=8))
+        pools = soft(canvas.clouds(4) + 0.4, 1.0)
+        pale = pools * (0.75 + 0.12 * canvas.clouds(24, rows=8))
         tone = tone - 0.03
     elif kind == "debris":
-        tone = tone + 0.07 * clouds(texture, size, 40) - 0.03
-        pale = 0.4 * soft(clouds(texture, size, 10) - 0.9, 0.8)
+        tone = tone + 0.07 * canvas.clouds(40) - 0.03
+        pale = 0.4 * soft(canvas.clouds(10) - 0.9, 0.8)
     elif kind in ("tumor", "lymphocytes"):
         tone = tone - 0.07
-        pale = soft(ridges(texture, size, 5) - 0.85, 0.3) * rng.uniform(0.0, 0.5)
+        pale = soft(canvas.ridges(5) - 0.85, 0.3) * rng.uniform(0.0, 0.5)
     eosin = {
         "muscle": (0.0, -0.06, -0.04),
         "tumor": (-0.1, -0.08, 0.0),
@@ -149,9 +146,10 @@ def _cells(rng: Rng, size: int, count: int) -> Array:
 
 
 def _glands(
-    kind: str, rng: Rng, size: int, zoom: float, nuclei: list[tuple[Points, float]]
+    kind: str, canvas: Canvas, zoom: float, nuclei: list[tuple[Points, float]]
 ) -> tuple[Array, Array] | None:
     """Rings of nuclei round a lumen; a tumor forms a few, crooked and back to back."""
+    rng, size = canvas.rng, canvas.size
     chance = {"glands": 1.0, "tumor": 0.35, "mucin": 0.2}.get(kind, 0.0)
     if rng.random() >= chance:
         return None
@@ -171,7 +169,7 @@ def _glands(
             x, y = centre + (ring[place] - centre) * rng.normal(0.9, 0.04)
             dark = float(rng.uniform(0.65, 0.95))
             nuclei.append((_oval(x, y, 0.022 * zoom, 1.5, t[place], size), dark))
-    return polygons(size, bodies), polygons(size, lumens)
+    return canvas.polygons(bodies), canvas.polygons(lumens)
 
 
 _TURN = np.linspace(0, 2 * np.pi, 9)[:-1]

@@ -4,83 +4,67 @@ from __future__ import annotations
 
 import numpy as np
 
-from ogkd.datasets.phantoms._draw import (
-    Array,
-    Attributes,
-    Drawing,
-    Frame,
-    Rng,
-    blob,
-    clouds,
-    empty,
-    finish,
-    frame,
-    lesion,
-    mix,
-    pick,
-    ridges,
-    soft,
-    spots,
-)
+from ogkd.datasets.phantoms._draw import Array, Attributes, Canvas, Drawing, Frame, mix, soft
 
 
-def ct_kidney(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+def ct_kidney(label: int, canvas: Canvas) -> Drawing:
     """0 normal kidney, 1 renal cyst, 2 kidney stone, 3 renal tumor."""
-    view = frame(rng, size, turn=0.12, zoom=(1.1, 1.35), shift=0.08, bend=0.03)
-    enhanced = pick(rng, {"bright": 0.6, "grey": 0.4})
+    rng, view = canvas.rng, canvas.frame(turn=0.12, zoom=(1.1, 1.35), shift=0.08, bend=0.03)
+    enhanced = view.pick({"bright": 0.6, "grey": 0.4})
     cortex = rng.uniform(0.68, 0.85) if enhanced == "bright" else rng.uniform(0.5, 0.6)
-    picture = _abdomen(rng, texture, view)
+    picture = _abdomen(view)
     waves = [(2, 0.05, rng.uniform(0, 6.3)), (3, 0.03, rng.uniform(0, 6.3))]
     tilt = rng.normal(1.3, 0.2)
-    organ = blob(view, (0.0, 0.0), rng.uniform(0.4, 0.48), aspect=1.35, angle=tilt, waves=waves)
-    notch = blob(view, (-0.5, 0.05), 0.24, aspect=1.2)
+    organ = view.blob((0.0, 0.0), rng.uniform(0.4, 0.48), aspect=1.35, angle=tilt, waves=waves)
+    notch = view.blob((-0.5, 0.05), 0.24, aspect=1.2)
     body = soft(np.minimum(organ, -notch + 0.02), 0.05)
-    kidney = cortex + 0.03 * clouds(texture, size, 10)
-    pyramids = soft(organ - 0.13, 0.06) * soft(clouds(texture, size, 8) - 0.1, 0.6)
+    kidney = cortex + 0.03 * view.clouds(10)
+    pyramids = soft(organ - 0.13, 0.06) * soft(view.clouds(8) - 0.1, 0.6)
     kidney = kidney - (0.18 if enhanced == "bright" else 0.05) * pyramids
-    sinus = soft(blob(view, (-0.14, 0.02), rng.uniform(0.13, 0.2), aspect=1.5, angle=tilt), 0.1)
-    kidney = mix(kidney, 0.27 + 0.06 * clouds(texture, size, 14), sinus * 0.85)
+    sinus = soft(view.blob((-0.14, 0.02), rng.uniform(0.13, 0.2), aspect=1.5, angle=tilt), 0.1)
+    kidney = mix(kidney, 0.27 + 0.06 * view.clouds(14), sinus * 0.85)
     picture = mix(picture, kidney, body)
     attributes: Attributes = {"contrast": enhanced}
-    mask = empty(size)
+    mask = view.empty()
     if label == 2:
-        mask = _stones(rng, view, attributes)
+        mask = _stones(view, attributes)
         picture = mix(picture, rng.uniform(0.92, 1.0), np.clip(mask * 1.4, 0, 1))
     elif label in (1, 3):
-        picture, mask = _mass(label, rng, texture, view, picture, cortex, attributes)
+        picture, mask = _mass(label == 1, view, picture, cortex, attributes)
     else:
-        attributes["finding"] = pick(rng, {"none": 0.7, "tiny cyst": 0.2, "vessel": 0.1})
+        attributes["finding"] = view.pick({"none": 0.7, "tiny cyst": 0.2, "vessel": 0.1})
         if attributes["finding"] != "none":
             # Too small to matter, yet it looks a little like its neighbours' lesions.
             angle, level = rng.uniform(0, 6.3), 0.35
             if attributes["finding"] == "vessel":
                 level = 0.9
             point = (0.28 * np.cos(angle), 0.3 * np.sin(angle))
-            picture = mix(picture, level, soft(blob(view, point, rng.uniform(0.03, 0.06)), 0.04))
-    return finish(picture, rng, texture, noise=(0.015, 0.06), marker=0.2), attributes, mask
+            picture = mix(picture, level, soft(view.blob(point, rng.uniform(0.03, 0.06)), 0.04))
+    return view.finish(picture, noise=(0.015, 0.06), marker=0.2), attributes, mask
 
 
-def _abdomen(rng: Rng, texture: Rng, view: Frame) -> Array:
+def _abdomen(view: Frame) -> Array:
     """Fat, muscle, a vertebra, and a neighbouring organ or bowel with gas."""
-    size = view.size
-    picture = 0.2 + 0.03 * clouds(texture, size, 12)
-    muscle = soft(view.y - 0.45 + 0.25 * view.x * view.x + 0.03 * clouds(texture, size, 6), 0.05)
-    picture = mix(picture, 0.47 + 0.04 * clouds(texture, size, 18, rows=9), muscle)
-    bone = blob(view, (-0.95, 0.35), 0.34, aspect=1.15, waves=[(3, 0.08, 0.5)])
-    picture = mix(picture, 0.72 + 0.12 * clouds(texture, size, 22), soft(bone, 0.05))
+    rng = view.rng
+    picture = 0.2 + 0.03 * view.clouds(12)
+    muscle = soft(view.y - 0.45 + 0.25 * view.x * view.x + 0.03 * view.clouds(6), 0.05)
+    picture = mix(picture, 0.47 + 0.04 * view.clouds(18, rows=9), muscle)
+    bone = view.blob((-0.95, 0.35), 0.34, aspect=1.15, waves=[(3, 0.08, 0.5)])
+    picture = mix(picture, 0.72 + 0.12 * view.clouds(22), soft(bone, 0.05))
     picture = np.maximum(picture, 0.98 * soft(0.03 - np.abs(bone), 0.04))
     place = (rng.uniform(0.1, 0.6), rng.uniform(-1.15, -0.85))
-    organ = soft(blob(view, place, rng.uniform(0.4, 0.6), aspect=1.5), 0.05)
-    picture = mix(picture, rng.uniform(0.5, 0.62) + 0.02 * clouds(texture, size, 16), organ)
-    loop = blob(view, (rng.uniform(-0.8, -0.4), rng.uniform(-0.9, -0.6)), rng.uniform(0.15, 0.26))
+    organ = soft(view.blob(place, rng.uniform(0.4, 0.6), aspect=1.5), 0.05)
+    picture = mix(picture, rng.uniform(0.5, 0.62) + 0.02 * view.clouds(16), organ)
+    loop = view.blob((rng.uniform(-0.8, -0.4), rng.uniform(-0.9, -0.6)), rng.uniform(0.15, 0.26))
     picture = mix(picture, 0.52, soft(loop, 0.05))
     if rng.random() < 0.5:
         picture = mix(picture, 0.02, soft(loop - 0.07, 0.04))
-    skin = blob(view, (0.0, -0.3), 1.5, aspect=1.05)
+    skin = view.blob((0.0, -0.3), 1.5, aspect=1.05)
     return mix(np.zeros_like(picture), picture, soft(skin, 0.04))
 
 
-def _stones(rng: Rng, view: Frame, attributes: Attributes) -> Array:
+def _stones(view: Frame, attributes: Attributes) -> Array:
+    rng = view.rng
     count = int(rng.choice([1, 1, 1, 2, 3]))
     points = np.array([-0.1, 0.02]) + rng.normal(0.0, 0.13, (count, 2))
     radii = rng.uniform(0.035, 0.08, count)
@@ -90,30 +74,22 @@ def _stones(rng: Rng, view: Frame, attributes: Attributes) -> Array:
         "site in kidney": "sinus",
         "radius": float(radii.max()),
     }
-    return np.clip(spots(view, points, radii, np.full(count, 1.6, np.float32)), 0, 1)
+    return np.clip(view.spots(points, radii, np.full(count, 1.6, np.float32)), 0, 1)
 
 
 def _mass(
-    label: int,
-    rng: Rng,
-    texture: Rng,
-    view: Frame,
-    picture: Array,
-    cortex: float,
-    attributes: Attributes,
+    cyst: bool, view: Frame, picture: Array, cortex: float, attributes: Attributes
 ) -> tuple[Array, Array]:
-    cyst = label == 1
-    shape = pick(
-        rng,
+    rng = view.rng
+    shape = view.pick(
         {"round": 0.65, "oval": 0.25, "lobulated": 0.1}
         if cyst
         else {"round": 0.22, "oval": 0.25, "lobulated": 0.3, "irregular": 0.23},
     )
-    margin = pick(
-        rng, {"smooth": 0.9, "indistinct": 0.1} if cyst else {"smooth": 0.35, "indistinct": 0.65}
+    margin = view.pick(
+        {"smooth": 0.9, "indistinct": 0.1} if cyst else {"smooth": 0.35, "indistinct": 0.65}
     )
-    inside = pick(
-        rng,
+    inside = view.pick(
         {"homogeneous": 0.85, "septated": 0.15}
         if cyst
         else {"homogeneous": 0.15, "heterogeneous": 0.55, "necrotic": 0.3},
@@ -122,15 +98,15 @@ def _mass(
     angle = rng.uniform(-1.9, 1.9)
     reach = 0.36 + rng.uniform(-0.15, 0.6) * radius
     place = (reach * np.cos(angle), 1.2 * reach * np.sin(angle))
-    field, mask = lesion(rng, view, place, radius, shape=shape, margin=margin)
+    field, mask = view.lesion(place, radius, shape=shape, margin=margin)
     level = rng.normal(0.32, 0.02) if cyst else cortex - rng.uniform(0.02, 0.14)
-    inner = level + 0.012 * clouds(texture, view.size, 10)
+    inner = level + 0.012 * view.clouds(10)
     if inside == "heterogeneous":
-        inner = inner + 0.14 * clouds(texture, view.size, 11)
+        inner = inner + 0.14 * view.clouds(11)
     elif inside == "necrotic":
         inner = inner - 0.28 * soft(field - radius * 0.45, 0.12)
     elif inside == "septated":
-        inner = inner + 0.2 * ridges(texture, view.size, 6) ** 3
+        inner = inner + 0.2 * view.ridges(6) ** 3
     attributes |= {
         "shape": shape,
         "margin": margin,
@@ -144,61 +120,51 @@ def _mass(
 _KINDS = ("none", "glioma", "meningioma", "pituitary")
 
 
-def mri_brain(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+def mri_brain(label: int, canvas: Canvas) -> Drawing:
     """0 no tumor, 1 glioma, 2 meningioma, 3 pituitary tumor."""
-    view = frame(rng, size, turn=0.12, zoom=(0.9, 1.12), shift=0.07, bend=0.014)
-    weighting = pick(rng, {"t1": 0.65, "t2": 0.35})
+    rng, view = canvas.rng, canvas.frame(turn=0.12, zoom=(0.9, 1.12), shift=0.07, bend=0.014)
+    weighting = view.pick({"t1": 0.65, "t2": 0.35})
     aspect = rng.uniform(0.76, 0.88)
-    head = blob(view, (0.0, 0.0), 0.92, aspect=aspect, waves=[(2, 0.02, rng.uniform(0, 6.3))])
+    head = view.blob((0.0, 0.0), 0.92, aspect=aspect, waves=[(2, 0.02, rng.uniform(0, 6.3))])
     fluid, white = (0.12, 0.48) if weighting == "t1" else (0.85, 0.36)
-    folds = ridges(texture, size, 15) ** 2 * soft(0.42 - head, 0.3)
-    brain = white + 0.05 * clouds(texture, size, 7) + (fluid - white) * 0.45 * folds
+    folds = view.ridges(15) ** 2 * soft(0.42 - head, 0.3)
+    brain = white + 0.05 * view.clouds(7) + (fluid - white) * 0.45 * folds
     brain = mix(brain, fluid, 0.6 * soft(0.018 - np.abs(view.x), 0.03) * soft(-view.y + 0.9, 0.1))
     wide = rng.uniform(0.09, 0.16)
     for side in (-1.0, 1.0):
-        horn = blob(view, (side * 0.13, -0.12), wide, aspect=0.5, angle=side * 0.35)
-        tail = blob(view, (side * 0.16, 0.2), wide * 0.8, aspect=0.5, angle=-side * 0.4)
+        horn = view.blob((side * 0.13, -0.12), wide, aspect=0.5, angle=side * 0.35)
+        tail = view.blob((side * 0.16, 0.2), wide * 0.8, aspect=0.5, angle=-side * 0.4)
         brain = mix(brain, fluid, soft(np.maximum(horn, tail), 0.05))
     attributes: Attributes = {"weighting": weighting}
-    mask = empty(size)
+    mask = view.empty()
     if label:
-        brain, mask = _tumor(label, rng, texture, view, brain, fluid, aspect, attributes)
+        brain, mask = _tumor(_KINDS[label], view, brain, fluid, aspect, attributes)
     else:
         attributes["finding"] = "none"
     picture = mix(np.zeros_like(brain), brain, soft(head - 0.12, 0.04))
     scalp = soft(0.035 - np.abs(head - 0.035), 0.03)
     picture = np.maximum(picture, scalp * rng.uniform(0.55, 0.95))
-    bias = 1.0 + 0.1 * clouds(texture, size, 2)
-    return finish(picture * bias, rng, texture, noise=(0.01, 0.05), marker=0.15), attributes, mask
+    bias = 1.0 + 0.1 * view.clouds(2)
+    return view.finish(picture * bias, noise=(0.01, 0.05), marker=0.15), attributes, mask
 
 
 def _tumor(
-    label: int,
-    rng: Rng,
-    texture: Rng,
-    view: Frame,
-    brain: Array,
-    fluid: float,
-    aspect: float,
-    attributes: Attributes,
+    kind: str, view: Frame, brain: Array, fluid: float, aspect: float, attributes: Attributes
 ) -> tuple[Array, Array]:
-    kind = _KINDS[label]
-    shape = pick(
-        rng,
+    rng = view.rng
+    shape = view.pick(
         {
             "glioma": {"round": 0.12, "oval": 0.2, "lobulated": 0.26, "irregular": 0.42},
             "meningioma": {"round": 0.42, "oval": 0.36, "lobulated": 0.17, "irregular": 0.05},
             "pituitary": {"round": 0.45, "oval": 0.33, "lobulated": 0.22},
         }[kind],
     )
-    margin = pick(
-        rng,
+    margin = view.pick(
         {"smooth": 0.3, "indistinct": 0.7}
         if kind == "glioma"
         else {"smooth": 0.8, "indistinct": 0.2},
     )
-    inside = pick(
-        rng,
+    inside = view.pick(
         {
             "glioma": {"ring": 0.45, "heterogeneous": 0.38, "homogeneous": 0.17},
             "meningioma": {"ring": 0.07, "heterogeneous": 0.2, "homogeneous": 0.73},
@@ -214,7 +180,7 @@ def _tumor(
     place = (aspect * reach * np.cos(angle), reach * np.sin(angle))
     if kind == "pituitary":
         place = (rng.normal(0.0, 0.06), rng.normal(-0.02, 0.1))
-    field, mask = lesion(rng, view, place, radius, shape=shape, margin=margin)
+    field, mask = view.lesion(place, radius, shape=shape, margin=margin)
     edema = rng.random() < {"glioma": 0.75, "meningioma": 0.35, "pituitary": 0.06}[kind]
     if edema:
         halo = soft(field + radius * rng.uniform(0.3, 0.9), 0.25)
@@ -222,11 +188,11 @@ def _tumor(
     bright = rng.random() < {"glioma": 0.6, "meningioma": 0.85, "pituitary": 0.75}[kind]
     # Never as grey as the brain around it: such a tumor could not be seen.
     level = rng.uniform(0.68, 0.95) if bright else rng.uniform(0.1, 0.26)
-    inner = level + 0.02 * clouds(texture, view.size, 9)
+    inner = level + 0.02 * view.clouds(9)
     if inside == "ring":
         inner = inner - (level - 0.15) * soft(field - radius * 0.35, 0.08)
     elif inside == "heterogeneous":
-        inner = inner + 0.16 * clouds(texture, view.size, 13)
+        inner = inner + 0.16 * view.clouds(13)
     where = "midline" if kind == "pituitary" else ("deep" if depth > 0.35 else "surface")
     attributes |= {
         "shape": shape,

@@ -4,22 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ogkd.datasets.phantoms._draw import (
-    Array,
-    Attributes,
-    Drawing,
-    Rng,
-    clouds,
-    empty,
-    finish,
-    frame,
-    lesion,
-    mix,
-    pick,
-    ridges,
-    soft,
-    spots,
-)
+from ogkd.datasets.phantoms._draw import Array, Attributes, Canvas, Drawing, Frame, mix, soft
 
 # Neighbouring classes share values on purpose: no single attribute decides.
 _SHAPE = (
@@ -47,34 +32,34 @@ _FOCI = (0.03, 0.10, 0.42)
 _LEVEL = {"anechoic": 0.03, "hypoechoic": 0.17, "isoechoic": 0.34}
 
 
-def us_breast(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+def us_breast(label: int, canvas: Canvas) -> Drawing:
     """0 normal tissue, 1 simple cyst, 2 benign solid mass, 3 malignant mass."""
-    view = frame(rng, size, turn=0.07, zoom=(0.9, 1.2), shift=0.08, bend=0.05)
-    tissue = _tissue(rng, texture, view.y, size)
+    rng, view = canvas.rng, canvas.frame(turn=0.07, zoom=(0.9, 1.2), shift=0.08, bend=0.05)
+    tissue = _tissue(view)
     attributes: Attributes = {}
-    mask = empty(size)
-    behind = empty(size)
+    mask = view.empty()
+    behind = view.empty()
     if label == 0:
         # A fat lobule or a shadowing ligament is normal, and looks a little like a lesion.
-        attributes["finding"] = pick(rng, {"none": 0.55, "fat lobule": 0.3, "shadow": 0.15})
+        attributes["finding"] = view.pick({"none": 0.55, "fat lobule": 0.3, "shadow": 0.15})
         if attributes["finding"] == "fat lobule":
             place = (rng.uniform(-0.5, 0.5), rng.uniform(-0.3, 0.3))
-            _, lobule = lesion(
-                rng, view, place, rng.uniform(0.2, 0.35), shape="oval", margin="indistinct", angle=0
+            _, lobule = view.lesion(
+                place, rng.uniform(0.2, 0.35), shape="oval", margin="indistinct", angle=0
             )
             tissue = mix(tissue, 0.3, lobule * 0.7)
         elif attributes["finding"] == "shadow":
             behind -= 0.6 * _column(view.x, view.y, rng.uniform(-0.6, 0.6), -0.2, 0.12)
     else:
         kind = label - 1
-        shape, margin = pick(rng, _SHAPE[kind]), pick(rng, _MARGIN[kind])
-        echo, posterior = pick(rng, _ECHO[kind]), pick(rng, _POSTERIOR[kind])
+        shape, margin = view.pick(_SHAPE[kind]), view.pick(_MARGIN[kind])
+        echo, posterior = view.pick(_ECHO[kind]), view.pick(_POSTERIOR[kind])
         tall = rng.random() < _TALL[kind]
         radius = float(np.clip(rng.lognormal((-1.35, -1.3, -1.2)[kind], 0.28), 0.14, 0.5))
         place = (rng.uniform(-0.4, 0.4), rng.uniform(-0.25, 0.25))
         angle = rng.normal(1.57 if tall else 0.0, 0.25)
-        field, mask = lesion(rng, view, place, radius, shape=shape, margin=margin, angle=angle)
-        inner = _LEVEL[echo] * (1.0 + (0.2 + 0.2 * kind) * 0.5 * clouds(texture, size, 9))
+        field, mask = view.lesion(place, radius, shape=shape, margin=margin, angle=angle)
+        inner = _LEVEL[echo] * (1.0 + (0.2 + 0.2 * kind) * 0.5 * view.clouds(9))
         tissue = mix(tissue, inner, mask)
         if margin == "smooth" and rng.random() < 0.6:
             tissue = tissue + 0.16 * soft(0.035 - np.abs(field), 0.04)  # a thin bright capsule
@@ -86,7 +71,7 @@ def us_breast(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         if foci:
             count = int(rng.integers(3, 9))
             points = np.array(place) + rng.normal(0.0, radius * 0.4, (count, 2))
-            tissue += spots(view, points, np.full(count, 0.018), np.full(count, 0.9, np.float32))
+            tissue += view.spots(points, np.full(count, 0.018), np.full(count, 0.9, np.float32))
         attributes |= {
             "shape": shape,
             "margin": margin,
@@ -97,8 +82,8 @@ def us_breast(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
             "radius": radius,
         }
     # Speckle: the length of a random phasor, finer along the beam than across it.
-    real = clouds(texture, size, int(size * 0.36), rows=int(size * 0.62))
-    imaginary = clouds(texture, size, int(size * 0.36), rows=int(size * 0.62))
+    real = view.clouds(int(view.size * 0.36), rows=int(view.size * 0.62))
+    imaginary = view.clouds(int(view.size * 0.36), rows=int(view.size * 0.62))
     speckle = np.sqrt(real * real + imaginary * imaginary)
     depth = (view.y + 1.0) * 0.5
     light = 1.0 + behind + rng.normal(0.0, 0.18) * (depth - 0.4) - 0.35 * depth * depth
@@ -106,19 +91,18 @@ def us_breast(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     picture = 1.25 * picture / (picture + np.float32(0.5))
     if rng.random() < 0.3:  # the dark sides of a curved probe's field
         picture *= soft(1.02 - np.abs(view.x) + 0.25 * depth - 0.2, 0.05)
-    return finish(picture, rng, texture, gain=0.16, gamma=0.18, marker=0.3), attributes, mask
+    return view.finish(picture, gain=0.16, gamma=0.18, marker=0.3), attributes, mask
 
 
-def _tissue(rng: Rng, texture: Rng, y: Array, size: int) -> Array:
+def _tissue(view: Frame) -> Array:
     """Skin, fat with septa, gland and muscle from the top down."""
-    wave = 0.08 * clouds(texture, size, 4)
+    rng, y = view.rng, view.y
+    wave = 0.08 * view.clouds(4)
     fat, muscle = rng.uniform(-0.75, -0.35), rng.uniform(0.35, 0.8)
-    picture = 0.2 + 0.3 * ridges(texture, size, 7, rows=9)
-    gland = (
-        0.42 + 0.13 * clouds(texture, size, 6, rows=16) + 0.1 * ridges(texture, size, 5, rows=12)
-    )
+    picture = 0.2 + 0.3 * view.ridges(7, rows=9)
+    gland = 0.42 + 0.13 * view.clouds(6, rows=16) + 0.1 * view.ridges(5, rows=12)
     picture = mix(picture, gland * rng.uniform(0.7, 1.1), soft(y + wave - fat, 0.15))
-    striped = 0.22 + 0.3 * ridges(texture, size, 3, rows=22)
+    striped = 0.22 + 0.3 * view.ridges(3, rows=22)
     picture = mix(picture, striped, soft(y + wave - muscle, 0.08))
     return np.asarray(picture + 0.5 * soft(-0.9 - y, 0.06), dtype=np.float32)
 

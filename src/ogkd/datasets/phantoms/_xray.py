@@ -4,23 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ogkd.datasets.phantoms._draw import (
-    Array,
-    Attributes,
-    Drawing,
-    Frame,
-    Rng,
-    blob,
-    clouds,
-    empty,
-    finish,
-    frame,
-    lines,
-    mix,
-    pick,
-    ridges,
-    soft,
-)
+from ogkd.datasets.phantoms._draw import Array, Attributes, Canvas, Drawing, Frame, mix, soft
 
 # Means per grade 0-4; the spreads make neighbouring grades overlap.
 _GAP = (0.135, 0.12, 0.098, 0.062, 0.022)
@@ -32,16 +16,16 @@ def _level(value: float, steps: tuple[float, ...], names: tuple[str, ...]) -> st
     return names[int(np.searchsorted(steps, value))]
 
 
-def knee(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+def knee(label: int, canvas: Canvas) -> Drawing:
     """Grades 0 to 4: the joint space closes, spurs grow and the bone ends turn white."""
-    view = frame(rng, size, turn=0.06, zoom=(0.85, 1.15), shift=0.1, bend=0.02)
+    rng, view = canvas.rng, canvas.frame(turn=0.06, zoom=(0.85, 1.15), shift=0.1, bend=0.02)
     gap = float(np.clip(rng.normal(_GAP[label], 0.02), 0.0, 0.2))
     spur = float(np.clip(rng.normal(_SPUR[label], 0.13), 0.0, 1.0))
     white = float(np.clip(rng.normal(_SCLEROSIS[label], 0.14), 0.0, 1.0))
     worse = rng.choice([-1.0, 1.0])  # wear is uneven: one compartment closes first
     uneven = rng.uniform(0.0, 0.05) * min(label, 3) / 3
     x, y = view.x, view.y
-    wave = 0.012 * clouds(texture, size, 12)
+    wave = 0.012 * view.clouds(12)
     ax = np.abs(x)
     # Femur: two rounded condyles with a notch; tibia: a plateau with two spines.
     arc = 0.07 * np.clip(np.abs(ax - 0.3) / 0.3, 0, 1.5) ** 2
@@ -55,18 +39,18 @@ def knee(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
     femur = np.minimum(lower - y, flare - ax).astype(np.float32)
     tibia = np.minimum(y - upper, tibia_half - ax).astype(np.float32)
     bone = np.maximum(soft(femur, 0.03), soft(tibia, 0.03))
-    mask = empty(size)
+    mask = view.empty()
     for side in (-1.0, 1.0):
         for edge, base in ((-0.06 - gap / 2, 0.57), (0.06 + gap / 2, 0.58)):
             reach = 0.1 * spur * rng.uniform(0.4, 1.2)
             tip = soft(
-                blob(view, (side * (base + reach * 0.4), edge), 0.025 + reach, aspect=1.6), 0.03
+                view.blob((side * (base + reach * 0.4), edge), 0.025 + reach, aspect=1.6), 0.03
             )
             bone = np.maximum(bone, tip * min(1.0, 2.5 * spur))
             mask = np.maximum(mask, tip * min(1.0, 2.0 * spur))
-    trabecula = 0.5 + 0.1 * ridges(texture, size, 26, rows=18) + 0.05 * clouds(texture, size, 7)
+    trabecula = 0.5 + 0.1 * view.ridges(26, rows=18) + 0.05 * view.clouds(7)
     rim = np.exp(-((np.maximum(femur, tibia) / 0.035) ** 2)) * bone
-    picture = 0.22 + 0.05 * clouds(texture, size, 5) - 0.12 * soft(ax - 0.75, 0.15)
+    picture = 0.22 + 0.05 * view.clouds(5) - 0.12 * soft(ax - 0.75, 0.15)
     picture = mix(picture, trabecula, bone)
     picture += 0.18 * rim
     near = np.exp(-((np.clip(lower - y, 0, None) / 0.09) ** 2)) * soft(femur, 0.03)
@@ -87,24 +71,26 @@ def knee(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
         "spur": spur,
         "white": white,
     }
-    picture = finish(picture, rng, texture, gain=0.18, noise=(0.01, 0.05), marker=0.5)
+    picture = view.finish(picture, gain=0.18, noise=(0.01, 0.05), marker=0.5)
     return picture, attributes, mask
 
 
-def chest(label: int, rng: Rng, texture: Rng, size: int) -> Drawing:
+def chest(label: int, canvas: Canvas) -> Drawing:
     """0 normal, 1 lobar pneumonia, 2 viral pneumonia, 3 pleural effusion, 4 enlarged heart."""
-    return film((label,), rng, texture, size)
+    return film((label,), canvas)
 
 
-def film(labels: tuple[int, ...], rng: Rng, texture: Rng, size: int) -> Drawing:
+def film(labels: tuple[int, ...], canvas: Canvas) -> Drawing:
     """A chest that shows one or several of the labels of `chest`."""
-    view = frame(rng, size, turn=0.05, zoom=(0.9, 1.12), shift=0.08, bend=0.025, mirror=False)
+    rng, view = (
+        canvas.rng,
+        canvas.frame(turn=0.05, zoom=(0.9, 1.12), shift=0.08, bend=0.025, mirror=False),
+    )
     x, y = view.x, view.y
-    lungs = empty(size)
+    lungs = view.empty()
     halves = []
     for side in (-1.0, 1.0):
-        half = blob(
-            view, (side * 0.44, -0.02), 0.36, aspect=1.9, angle=1.57 + side * 0.1,
+        half = view.blob((side * 0.44, -0.02), 0.36, aspect=1.9, angle=1.57 + side * 0.1,
             waves=[(2, 0.04, 0.4)],
         )  # fmt: skip
         dome = np.float32(0.56) - y + 0.28 * (x - np.float32(side * 0.42)) ** 2
@@ -112,52 +98,52 @@ def film(labels: tuple[int, ...], rng: Rng, texture: Rng, size: int) -> Drawing:
         halves.append(half)
         lungs = np.maximum(lungs, soft(half, 0.06))
     air = rng.uniform(0.1, 0.22)
-    body = 0.52 + 0.04 * clouds(texture, size, 4)
+    body = 0.52 + 0.04 * view.clouds(4)
     body = body - 0.22 * soft(np.abs(x) - 0.95 + 0.2 * y, 0.1) - 0.2 * soft(-0.85 - y, 0.2)
-    marks = 0.2 * ridges(texture, size, 11) ** 2 * np.exp(-((np.abs(x) - 0.2) ** 2) / 0.12)
-    picture = mix(body, air + 0.03 * clouds(texture, size, 8) + marks, lungs)
+    marks = 0.2 * view.ridges(11) ** 2 * np.exp(-((np.abs(x) - 0.2) ** 2) / 0.12)
+    picture = mix(body, air + 0.03 * view.clouds(8) + marks, lungs)
     wide = float(rng.normal(0.47 if 4 in labels else 0.34, 0.035))
-    heart = blob(view, (0.1, 0.3), wide, aspect=1.15, angle=0.5)
+    heart = view.blob((0.1, 0.3), wide, aspect=1.15, angle=0.5)
     shadow = soft(heart, 0.12)
     picture = mix(picture, 0.7, 0.88 * shadow)
     picture = mix(picture, 0.72, 0.6 * soft(0.13 - np.abs(x - 0.01), 0.14))
-    disease = empty(size)
+    disease = view.empty()
     attributes: Attributes = {}
     for label in labels:
-        more, seen = _lung_disease(label, rng, texture, view, lungs, halves)
+        more, seen = _lung_disease(label, view, lungs, halves)
         disease = np.maximum(disease, more)
         attributes |= seen
     mask = disease
     if 4 in labels:
         mask = soft(heart, 0.06) if labels == (4,) else np.maximum(disease, soft(heart, 0.06))
     picture = mix(picture, 0.72, disease)
-    picture = picture + _ribs(rng, view) * (0.25 + 0.75 * lungs) * (1.0 - 0.8 * shadow)
+    picture = picture + _ribs(view) * (0.25 + 0.75 * lungs) * (1.0 - 0.8 * shadow)
     attributes["heart"] = "large" if wide > 0.405 else "usual"
     attributes["heart width"] = wide
-    picture = finish(picture, rng, texture, gain=0.15, noise=(0.01, 0.05), marker=0.5)
+    picture = view.finish(picture, gain=0.15, noise=(0.01, 0.05), marker=0.5)
     return picture, attributes, mask
 
 
 def _lung_disease(
-    label: int, rng: Rng, texture: Rng, view: Frame, lungs: Array, halves: list[Array]
+    label: int, view: Frame, lungs: Array, halves: list[Array]
 ) -> tuple[Array, Attributes]:
-    size = view.size
-    disease = empty(size)
+    rng = view.rng
+    disease = view.empty()
     opacity, sides, fluid = "none", "none", "absent"
     side = int(rng.integers(0, 2))
     if label == 1 or (label == 0 and rng.random() < 0.06):
-        opacity = pick(rng, {"dense patch": 0.8, "hazy": 0.2}) if label else "hazy"
-        sides = pick(rng, {"one lung": 0.85, "both lungs": 0.15})
+        opacity = view.pick({"dense patch": 0.8, "hazy": 0.2}) if label else "hazy"
+        sides = view.pick({"one lung": 0.85, "both lungs": 0.15})
         for which in (0, 1) if sides == "both lungs" else (side,):
             place = ((-0.44, 0.44)[which] + rng.normal(0, 0.08), rng.uniform(-0.4, 0.4))
-            patch = blob(view, place, rng.uniform(0.17, 0.32), waves=[(3, 0.15, rng.uniform(0, 6))])
+            patch = view.blob(place, rng.uniform(0.17, 0.32), waves=[(3, 0.15, rng.uniform(0, 6))])
             dense = rng.uniform(0.6, 0.95) if opacity == "dense patch" else rng.uniform(0.3, 0.5)
-            ragged = patch + 0.07 * clouds(texture, size, 12)
+            ragged = patch + 0.07 * view.clouds(12)
             disease = np.maximum(disease, dense * soft(ragged, 0.16))
     elif label == 2:
-        opacity = pick(rng, {"hazy": 0.85, "dense patch": 0.15})
-        sides = pick(rng, {"both lungs": 0.82, "one lung": 0.18})
-        haze = soft(clouds(texture, size, 7) + 0.35 + 0.5 * view.y, 1.2) * rng.uniform(0.4, 0.75)
+        opacity = view.pick({"hazy": 0.85, "dense patch": 0.15})
+        sides = view.pick({"both lungs": 0.82, "one lung": 0.18})
+        haze = soft(view.clouds(7) + 0.35 + 0.5 * view.y, 1.2) * rng.uniform(0.4, 0.75)
         if opacity == "dense patch":
             haze = np.clip(haze * 1.35, 0, 0.95)
         if sides == "one lung":
@@ -165,7 +151,7 @@ def _lung_disease(
         disease = haze
     elif label == 3 or rng.random() < 0.05:
         fluid = "present"
-        sides = pick(rng, {"one lung": 0.75, "both lungs": 0.25})
+        sides = view.pick({"one lung": 0.75, "both lungs": 0.25})
         for which in (0, 1) if sides == "both lungs" else (side,):
             level = rng.uniform(-0.1, 0.42) if label == 3 else rng.uniform(0.35, 0.48)
             outer = np.abs(view.x) - 0.45
@@ -174,14 +160,14 @@ def _lung_disease(
     disease = disease * lungs if fluid == "absent" else disease
     if fluid == "present" and rng.random() < 0.2:
         opacity = "hazy"
-        disease = np.maximum(disease, 0.35 * lungs * soft(clouds(texture, size, 6), 1.0))
+        disease = np.maximum(disease, 0.35 * lungs * soft(view.clouds(6), 1.0))
     attributes: Attributes = {"opacity": opacity, "sides": sides, "fluid level": fluid}
     return np.asarray(disease, dtype=np.float32), attributes
 
 
-def _ribs(rng: Rng, view: Frame) -> Array:
+def _ribs(view: Frame) -> Array:
     """Paired bright arcs and two collar bones."""
-    strokes = []
+    rng, strokes = view.rng, []
     t = np.linspace(0.0, 1.0, 10)
     bright = rng.uniform(0.35, 0.6)
     for side in (-1.0, 1.0):
@@ -192,4 +178,4 @@ def _ribs(rng: Rng, view: Frame) -> Array:
             strokes.append((view.to_pixels(np.stack([x, y], 1)), 0.026, bright))
         x, y = side * (0.08 + 0.7 * t), -0.72 - 0.16 * t
         strokes.append((view.to_pixels(np.stack([x, y], 1)), 0.04, bright + 0.2))
-    return lines(view.size, strokes, blur=1.4) * np.float32(0.22)
+    return view.lines(strokes, blur=1.4) * np.float32(0.22)

@@ -11,7 +11,7 @@ from PIL import Image
 
 from ogkd.datasets.manifest import NO_CLASS, UNKNOWN, Item, Manifest
 from ogkd.datasets.phantoms import _xray, checked_counts, new_place, phantom
-from ogkd.datasets.phantoms._draw import new_rng, to_levels
+from ogkd.datasets.phantoms._draw import Canvas, new_rng, to_levels
 from ogkd.datasets.splits import check_seed
 from ogkd.datasets.tables import table_text
 from ogkd.errors import ConfigError
@@ -38,7 +38,7 @@ def write_films(
         raise ConfigError(
             f"missing must be at least 0 and below 1, but is {missing}.", argument="missing"
         )
-    counts = checked_counts(None, splits)
+    counts = checked_counts(splits)
     items = []
     with (
         folder_atomically(new_place(out)) as aside,
@@ -52,7 +52,8 @@ def write_films(
                 draws = new_rng(choice).random((2, len(_SHARES)))
                 present = (draws[0] < _SHARES).astype(int)
                 labels = tuple((np.flatnonzero(present) + 1).tolist()) or (0,)
-                picture, _, _ = _xray.film(labels, new_rng(scene), new_rng(texture), size)
+                canvas = Canvas(new_rng(scene), new_rng(texture), size)
+                picture, _, _ = _xray.film(labels, canvas)
                 file = aside / split / f"{index:04d}.png"
                 Image.fromarray(to_levels(picture)).save(file, compress_level=1)
                 open_ = draws[1] < (0 if split == "test" else missing)

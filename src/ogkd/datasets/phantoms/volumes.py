@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,26 +84,18 @@ def write_volumes(
     except ImportError as error:
         raise DataError(f"Volumes cannot be written. {INSTALL}") from error
     dataset = _with_normal(name)
-    counts = checked_counts(None, splits)
+    counts = checked_counts(splits)
     out = new_place(out)
     rows = [["path", "label", "split", "exam"]]
     total = sum(counts.values()) * len(dataset.class_names)
+    render = partial(render_volume, name, seed=seed, slices=slices, share=share, size=size)
     with folder_atomically(out) as aside, progress_bar(f"volumes {name}", total) as bar:
         for split, count in counts.items():
             for label, class_name in enumerate(dataset.class_names):
                 folder = Path(split, class_name.replace(" ", "_"))
                 (aside / folder).mkdir(parents=True)
                 for index in range(count):
-                    drawn = render_volume(
-                        name,
-                        label,
-                        seed=seed,
-                        index=index,
-                        slices=slices,
-                        share=share,
-                        size=size,
-                        stream=SPLITS.index(split),
-                    )
+                    drawn = render(label, index=index, stream=SPLITS.index(split))
                     place = folder / f"{index:04d}.nii.gz"
                     nibabel.save(nibabel.Nifti1Image(drawn.voxels, np.eye(4)), aside / place)
                     rows += _rows(place, drawn, dataset, label, split)
