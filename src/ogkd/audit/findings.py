@@ -61,16 +61,20 @@ def all_findings(
     unreadable: Mapping[int, str],
     duplicates: Duplicates,
     labels: LabelReport | None,
-) -> tuple[Finding, ...]:
+) -> list[Finding]:
     short, install = install_once(list(unreadable.values()))
     bad = [Case((records[n].file,), reason) for n, reason in zip(unreadable, short, strict=True)]
     unread = f"Files that cannot be read: {len(bad)} of {len(records)}. {install}".rstrip()
-    found = [
+    return [
         *([_finding("unreadable", "error", unread, bad)] if bad else []),
         *_duplicates(records, duplicates),
         *data_findings(facts, records, images),
         *(_labels(records, labels) if labels else ()),
     ]
+
+
+def in_order(found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Errors first, then warnings, then notes."""
     order = ("error", "warning", "note")
     return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
 

@@ -292,15 +292,16 @@ def _training_data(
 ) -> tuple[Manifest, list[Item], list[BadFile]]:
     """The dataset with its slices chosen and groups kept apart; what judges models; bad files."""
     root, rule = None if request.root is None else Path(request.root), request.bag_rule
-    manifest, shared = separate_groups(
-        resolve_data(
-            request.data,
-            root=root,
-            class_names=request.class_names,
-            findings=request.findings,
-            bags=None if rule is None else rule.by,
-        )
+    whole = resolve_data(
+        request.data,
+        root=root,
+        class_names=request.class_names,
+        findings=request.findings,
+        bags=None if rule is None else rule.by,
     )
+    for what, advice in whole.ignored:
+        request.note(f"Note: {what} {advice}")
+    manifest, shared = separate_groups(whole)
     if shared:
         request.note(
             f"Note: {len(shared)} training or validation image(s) are left out: images of the same "
@@ -321,8 +322,9 @@ def _training_data(
         return used, judged, []
     good, bad = readable_items(used.part("train"), manifest.class_names)
     _, install = install_once([file.reason for file in bad])
-    said = f"Skipped {len(bad)} file(s) that cannot be read; {len(good)} remain. {install}"
-    request.note(said.rstrip())
+    if bad:
+        said = f"Skipped {len(bad)} file(s) that cannot be read; {len(good)} remain. {install}"
+        request.note(said.rstrip())
     rest = [item for item in used.items if item.split == "val"]
     return replace(used, items=(*good, *rest)), judged, bad
 
