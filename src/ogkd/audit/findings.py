@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from ogkd.audit.duplicates import Duplicates
 from ogkd.audit.result import Case, Facts, Finding, LabelReport, Record, ScannedImage, Severity
-from ogkd.images.ref import install_once
+from ogkd.images.ref import advice_once
 
 FEW = 16  # shots of the usual benchmark
 _UNEVEN = 10.0  # times as many images in the largest class as in the smallest
@@ -62,7 +62,7 @@ def all_findings(
     duplicates: Duplicates,
     labels: LabelReport | None,
 ) -> list[Finding]:
-    short, install = install_once(list(unreadable.values()))
+    short, install = advice_once(list(unreadable.values()))
     bad = [Case((records[n].file,), reason) for n, reason in zip(unreadable, short, strict=True)]
     unread = f"Files that cannot be read: {len(bad)} of {len(records)}. {install}".rstrip()
     return [

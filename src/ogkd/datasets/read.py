@@ -76,7 +76,7 @@ def require_files(items: Sequence[Item]) -> None:
     if missing:
         raise DataError(
             f"{len(missing)} file(s) of the data are missing:\n{first_lines(missing)}\n"
-            "Check the paths; in a table or split file they count from its own folder."
+            "Check the paths; in a table or split file they are relative to its folder or `root`."
         )
 
 

@@ -53,9 +53,9 @@ class Policy:
             return
         for promised in ("max_risk", "coverage"):
             if getattr(self, promised) is not None:
-                changed = "answers images together" if self.together else "has other frequencies"
+                other = "together" if self.together else "prior"
                 raise ConfigError(
-                    f"{promised} cannot be promised if one {changed}: the calibration was made "
-                    "without. Leave one of them out.",
+                    f"{promised} cannot be promised with {other}: the calibration was made without "
+                    "it. Leave one of them out.",
                     argument=promised,
                 )
