@@ -74,7 +74,7 @@ def test_images_are_found_at_any_depth_and_hidden_ones_passed_over(tmp_path):
 
 def test_pictures_in_formats_that_are_not_read_are_counted(tmp_path):
     write_dataset(tmp_path, ["a", "b"], {"train": 1})
-    for name in ("x.GIF", "deep/y.gif", "z.heic", "notes.txt", ".hidden.gif"):
+    for name in ("x.GIF", "deep/y.gif", "z.heic", "notes.txt", ".hidden.gif", ".deep/x.gif"):
         file = tmp_path / "train" / "a" / name
         file.parent.mkdir(exist_ok=True)
         file.touch()

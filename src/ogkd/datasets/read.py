@@ -106,14 +106,19 @@ def _read_folders(root: Path, class_names: Sequence[str] | None) -> Manifest:
             f"No images in the class folder(s) {', '.join(empty)} below {place}. Known endings: "
             f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove the folder(s)."
         )
-    unread = _unread([part / folder for _, part in parts for folder in folders])
+    unread = unread_below([part / folder for _, part in parts for folder in folders])
     return Manifest(tuple(items), names, unread)
 
 
-def _unread(folders: Sequence[Path]) -> tuple[tuple[str, str], ...]:
+def unread_below(folders: Sequence[Path]) -> tuple[tuple[str, str], ...]:
     """How many pictures and videos are in formats that are not read; nothing if there are none."""
-    files = [file for folder in folders for file in folder.rglob("[!.]*")]
-    found = Counter(ending for file in files if (ending := file.suffix.lower()) in _UNREAD)
+    found = Counter(
+        ending
+        for folder in folders
+        for file in folder.rglob("*")
+        if (ending := file.suffix.lower()) in _UNREAD
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
     if not found:
         return ()
     each = ", ".join(f"{number} {ending}" for ending, number in sorted(found.items()))
