@@ -1,6 +1,6 @@
 """Few-shot adaptation of frozen biomedical vision-language models.
 
-Fit a classifier on a folder of labelled images, use it, and see what it is worth:
+Fit a classifier on a folder of labelled images, use it, and measure how good it is:
 
     >>> import ogkd
     >>> model = ogkd.fit("my_images/", shots=16)  # doctest: +SKIP

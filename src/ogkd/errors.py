@@ -75,9 +75,9 @@ def counted(number: int, word: str) -> str:
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """A sentence that names what is nearest, with a space before it; empty where nothing is near.
 
-    >>> did_you_mean("ogdk", ["coop", "ogkd"])
-    " Did you mean 'ogkd'?"
+    >>> did_you_mean("ogdk", ["coop", "ogkd"]), did_you_mean("busi", ["Kvasir", "BUSI"])
+    (" Did you mean 'ogkd'?", " Did you mean 'BUSI'?")
     """
-    others = [other for other in known if other != name]
-    close = difflib.get_close_matches(name, others, n=1, cutoff=cutoff)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    others = {other.casefold(): other for other in known if other != name}
+    close = difflib.get_close_matches(name.casefold(), others, n=1, cutoff=cutoff)
+    return f" Did you mean '{others[close[0]]}'?" if close else ""

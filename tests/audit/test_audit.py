@@ -39,6 +39,14 @@ def test_clean_phantoms_have_no_duplicates_and_no_errors(clean: Path) -> None:
     assert audit.exact == audit.near == ()
 
 
+def test_pictures_that_are_not_read_are_a_warning(data: Path, classes: list[str]) -> None:
+    (data / "train" / classes[0] / "x.gif").touch()
+    audit, found = check(data)
+    assert found["left-out"].severity == "warning"
+    severities = [finding.severity for finding in audit.findings]
+    assert severities == sorted(severities, key=["error", "warning", "note"].index)
+
+
 def test_a_copy_in_test_is_an_error(data: Path, classes: list[str]) -> None:
     source = first(data / "train" / classes[0])
     shutil.copy(source, data / "test" / classes[0] / "copy.png")

@@ -235,6 +235,8 @@ def test_extras_are_told_apart(monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: sys if name == "pydicom" else None)
     found = {finding.what: finding for finding in doctor._extras()}
     assert found["Extra dicom"].status == "PASS"
+    offered = set(metadata.metadata("ogkd").get_all("Provides-Extra") or ()) - {"dev", "docs"}
+    assert {what.removeprefix("Extra ") for what in found} == offered
     assert found["Extra serve"].status == "WARN"
     assert found["Extra serve"].fix == 'pip install "ogkd[serve]"'
 

@@ -179,3 +179,12 @@ def test_a_prior_adds_what_the_numbers_become(ogkd, refused, fitted, data, tmp_p
     assert "At the given class frequencies" in text
     assert "If findings were more or less frequent" in text
     assert "nothing to estimate" in refused("evaluate", fitted, data, "--prior", "estimate")
+
+
+def test_an_interval_in_whole_percents_never_excludes_its_value():
+    from ogkd.cli.output import _share
+
+    values = {"npv": 0.998, "recall": 0.61, "intervals": {"npv": (0.996, 0.999)}}
+    values["intervals"]["recall"] = (0.452, 0.758)  # type: ignore[index]
+    assert _share(values, "npv") == "99.8 [99.6-99.9]"
+    assert _share(values, "recall") == "61.0 [45-76]"

@@ -66,6 +66,14 @@ def test_unreadable_files_get_a_row_with_the_reason_and_code_1(ogkd, fitted, tmp
         assert row[7:] == ["", "", ""]
 
 
+def test_pictures_of_a_folder_that_are_not_read_are_counted(ogkd, fitted, data, tmp_path):
+    shutil.copy(sorted(data.rglob("*.png"))[0], tmp_path / "a.png")
+    (tmp_path / "b.gif").touch()
+    found = ogkd("predict", fitted, tmp_path)
+    assert len(named(found.out)) == 1
+    assert "not read: 1 .gif" in found.err
+
+
 def test_dicom_files_without_the_extra_get_a_row_each_and_the_others_are_predicted(
     ogkd, fitted, tmp_path, monkeypatch
 ):

@@ -45,6 +45,15 @@ def test_a_column_for_each_finding_is_noticed_and_keeps_its_spelling(tmp_path: P
     assert findings_text(found, found.items).endswith("Pleural Effusion 1/1/2, edema 2/1/1")
 
 
+def test_a_column_of_yes_and_no_in_other_words_is_named_as_not_read(tmp_path: Path) -> None:
+    text = "path,Effusion,edema,age\na.png,ja,1,57\nb.png,nein,0,63\nc.png,ja,,64\n"
+    found = read_manifest(table(tmp_path, text))
+    assert found.class_names == ("edema",)
+    assert [what for what, _ in found.ignored] == [
+        "Columns that are not read, because their cells are not 1 or 0: Effusion (ja, nein)."
+    ]
+
+
 def test_a_list_of_findings_says_that_the_others_are_absent(tmp_path: Path) -> None:
     text = "path;labels\na.png;edema|Effusion\nb.png;No finding\nc.png;\nd.png; effusion \n"
     found = read_manifest(table(tmp_path, text))

@@ -72,6 +72,16 @@ def test_images_are_found_at_any_depth_and_hidden_ones_passed_over(tmp_path):
     assert [item.image.file for item in read_manifest(tmp_path).items] == [deep, other]
 
 
+def test_pictures_in_formats_that_are_not_read_are_counted(tmp_path):
+    write_dataset(tmp_path, ["a", "b"], {"train": 1})
+    for name in ("x.GIF", "deep/y.gif", "z.heic", "notes.txt", ".hidden.gif", ".deep/x.gif"):
+        file = tmp_path / "train" / "a" / name
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    ((what, _),) = read_manifest(tmp_path).ignored
+    assert what.endswith(": 2 .gif, 1 .heic.")
+
+
 def test_a_class_may_be_absent_from_a_split(tmp_path):
     write_dataset(tmp_path, ["a", "b"], {"train": 1})
     write_image(tmp_path / "test" / "b" / "0.png")

@@ -153,3 +153,17 @@ def test_an_unreadable_table_is_refused(tmp_path, monkeypatch):
     path = table(tmp_path, "path,label\na,x\nb,y\n")
     monkeypatch.setattr(Path, "read_bytes", deny)
     assert "Permission denied" in refusal(path)
+
+
+def test_a_table_from_windows_finds_its_files(tmp_path):
+    (tmp_path / "left eye").mkdir()
+    (tmp_path / "left eye" / "a.png").touch()
+    text = "path,label\nleft eye\\a.png,x\nleft eye\\absent.png,y\n"
+    first, second = read_manifest(table(tmp_path, text)).items
+    assert first.image.file == tmp_path / "left eye" / "a.png"
+    assert second.image.file == tmp_path / "left eye\\absent.png"  # as written, for the message
+
+
+def test_columns_with_other_names_are_listed_whatever_separates_them(tmp_path):
+    message = refusal(table(tmp_path, "Datei;Diagnose;Patient\na.png;x;1\n"))
+    assert "has: Datei, Diagnose, Patient. Rename the columns" in message

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -114,11 +115,25 @@ def test_a_model_is_replaced_by_a_new_fit(bert_backbone, pictures, tmp_path):
     said: list[str] = []
     zero_shot = {"method": "zero-shot", "settings": None, "say": said.append}
     fit(pictures, bert_backbone, out=tmp_path / "m", **zero_shot)
-    assert (
-        f"Note: this fit replaces the model in {tmp_path / 'm'}, which has other method" in said[-1]
+    replaced = (
+        f"this fit replaces the model in {tmp_path / 'm'}, which was fitted with other method"
     )
+    assert replaced in said[-1]
     assert load(tmp_path / "m", backbone=bert_backbone).card.method == "zero-shot"
     assert left_in(tmp_path) == {"m"}
+
+
+def test_one_image_under_two_labels_is_named(bert_backbone, pictures, tmp_path):
+    data = shutil.copytree(pictures, tmp_path / "data")
+    first, second = sorted(folder for folder in (data / "train").iterdir())[:2]
+    copy = shutil.copy(sorted(first.glob("*.png"))[0], second / "copy.png")
+    said: list[str] = []
+    fit(data, bert_backbone, say=said.append, shots=None)
+    (note,) = (line for line in said if "several labels" in line)
+    assert str(copy) in note
+    said.clear()
+    fit(pictures, bert_backbone, say=said.append)
+    assert not any("several labels" in line for line in said)
 
 
 def calibrated(folder: Path, backbone) -> bytes:

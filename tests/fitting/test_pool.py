@@ -40,7 +40,7 @@ def test_a_model_with_a_pool_is_an_ordinary_model(world, tmp_path):
     out = tmp_path / "m"
     model, said = fit(world, world / "drawer", out=out, shots=1)
     count = len(model.card.unlabelled_images) // 2  # by content and by pixels
-    assert f"Learning from {count} unlabelled images too" in said
+    assert f"Found {count} unlabelled images to learn from" in said
     assert count > 0.6 * len(list((world / "drawer").iterdir()))  # some are not near any other
     again = load(out)
     images = sorted((world / "data" / "test").rglob("*.png"))[:5]

@@ -44,7 +44,7 @@ def test_templates_stand_in_for_the_classes_that_a_bank_lacks():
 def test_a_note_tells_how_to_do_better_than_templates():
     note = fallback_note(NAMES, None)
     assert note is not None
-    assert "2 classes use 12 templates" in note
+    assert "made from 12 templates" in note
     assert "ogkd prompts new" in note
     assert "ogkd prompts generate" in note
     assert "then give the file as the prompts" in note
@@ -66,7 +66,7 @@ def test_a_name_that_a_class_uses_already_is_not_offered_to_another():
 def test_a_note_offers_the_shipped_bank_of_the_same_classes():
     note = fallback_note(["normal_scan", "Benign tumor", "malignant tumor"], None)
     assert note is not None
-    assert "shipped bank for these classes: 'busi'" in note
+    assert "give 'busi' as the prompts" in note
     assert "generate" not in note
 
 

@@ -83,7 +83,9 @@ def use_routes(
             return JSONResponse({"detail": str(error)}, 503)
         try:
             if not (files := await receive_upload(request, place)):
-                return problem("Send the bytes of one image file as the body of the request.")
+                return problem(
+                    "The file is empty. Send the bytes of an image file as the body of the request."
+                )
             return JSONResponse(await line.run(lambda: answer(files, wanted)))
         except OgkdError as error:
             return problem(str(error), 422)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ogkd.audit.duplicates import MAX_DISTANCE, Duplicates, find_duplicates, small_gray
-from ogkd.audit.findings import all_findings, gather_facts
+from ogkd.audit.findings import all_findings, gather_facts, in_order
 from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, Finding, LabelReport, Record, ScannedImage
 from ogkd.datasets.groups import components
@@ -76,9 +76,12 @@ def audit_data(
         name or root.resolve().name,
         records,
         facts,
-        (
-            *_never_absent(manifest),
-            *all_findings(facts, records, images, reasons, duplicates, labels),
+        in_order(
+            (
+                *_never_absent(manifest),
+                *all_findings(facts, records, images, reasons, duplicates, labels),
+                *(Finding("left-out", "warning", *said) for said in manifest.ignored),
+            )
         ),
         duplicates.exact,
         duplicates.near,

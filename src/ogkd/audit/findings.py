@@ -16,7 +16,7 @@ from ogkd.audit.result import (
     Severity,
     united,
 )
-from ogkd.images.ref import install_once
+from ogkd.images.ref import advice_once
 
 FEW = 16  # shots of the usual benchmark
 _UNEVEN = 10.0  # times as many images in the largest class as in the smallest
@@ -70,16 +70,20 @@ def all_findings(
     unreadable: Mapping[int, str],
     duplicates: Duplicates,
     labels: LabelReport | None,
-) -> tuple[Finding, ...]:
-    short, install = install_once(list(unreadable.values()))
+) -> list[Finding]:
+    short, install = advice_once(list(unreadable.values()))
     bad = [Case((records[n].file,), reason) for n, reason in zip(unreadable, short, strict=True)]
     unread = f"Files that cannot be read: {len(bad)} of {len(records)}. {install}".rstrip()
-    found = [
+    return [
         *([_finding("unreadable", "error", unread, bad)] if bad else []),
         *_duplicates(records, duplicates),
         *data_findings(facts, records, images),
         *(_labels(records, labels) if labels else ()),
     ]
+
+
+def in_order(found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Errors first, then warnings, then notes."""
     order = ("error", "warning", "note")
     return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
 

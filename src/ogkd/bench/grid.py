@@ -151,11 +151,13 @@ def _content(source: str | Path) -> dict[str, Any]:
         return read_toml(path)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{source} is not valid TOML: {error}. Fix it and run again.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except FileNotFoundError:
         raise ConfigError(
-            f"There is no grid '{source}' ({error}).{did_you_mean(str(source), known)} Give a TOML "
-            f"file, or one of: {', '.join(known)}."
+            f"There is no grid '{source}'.{did_you_mean(str(source), known)} Give a TOML file, or "
+            f"one of: {', '.join(known)}."
         ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The grid {source} cannot be read: {error}. Check the file.") from None
 
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:

@@ -15,7 +15,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import print_facts, print_json, print_table, say
-from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError
+from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError, counted
 from ogkd.files import resolved, write_json, write_new
 
 if TYPE_CHECKING:
@@ -339,8 +339,8 @@ def _print_audit(audit: Audit) -> None:
         if len(finding.where) > _SHOWN:
             typer.echo(f"  ... and {len(finding.where) - _SHOWN} more (--json lists all)")
         typer.echo(f"  -> {_plain(finding.next)}")
-    numbers = [f"{audit.count(kind)} {kind}s" for kind in _COLOURS]
-    typer.echo(f"\n{len(audit.records)} images: {', '.join(numbers)}")
+    numbers = [counted(audit.count(kind), kind) for kind in _COLOURS]
+    typer.echo(f"\n{counted(len(audit.records), 'image')}: {', '.join(numbers)}")
 
 
 def _plain(words: str) -> str:

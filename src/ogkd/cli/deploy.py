@@ -33,7 +33,9 @@ OpenOption = Annotated[bool, Option("--open", help="Open the page in the browser
 
 def export(
     model: opt.ModelArgument,
-    onnx: Annotated[Path, Option("--onnx", help="The file to write, ending in .onnx.")],
+    onnx: Annotated[
+        Path, Option("--onnx", "--out", "-o", help="The file to write, ending in .onnx.")
+    ],
     include_preprocessing: Annotated[
         bool,
         Option(

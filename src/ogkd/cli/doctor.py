@@ -29,7 +29,8 @@ _GIB = 1024**3
 _WORTHWHILE = 1.5  # an engine gains about half of what its products do
 _EXTRAS = {
     "dicom": ("pydicom", "DICOM and NIfTI files"),
-    "serve": ("uvicorn", "the web page"),
+    "slides": ("openslide", "whole slides"),
+    "serve": ("uvicorn", "the web pages"),
     "onnx": ("onnxruntime", "ONNX export"),
     "ray": ("ray", "clusters"),
     "audit": ("cleanlab", "label-error search"),

@@ -128,9 +128,13 @@ class EncodingOptions(RayOptions):
 
     def find(self, images: Sequence[Path]) -> list[ImageRef]:
         """The image files in files and folders, with the slice to take of volumes."""
+        from ogkd.cli.output import say
+        from ogkd.datasets.read import unread_below
         from ogkd.images import SliceRule, find_images
 
         rule = None if self.slice is None else SliceRule.parse(self.slice)
+        for what, advice in unread_below([path for path in images if path.is_dir()]):
+            say(f"Note: {what} {advice}")
         return [image.sliced(rule) for image in find_images(images)]
 
     def find_bags(self, images: Sequence[Path], rule: BagRule) -> list[tuple[ImageRef, str | None]]:

@@ -114,6 +114,10 @@ def _evaluation_lines(result: dict[str, Any], *, everything: bool) -> Iterator[s
         yield from part(result)
 
 
+def _units(result: dict[str, Any]) -> str:
+    return f"{result.get('unit', 'image')}s"
+
+
 def _found(result: dict[str, Any]) -> Iterator[str]:
     """For each class: how many images, how many of them are found, how often it is right."""
     rows = []
@@ -128,12 +132,12 @@ def _found(result: dict[str, Any]) -> Iterator[str]:
                 f"{hits} of {said} ({100 * row['precision']:.0f} %)" if said else "-",
             ]
         )
-    yield from text_table(["class", "images", "found", "right when predicted"], rows)
+    yield from text_table(["class", _units(result), "found", "right when predicted"], rows)
 
 
 def _classes(result: dict[str, Any]) -> Iterator[str]:
     yield "\nEach class against all others (%)"
-    head = ["class", "images", "recall", "specificity", "precision", "F1", "AUROC"]
+    head = ["class", _units(result), "recall", "specificity", "precision", "F1", "AUROC"]
     yield from text_table(
         head,
         [
@@ -318,5 +322,10 @@ def _share(values: Mapping[str, Any], key: str, between: str = " ", width: int =
     """A share in percent, with its interval if there is one."""
     value, bounds = values[key], values.get("intervals", {}).get(key)
     text = "-" if value is None else f"{100 * value:.1f}"
-    limits = "" if bounds is None else f"[{100 * bounds[0]:.0f}-{100 * bounds[1]:.0f}]"
+    limits = ""
+    if bounds is not None:
+        low, high = (100 * bound for bound in bounds)
+        # 99.8 is not in [100-100]: where whole percents exclude the value, they are too coarse
+        coarse = value is not None and not round(low) <= 100 * value <= round(high)
+        limits = f"[{low:.{coarse:d}f}-{high:.{coarse:d}f}]"
     return f"{text:>{width}}{between}{limits}".rstrip()

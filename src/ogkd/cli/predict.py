@@ -134,7 +134,7 @@ def predict(
     """
     from ogkd.backbones.builtin import builtin_warning
     from ogkd.datasets.bags import grouped
-    from ogkd.images.ref import install_once
+    from ogkd.images.ref import advice_once
     from ogkd.model.bags import decide_bags
     from ogkd.model.decide import Decider
     from ogkd.model.policy import Policy
@@ -225,7 +225,7 @@ def predict(
             write = _writer(file, classifier.class_names, format, findings=findings, bags=bagged)
             for number, row in enumerate(rows, start=1):
                 failed += row.error is not None
-                install = install or install_once([row.error or ""])[1]
+                install = install or advice_once([row.error or ""])[1]
                 strange += row.unfamiliar is True and not row.not_phantom
                 real += row.not_phantom is True
                 if explain is not None and row.error is None and row.weight is None:

@@ -41,7 +41,8 @@ class SubjectOptions:
     """What a new bank is about."""
 
     classes: Annotated[
-        list[str] | None, Option("--classes", "-c", help="A class name. May be repeated.")
+        list[str] | None,
+        Option("--classes", "-c", help="Class names, separated by commas. Repeatable."),
     ] = None
     data: Annotated[Path | None, Option("--data", help="Use the class names of this dataset.")] = (
         None
@@ -53,10 +54,10 @@ class SubjectOptions:
 
     def class_names(self) -> list[str]:
         if bool(self.classes) == (self.data is not None):
-            raise ConfigError("Give the classes either with --classes (repeatable) or with --data.")
+            raise ConfigError("Give the classes either with --classes or with --data.")
         if self.data is not None:
             return list(ogkd.read_manifest(self.data).class_names)
-        return require_classes(self.classes or [])
+        return require_classes([one for said in self.classes or [] for one in said.split(",")])
 
 
 @app.command("list")

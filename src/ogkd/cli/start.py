@@ -54,10 +54,10 @@ def start(
 ) -> None:
     """From a folder of images to a tested model and a report, in one command.
 
-    Checks the images, leaves out what cannot be used, divides the rest into parts
-    to learn from, calibrate and test on, fits, calibrates, evaluates, and writes a
-    report. The data is not changed and nothing is overwritten. Run the same command
-    again to resume.
+    Checks the images, leaves out what cannot be used, divides the rest into
+    parts to learn from, calibrate and test on, fits, calibrates, evaluates, and
+    writes a report. The data is not changed and nothing is overwritten. Run the
+    same command again to resume.
     """
     if not yes and not sys.stdin.isatty():
         raise ConfigError(

@@ -23,7 +23,8 @@ _VALUES = {
 _MOSTLY = 0.5  # share of cells that are 1 or 0, above which any other cell is a mistake
 
 Lines = Sequence[tuple[int, Mapping[str, str]]]  # line number and cells of each row
-Found = tuple[tuple[str, ...], list[tuple[int, ...]]]  # names, and what each row says of them
+# Names, what each row says of them, and columns that look like findings in other words.
+Found = tuple[tuple[str, ...], list[tuple[int, ...]], str]
 
 
 def read_findings(
@@ -50,8 +51,11 @@ def read_findings(
             "an image may show several findings, a column for each finding with 1, 0 or nothing, "
             f"but has: {', '.join(rows[0][1])}."
         )
-    said = [tuple(_value(path, line, row, name) for name in names) for line, row in rows]
-    return read_class_names([columns[name] for name in names]), said
+    said = [
+        tuple(_value(path, line, columns[name], row[name]) for name in names) for line, row in rows
+    ]
+    rest = {} if wanted else {name: columns[name] for name in columns if name not in names}
+    return read_class_names([columns[name] for name in names]), said, _two_valued(rest, rows)
 
 
 def _found(columns: Mapping[str, str], rows: Lines) -> list[str]:
@@ -66,18 +70,28 @@ def _found(columns: Mapping[str, str], rows: Lines) -> list[str]:
     return found
 
 
+def _two_valued(columns: Mapping[str, str], rows: Lines) -> str:
+    """The columns with two different values, such as ja and nein, and those values."""
+    values = {name: sorted({row[name] for _, row in rows if row[name]}) for name in columns}
+    return ", ".join(
+        f"{columns[name]} ({found[0]}, {found[1]})"
+        for name, found in values.items()
+        if name and len(found) == 2
+    )
+
+
 def _wanted(columns: Mapping[str, str], wanted: Sequence[str]) -> list[str | None]:
     """The column of each wanted finding, whatever its case and underscores; None: there is none."""
     by_name = {_plain(name): name for name in columns}
     return [by_name.get(_plain(name)) for name in wanted]
 
 
-def _value(path: Path, line: int, row: Mapping[str, str], name: str) -> int:
+def _value(path: Path, line: int, name: str, cell: str) -> int:
     try:
-        return _VALUES[row[name].lower()]
+        return _VALUES[cell.lower()]
     except KeyError:
         raise DataError(
-            f"{path}, line {line}: '{name}' is '{row[name]}'. A finding is 1 (present), 0 (absent) "
+            f"{path}, line {line}: '{name}' is '{cell}'. A finding is 1 (present), 0 (absent) "
             "or empty (unknown); true, false, yes and no are accepted too. Correct it."
         ) from None
 
@@ -111,7 +125,7 @@ def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Found:
     said = [
         tuple(UNKNOWN if listed is None else int(key in listed) for key in keys) for listed in each
     ]
-    return read_class_names(names), said
+    return read_class_names(names), said, ""
 
 
 def findings_text(manifest: Manifest, items: Sequence[Item]) -> str:

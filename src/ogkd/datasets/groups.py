@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -52,3 +53,11 @@ def components(count: int, links: Iterable[Sequence[int]]) -> list[int]:
     first, second = np.array(pairs, np.intp).reshape(-1, 2).T
     graph = coo_array((np.ones(len(pairs)), (first, second)), shape=(count, count))
     return list(connected_components(graph, directed=False)[1].tolist())
+
+
+def contradictory(items: Sequence[Item]) -> list[list[Item]]:
+    """Items that are the same file content under different labels, content by content."""
+    same: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        same[item.image.key].append(item)
+    return [found for found in same.values() if len({item.answer for item in found}) > 1]

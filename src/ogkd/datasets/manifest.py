@@ -9,7 +9,7 @@ import os
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ogkd.errors import DataError
@@ -70,10 +70,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Labelled images and the class names their labels count through, or names of findings."""
+    """Labelled images and the class names their labels count through, or names of findings.
+
+    `ignored` says what was at the source but is not in the dataset, and what to do about it.
+    """
 
     items: tuple[Item, ...]
     class_names: tuple[str, ...]
+    ignored: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def __repr__(self) -> str:
         from ogkd.datasets.show import manifest_text

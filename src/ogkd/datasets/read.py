@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from ogkd.datasets.tables import read_table
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef
 from ogkd.images.decode import EXTENSIONS, images_below
+
+# Pictures and videos that people keep beside images, and that would be missed silently.
+_UNREAD = {".avi", ".avif", ".gif", ".heic", ".heif", ".j2k", ".jp2", ".mha", ".mhd", ".mov"}
+_UNREAD |= {".mp4", ".nrrd", ".pdf", ".svg"}
 
 
 def read_manifest(
@@ -71,7 +76,7 @@ def require_files(items: Sequence[Item]) -> None:
     if missing:
         raise DataError(
             f"{len(missing)} file(s) of the data are missing:\n{first_lines(missing)}\n"
-            "Check the paths; in a table or split file they count from its own folder."
+            "Check the paths; in a table or split file they are relative to its folder or `root`."
         )
 
 
@@ -101,7 +106,23 @@ def _read_folders(root: Path, class_names: Sequence[str] | None) -> Manifest:
             f"No images in the class folder(s) {', '.join(empty)} below {place}. Known endings: "
             f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove the folder(s)."
         )
-    return Manifest(tuple(items), names)
+    unread = unread_below([part / folder for _, part in parts for folder in folders])
+    return Manifest(tuple(items), names, unread)
+
+
+def unread_below(folders: Sequence[Path]) -> tuple[tuple[str, str], ...]:
+    """How many pictures and videos are in formats that are not read; nothing if there are none."""
+    found = Counter(
+        ending
+        for folder in folders
+        for file in folder.rglob("*")
+        if (ending := file.suffix.lower()) in _UNREAD
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
+    if not found:
+        return ()
+    each = ", ".join(f"{number} {ending}" for ending, number in sorted(found.items()))
+    return ((f"Files left out, because their format is not read: {each}.", "Convert them to PNG."),)
 
 
 def _refuse_lost_splits(

@@ -61,9 +61,13 @@ def read_table(
     if 0 < len(without) < len(rows):
         raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
     answers: list[tuple[int, tuple[int, ...] | None]]
+    ignored: tuple[tuple[str, str], ...] = ()
     if findings is not None or "label" not in header:
         others = {name: spelt for name, spelt in header.items() if name not in (*_OWN, bag)}
-        names, said = read_findings(path, others, rows, findings or class_names)
+        names, said, unused = read_findings(path, others, rows, findings or class_names)
+        if unused:
+            what = f"Columns that are not read, because their cells are not 1 or 0: {unused}."
+            ignored = ((what, "If one of them is a finding, write 1 and 0 into it."),)
         answers = [(NO_CLASS, one) for one in said]
     else:
         names, labels = _classes(path, rows, class_names)
@@ -71,13 +75,13 @@ def read_table(
     folder = path.parent if root is None else root
     items = []
     for (_, row), (label, known) in zip(rows, answers, strict=True):
-        image = ImageRef.of(folder / row["path"])
+        image = _image(folder, row["path"])
         patient = (row[group] if group else "") or _volume(row["path"], image)
         split, exam = split_name(row.get("split", "")), row[bag] if bag else None
         items.append(Item(image, label, split, patient, exam, findings=known))
     lines = [f"line {line}" for line, _ in rows]
     refuse_twice(path, list(zip(lines, items, strict=True)))
-    return Manifest(tuple(items), names)
+    return Manifest(tuple(items), names, ignored)
 
 
 def _classes(
@@ -139,7 +143,7 @@ def read_bag_table(path: Path, bags: str | None) -> list[tuple[ImageRef, str | N
     """The images of a table without labels, and their bags."""
     header, rows = _rows(path)
     bag = bag_column(path, list(header), bags)
-    return [(ImageRef.of(path.parent / row["path"]), row[bag] if bag else None) for _, row in rows]
+    return [(_image(path.parent, row["path"]), row[bag] if bag else None) for _, row in rows]
 
 
 def bag_column(path: Path, header: Sequence[str], bags: str | None) -> str | None:
@@ -189,6 +193,15 @@ def relative_to(folder: Path) -> Callable[[ImageRef], str]:
     return place
 
 
+def _image(folder: Path, cell: str) -> ImageRef:
+    """The image that a cell names; tables from Windows have backslashes between folders."""
+    image = ImageRef.of(folder / cell)
+    if "\\" in cell and not image.file.is_file():
+        other = ImageRef.of(folder / cell.replace("\\", "/"))
+        return other if other.file.is_file() else image
+    return image
+
+
 def _volume(path: str, image: ImageRef) -> str | None:
     """Slices of one volume belong together even if no patient is known."""
     if image.part and kind_of(image.file) in ("nifti", "dicom"):
@@ -218,7 +231,7 @@ def _rows(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]
     if "path" not in header:
         raise DataError(
             f"{path} needs the columns path and label (and optionally split and patient), "
-            f"but has: {', '.join(header) or 'none'}."
+            f"but has: {', '.join(spelt) or 'none'}. Rename the columns."
         )
     # Without a label, any other column may be a finding.
     once = _OWN if "label" in header else [name for name in header if name]
@@ -268,11 +281,10 @@ def _text(path: Path) -> str:
 def _delimiter(text: str) -> str:
     """Spreadsheets of many countries write semicolons into their CSV, because 0,5 is a number."""
     header = text.split("\n", 1)[0]
-    for delimiter in ",;\t":
-        names = [name.lower() for name in _cells(header, delimiter)[0]]
-        if len(names) > 1 and "path" in names:
-            return delimiter
-    return ","
+    names = {
+        delimiter: [name.lower() for name in _cells(header, delimiter)[0]] for delimiter in ",;\t"
+    }
+    return max(names, key=lambda one: (len(names[one]) > 1, "path" in names[one], len(names[one])))
 
 
 def _cells(text: str, delimiter: str) -> tuple[list[str], list[tuple[int, list[str]]]]:

@@ -18,7 +18,7 @@ from ogkd.datasets.manifest import Item, first_lines
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef, look_at, read_image
-from ogkd.images.ref import install_once
+from ogkd.images.ref import advice_once
 
 OnError = Literal["stop", "skip"]
 SKIPPED = "skipped.csv"
@@ -105,7 +105,7 @@ def unreadable_error(
 
 def list_reasons(bad: Sequence[BadFile]) -> str:
     """A line for each file, and once what to install if that is missing."""
-    lines, install = install_once([file.reason for file in bad])
+    lines, install = advice_once([file.reason for file in bad])
     return first_lines(lines) + (f"\n{install}" if install else "")
 
 

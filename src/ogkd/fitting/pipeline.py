@@ -86,7 +86,7 @@ def _finished(prepared: Prepared, place: Path) -> Classifier | None:
     new = _card(prepared, prepared.drawn[0], prepared.pools[0], request.seed)
     changed = _differences(old, new)
     if request.on_error == "skip" and not (place / SKIPPED).is_file():
-        changed.append("on_error")  # the list of skipped files is missing
+        changed.append("handling of unreadable files")  # the list of skipped files is missing
     calibrated = (place / CALIBRATION).exists()
     if not (changed or request.restart):
         with contextlib.suppress(ConfigError):  # damaged: fit it again
@@ -100,7 +100,7 @@ def _finished(prepared: Prepared, place: Path) -> Classifier | None:
             "restart, and calibrate the new model afterwards.",
             argument="restart",
         )
-    why = f", which has other {', '.join(changed)}" if changed else ""
+    why = f", which was fitted with other {', '.join(changed)}" if changed else ""
     request.note(
         f"Note: this fit replaces the model in {request.out}{why}."
         + (" Its calibration is deleted with it: calibrate the new model." if calibrated else "")

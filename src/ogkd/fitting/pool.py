@@ -143,7 +143,8 @@ def pool_for(
             f"{counted(classes, 'class')} need at least {PER_CLASS * classes}.{left}"
         )
         return None
-    request.note(f"Learning from {counted(found.size, f'unlabelled {request.unit}')} too.{left}")
+    many = counted(found.size, f"unlabelled {request.unit}")
+    request.note(f"Found {many} to learn from.{left}")
     return found
 
 

@@ -17,7 +17,7 @@ from ogkd.backbones import Backbone
 from ogkd.datasets.bags import BagRule, in_bags, with_bags
 from ogkd.datasets.catalog import Benchmark
 from ogkd.datasets.fetch import named_benchmark, resolve_data
-from ogkd.datasets.groups import separate_groups
+from ogkd.datasets.groups import contradictory, separate_groups
 from ogkd.datasets.manifest import Item, Manifest, first_lines
 from ogkd.datasets.read import require_files
 from ogkd.datasets.splits import Sampling, keep_classes, shortfalls, support_and_val
@@ -30,7 +30,7 @@ from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.findings import learnable, require_findings
 from ogkd.fitting.pool import Pool, pool_for, read_pool, require_unlabelled
 from ogkd.fitting.request import FitRequest, Prompts
-from ogkd.images.ref import install_once
+from ogkd.images.ref import advice_once
 from ogkd.methods import Method, Support, TextSide, make_method, presets
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.prompts.bank import (
@@ -102,10 +102,10 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
         for seed in seeds
     ]
     first = drawn[0].support
-    for scarce, count in shortfalls(manifest.class_names, first, request.shots).items():
+    if scarce := shortfalls(manifest.class_names, first, request.shots):
+        each = ", ".join(f"'{name}' {count}" for name, count in scarce.items())
         request.note(
-            f"Note: '{scarce}' has only {count} of {request.shots} {request.unit}s; all of them "
-            "are used."
+            f"Note: fewer than {request.shots} {request.unit}s, all of which are used: {each}."
         )
     require_files([item for one in drawn for item in one.support])
     images = list(dict.fromkeys(item.image for one in drawn for item in one.support))
@@ -153,6 +153,10 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
             if bad := unreadable(images):
                 raise unreadable_error(bad) from None
             raise
+        if request.bag_rule is None:
+            for same in contradictory(first):
+                files = " = ".join(str(item.image) for item in same)
+                request.note(f"Note: the same image has several labels: {files}. Correct them.")
     backbone.release()  # the images are encoded
     for shard in sorted(store.damaged):
         request.note(f"Note: the cached features {shard} were damaged; they were computed again.")
@@ -291,15 +295,16 @@ def _training_data(
 ) -> tuple[Manifest, list[Item], list[BadFile]]:
     """The dataset with its slices chosen and groups kept apart; what judges models; bad files."""
     root, rule = None if request.root is None else Path(request.root), request.bag_rule
-    manifest, shared = separate_groups(
-        resolve_data(
-            request.data,
-            root=root,
-            class_names=request.class_names,
-            findings=request.findings,
-            bags=None if rule is None else rule.by,
-        )
+    whole = resolve_data(
+        request.data,
+        root=root,
+        class_names=request.class_names,
+        findings=request.findings,
+        bags=None if rule is None else rule.by,
     )
+    for what, advice in whole.ignored:
+        request.note(f"Note: {what} {advice}")
+    manifest, shared = separate_groups(whole)
     if shared:
         request.note(
             f"Note: {len(shared)} training or validation image(s) are left out: images of the same "
@@ -319,9 +324,10 @@ def _training_data(
     if request.on_error == "stop":
         return used, judged, []
     good, bad = readable_items(used.part("train"), manifest.class_names)
-    _, install = install_once([file.reason for file in bad])
-    said = f"Skipped {len(bad)} file(s) that cannot be read; {len(good)} remain. {install}"
-    request.note(said.rstrip())
+    _, install = advice_once([file.reason for file in bad])
+    if bad:
+        said = f"Skipped {len(bad)} file(s) that cannot be read; {len(good)} remain. {install}"
+        request.note(said.rstrip())
     if lost := {str(item.bag) for item in used.part("train")} - {str(item.bag) for item in good}:
         names = first_lines(sorted(lost))
         request.note(f"No picture remains of {counted(len(lost), 'bag')}:\n{names}")

@@ -35,8 +35,8 @@ class FitRequest:
         backbone: a known name, a folder or a hub id; auto takes the built-in model for phantoms,
             and for other images the best real backbone on this machine. In Python also a loaded
             backbone.
-        method: fused (texts and images in closed form, a second), ogkd (the paper's, minutes), gda,
-            zero-shot and others; `ogkd methods` lists them.
+        method: how to learn: fused (texts and images in closed form, a second), ogkd (the paper's,
+            minutes), gda, zero-shot and others; `ogkd methods` lists them.
         shots: images per class to learn from (default: all); with several findings, images with
             and without each of them.
         seed: draws the images, and all other randomness.

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import DataError
-from ogkd.images.ref import SliceRule, decoding, file_state, needs_extra, slice_in
+from ogkd.images.ref import WHICH_SLICE, SliceRule, decoding, file_state, needs_extra, slice_in
 from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 MAX_VOLUME_BYTES = 8 * 1024**3  # of the volume in the file, unpacked
@@ -151,14 +151,10 @@ def _values(file: Path, proxy: Any, where: tuple[Any, ...]) -> NDArray[Any]:
 
 
 def _rule(file: Path, fragment: str) -> SliceRule:
-    how = (
-        f"Write axis and index after a #, such as {file.name}#axis=2,index=middle (axis 0 gives "
-        "sagittal, 1 coronal, 2 axial slices), or set `slice` for all volumes."
-    )
     lack = "is a volume, and no slice of it is chosen"
-    rule = slice_in(file, fragment, lack, how)
+    rule = slice_in(file, fragment, lack, WHICH_SLICE)
     if rule.axis is None:
-        raise DataError(f"{file} is a volume: '{fragment}' names no axis. {how}")
+        raise DataError(f"{file} is a volume: '{fragment}' names no axis. {WHICH_SLICE}")
     return rule
 
 

@@ -31,6 +31,11 @@ TIFF = (".tif", ".tiff")  # which may be whole slides too
 _ENDINGS: dict[Kind, tuple[str, ...]]
 _ENDINGS = {"plain": PLAIN, "dicom": DICOM, "nifti": NIFTI, "npz": (".npz",), "slide": SLIDES}
 INSTALL = 'To read DICOM and NIfTI: pip install "ogkd[dicom]".'
+WHICH_SLICE = (
+    "Choose a slice for all volumes with `slice`, such as axis=2,index=middle (axis 0 is sagittal, "
+    "1 coronal, 2 axial), or for one volume after its name and a #. To learn from whole volumes, "
+    "set `slices`."
+)
 _WORDS = ("first", "middle", "last")
 STORED = "stored"  # the part of a picture that is not to be turned upright
 _PART = re.compile(rf"#((?:axis|index|tile)=[^#/]*|(?:train|val|test)/\d+|{STORED})$")
@@ -107,10 +112,18 @@ def damaged(file: Path, error: Exception) -> DataError:
     return DataError(f"{file} is damaged or cut short ({reason}). Replace or remove it.")
 
 
-def install_once(reasons: Sequence[str]) -> tuple[list[str], str]:
-    """Reasons without the line that says what to install, and that line if any of them had it."""
-    short = [reason.removesuffix(INSTALL).rstrip() for reason in reasons]
-    return short, INSTALL if short != list(reasons) else ""
+def advice_once(reasons: Sequence[str]) -> tuple[list[str], str]:
+    """Reasons without the advice that several may share, and that advice, once.
+
+    >>> advice_once([f"a.dcm cannot be read. {INSTALL}", "b.png is empty."])[0]
+    ['a.dcm cannot be read.', 'b.png is empty.']
+    """
+    short, shared = list(reasons), []
+    for advice in (INSTALL, WHICH_SLICE):
+        if any(reason.endswith(advice) for reason in short):
+            short = [reason.removesuffix(advice).rstrip() for reason in short]
+            shared.append(advice)
+    return short, " ".join(shared)
 
 
 def _no_rule(text: str) -> ConfigError:

@@ -118,9 +118,13 @@ def make_method(
         strange = problem["type"] == "extra_forbidden"
         hint = did_you_mean(place, known_settings) if strange else ""
         said = problem["msg"].removeprefix("Value error, ")
-        what = f"Setting '{place}' of {name} cannot be {problem['input']!r}" if place else name
+        what = f"Setting '{place}' of {name} cannot be {problem['input']!r}: {said}"
+        if strange:
+            what = f"{name} has no setting '{place}'"
+        elif not place:
+            what = f"{name}: {said}"
         raise ConfigError(
-            f"{what}: {said}.{hint} Settings of {name}: {', '.join(known_settings)}."
+            f"{what}.{hint} Settings of {name}: {', '.join(known_settings)}."
         ) from None
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
 
 NOTE = (
-    "Note: the images are answered together, so each answer depends on the others of this batch. "
+    "Note: the model may learn from this batch, so that each answer depends on the other images. "
     "Nothing is promised about such answers: no prediction sets, no abstention, and a calibration "
     "is not used."
 )
@@ -61,6 +61,10 @@ def for_batch(classifier: Classifier, features: NDArray[np.float32]) -> tuple[Cl
     )
     learned = type(classifier)(classifier.backbone, head, classifier.card, support=support)
     if head.notes:
-        return learned, "Note: the images are answered one by one. " + " ".join(head.notes)
+        why = " ".join(head.notes)
+        return (
+            learned,
+            f"Note: the model did not learn from this batch; images are answered one by one. {why}",
+        )
     left = f" {strange} of them were not learned from: unlike the labelled images." * bool(strange)
     return learned, f"Answered {counted(len(features), 'image')} together.{left}"

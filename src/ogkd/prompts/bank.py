@@ -165,9 +165,11 @@ def fallback_note(
     if not missing:
         return None
     if bank is None:
-        start = f"No prompts were given, so {len(missing)} classes use {len(TEMPLATES)} templates."
+        start = f"No prompts were given: class texts are made from {len(TEMPLATES)} templates."
         if found := _shipped_for(class_names):
-            return f"{start} There is a shipped bank for these classes: '{found}'."
+            return (
+                f"{start} There is a shipped bank for these classes: give '{found}' as the prompts."
+            )
     else:
         start = (
             f"The prompt bank has no prompts for: {', '.join(missing)}; they use templates."

@@ -48,7 +48,8 @@ def risk_curves(given: FigureInput) -> Drawn:
     labels = [*pair, *others]
     columns = style.columns_for(len(pairs))
     rows = -(-len(pairs) // columns)
-    figure = style.new_figure(min(style.PAGE, 2.6 * columns), 0.5 + 2.15 * rows)
+    listed = 0.14 * len(labels)  # inches of the AURC of each method, above a panel
+    figure = style.new_figure(min(style.PAGE, 2.6 * columns), 0.5 + (1.9 + listed) * rows)
     look = style.looks(labels, pair)
     for number, mine in enumerate(pairs):
         ax = figure.add_subplot(rows, columns, number + 1)
