@@ -20,7 +20,6 @@ from ogkd.methods import Head, LinearHead, Method, Rows, Support, TextHead, Text
 from ogkd.methods.base import Folder, Supports
 from ogkd.methods.experts import Space, Texts, experts, totals
 from ogkd.methods.fused_choice import (
-    FOLDS,
     POOL_FOLDS,
     RHO,
     FusedConfig,
@@ -301,19 +300,18 @@ class Fused(Method[FusedConfig]):
         # Few rows span a small space, so what needs labelled rows alone is computed there.
         space = Space.of(rows.features, d, widths, even=True)
         texts, chosen_by = Texts(T, scale, config.nu), Texts(untrained, scale, config.nu)
-        folds = FOLDS if pool is None else POOL_FOLDS
-        choice = choose(rows, space, chosen_by, config, folds=folds)
+        choice = choose(rows, space, chosen_by, config)
         found, said = experts(space, weights(rows), texts, rho=ridge(config)), ""
         if pool is not None:
             everything = torch.cat([rows.features, normalize(pool.cpu().float(), dim=-1)])
             large = Space.of(everything, d, widths, even=True)
             beta = worth(rows, pool_size(len(pool), bags), config)
             sums = totals(large, row_weights(rows, len(everything), beta))
-            without = choice
-            choice, said = choose_pool(rows, large, chosen_by, config, without, sums, bags)
-            if choice.pool:
+            without = choose(rows, space, chosen_by, config, folds=POOL_FOLDS)
+            with_them, said = choose_pool(rows, large, chosen_by, config, without, sums, bags)
+            if with_them.pool:
                 found = with_pool(rows, large, texts, config, without, sums, bags)
-                space = large
+                choice, space = with_them, large
         W, b = found.joined(space, choice.kappa, deep=deep)
         patch = None
         if deep:  # the same on global features, the only ones that patches have
