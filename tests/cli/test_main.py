@@ -11,7 +11,7 @@ import typer
 
 import ogkd.cli
 from ogkd.cli import app as ogkd_app
-from ogkd.cli.options import CommandGroup
+from ogkd.cli.commands import CommandGroup
 from ogkd.errors import ConfigError, Interrupted
 
 FULL = Path("/dev/full")

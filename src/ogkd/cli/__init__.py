@@ -35,7 +35,7 @@ from ogkd.cli import (
     studio,
     tune,
 )
-from ogkd.cli.options import CommandGroup
+from ogkd.cli.commands import CommandGroup
 from ogkd.errors import ConfigError, OgkdError, OgkdWarning, out_of_memory
 
 __all__ = ["app", "main"]

@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 import ogkd
 from ogkd.cli import options as opt
+from ogkd.cli.commands import CommandGroup
 from ogkd.cli.doctor import end_with
 from ogkd.cli.output import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, DataError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ogkd.features import EncodedBatch
     from ogkd.images import ImageRef
 
-app = opt.CommandGroup("Frozen vision-language models: list, info, fetch, verify.")
+app = CommandGroup("Frozen vision-language models: list, info, fetch, verify.")
 
 _MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 _ADVICE = "Fix or remove them, or run again with --skip-bad to leave them out."

@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 from ogkd.cells import BOM
 from ogkd.cli import options as opt
+from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_facts, say
 from ogkd.errors import ConfigError
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ogkd.bench.sources import Source
     from ogkd.bench.worker import Job
 
-app = opt.CommandGroup("Reproduce the paper, or compare methods on your own data.")
+app = CommandGroup("Reproduce the paper, or compare methods on your own data.")
 
 _MOST = 10_000  # numbers of an option
 

@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 import ogkd
 from ogkd.cli import options as opt
+from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_facts, print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError, counted
 from ogkd.files import resolved, write_json, write_new
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ogkd.datasets.catalog import Benchmark
     from ogkd.datasets.manifest import Manifest
 
-app = opt.CommandGroup("Benchmark datasets and your own data: list, info, download, check, split.")
+app = CommandGroup("Benchmark datasets and your own data: list, info, download, check, split.")
 
 _SHOWN = 5  # files listed under a finding; the JSON has all
 _NearOption = Annotated[

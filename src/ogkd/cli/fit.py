@@ -15,6 +15,7 @@ from typer import Argument, Option
 
 import ogkd
 from ogkd.cli import options as opt
+from ogkd.cli.commands import signature_of
 from ogkd.cli.output import print_json, say
 from ogkd.errors import ConfigError, counted
 from ogkd.fitting.request import FitRequest
@@ -107,7 +108,7 @@ def _named(name: str, text: str) -> Any:
     return Option(f"--{name.replace('_', '-')}", help=text)
 
 
-fit.__signature__ = opt.signature_of(_fit_options())  # type: ignore[attr-defined]
+fit.__signature__ = signature_of(_fit_options())  # type: ignore[attr-defined]
 
 
 def import_checkpoint(

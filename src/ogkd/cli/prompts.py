@@ -13,6 +13,7 @@ from typer import Argument, Option
 
 import ogkd
 from ogkd.cli import options as opt
+from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_json, print_table, say
 from ogkd.errors import ConfigError, DataError, Interrupted
 from ogkd.files import write_json
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
     from ogkd.prompts.chat import Chat
     from ogkd.prompts.generate import Order
 
-app = opt.CommandGroup(
-    "Banks of texts for classes: list, show, check, new, generate, import, fetch."
-)
+app = CommandGroup("Banks of texts for classes: list, show, check, new, generate, import, fetch.")
 
 _COLOURS = {"error": "red", "warning": "yellow"}
 _SHIPPED = 50  # prompts per class of the banks that come with the package

@@ -9,11 +9,12 @@ import typer
 from typer import Argument, Option
 
 from ogkd.cli import options as opt
+from ogkd.cli.commands import CommandGroup
 from ogkd.cli.deploy import HostOption, OpenOption, PortOption, announcement, server_settings
 from ogkd.cli.output import print_json, say
 from ogkd.errors import ConfigError, counted
 
-label_app = opt.CommandGroup(help="Which images to label.")
+label_app = CommandGroup(help="Which images to label.")
 
 
 def studio(

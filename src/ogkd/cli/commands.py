@@ -1,0 +1,156 @@
+"""Commands and groups of them: an option is given once, and an error names the option."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from ogkd.errors import OgkdError, StorageError
+from ogkd.files import resolved
+
+# The library's name of an argument -> the command line's, if they differ.
+_OTHER_NAMES = {"class_names": "classes", "show_names": "names", "out": "onnx"}
+
+
+def with_option(message: str, argument: str, params: Sequence[Any]) -> str | None:
+    """Add the option of a library argument to a message; None if there is no such option.
+
+    `params` are those of a command. A message that names the option already stays as it is.
+    """
+    by_name = {param.name: param for param in params}
+    found = by_name.get(argument) or by_name.get(_OTHER_NAMES.get(argument, ""))
+    if found is None:
+        return None
+    kind = found.param_type_name
+    shown = str(found.name).upper() if kind == "argument" else max(found.opts, key=len)
+    if re.search(rf"(?<![\w-]){re.escape(shown)}(?![\w-])", message):
+        return message
+    stop = "." if message.endswith(".") else ""
+    return f"{message.removesuffix('.')} ({kind} {shown}){stop}"
+
+
+def _written_to(message: str, values: Mapping[str, Any]) -> str | None:
+    """Return the parameter whose path could not be written; None if it is the cache's."""
+    for name, value in values.items():
+        for path in (value, resolved(value)) if isinstance(value, Path) else ():
+            if re.search(rf"writ(e|ing) {re.escape(str(path))}(?=[/.:])", message):
+                return name
+    return None
+
+
+class _OurCommand:
+    """A command or group that refuses an option given twice; library errors name their option."""
+
+    params: list[Any]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        # The parser keeps the last value only; the order that it reports has every occurrence.
+        given = self.make_parser(ctx).parse_args(args=list(args))[2]  # type: ignore[attr-defined]
+        for one, times in Counter(given).items():
+            single = one.param_type_name == "option" and not one.multiple
+            if single and times > 1 and not any(other.is_eager for other in given):  # --help
+                ctx.fail(
+                    f"Option '{max(one.opts, key=len)}' was given {times} times. Give it once."
+                )
+        found: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return found
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)  # type: ignore[misc]  # the other base class has it
+        except OgkdError as error:
+            if isinstance(error, StorageError):
+                error.argument = _written_to(str(error), ctx.params)
+            named = error.argument and with_option(str(error), error.argument, self.params)
+            if named:
+                error.args, error.argument = (named,), None
+            raise
+
+
+class _Command(_OurCommand, TyperCommand):
+    pass
+
+
+class _Group(_OurCommand, TyperGroup):
+    pass
+
+
+class CommandGroup(typer.Typer):
+    """Commands under one name; their errors name the option that they are about.
+
+    A parameter of a command that is a dataclass stands for options: one for each of its fields.
+    """
+
+    def __init__(self, help: str, **settings: Any) -> None:
+        super().__init__(help=help, cls=_Group, no_args_is_help=True, **settings)
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        add = super().command(name, cls=_Command, **settings)
+
+        def added(function: Callable[..., None]) -> Callable[..., None]:
+            add(_SingleOptions(function))
+            return function
+
+        return added
+
+    def names_only(self) -> CommandGroup:
+        """The same without the commands' options, which cost time and a list does not show."""
+        listed = copy.copy(self)
+        listed.registered_commands = [copy.copy(one) for one in self.registered_commands]
+        for one in listed.registered_commands:
+            one.help, one.callback = inspect.getdoc(one.callback), lambda: None
+        listed.registered_groups = [copy.copy(one) for one in self.registered_groups]
+        for group in listed.registered_groups:
+            group.typer_instance = copy.copy(group.typer_instance)
+            group.typer_instance.registered_commands = []  # type: ignore[union-attr]
+        return listed
+
+
+class _SingleOptions:
+    """A function whose dataclasses are options, found out when they are needed."""
+
+    def __init__(self, function: Callable[..., None]) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+
+    @functools.cached_property
+    def groups(self) -> dict[str, Any]:
+        found = inspect.signature(self.function, eval_str=True).parameters
+        return {name: one.annotation for name, one in found.items() if is_dataclass(one.annotation)}
+
+    @functools.cached_property
+    def __signature__(self) -> inspect.Signature:
+        single: list[tuple[str, Any, Any]] = []
+        for name, one in inspect.signature(self.function, eval_str=True).parameters.items():
+            if kind := self.groups.get(name):
+                hints = get_type_hints(kind, include_extras=True)
+                single += [(one.name, hints[one.name], one.default) for one in fields(kind)]
+            else:
+                single.append((name, one.annotation, one.default))
+        return signature_of(single)
+
+    def __call__(self, **options: Any) -> None:
+        for name, group in self.groups.items():
+            options[name] = group(**{one.name: options.pop(one.name) for one in fields(group)})
+        self.function(**options)
+
+
+def signature_of(options: Iterable[tuple[str, Any, Any]]) -> inspect.Signature:
+    """A signature for typer, from the names, types and defaults of options."""
+    empty = inspect.Parameter.empty
+    parameters = []
+    for name, kind, value in options:
+        default = empty if value is MISSING else value
+        only = inspect.Parameter.KEYWORD_ONLY  # in any order, with or without a default
+        parameters.append(inspect.Parameter(name, only, default=default, annotation=kind))
+    return inspect.Signature(parameters)
