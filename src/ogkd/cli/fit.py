@@ -200,7 +200,7 @@ def _method_lines(entry: dict[str, Any]) -> Iterator[str]:
     if entry["plugin"]:
         yield f"Plugin: {entry['plugin']}"
     yield "Settings (change one with --set NAME=VALUE):"
-    for key, value in ogkd.methods.registry.flat_settings(entry["settings"]):
+    for key, value in ogkd.methods.flatten(entry["settings"]):
         yield f"  {key} = {json.dumps(value)}"
     if entry["presets"]:
         yield "Presets (--preset NAME):"

@@ -40,8 +40,7 @@ from ogkd.fitting.prepare import default_preset
 from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef, read_image
 from ogkd.images.memory import InMemory, as_ref, is_one_image
-from ogkd.methods import METHODS, make_method
-from ogkd.methods.registry import flat_settings
+from ogkd.methods import METHODS, flatten, make_method
 
 
 class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # untyped there
@@ -215,7 +214,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
                 preset = self.preset or default_preset(self.method)
                 method = make_method(self.method, preset=preset, settings=given)
                 given = method.config.model_dump()
-            params |= {f"settings__{key}": value for key, value in flat_settings(given, "__")}
+            params |= {f"settings__{key}": value for key, value in flatten(given, "__")}
         return params
 
     def set_params(self, **params: Any) -> OGKDClassifier:
@@ -228,7 +227,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
             if name not in plain
         }:
             if self.method in METHODS:
-                known = dict(flat_settings(METHODS[self.method].Config().model_dump(), "."))
+                known = dict(flatten(METHODS[self.method].Config().model_dump(), "."))
                 for name in nested:
                     if name not in known:
                         raise ConfigError(
@@ -237,7 +236,7 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
                             argument="settings",
                         )
             # A new mapping: clones share the old one.
-            self.settings = dict(flat_settings(self.settings or {}, ".")) | nested
+            self.settings = dict(flatten(self.settings or {}, ".")) | nested
         return self
 
     def _names(self, classes: NDArray[Any]) -> tuple[str, ...]:

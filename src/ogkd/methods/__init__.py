@@ -25,7 +25,7 @@ from ogkd.methods.grid_search import Trial, choose, search, trials
 from ogkd.methods.heads import Head, KernelHead, LinearHead, TextHead, refuse_diverged
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod, context_head, image_logits
 from ogkd.methods.ranking import Ranked
-from ogkd.methods.registry import DEFAULT, METHODS, PAPER, make_method, presets, register
+from ogkd.methods.registry import DEFAULT, METHODS, PAPER, flatten, make_method, presets, register
 
 __all__ = [
     "DEFAULT",
@@ -54,6 +54,7 @@ __all__ = [
     "choose",
     "context_head",
     "find_carriers",
+    "flatten",
     "folds",
     "image_logits",
     "make_method",

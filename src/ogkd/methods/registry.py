@@ -138,18 +138,18 @@ def _settings(config: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def flat_settings(
+def flatten(
     settings: Mapping[str, Any], joint: str = ".", start: str = ""
 ) -> Iterator[tuple[str, Any]]:
     """Nested settings with one name each, such as train.epochs.
 
-    >>> dict(flat_settings({"alpha": 1, "train": {"epochs": 2}}, "__"))
+    >>> dict(flatten({"alpha": 1, "train": {"epochs": 2}}, "__"))
     {'alpha': 1, 'train__epochs': 2}
     """
     for key, value in settings.items():
         name = start + key.replace(".", joint)
         if isinstance(value, Mapping) and value:
-            yield from flat_settings(value, joint, f"{name}{joint}")
+            yield from flatten(value, joint, f"{name}{joint}")
         else:
             yield name, value
 

@@ -19,7 +19,7 @@ from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import ImageRef, read_image
-from ogkd.methods.registry import flat_settings
+from ogkd.methods import flatten
 from ogkd.model.card import ModelCard, versions
 from ogkd.model.classifier import Classifier
 from ogkd.prompts.bank import fold, template_bank
@@ -128,7 +128,7 @@ def _classes(card: ModelCard) -> Pairs:
 
 def settings_rows(config: Mapping[str, Any]) -> Pairs:
     """Nested settings with dotted names."""
-    return [(name, json.dumps(value, ensure_ascii=False)) for name, value in flat_settings(config)]
+    return [(name, json.dumps(value, ensure_ascii=False)) for name, value in flatten(config)]
 
 
 def version_rows(card: ModelCard) -> Pairs:
