@@ -46,6 +46,15 @@ def test_clean_data_ends_with_code_0_and_a_table_of_counts(check: Run, clean: Pa
     assert "48 images: 0 errors" in lines[-1]
 
 
+def test_a_class_folder_without_images_is_an_error_among_the_others(check: Run, data: Path) -> None:
+    (data / "train" / "glaucoma").mkdir()
+    plant(data)
+    code, out, _ = check(data)
+    assert code == 1
+    assert "No images to learn from for: glaucoma." in out
+    assert "49 images: 2 errors" in out
+
+
 def test_a_leak_ends_with_code_1_and_names_the_file(check: Run, data: Path, tmp_path: Path) -> None:
     name = plant(data)
     report, html = tmp_path / "out" / "check.json", tmp_path / "out" / "check.html"

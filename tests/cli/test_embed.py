@@ -90,13 +90,13 @@ def test_bad_files_are_listed_all_at_once_and_nothing_is_written(refused, clip, 
     assert "2 file(s) could not be read" in message
     assert "bad1.png" in message
     assert "bad2.png" in message
-    assert "--skip-bad" in message
+    assert "or skip unreadable files (option --on-error)." in message
 
 
 def test_bad_files_can_be_left_out(ogkd, clip, pictures, tmp_path):
     (pictures / "a" / "bad.png").write_bytes(b"no picture")
     out = tmp_path / "f.safetensors"
-    outcome = ogkd("embed", pictures, "-b", clip, "-o", out, "--skip-bad", "--patches")
+    outcome = ogkd("embed", pictures, "-b", clip, "-o", out, "--on-error", "skip", "--patches")
     assert outcome.code == 0
     assert "bad.png" in outcome.err
     tensors, metadata = read(out)
@@ -110,8 +110,10 @@ def test_bad_files_can_be_left_out(ogkd, clip, pictures, tmp_path):
 
 def test_only_bad_files_are_an_error_even_so(refused, clip, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"no picture")
-    words = ["embed", tmp_path / "bad.png", "-b", clip, "-o", tmp_path / "f", "--skip-bad"]
-    assert "No file could be read" in refused(*words)
+    words = ["embed", tmp_path / "bad.png", "-b", clip, "-o", tmp_path / "f"]
+    message = refused(*words, "--on-error", "skip")
+    assert "No file could be read" in message
+    assert "bad.png" in message
 
 
 def test_an_earlier_result_is_replaced_only_by_a_whole_one(ogkd, clip, pictures, tmp_path):

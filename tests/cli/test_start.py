@@ -47,6 +47,15 @@ def contents(folder):
     return found
 
 
+def test_a_class_folder_without_images_is_named_and_left_out(ogkd, clip, images, tmp_path):
+    (images / "glaucoma").mkdir()
+    out = tmp_path / "out"
+    outcome = ogkd("start", images, "--yes", "--backbone", clip, "--out", out)
+    assert outcome.code == 0, outcome.err
+    assert "Left out, because no usable image is left: glaucoma." in outcome.out
+    assert {row["label"] for row in rows_of(out / "split.csv")} == set(CLASSES)
+
+
 def test_one_command_leads_from_a_folder_to_a_report(ogkd, clip, images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcome = ogkd("start", "images", "--yes", "--backbone", clip)

@@ -54,6 +54,18 @@ def test_a_column_of_yes_and_no_in_other_words_is_named_as_not_read(tmp_path: Pa
     ]
 
 
+def test_columns_without_answers_or_with_other_words_are_named_as_not_read(tmp_path: Path) -> None:
+    text = (
+        "path,edema,Effusion,mass,grade,date,code\n"
+        "a.png,1,,?,mild,2020-01-02,A1\nb.png,0,,-1,severe,2020-01-03,A2\n"
+        "c.png,1,,,none,2020-01-04,A3\nd.png,1,,,moderate,2020-01-05,A4\n"
+    )
+    ((what, _),) = read_manifest(table(tmp_path, text)).ignored
+    _, columns = what.split(": ")
+    nothing = "Effusion (nothing known), mass (nothing known)"
+    assert columns == f"{nothing}, grade (mild, moderate, none, ...)."
+
+
 def test_a_list_of_findings_says_that_the_others_are_absent(tmp_path: Path) -> None:
     text = "path;labels\na.png;edema|Effusion\nb.png;No finding\nc.png;\nd.png; effusion \n"
     found = read_manifest(table(tmp_path, text))

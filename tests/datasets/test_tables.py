@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
-from tiny_data import item_of
+from tiny_data import item_of, write_image
 
 
 def table(folder: Path, text: str, *, name: str = "t.csv", encoding: str = "utf-8") -> Path:
@@ -162,6 +163,20 @@ def test_a_table_from_windows_finds_its_files(tmp_path):
     first, second = read_manifest(table(tmp_path, text)).items
     assert first.image.file == tmp_path / "left eye" / "a.png"
     assert second.image.file == tmp_path / "left eye\\absent.png"  # as written, for the message
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there it is a path as any other")
+@pytest.mark.parametrize("start", ["C:\\Users\\me\\", "D:/", "\\\\server\\share\\"])
+def test_an_absolute_path_of_windows_is_refused_with_what_to_write_instead(tmp_path, start):
+    write_image(tmp_path / "eyes" / "a.png")
+    write_image(tmp_path / "a.png")
+    (tmp_path / "empty").mkdir()
+    file = table(tmp_path, f"path,label\n{start}eyes\\a.png,x\n{start}eyes\\b.png,y\n")
+    message = refusal(file)
+    assert f"{start}eyes\\a.png is a path of a Windows computer" in message
+    assert f"relative to {tmp_path} (or to another root); this one is then eyes/a.png." in message
+    elsewhere = refusal(file, root=tmp_path / "empty")
+    assert elsewhere.endswith(f"relative to {tmp_path / 'empty'} (or to another root).")
 
 
 def test_columns_with_other_names_are_listed_whatever_separates_them(tmp_path):

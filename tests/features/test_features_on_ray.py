@@ -91,7 +91,7 @@ def embed(*words, **environment):
 def test_a_cluster_of_its_own_writes_the_file_that_one_process_writes(pictures, tmp_path):
     if importlib.util.find_spec("ray") is None:
         pytest.skip('Ray is not installed: pip install "ogkd[ray]" to run this test')
-    same = [pictures, "-b", FIXTURE, "--skip-bad", "--patches", "--batch-size", 2]
+    same = [pictures, "-b", FIXTURE, "--on-error", "skip", "--patches", "--batch-size", 2]
     alone = embed(*same, "--out", tmp_path / "alone.safetensors")
     assert alone.returncode == 0, alone.stderr
     quick = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}

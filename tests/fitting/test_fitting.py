@@ -344,9 +344,12 @@ def test_a_stopped_fit_goes_on_to_the_same_result(stopped, bert_backbone, pictur
     log = tmp_path / ".m.training" / "training.jsonl"
     with log.open("a") as file:
         file.write('{"epoch": 3, "ter')  # what a kill in the middle of a line leaves
-    model = fit(pictures, bert_backbone, **stopped)
-    whole = fit(pictures, bert_backbone, settings=stopped["settings"])
+    said, said_of_whole = [], []
+    model = fit(pictures, bert_backbone, **stopped, say=said.append)
+    whole = fit(pictures, bert_backbone, settings=stopped["settings"], say=said_of_whole.append)
     assert torch.equal(model.head.T, whole.head.T)
+    continues = "Note: An interrupted training continues at epoch 4 of 5."
+    assert [note for note in said if note not in said_of_whole] == [continues]
     lines = (tmp_path / "m" / "training.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3, 4]
     assert left_in(tmp_path) == {"m"}

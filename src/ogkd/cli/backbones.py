@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 app = CommandGroup("Frozen vision-language models: list, info, fetch, verify.")
 
 _MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
-_ADVICE = "Fix or remove them, or run again with --skip-bad to leave them out."
 _Name = Annotated[str, Argument(help="A known name, a hub id or a folder.")]
 
 
@@ -160,9 +159,10 @@ def embed(
         Path | None, Option(help="Encode the lines of this text file instead of images.")
     ] = None,
     patches: Annotated[bool, Option("--patches", help="Also write patch features.")] = False,
-    skip_bad: Annotated[
-        bool, Option("--skip-bad", help="Leave out unreadable files instead of stopping.")
-    ] = False,
+    on_error: Annotated[
+        Literal["stop", "skip"],
+        Option(help="Unreadable files: stop, or skip them; both list them."),
+    ] = "stop",
     engine: opt.EngineOption = "torch",
     encoding: opt.EncodingOptions,
 ) -> None:
@@ -196,7 +196,7 @@ def embed(
     device = "cpu" if on_cluster else encoding.device
     model = ogkd.load_backbone(backbone, device=device, engine=engine)
     batches = encoding.encode(model, refs, place=backbone, engine=engine, patches=patches)
-    _embed_images(model, refs, batches, out, skip_bad=skip_bad)
+    _embed_images(model, refs, batches, out, skip=on_error == "skip")
 
 
 def _embed_images(
@@ -205,12 +205,12 @@ def _embed_images(
     batches: Iterator[EncodedBatch],
     out: Path,
     *,
-    skip_bad: bool,
+    skip: bool,
 ) -> None:
     import torch
 
     from ogkd.features.safetensors_stream import SafetensorsStream
-    from ogkd.features.unreadable import unreadable, unreadable_error
+    from ogkd.features.unreadable import list_reasons, unreadable, unreadable_error
     from ogkd.progress import progress_bar
 
     files: list[str] = []
@@ -228,10 +228,10 @@ def _embed_images(
     ):
         for batch in batches:
             bad += batch.bad
-            if bad and not skip_bad:
+            if bad and not skip:
                 # One bad file stops the work: find all the others first, to report them together.
                 rest = paths[len(files) + len(batch.readable) + len(batch.bad) :]
-                raise unreadable_error([*bad, *unreadable(rest)], _ADVICE)
+                raise unreadable_error([*bad, *unreadable(rest)])
             if batch.features is not None:
                 files += [path.as_posix() for path in batch.readable]
                 globals_.append(batch.features.globals.cpu())
@@ -240,7 +240,7 @@ def _embed_images(
             bar.advance(len(batch.readable) + len(batch.bad))
             bar.describe(f"{len(files) / (time.perf_counter() - began):.1f} images/s")
         if not files:
-            raise unreadable_error(bad, "No file could be read.")
+            raise DataError(f"No file could be read:\n{list_reasons(bad)}")
         stream.finish({"globals": torch.cat(globals_)}, _metadata(backbone, files=files))
     seconds = time.perf_counter() - began
     if bad:

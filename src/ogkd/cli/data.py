@@ -180,7 +180,7 @@ def check(
     wanted = labels or backbone is not None
     if wanted:
         require_cleanlab()
-    manifest = sliced(resolve_data(data), slice)
+    manifest = sliced(resolve_data(data, empty_classes=True), slice)
     model = None
     if wanted:
         images = [item.image for item in manifest.items]
@@ -235,6 +235,7 @@ def split(
         class_names=opt.read_classes(classes),
         findings=opt.read_classes(findings),
         bags=bags,
+        empty_classes=True,
     )
     manifest = named_bags(manifest, bags)
     audit = checked(data, sliced(manifest, slice), near=near)
@@ -286,7 +287,7 @@ def division_notes(division: Division) -> Iterator[str]:
     if division.left_out:
         yield f"Left out {len(division.left_out)} images: {division.reasons()}."
     if division.lost:
-        yield f"No image is left of: {', '.join(division.lost)}."
+        yield f"Left out, because no usable image is left: {', '.join(division.lost)}."
     if division.note:
         yield division.note
     if untested := division.absent("test"):

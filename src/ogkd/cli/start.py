@@ -139,7 +139,7 @@ class _Start:
     def manifest(self) -> Manifest:
         from ogkd.datasets.fetch import resolve_data
 
-        found = resolve_data(self.data, bags=self.options["bags"])
+        found = resolve_data(self.data, bags=self.options["bags"], empty_classes=True)
         return named_bags(found, self.options["bags"], self.options["normal"])
 
     @property

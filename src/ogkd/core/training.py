@@ -81,12 +81,13 @@ def train_contexts(
     text_dropout: bool = False,
     checkpoint: Checkpoint | None = None,
     log: Callable[[Mapping[str, Any]], None] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Tensor:
     """Train one context per run and return them stacked: [S, n_ctx, w] (or [S, C, n_ctx, w]).
 
     The learner defines what a context is: any tensor that `initial_context` returns and
     `text_features` accepts. With a `checkpoint`, progress is saved every few epochs and a
-    finished or interrupted training is resumed from there.
+    finished or interrupted training is resumed from there; `note` gets the epoch in words.
     """
     _refuse_unequal(runs)
     device = learner.embeddings.device
@@ -94,6 +95,9 @@ def train_contexts(
     state = TrainingState(torch.stack(start), torch.zeros(0), 0, torch.zeros(0, len(runs)))
     if checkpoint is not None and (found := checkpoint.load()) is not None:
         state = found
+        if note is not None and 0 < state.epoch < config.epochs:
+            again = state.epoch + 1
+            note(f"Note: An interrupted training continues at epoch {again} of {config.epochs}.")
     # A copy: an interruption in the first epoch saves the state as it was before.
     contexts = state.contexts.clone().to(device).requires_grad_()
     steps = len(batch_slices(runs[0].count, config))

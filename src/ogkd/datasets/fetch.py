@@ -78,11 +78,11 @@ def resolve_data(
     class_names: Sequence[str] | None = None,
     bags: str | None = None,
     findings: Sequence[str] | None = None,
+    empty_classes: bool = False,
 ) -> Manifest:
     """Read data given as a path in any layout or as the name of a benchmark.
 
-    `root`, `class_names`, `bags` and `findings` are for layouts that do not specify them (see
-    `read_manifest`).
+    The options are for layouts that do not specify them, and as for `read_manifest`.
     """
     from ogkd.datasets.manifest import Manifest
     from ogkd.datasets.read import read_manifest
@@ -101,7 +101,14 @@ def resolve_data(
             f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'?",
             argument="data",
         )
-    return read_manifest(path, root=root, class_names=class_names, bags=bags, findings=findings)
+    return read_manifest(
+        path,
+        root=root,
+        class_names=class_names,
+        bags=bags,
+        findings=findings,
+        empty_classes=empty_classes,
+    )
 
 
 def download_benchmark(

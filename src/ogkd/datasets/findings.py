@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 from ogkd.datasets.manifest import ABSENT, PRESENT, UNKNOWN, Item, Manifest, read_class_names
 from ogkd.errors import DataError, counted, did_you_mean
@@ -20,6 +21,7 @@ _VALUES = {
     # -1 is how large public tables of chest films mark what the reader left open
     **dict.fromkeys(("", "-1", "-1.0", "?", "unknown", "uncertain", "nan", "<na>"), UNKNOWN),
 }
+_EXAMPLES, _WIDEST = 3, 30  # cells of a column in a note, and their letters
 _MOSTLY = 0.5  # share of cells that are 1 or 0, above which any other cell is a mistake
 
 Lines = Sequence[tuple[int, Mapping[str, str]]]  # line number and cells of each row
@@ -55,7 +57,7 @@ def read_findings(
         tuple(_value(path, line, columns[name], row[name]) for name in names) for line, row in rows
     ]
     rest = {} if wanted else {name: columns[name] for name in columns if name not in names}
-    return read_class_names([columns[name] for name in names]), said, _two_valued(rest, rows)
+    return read_class_names([columns[name] for name in names]), said, _in_words(rest, rows)
 
 
 def _found(columns: Mapping[str, str], rows: Lines) -> list[str]:
@@ -70,14 +72,17 @@ def _found(columns: Mapping[str, str], rows: Lines) -> list[str]:
     return found
 
 
-def _two_valued(columns: Mapping[str, str], rows: Lines) -> str:
-    """The columns with two different values, such as ja and nein, and those values."""
-    values = {name: sorted({row[name] for _, row in rows if row[name]}) for name in columns}
-    return ", ".join(
-        f"{columns[name]} ({found[0]}, {found[1]})"
-        for name, found in values.items()
-        if name and len(found) == 2
-    )
+def _in_words(columns: Mapping[str, str], rows: Lines) -> str:
+    """The columns that may be findings all the same: empty, of words, or with two values."""
+    said = []
+    for name in filter(None, columns):
+        cells = {row[name] for _, row in rows}
+        values = sorted(cell for cell in cells if _VALUES.get(cell.lower()) != UNKNOWN)
+        if len(values) == 2 or not any(map(str.isdigit, "".join(values))):
+            shown = [shorten(value, _WIDEST, placeholder="...") for value in values[:_EXAMPLES]]
+            shown += ["..."] * (len(values) > _EXAMPLES)
+            said.append(f"{columns[name]} ({', '.join(shown) or 'nothing known'})")
+    return ", ".join(said)
 
 
 def _wanted(columns: Mapping[str, str], wanted: Sequence[str]) -> list[str | None]:

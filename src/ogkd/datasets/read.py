@@ -35,6 +35,7 @@ def read_manifest(
     class_names: Sequence[str] | None = None,
     bags: str | None = None,
     findings: Sequence[str] | None = None,
+    empty_classes: bool = False,
 ) -> Manifest:
     """Read a dataset in any layout: what is at `source` decides which.
 
@@ -43,7 +44,8 @@ def read_manifest(
     from, if not from its own folder. `class_names` gives the classes in label order; a label
     outside them is refused. `bags` is the column of a table whose images belong together.
     `findings` are columns of a table that say 1, 0 or nothing (unknown) about an image each;
-    without it, they are found if the table has no column label.
+    without it, they are found if the table has no column label. With `empty_classes`, a class
+    folder without images is a class without images; else it is refused.
     """
     path = Path(source)
     base = None if root is None else Path(root)
@@ -59,7 +61,7 @@ def read_manifest(
     if base is not None and not base.is_dir():
         raise DataError(f"There is no folder {base}, given as root. Check the path.")
     if path.is_dir():
-        return _read_folders(path, class_names)
+        return _read_folders(path, class_names, empty_classes)
     if not path.is_file():
         raise DataError(f"There is no folder or table {path}. Check the path.")
     if ending == ".json":
@@ -80,7 +82,7 @@ def require_files(items: Sequence[Item]) -> None:
         )
 
 
-def _read_folders(root: Path, class_names: Sequence[str] | None) -> Manifest:
+def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: bool) -> Manifest:
     """One class per folder; with train, val or test folders at the top, the same in each."""
     named = [(split_name(path.name), path) for path in _folders(root)]
     parts = [part for part in named if part[0] in SPLITS]
@@ -101,7 +103,8 @@ def _read_folders(root: Path, class_names: Sequence[str] | None) -> Manifest:
         for file in images_below(part / folder)
     ]
     filled = {item.label for item in items}
-    if empty := [folder for folder in folders if labels[folder] not in filled]:
+    empty = [folder for folder in folders if labels[folder] not in filled]
+    if empty and (len(filled) < 2 or not empty_classes):
         raise DataError(
             f"No images in the class folder(s) {', '.join(empty)} below {place}. Known endings: "
             f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove the folder(s)."

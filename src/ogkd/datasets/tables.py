@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from ogkd.cells import harmless, harmless_path, unquoted
 from ogkd.datasets.findings import LISTED, finding_cells, read_findings
@@ -75,7 +75,7 @@ def read_table(
     folder = path.parent if root is None else root
     items = []
     for (_, row), (label, known) in zip(rows, answers, strict=True):
-        image = _image(folder, row["path"])
+        image = _image(path, folder, row["path"])
         patient = (row[group] if group else "") or _volume(row["path"], image)
         split, exam = split_name(row.get("split", "")), row[bag] if bag else None
         items.append(Item(image, label, split, patient, exam, findings=known))
@@ -143,7 +143,7 @@ def read_bag_table(path: Path, bags: str | None) -> list[tuple[ImageRef, str | N
     """The images of a table without labels, and their bags."""
     header, rows = _rows(path)
     bag = bag_column(path, list(header), bags)
-    return [(_image(path.parent, row["path"]), row[bag] if bag else None) for _, row in rows]
+    return [(_image(path, path.parent, row["path"]), row[bag] if bag else None) for _, row in rows]
 
 
 def bag_column(path: Path, header: Sequence[str], bags: str | None) -> str | None:
@@ -193,13 +193,23 @@ def relative_to(folder: Path) -> Callable[[ImageRef], str]:
     return place
 
 
-def _image(folder: Path, cell: str) -> ImageRef:
+def _image(table: Path, folder: Path, cell: str) -> ImageRef:
     """The image that a cell names; tables from Windows have backslashes between folders."""
     image = ImageRef.of(folder / cell)
-    if "\\" in cell and not image.file.is_file():
-        other = ImageRef.of(folder / cell.replace("\\", "/"))
-        return other if other.file.is_file() else image
-    return image
+    windows = PureWindowsPath(cell)
+    drive = windows.is_absolute() and not Path(cell).is_absolute()
+    if not (drive or "\\" in cell) or image.file.is_file():
+        return image
+    if drive:
+        tails = ("/".join(windows.parts[n:]) for n in range(1, len(windows.parts)))
+        here = next((tail for tail in tails if ImageRef.of(folder / tail).file.is_file()), None)
+        raise DataError(
+            f"{table}: {cell} is a path of a Windows computer, and is not on this one. Write paths "
+            f"that are relative to {folder} (or to another root)"
+            + (f"; this one is then {here}." if here else ".")
+        )
+    other = ImageRef.of(folder / cell.replace("\\", "/"))
+    return other if other.file.is_file() else image
 
 
 def _volume(path: str, image: ImageRef) -> str | None:

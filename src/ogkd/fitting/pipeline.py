@@ -177,7 +177,7 @@ def train(prepared: Prepared, work: Path | None = None) -> list[Classifier]:
         _card(prepared, drawn, pool, seed)
         for drawn, pool, seed in zip(prepared.drawn, prepared.pools, prepared.seeds, strict=True)
     ]
-    folder = _training_folder(work, cards, restart=prepared.request.restart)
+    folder = _training_folder(work, cards, prepared.request)
     method, text = prepared.method, prepared.text
     if prepared.request.bag_rule is None:
         heads = method.fit(prepared.supports, text, seeds=prepared.seeds, folder=folder)
@@ -245,13 +245,13 @@ def _digest(value: Any) -> str:
 
 
 def _training_folder(
-    folder: Path | None, cards: Sequence[ModelCard], *, restart: bool
+    folder: Path | None, cards: Sequence[ModelCard], request: FitRequest
 ) -> TrainingFolder | None:
     if folder is None:
         return None
     # The texts are in it by content; what their bank is called decides nothing.
     fingerprint = _digest([card.model_dump(mode="json", exclude={"prompts"}) for card in cards])
-    if restart:
+    if request.restart:
         shutil.rmtree(folder, ignore_errors=True)
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -263,7 +263,7 @@ def _training_folder(
         with storage_errors(log_path), log_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 
-    return TrainingFolder(folder, fingerprint, log)
+    return TrainingFolder(folder, fingerprint, log, request.note)
 
 
 def _log_lines(log: Path) -> str:

@@ -123,6 +123,7 @@ class TrainingFolder:
     path: Path
     fingerprint: str  # of settings, data and backbone: only the same training is resumed
     log: Callable[[Mapping[str, Any]], None]  # called with one record per epoch
+    note: Callable[[str], None] | None = None  # called with what the user should know
 
 
 Supports = Sequence[Support]

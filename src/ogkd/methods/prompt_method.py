@@ -77,10 +77,10 @@ class PromptMethod(Method[PromptConfigT]):
     ) -> list[Head]:
         """Train one run per support and seed; progress is saved in the folder."""
         learner = self.learner(text)
-        checkpoint = log = None
+        checkpoint = log = note = None
         if folder is not None:
             checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
-            log = folder.log
+            log, note = folder.log, folder.note
         text.backbone.release()  # images and texts are encoded
         contexts = train_contexts(
             learner,
@@ -90,6 +90,7 @@ class PromptMethod(Method[PromptConfigT]):
             text_dropout=self.text_dropout,
             checkpoint=checkpoint,
             log=log,
+            note=note,
         )
         return [self.head(learner, context) for context in contexts]
 
