@@ -323,3 +323,10 @@ def test_it_says_whose_prompts_were_used(folder: RunsFolder) -> None:
     said = comparison_markdown(rows)
     assert "Our prompts: released (sha256 abababababab). The published numbers': released." in said
     assert "Differences" not in said
+    assert "Settings" not in said
+
+
+def test_it_says_which_settings_we_changed(folder: RunsFolder) -> None:
+    rows = list(_ogkd(folder, {"RETINA": RETINA}, "base-to-novel").values())
+    said = comparison_markdown(rows, "train.epochs=2")
+    assert "Settings that we changed from presets and defaults: train.epochs=2.\n" in said

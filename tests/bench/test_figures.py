@@ -163,6 +163,13 @@ def test_a_few_shot_plan_gives_every_figure_that_it_allows(tmp_path: Path) -> No
     assert all("Prompts: templates" in text for text in said.values())
 
 
+def test_a_figure_says_which_settings_were_changed(tmp_path: Path) -> None:
+    changed = specs(datasets=["retina"], settings=[{"train.epochs": 2}])
+    paths = make_figures(*write(tmp_path / "runs", changed), tmp_path / "out", names=["few-shot"])
+    (said,) = (prose(path) for path in paths if path.suffix == ".svg")
+    assert "Prompts: templates. Changed settings: train.epochs=2" in said
+
+
 def test_few_shot_curves_name_all_and_have_the_same_bytes_each_time(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     made = write(tmp_path / "runs", specs(("biomedcoop", "ogkd", "coop"), shots=(1, 16)))

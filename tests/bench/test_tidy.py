@@ -15,7 +15,14 @@ from ogkd.bench.figures.curves import few_shot_average, panel_of
 from ogkd.bench.figures.inputs import FigureInput
 from ogkd.bench.runs import Plan, RunsFolder, RunSpec
 from ogkd.bench.tables import make_table
-from ogkd.bench.tidy import Condition, Summary, average_and_spread, spread, tidy_rows
+from ogkd.bench.tidy import (
+    Condition,
+    Summary,
+    average_and_spread,
+    changed_settings,
+    spread,
+    tidy_rows,
+)
 from ogkd.evaluation.names import METRICS
 from tiny_runs import make_plan, write_run
 
@@ -113,3 +120,37 @@ def test_both_harmonic_means_agree_for_one_dataset_only(pairs: list[tuple[float,
     curve = panel_of("", "hm", {("a", 1.0): dict(enumerate(base))},
                      {("a", 1.0): dict(enumerate(novel))}).curves[0]  # fmt: skip
     assert curve.mean[0] == pytest.approx(of_averages)
+
+
+def _asked(label: str, dataset: str = "busi", **settings: object) -> tuple[str, RunSpec]:
+    return label, RunSpec(dataset=dataset, method="coop", shots=1, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ([_asked("a"), _asked("b")], ""),
+        ([_asked("a", epochs=2), _asked("b", epochs=2)], "epochs=2"),
+        ([_asked("a", epochs=2), _asked("b", epochs=2), _asked("c")], "epochs=2 of a, b"),
+        (
+            [_asked("a", epochs=2, views=0), _asked("b", epochs=3, views=0)],
+            "epochs=2 of a; epochs=3 of b; views=0",
+        ),
+        ([_asked("a", epochs=2), _asked("a", "covid")], "epochs=2 or unchanged"),
+        ([_asked("a", str(n), epochs=n) for n in range(4)], "epochs (4 values)"),
+        ([_asked("a", gamma=0.1), _asked("a", gamma=0.2)], ""),  # swept
+    ],
+)
+def test_changed_settings_are_named_with_their_rows(
+    cells: list[tuple[str, RunSpec]], said: str
+) -> None:
+    assert changed_settings(make_plan(cells, "few-shot", sweep="gamma")) == said
+
+
+def test_a_table_says_which_settings_were_changed(tmp_path: Path) -> None:
+    plan = make_plan([_asked("coop", **{"train.epochs": 2})], "few-shot")
+    note = "Settings changed from presets and defaults: train.epochs=2."
+    assert f"- {note}" in make_table(RunsFolder(tmp_path), plan).splitlines()
+    assert note in make_table(RunsFolder(tmp_path), plan, format="latex")
+    plain = make_plan([_asked("coop")], "few-shot")
+    assert "Settings" not in make_table(RunsFolder(tmp_path), plain)

@@ -483,7 +483,10 @@ def test_a_batch_that_does_not_help_leaves_the_head_as_it_is():
     head = method.fit([support], text, seeds=[1])[0]
     batch = normalize(-support.rows()[0].repeat(10, 1) + 0.3 * unit(240, 41, seed=5), dim=-1)
     found = method.together(head, support.rows(), batch, text)
-    assert "not used" in found.notes[0]
+    assert found.notes == (
+        "The unlabelled images are not used: with them, the model became worse at predicting "
+        "labelled images that were held out.",
+    )
     assert torch.equal(found.W, head.W)
 
 

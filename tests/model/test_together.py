@@ -114,6 +114,25 @@ def test_nothing_is_promised_and_the_notes_say_so(model, rows):
     assert any(note.startswith(f"Answered {len(rows)} images together") for note in decider.notes)
 
 
+def test_a_batch_that_is_not_learned_from_is_answered_with_the_calibration(
+    model, rows, monkeypatch
+):
+    kind = type(make_method("fused"))
+    monkeypatch.setattr(kind, "together", lambda self, head, *_: replace(head, said=("Why.",)))
+    for one, how in ((model, ""), (calibrated(model), ", with calibrated probabilities")):
+        decider = Decider(one, TOGETHER)
+        said = decider.decide(rows)
+        np.testing.assert_array_equal(probabilities(said), probabilities(Decider(one).decide(rows)))
+        assert all(answer.set is None for answer in said)
+        assert decider.notes[-1].endswith(f"answered one by one{how}. Why.")
+
+
+def test_a_batch_that_is_learned_from_is_answered_without_the_calibration(model, rows):
+    found = probabilities(Decider(calibrated(model), TOGETHER).decide(rows))
+    np.testing.assert_array_equal(found, probabilities(Decider(model, TOGETHER).decide(rows)))
+    assert calibrated(model).calibration.temperature != 1
+
+
 @pytest.mark.parametrize("labelled", [1, 100])
 def test_images_unlike_the_labelled_ones_change_nothing(model, rows, labelled):
     """Also with so few labelled images that none is called unfamiliar."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_a_new_project_begins_with_images_and_classes(found):
     assert found["title"] == "ogkd studio"
     assert found["step"].startswith("1")
     assert (found["cells"] > 20, found["broken"]) == (True, 1)
+    assert re.search(r"Not readable: 1 \(\S*broken\.png\)\.", found["counts"])
 
 
 def test_labels_undo_and_unsure_are_kept_by_the_server(found):

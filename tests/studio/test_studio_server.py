@@ -15,7 +15,11 @@ pytest.importorskip("uvicorn")
 from app_client import started
 
 import ogkd
+from ogkd.images import ImageRef
+from ogkd.studio.images import Gallery
 from ogkd.studio.project import Project
+from ogkd.studio.session import Session
+from ogkd.studio.state import state_json
 
 
 def post(server, path, **body):
@@ -73,7 +77,19 @@ def test_images_are_found_and_what_is_wrong_with_them_is_said(server):
     data = server.request("GET", "/api/images").json
     (row,) = data["errors"]
     assert "broken.png" in data["names"][int(row)]
+    assert found["unreadable_names"] == [data["names"][int(row)]]
     assert "not a readable image" in data["errors"][row]
+
+
+def test_of_many_files_that_cannot_be_read_the_first_are_named(tmp_path):
+    names = [f"{number}.png" for number in range(9)]
+    session = Session(Project.open(tmp_path / "project"))
+    session.gallery = Gallery([ImageRef(tmp_path / name) for name in names], names)
+    session.gallery.errors = dict.fromkeys((8, 7, 5, 3, 2, 1), "broken")
+    found = state_json(session)
+    session.close()
+    assert found["unreadable"] == 6
+    assert found["unreadable_names"] == ["1.png", "2.png", "3.png", "5.png", "7.png"]
 
 
 def test_names_alone_already_give_guesses(server):

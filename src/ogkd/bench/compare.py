@@ -205,7 +205,8 @@ def comparison_csv(rows: Sequence[Comparison]) -> str:
     return csv_text([names, *([_text(value) for value in vars(row).values()] for row in rows)])
 
 
-def comparison_markdown(rows: Sequence[Comparison]) -> str:
+def comparison_markdown(rows: Sequence[Comparison], settings: str = "") -> str:
+    """The comparison as Markdown; `settings` are those that our runs changed."""
     if not rows:
         return "None of these runs has a counterpart in the paper's tables.\n"
     backbones = ", ".join(dict.fromkeys(row.backbone for row in rows))
@@ -216,6 +217,7 @@ def comparison_markdown(rows: Sequence[Comparison]) -> str:
         f"Our backbone: {backbones}. The published numbers': {paper().backbone}.",
         f"Our prompts: {prompts}. The published numbers': {paper().prompts}."
         + (" Differences are also those of the prompts." if other else ""),
+        *([f"Settings that we changed from presets and defaults: {settings}."] if settings else []),
         "",
         "| table | dataset | method | K | flips | part | ours | published | difference | note |",
         "|---|---|---|---:|---:|---|---:|---:|---:|---|",

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ogkd.bench.render import Block, Entry, Table, to_csv, to_latex, to_markdown
 from ogkd.bench.runs import LabelledRuns, Plan, RunsFolder
-from ogkd.bench.tidy import Condition, Summary, prompts_used
+from ogkd.bench.tidy import Condition, Summary, changed_settings, prompts_used
 from ogkd.errors import ConfigError, DataError
 
 Format = Literal["markdown", "latex", "csv"]
@@ -210,6 +210,8 @@ def _notes(summary: Summary, blocks: Sequence[Block], runs: LabelledRuns) -> Ite
         yield f"Classes with fewer than K images, all of which were used: {', '.join(words)}."
     if any(cell.spec.judge == "val" for cell in summary.plan.cells):
         yield "Judged on validation images; the test images were not used."
+    if changed := changed_settings(summary.plan):
+        yield f"Settings changed from presets and defaults: {changed}."
     if runs:
         yield f"Prompts: {prompts_used(run for _, run in runs)}."
     several = len(summary.datasets) > 1

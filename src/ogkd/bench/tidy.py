@@ -41,6 +41,7 @@ from ogkd.prompts.bank import shipped_banks
 
 Seeds = Mapping[int, float]
 """The value of each finished seed."""
+_VALUES = 3  # of a setting that are named
 
 
 class TidyRow(NamedTuple):
@@ -72,6 +73,30 @@ def prompts_used(runs: Iterable[FinishedRun]) -> str:
         one = known[0] if len(known) == 1 else sha256_bytes(" ".join(known).encode())
         words.append(f"{title} (sha256 {one[:12]})" if known else title)
     return ", ".join(words)
+
+
+def changed_settings(plan: Plan) -> str:
+    """The settings that rows change, with their names unless all do; "" if none does.
+
+    The setting that is swept is left out: its values are named where they are shown.
+    """
+    rows: dict[str, list[RunSpec]] = {}
+    for cell in plan.cells:
+        rows.setdefault(cell.label, []).append(cell.spec)
+    words = []
+    for name in dict.fromkeys(name for cell in plan.cells for name in cell.spec.settings):
+        if name == plan.sweep:
+            continue
+        labels: dict[str, list[str]] = {}
+        for label, specs in rows.items():
+            if any(name in spec.settings for spec in specs):
+                values = dict.fromkeys(str(s.settings.get(name, "unchanged")) for s in specs)
+                few = len(values) <= _VALUES
+                said = f"{name}={' or '.join(values)}" if few else f"{name} ({len(values)} values)"
+                labels.setdefault(said, []).append(label)
+        for said, mine in labels.items():
+            words.append(said if len(mine) == len(rows) else f"{said} of {', '.join(mine)}")
+    return "; ".join(words)
 
 
 def tidy_rows(runs: Iterable[tuple[str, FinishedRun]]) -> list[TidyRow]:

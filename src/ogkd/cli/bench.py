@@ -310,6 +310,7 @@ def compare(
     """Compare with published numbers, or two methods by a paired bootstrap."""
     from ogkd.bench.compare import compare_with_published, comparison_csv, comparison_markdown
     from ogkd.bench.stats import compare_labels, differences_markdown
+    from ogkd.bench.tidy import changed_settings
 
     folder, chosen = _chosen(runs, plan)
     if methods and len(methods) != 2:
@@ -320,7 +321,8 @@ def compare(
         typer.echo(differences_markdown(found, first, second))
         return
     rows = compare_with_published(folder, chosen)
-    typer.echo(comparison_csv(rows) if as_csv else comparison_markdown(rows))
+    text = comparison_markdown(rows, changed_settings(chosen))
+    typer.echo(comparison_csv(rows) if as_csv else text)
 
 
 def _open(runs: Path) -> RunsFolder:

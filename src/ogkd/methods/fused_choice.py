@@ -166,11 +166,10 @@ def choose_pool(
     found = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
     if found is None:
         return replace(without, pool=True), ""
-    gain = float((found.held - without.held).mean())  # the same images are held out
-    if gain < 0:
+    if float((found.held - without.held).mean()) < 0:  # the same images are held out
         return without, (
-            "The unlabelled images are not used: with them, labelled images that were held out "
-            f"became less likely (by {-gain:.2g} nats each)."
+            "The unlabelled images are not used: with them, the model became worse at predicting "
+            "labelled images that were held out."
         )
     return replace(found, pool=True), ""
 

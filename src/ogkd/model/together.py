@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 NOTE = (
     "Note: the model may learn from this batch, so that each answer depends on the other images. "
-    "Nothing is promised about such answers: no prediction sets, no abstention, and a calibration "
-    "is not used."
+    "Nothing is promised: there are no prediction sets and no abstention. A calibration is used "
+    "only if the model does not learn from the batch."
 )
 _FEWEST = 2  # images per class
 
@@ -40,7 +40,7 @@ def for_batch(classifier: Classifier, features: NDArray[np.float32]) -> tuple[Cl
     """The same model after learning from features [N, d], and the outcome in words.
 
     Like a pool at fit time, it learns from the images that are as near to a labelled one as these
-    are to each other.
+    are to each other. If they do not help, it is the model as it was, with its calibration.
     """
     support, classes = classifier.support, len(classifier.class_names)
     assert support is not None  # of refuse_together
@@ -59,12 +59,12 @@ def for_batch(classifier: Classifier, features: NDArray[np.float32]) -> tuple[Cl
     head = method_of(classifier.card).together(
         classifier.head, known, torch.from_numpy(np.ascontiguousarray(batch)), text
     )
-    learned = type(classifier)(classifier.backbone, head, classifier.card, support=support)
     if head.notes:
-        why = " ".join(head.notes)
-        return (
-            learned,
-            f"Note: the model did not learn from this batch; images are answered one by one. {why}",
+        how = ", with calibrated probabilities" if classifier.calibration is not None else ""
+        return classifier, (
+            "Note: the model did not learn from this batch; images are answered one by one"
+            f"{how}. {' '.join(head.notes)}"
         )
+    learned = type(classifier)(classifier.backbone, head, classifier.card, support=support)
     left = f" {strange} of them were not learned from: unlike the labelled images." * bool(strange)
     return learned, f"Answered {counted(len(features), 'image')} together.{left}"

@@ -16,11 +16,13 @@ from ogkd.studio.images import patients
 from ogkd.studio.queue import uncertainty
 from ogkd.studio.session import Session
 
+_NAMED = 5  # files that cannot be read
+
 
 def state_json(session: Session) -> dict[str, Any]:
     """All but the images: small enough to ask for every second."""
     project, gallery, fitted = session.project, session.gallery, session.fitted
-    rows = gallery.rows
+    rows, bad = gallery.rows, sorted(gallery.errors)
     counts = Counter(label for image, label in project.labels.items() if image in rows)
     marks = Counter(m.state for image, m in list(project.marks.items()) if image in rows)
     said: dict[str, Any] = {
@@ -34,7 +36,8 @@ def state_json(session: Session) -> dict[str, Any]:
         "images": len(gallery),
         "encoded": gallery.done,
         "rate": round(gallery.rate, 1),
-        "unreadable": len(gallery.errors),
+        "unreadable": len(bad),
+        "unreadable_names": [gallery.addresses[row] for row in bad[:_NAMED]],
         "copies": len(gallery.copies),
         "volumes": gallery.volumes,
         "backbone": "" if session.backbone is None else session.backbone.name.rsplit("/", 1)[-1],

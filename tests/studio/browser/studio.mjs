@@ -46,6 +46,7 @@ await page.waitForSelector(".cell .guess", wait); // guesses from the words alon
 found.cells = await page.locator(".cell").count();
 await page.waitForFunction(async () => (await (await fetch("/api/state")).json()).stage === "ready", null, wait);
 found.broken = (await state(page)).unreadable;
+found.counts = await page.locator(".counts").innerText();
 await page.evaluate(() => scrollTo(0, 0));
 await page.screenshot({ path: `${shots}/studio-1.png` });
 

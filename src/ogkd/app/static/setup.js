@@ -173,7 +173,12 @@ export function setupStep(refresh) {
   function update() {
     const state = shared.state;
     const parts = [t("setup.count", { count: state.images })];
-    if (state.unreadable) parts.push(t("setup.unreadable", { count: state.unreadable }));
+    if (state.unreadable) {
+      const more = state.unreadable - state.unreadable_names.length;
+      const first = state.unreadable_names.join(", ");
+      const names = more > 0 ? t("setup.unreadable.more", { names: first, count: more }) : first;
+      parts.push(t("setup.unreadable", { count: state.unreadable, names }));
+    }
     if (state.volumes) parts.push(t("setup.volumes", { count: state.volumes }));
     if (state.copies) parts.push(t("setup.copies", { count: state.copies }));
     if (state.backbone) parts.push(t("setup.backbone", { name: state.backbone }));

@@ -10,7 +10,7 @@ from ogkd.bench.figures import curves, per_dataset
 from ogkd.bench.figures.inputs import FigureInput, choose_pair
 from ogkd.bench.figures.style import Drawn, footer, styled, write
 from ogkd.bench.runs import Plan, RunsFolder
-from ogkd.bench.tidy import prompts_used
+from ogkd.bench.tidy import changed_settings, prompts_used
 from ogkd.errors import ConfigError, did_you_mean
 
 __all__ = ["FIGURES", "make_figures"]
@@ -56,7 +56,9 @@ def make_figures(
     methods = {label: run.spec.method for label, run in runs}
     chosen = choose_pair(methods) if pair is None else _labels(pair, methods)
     given = FigureInput(plan, runs, chosen, pair_only=pair is not None)
-    prompts = f"Prompts: {prompts_used(run for _, run in runs)}"
+    made_with = f"Prompts: {prompts_used(run for _, run in runs)}"
+    if changed := changed_settings(plan):
+        made_with += f". Changed settings: {changed}"
     paths: list[Path] = []
     impossible: dict[str, str] = {}
     stems: set[str] = set()
@@ -64,7 +66,7 @@ def make_figures(
         try:
             with styled():
                 for stem, figure in FIGURES[name](given):
-                    footer(figure, prompts)
+                    footer(figure, made_with)
                     paths += write(figure, out, _free(stem, stems))
         except ConfigError as error:
             impossible[name] = str(error)
