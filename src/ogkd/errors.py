@@ -78,6 +78,11 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
     >>> did_you_mean("ogdk", ["coop", "ogkd"]), did_you_mean("busi", ["Kvasir", "BUSI"])
     (" Did you mean 'ogkd'?", " Did you mean 'BUSI'?")
     """
-    others = {other.casefold(): other for other in known if other != name}
-    close = difflib.get_close_matches(name.casefold(), others, n=1, cutoff=cutoff)
-    return f" Did you mean '{others[close[0]]}'?" if close else ""
+
+    def likeness(other: str) -> tuple[float, float]:
+        """Whatever the case, which decides between equals."""
+        folded = difflib.SequenceMatcher(None, name.casefold(), other.casefold()).ratio()
+        return folded, difflib.SequenceMatcher(None, name, other).ratio()
+
+    nearest = max((other for other in known if other != name), key=likeness, default="")
+    return f" Did you mean '{nearest}'?" if likeness(nearest)[0] >= cutoff else ""
