@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import ogkd
 from ogkd.datasets.manifest import Manifest, by_bag
@@ -189,6 +190,27 @@ def test_an_unreadable_picture_is_skipped_on_request(
     model = ogkd.fit(own, backbone=bert_backbone, bags="exam", on_error="skip")
     assert model.card.bags is not None
     assert model.card.bags.pictures == 23
+
+
+def test_a_blank_picture_is_left_out_as_a_blank_slice_is(
+    bert_backbone: ogkd.Backbone, tmp_path: Path
+) -> None:
+    own = write_exams(tmp_path, per_class=3)
+    blank = [tmp_path / "train" / f"spot-0-{number}.png" for number in range(4)]
+    said: list[str] = []
+    for _ in range(2):  # again, with the features of the others stored
+        Image.new("RGB", (32, 32)).save(blank[1])
+        model = ogkd.fit(own, backbone=bert_backbone, bags="exam", say=said.append)
+        assert model.card.bags is not None
+        assert model.card.bags.pictures == 23
+    notes = [line for line in said if "blank" in line]
+    assert notes == [f"Left out 1 blank picture:\n  {blank[1]}"] * 2
+    found = predict_labelled(model, own, split="train")
+    assert (len(found.labels), found.warnings[0]) == (6, notes[0])
+    for file in blank:  # nothing is left of the exam
+        Image.new("RGB", (32, 32)).save(file)
+    with pytest.raises(DataError, match=r"spot-0-3\.png is blank"):
+        ogkd.fit(own, backbone=bert_backbone, bags="exam")
 
 
 def test_what_needs_single_images_is_refused(model: Classifier, table: Path) -> None:

@@ -20,6 +20,7 @@ from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import UNKNOWN, Item, Manifest, by_bag
 from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
+from ogkd.features.blank import blank_pictures
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.bags import few_of_each
 from ogkd.images import ImageRef
@@ -238,9 +239,11 @@ def _predict_bags(classifier: Classifier, chosen: Manifest, rule: BagRule) -> La
     normal, names = classifier.card.normal_labels, classifier.class_names
     label_of = _match_classes(names, chosen, {item.label for item in chosen.items})
     own = {mine for mine, label in label_of.items() if label in normal}
-    found = by_bag(in_bags(chosen, rule, normal=sorted(own)).items)
-    require_files([item for mine in found.values() for item in mine])
+    items = in_bags(chosen, rule, normal=sorted(own)).items
+    require_files(items)
     store, pooling = FeatureStore(classifier.backbone), classifier.pooling
+    blank, said = blank_pictures(store, items)
+    found = by_bag([item for item in items if item.image not in blank])
     bags, logits, warned = [], [], Counter[str | None]()
     with progress_bar("Reading bags", len(found)) as bar:
         for name, mine in found.items():
@@ -263,7 +266,7 @@ def _predict_bags(classifier: Classifier, chosen: Manifest, rule: BagRule) -> La
         keys=[bag.key for bag in bags],
         class_names=names,
         normal=normal,
-        warnings=tuple(warning for warning, _ in warned.most_common(1) if warning),
+        warnings=tuple(text for text in (said, *(w for w, _ in warned.most_common(1))) if text),
         bags=tuple(bags),
     )
 

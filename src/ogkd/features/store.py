@@ -81,6 +81,7 @@ class FeatureStore:
         self._checked: set[Path] = set()
         self._entries: dict[str, Path] = {}
         self._shards: set[Path] = set()
+        self._find_shards()
 
     def get(
         self,
@@ -114,6 +115,10 @@ class FeatureStore:
                 continue
             kept = {kind: tensor.unflatten(0, shape) for kind, tensor in found.items()}
             return ImageFeatures(kept[_GLOBALS], kept.get(_PATCHES), kept.get(_DEEP))
+
+    def has(self, image: ImageRef) -> bool:
+        """Whether features of the whole image are known."""
+        return f"{image.key}-{WHOLE.key}{_GLOBALS}" in self._entries
 
     def _complete(
         self, images: Sequence[ImageRef], views: Sequence[View], kinds: Sequence[str]

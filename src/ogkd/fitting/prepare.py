@@ -22,6 +22,7 @@ from ogkd.datasets.manifest import Item, Manifest, first_lines
 from ogkd.datasets.read import require_files
 from ogkd.datasets.splits import Sampling, keep_classes, shortfalls, support_and_val
 from ogkd.errors import ConfigError, DataError, counted
+from ogkd.features.blank import blank_pictures
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import BadFile, readable_items, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
@@ -107,8 +108,9 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
         request.note(
             f"Note: fewer than {request.shots} {request.unit}s, all of which are used: {each}."
         )
-    require_files([item for one in drawn for item in one.support])
-    images = list(dict.fromkeys(item.image for one in drawn for item in one.support))
+    everything = [item for one in drawn for item in one.support]
+    require_files(everything)
+    images = list(dict.fromkeys(item.image for item in everything))
     backbone = backbone_for(request, images)
     text = text_side(
         backbone,
@@ -118,6 +120,15 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
         findings=manifest.has_findings,
     )
     store = FeatureStore(backbone)
+    if request.bag_rule is not None:
+        blank, said = blank_pictures(store, everything)
+        images = [image for image in images if image not in blank]
+        drawn = [
+            replace(one, support=[item for item in one.support if item.image not in blank])
+            for one in drawn
+        ]
+        if said:
+            request.note(said)
     supports: list[Support] = []
     bags: list[BagSupport] = []
     kept: list[SupportFeatures | None] = [None] * len(drawn)
@@ -164,19 +175,9 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
         rate = store.encoded / max(store.seconds, 1e-9)
         request.note(f"Encoded {counted(store.encoded, 'image')} ({rate:.1f} images/s).")
     return Prepared(
-        request,
-        tuple(seeds),
-        method,
-        preset,
-        text,
-        drawn,
-        supports,
-        kept,
-        pools,
-        skipped,
-        name,
+        request, tuple(seeds), method, preset, text, drawn, supports, kept, pools, skipped, name,
         bags,
-    )
+    )  # fmt: skip
 
 
 def draw(

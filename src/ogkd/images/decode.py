@@ -56,6 +56,10 @@ def silence_decoders() -> None:
 silence_decoders()
 
 
+class BlankImage(DataError):
+    """All pixels of an image are the same."""
+
+
 def read_image(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
     """Read an image as RGB uint8 [H, W, 3], upright, deep images scaled by their own range.
 
@@ -77,7 +81,7 @@ def look_at(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
             raise ValueError(f"an array of shape {pixels.shape}, not an image")
         if not blank and _is_blank(pixels):
-            raise DataError(f"{ref} is blank: all of its pixels are the same. Remove it.")
+            raise BlankImage(f"{ref} is blank: all of its pixels are the same. Remove it.")
         return pixels
     except OgkdError:
         raise
