@@ -252,7 +252,7 @@ def test_a_drawer_of_unlabelled_exams_is_learned_from(
         say=said.append,
     )
     told = " ".join(said)
-    assert "unlabelled bags too" in told
+    assert "unlabelled bags to learn from" in told
     assert "copies of images in the data's own val or test" in told
     assert "24 copies of labelled images" in told
     assert 0 < len(model.card.unlabelled_images) <= 2 * 48
