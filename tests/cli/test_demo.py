@@ -45,6 +45,8 @@ def test_the_demo_leaves_a_table_images_prompts_and_models(ogkd, quick, tmp_path
     assert load(out / "models" / "ct-kidney").card.method == "fused"
     assert "1 labels per class are enough to start with" in outcome.out
     assert "ct-kidney: random images" in outcome.out
+    images = rows[0]["test_images"]
+    assert f"Each is measured on {images} images: ± {98 / images**0.5:.0f} points" in outcome.out
     assert json.loads((out / "prompts" / "ct-kidney.json").read_text())
     assert "Everything is in" in outcome.out
     command = next(line for line in outcome.out.splitlines() if line.startswith("Next: ogkd"))

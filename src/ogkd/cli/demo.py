@@ -81,6 +81,9 @@ def demo(
         typer.echo("\n" + "\n".join(notes))
     typer.echo(f"\n{_FEW} labels per class are enough to start with (test accuracy of fused):")
     typer.echo("\n".join(few))
+    fewest = min(row["test_images"] for row in rows)
+    margin = 100 * 1.96 * (0.25 / fewest) ** 0.5  # of a share near one half
+    typer.echo(f"Each is measured on {fewest} images: ± {margin:.0f} points are chance.")
     model, images = out / "models" / names[0], out / "images" / names[0] / "test"
     typer.echo(
         f"""
