@@ -19,13 +19,14 @@ from ogkd.images.decode import BlankImage
 def blank_pictures(store: FeatureStore, items: Sequence[Item]) -> tuple[set[ImageRef], str]:
     """Blank pictures of bags that have others, and a note that names them; "" if there are none.
 
-    What has features is not blank, so only new pictures are looked at.
+    Parts of volumes and slides were chosen among those that are not blank, and what has features
+    is not blank either: only new files are looked at.
     """
 
     def look(image: ImageRef) -> NDArray[np.uint8] | None:
         return None if store.has(image) else look_at(image, blank=False)
 
-    images = dict.fromkeys(item.image for item in items)
+    images = dict.fromkeys(item.image for item in items if not item.image.part)
     found = itertools.chain.from_iterable(decode_ahead(look, images))
     blank = {image for image, error in found if isinstance(error, BlankImage)}
     bags = ({item.image for item in mine} for mine in by_bag(items).values())
