@@ -234,6 +234,8 @@ def test_unknown_names_are_answered_with_the_known_ones():
 def test_a_number_that_no_training_survives_is_refused_by_its_name():
     with pytest.raises(ConfigError, match=r"^ogkd: train\.lr = 1e\+30 is larger than 1e\+12\. "):
         make_method("ogkd", settings={"train.lr": 1e30})
+    with pytest.raises(ConfigError, match=r"views is larger than 1e\+06"):
+        make_method("ogkd", settings={"views": 10**400})
 
 
 def test_settings_go_over_presets_go_over_defaults():

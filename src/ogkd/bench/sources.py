@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -108,7 +109,9 @@ def find_sources(
     elif data == _PHANTOMS:
         known = list(PHANTOMS)
     else:
-        known = sorted(path.parent.name for path in home(data).glob("*/train/"))
+        known = []
+        with contextlib.suppress(OSError):  # a name that the system does not take
+            known = sorted(path.parent.name for path in home(data).glob("*/train/"))
         if not known:
             raise ConfigError(
                 f"There is no folder {data} with subfolders that are datasets: "

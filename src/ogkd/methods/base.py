@@ -6,6 +6,7 @@ features) rather than from `Method` itself: docs/how-to/add-a-method.md.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,8 @@ class MethodConfig(BaseModel):
         for name, value in _numbers(self.model_dump()):
             most = LARGEST if isinstance(value, float) else MOST_TIMES
             if abs(value) > most:
-                raise ValueError(f"{name} = {value:g} is larger than {most:g}")
+                shown = f" = {value:g}" if abs(value) <= sys.float_info.max else ""
+                raise ValueError(f"{name}{shown} is larger than {most:g}")
         return self
 
 
