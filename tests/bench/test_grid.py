@@ -203,6 +203,10 @@ def test_a_file_as_a_bank_keeps_the_datasets_presets_and_names_runs_by_content(t
         cells(prompts=str(tmp_path / "there"), datasets=["busi"])
     with pytest.raises(ConfigError, match="There is no folder nowhere"):
         cells(prompts="nowhere")
+    with pytest.raises(
+        ConfigError, match="There is no folder xxx"
+    ):  # the system takes no such name
+        cells(data="x" * 5000)
 
 
 def test_a_preset_that_does_not_exist_is_an_error_for_methods_that_have_its_kind(tmp_path):
