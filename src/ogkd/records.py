@@ -32,19 +32,24 @@ def _content_sha256(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def read_record(path: Path, kind: type[Record], *, newest: int) -> Record:
+def read_record(path: Path, kind: type[Record], *, newest: int, oldest: int = 0) -> Record:
     """A record from its file; what is wrong with it is a ValueError.
 
-    `newest` is the latest schema that this version knows; ConfigError if the file has a later one.
+    `oldest` and `newest` are the schemas that this version reads; others are a ConfigError.
     """
     content = read_json(path)
-    found = content.get("schema_version") if isinstance(content, dict) else None
-    if found is not None and not isinstance(found, int):
+    schema = content.get("schema_version") if isinstance(content, dict) else None
+    if schema is not None and not isinstance(schema, int):
         raise ValueError("field 'schema_version': it is not a whole number")
-    if found is not None and found > newest:
+    if schema is not None and schema > newest:
         raise ConfigError(
-            f"{path} was written by a newer ogkd (schema {found}, this one reads up to {newest}). "
+            f"{path} was written by a newer ogkd (schema {schema}, this one reads up to {newest}). "
             "Upgrade with: pip install --upgrade ogkd."
+        )
+    if oldest and (schema is None or schema < oldest):
+        raise ConfigError(
+            f"{path} was written by an older ogkd (schema {schema or 1}, this one reads {oldest} and "
+            "later). Fit or calibrate again."
         )
     check_seal(content if isinstance(content, dict) else {})
     try:

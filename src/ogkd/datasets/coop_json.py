@@ -6,15 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from ogkd.datasets.manifest import (
-    SPLITS,
-    Item,
-    Manifest,
-    class_labels,
-    read_class_names,
-    refuse_twice,
-    split_name,
-)
+from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.names import SPLITS, class_labels, read_class_names, split_name
+from ogkd.datasets.tables import refuse_twice
+from ogkd.datasets.task import OneOf
 from ogkd.errors import DataError
 from ogkd.files import read_json
 from ogkd.images import ImageRef
@@ -27,7 +22,7 @@ _FORM = (
 
 def read_coop_json(
     path: Path, *, root: Path | None = None, class_names: Sequence[str] | None = None
-) -> Manifest:
+) -> Dataset:
     """Paths count from `root`, else from the split file's folder, and never leave it.
 
     The order of the file is kept: the released draw depends on it. Images need not exist.
@@ -44,7 +39,8 @@ def read_coop_json(
                     f"{path}, {place}: label {label} is '{name}' here, but '{names[label]}' "
                     "before. One label must have one class name."
                 )
-            places.append((place, Item(ImageRef.of(folder / relative), label, split_name(split))))
+            image = ImageRef.of(folder / relative)
+            places.append((place, Case.single(image, label, split=split_name(split))))
     ordered = _in_order(path, names)
     if class_names is not None and class_labels(path, ordered, class_names)[0] != ordered:
         raise DataError(
@@ -52,7 +48,7 @@ def read_coop_json(
             f"{', '.join(class_names)}. Give the classes in the file's order."
         )
     refuse_twice(path, places)
-    return Manifest(tuple(item for _, item in places), ordered)
+    return Dataset(tuple(case for _, case in places), OneOf(ordered))
 
 
 def _parts(path: Path) -> list[tuple[str, list[Any]]]:

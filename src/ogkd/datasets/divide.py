@@ -7,66 +7,72 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ogkd.datasets.groups import components, separate_groups, weakness
-from ogkd.datasets.manifest import Item, Manifest, split_name
+import numpy as np
+
+from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.names import split_name
+from ogkd.datasets.splits import separate_groups, yields
+from ogkd.datasets.task import Task
 from ogkd.errors import ConfigError, DataError
 
 
-def split_items(
-    manifest: Manifest,
+def split_dataset(
+    dataset: Dataset,
     fractions: Mapping[str, float],
     seed: int,
     *,
     together: Iterable[Sequence[int]] = (),
-) -> Manifest:
+) -> Dataset:
     """Divide a dataset that has no splits, such as by {"train": 0.7, "val": 0.1, "test": 0.2}.
 
     Groups stay whole where they are known, and so do images whose numbers `together` lists in one
     row, such as copies. Every class is divided in the same proportions as far as that allows
     (without groups: to within one image); where it has few images, train gets the first and test
-    the second. Neither the order of the items nor the folder they are in matters.
+    the second. Neither the order of the cases nor the folder they are in matters.
     """
-    if manifest.has_splits:
+    if dataset.has_splits:
         raise DataError("This dataset already has splits. Use them, or clear them first.")
-    items = _assign(manifest.items, fractions, seed, together)
-    return Manifest(tuple(items), manifest.class_names)
+    cases = _assign(dataset.cases, dataset.task, fractions, seed, together)
+    return dataset.with_cases(cases)
 
 
 def complete_splits(
-    manifest: Manifest,
+    dataset: Dataset,
     fractions: Mapping[str, float],
     seed: int,
     *,
     together: Sequence[Sequence[int]] = (),
-) -> tuple[Manifest, tuple[Item, ...]]:
-    """Give a dataset the splits that it lacks; also the items that had to be left out for it.
+) -> tuple[Dataset, tuple[Case, ...]]:
+    """Give a dataset the splits that it lacks; also the cases that had to be left out for it.
 
-    Without splits: see `split_items`. Splits that exist stay, except for what would leak: see
+    Without splits: see `split_dataset`. Splits that exist stay, except for what would leak: see
     `separate_groups`, where a row of `together` counts as a group too. Splits that are missing
     are taken from train.
     """
-    if not manifest.has_splits:
-        return split_items(manifest, fractions, seed, together=together), ()
-    items = manifest.items
-    leaks = set(separate_groups(manifest)[1])
+    if not dataset.has_splits:
+        return split_dataset(dataset, fractions, seed, together=together), ()
+    cases = dataset.cases
+    leaks = set(separate_groups(dataset)[1])
     for row in together:
-        strictest = min(weakness(items[number]) for number in row)
-        leaks |= {items[number] for number in row if weakness(items[number]) > strictest}
-    present = {item.split for item in items if item not in leaks}
+        strictest = min(yields(cases[number]) for number in row)
+        leaks |= {cases[number] for number in row if yields(cases[number]) > strictest}
+    present = {case.split for case in cases if case not in leaks}
     wanted = {name: share for name, share in _shares(fractions).items() if name not in present}
-    parts: dict[int, Item] = {}
+    parts: dict[int, Case] = {}
     if wanted and "train" in present:
         share = _shares(fractions).get("train", max(fractions.values()))
         total = share + sum(wanted.values())
-        wanted = {part: one / total for part, one in {"train": share, **wanted}.items()}
-        train = [n for n, item in enumerate(items) if item.split == "train" and item not in leaks]
-        place = {number: row for row, number in enumerate(train)}
-        rows = [[place[number] for number in row if number in place] for row in together]
-        found = _assign([items[number] for number in train], wanted, seed, filter(None, rows))
-        parts = dict(zip(train, found, strict=True))
-    kept = (parts.get(n, item) for n, item in enumerate(items) if item not in leaks)
-    dropped = tuple(item for item in items if item in leaks)
-    return Manifest(tuple(kept), manifest.class_names), dropped
+        wanted = {part: weight / total for part, weight in {"train": share, **wanted}.items()}
+        train = [n for n, case in enumerate(cases) if case.split == "train" and case not in leaks]
+        position = {number: row for row, number in enumerate(train)}
+        rows = [[position[n] for n in row if n in position] for row in together]
+        assigned = _assign(
+            [cases[number] for number in train], dataset.task, wanted, seed, filter(None, rows)
+        )
+        parts = dict(zip(train, assigned, strict=True))
+    kept = (parts.get(n, case) for n, case in enumerate(cases) if case not in leaks)
+    dropped = tuple(case for case in cases if case in leaks)
+    return dataset.with_cases(kept), dropped
 
 
 class _Parts:
@@ -99,7 +105,7 @@ class _Parts:
 
     def sources(self, part: str, label: int) -> int:
         """How many units of a part have images of a class."""
-        return sum(label in self.units[unit] for unit, mine in self.part.items() if mine == part)
+        return sum(label in self.units[unit] for unit, other in self.part.items() if other == part)
 
     def cover(self, part: str, label: int) -> None:
         """Move a unit with images of a class into a part that has none, if another can spare it."""
@@ -109,27 +115,28 @@ class _Parts:
         if part != "train":
             able = [unit for unit in able if self._spare(unit, label)]
         if able:
-            self.put(min(able, key=lambda one: (self.missing[self.part[one]][label], one)), part)
+            self.put(min(able, key=lambda unit: (self.missing[self.part[unit]][label], unit)), part)
 
     def _spare(self, unit: str, label: int) -> bool:
         """Whether the unit's part has too much of a class, and keeps what it needs without it."""
-        mine = self.part[unit]
-        if self.missing[mine][label] >= 0 or list(self.part.values()).count(mine) < 2:
+        part = self.part[unit]
+        if self.missing[part][label] >= 0 or list(self.part.values()).count(part) < 2:
             return False
-        return mine != "train" or all(self.sources(mine, one) > 1 for one in self.units[unit])
+        return part != "train" or all(self.sources(part, other) > 1 for other in self.units[unit])
 
 
 def _assign(
-    items: Sequence[Item],
+    cases: Sequence[Case],
+    task: Task,
     fractions: Mapping[str, float],
     seed: int,
     together: Iterable[Sequence[int]] = (),
-) -> list[Item]:
+) -> list[Case]:
     shares = _shares(fractions)
-    names = _unit_names(items, together)
+    names = _unit_names(cases, together)
     units: dict[str, Counter[int]] = defaultdict(Counter)
-    for name, marks in sorted(zip(names, (item.marks for item in items), strict=True)):
-        units[name].update(marks)
+    for name, strata in sorted(zip(names, (task.strata(case.target) for case in cases), strict=True)):
+        units[name].update(strata)
     order = list(units)
     random.Random(f"split {seed}").shuffle(order)
     order.sort(key=lambda unit: -units[unit].total())  # the large ones while there is room for them
@@ -141,25 +148,24 @@ def _assign(
             parts.cover(part, label)
     if empty := [part for part in shares if part not in parts.part.values()]:
         raise DataError(
-            f"{len(items)} images in {len(units)} groups or single images cannot fill the split(s) "
+            f"{len(cases)} images in {len(units)} groups or single images cannot fill the split(s) "
             f"{', '.join(empty)}. Ask for larger fractions, or add images of other patients."
         )
-    return [replace(item, split=parts.part[name]) for item, name in zip(items, names, strict=True)]
+    return [replace(case, split=parts.part[name]) for case, name in zip(cases, names, strict=True)]
 
 
-def _unit_names(items: Sequence[Item], together: Iterable[Sequence[int]]) -> list[str]:
-    """What each item must stay with: a name that these items share, and no other."""
-    links: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for number, item in enumerate(items):
-        for kind, name in (("group", item.group), ("bag", item.bag)):
-            if name is not None:
-                links[kind, name].append(number)
-    found = components(len(items), [*links.values(), *together])
+def _unit_names(cases: Sequence[Case], together: Iterable[Sequence[int]]) -> list[str]:
+    """What each case must stay with: a name that these cases share, and no other."""
+    links: dict[str, list[int]] = defaultdict(list)
+    for number, case in enumerate(cases):
+        if case.group is not None:
+            links[case.group].append(number)
+    unit_of = components(len(cases), [*links.values(), *together])
     first: dict[int, str] = {}
-    addresses = [item.image.as_posix() for item in items]
-    for address, unit in sorted(zip(addresses, found, strict=True)):
+    addresses = [case.image.as_posix() for case in cases]
+    for address, unit in sorted(zip(addresses, unit_of, strict=True)):
         first.setdefault(unit, address)
-    return [first[unit] for unit in found]
+    return [first[unit] for unit in unit_of]
 
 
 def _shares(fractions: Mapping[str, float]) -> dict[str, float]:
@@ -175,3 +181,14 @@ def _shares(fractions: Mapping[str, float]) -> dict[str, float]:
             f"Fractions must add up to 1, but {fractions} add up to {sum(shares.values()):g}."
         )
     return shares
+
+
+def components(count: int, links: Iterable[Sequence[int]]) -> list[int]:
+    """A number for each of `count` nodes, the same for nodes that a chain of links connects."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    pairs = [(members[0], other) for members in links for other in members[1:]]
+    first, second = np.array(pairs, np.intp).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(pairs)), (first, second)), shape=(count, count))
+    return list(connected_components(graph, directed=False)[1].tolist())

@@ -21,7 +21,7 @@ from ogkd.errors import DataError, OgkdWarning
 from ogkd.files import alone, blob_id, cache_dir, folder_atomically, home, sha256_file, write_json
 
 if TYPE_CHECKING:  # reading images needs torch, so it is imported only when something is read
-    from ogkd.datasets.manifest import Manifest
+    from ogkd.datasets.case import Dataset
     from ogkd.download import Downloaded
 
 _SHOWN = 5  # missing files that a message names
@@ -49,7 +49,7 @@ def locate_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Pa
     return None
 
 
-def read_benchmark(name: str | Benchmark) -> Manifest:
+def read_benchmark(name: str | Benchmark) -> Dataset:
     """The images and labels of a benchmark that is on this machine, in its official order."""
     record = _record(name)
     found = locate_benchmark(record)
@@ -72,22 +72,21 @@ def named_benchmark(source: str | Path) -> Benchmark | None:
 
 
 def resolve_data(
-    source: str | Path | Manifest,
+    source: str | Path | Dataset,
     *,
     root: Path | None = None,
     class_names: Sequence[str] | None = None,
-    bags: str | None = None,
     findings: Sequence[str] | None = None,
     empty_classes: bool = False,
-) -> Manifest:
+) -> Dataset:
     """Read data given as a path in any layout or as the name of a benchmark.
 
-    The options are for layouts that do not specify them, and as for `read_manifest`.
+    The options are for layouts that do not specify them, and as for `read_dataset`.
     """
-    from ogkd.datasets.manifest import Manifest
-    from ogkd.datasets.read import read_manifest
+    from ogkd.datasets.case import Dataset
+    from ogkd.datasets.read import read_dataset
 
-    if isinstance(source, Manifest):
+    if isinstance(source, Dataset):
         return source
     if (named := named_benchmark(source)) is not None:
         return read_benchmark(named)
@@ -101,11 +100,10 @@ def resolve_data(
             f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'?",
             argument="data",
         )
-    return read_manifest(
+    return read_dataset(
         path,
         root=root,
         class_names=class_names,
-        bags=bags,
         findings=findings,
         empty_classes=empty_classes,
     )
@@ -180,7 +178,7 @@ def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
 
 def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
     """Move the split file and the images to where `_is_benchmark` expects them."""
-    from ogkd.datasets.read import read_manifest
+    from ogkd.datasets.read import read_dataset
 
     unpacked = aside / ".unpacked"
     # Archives differ: the split file may be at the top, one folder down, or absent.
@@ -194,7 +192,7 @@ def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
     else:
         raise DataError(f"{record.archive} does not contain {record.split_file}. {_CHANGED}")
     _check_hash(record, split)
-    first = read_manifest(split, root=unpacked).items[0].image.file.relative_to(unpacked)
+    first = read_dataset(split, root=unpacked).cases[0].image.file.relative_to(unpacked)
     images = next((place for place in _folders(unpacked) if (place / first).is_file()), None)
     if images is None:
         raise DataError(
@@ -217,12 +215,12 @@ def _is_benchmark(record: Benchmark, folder: Path) -> bool:
     return (folder / record.split_file).is_file() and (folder / record.folder).is_dir()
 
 
-def _read(record: Benchmark, folder: Path) -> Manifest:
-    from ogkd.datasets.read import read_manifest
+def _read(record: Benchmark, folder: Path) -> Dataset:
+    from ogkd.datasets.read import read_dataset
 
     split = folder / record.split_file
     _check_hash(record, split)
-    return read_manifest(split, root=folder / record.folder)
+    return read_dataset(split, root=folder / record.folder)
 
 
 def _check_hash(record: Benchmark, split: Path) -> None:
@@ -242,13 +240,13 @@ def _check_hash(record: Benchmark, split: Path) -> None:
 
 def _check(record: Benchmark, folder: Path) -> None:
     """Compare with the official classes and counts, and check that every image is there."""
-    manifest = _read(record, folder)
-    if manifest.class_names != record.class_names:
+    dataset = _read(record, folder)
+    if dataset.names != record.class_names:
         raise DataError(
-            f"{record.split_file} has the classes {', '.join(manifest.class_names)}, but "
+            f"{record.split_file} has the classes {', '.join(dataset.names)}, but "
             f"'{record.name}' has {', '.join(record.class_names)}. {_CHANGED}"
         )
-    found = Counter(item.split for item in manifest.items)
+    found = Counter(case.split for case in dataset.cases)
     for split, expected in record.counts.model_dump().items():
         if found[split] != expected:
             problem = (
@@ -260,11 +258,11 @@ def _check(record: Benchmark, folder: Path) -> None:
             # The count is not from a file that was seen.
             warnings.warn(f"{problem} The count may be wrong.", OgkdWarning, stacklevel=2)
     root = folder / record.folder
-    missing = [item.image.file for item in manifest.items if not item.image.file.is_file()]
+    missing = [image.file for image in dataset.images if not image.file.is_file()]
     if missing:
         listed = ", ".join(str(path.relative_to(root)) for path in missing[:_SHOWN])
         raise DataError(
-            f"{record.archive} is missing {len(missing):,} of the {len(manifest.items):,} images "
+            f"{record.archive} is missing {len(missing):,} of the {len(dataset.cases):,} images "
             f"of its split, such as {listed}. {_CHANGED}"
         )
 

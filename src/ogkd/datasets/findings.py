@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 
-from ogkd.datasets.manifest import ABSENT, PRESENT, UNKNOWN, Item, Manifest, read_class_names
-from ogkd.errors import DataError, counted, did_you_mean
+from ogkd.datasets.names import read_class_names
+from ogkd.datasets.task import ABSENT, PRESENT, UNKNOWN
+from ogkd.errors import DataError, did_you_mean
 
 LISTED = "labels"  # the column that lists findings
 _BETWEEN = "|"
@@ -26,12 +27,12 @@ _MOSTLY = 0.5  # share of cells that are 1 or 0, above which any other cell is a
 
 Lines = Sequence[tuple[int, Mapping[str, str]]]  # line number and cells of each row
 # Names, what each row says of them, and columns that look like findings in other words.
-Found = tuple[tuple[str, ...], list[tuple[int, ...]], str]
+Columns = tuple[tuple[str, ...], list[tuple[int, ...]], str]
 
 
 def read_findings(
     path: Path, columns: Mapping[str, str], rows: Lines, wanted: Sequence[str] | None
-) -> Found:
+) -> Columns:
     """The findings of a table; `columns` are those without another meaning, and their spelling.
 
     `wanted` names the findings to read; without it, they are all that the table has.
@@ -46,43 +47,43 @@ def read_findings(
             f"{', '.join(columns.values())}.",
             argument="findings",
         )
-    names = [name for name in (_found(columns, rows) if asked is None else asked) if name]
+    names = [name for name in (_binary_columns(columns, rows) if asked is None else asked) if name]
     if not names:
         raise DataError(
             f"{path} needs the columns path and label (and optionally split and patient), or, if "
             "an image may show several findings, a column for each finding with 1, 0 or nothing, "
             f"but has: {', '.join(rows[0][1])}."
         )
-    said = [
+    values = [
         tuple(_value(path, line, columns[name], row[name]) for name in names) for line, row in rows
     ]
     rest = {} if wanted else {name: columns[name] for name in columns if name not in names}
-    return read_class_names([columns[name] for name in names]), said, _in_words(rest, rows)
+    return read_class_names([columns[name] for name in names]), values, _in_words(rest, rows)
 
 
-def _found(columns: Mapping[str, str], rows: Lines) -> list[str]:
+def _binary_columns(columns: Mapping[str, str], rows: Lines) -> list[str]:
     """The columns that have 1 and 0 in them, and hardly anything else."""
-    found = []
+    binary = []
     for name in columns:
         values = [_VALUES.get(row[name].lower()) for _, row in rows]
         known = sum(value in (PRESENT, ABSENT) for value in values)
         strange = sum(value is None for value in values)
         if name and known > _MOSTLY * (known + strange):
-            found.append(name)
-    return found
+            binary.append(name)
+    return binary
 
 
 def _in_words(columns: Mapping[str, str], rows: Lines) -> str:
     """The columns that may be findings all the same: empty, of words, or with two values."""
-    said = []
+    described = []
     for name in filter(None, columns):
         cells = {row[name] for _, row in rows}
         values = sorted(cell for cell in cells if _VALUES.get(cell.lower()) != UNKNOWN)
         if len(values) == 2 or not any(map(str.isdigit, "".join(values))):
             shown = [shorten(value, _WIDEST, placeholder="...") for value in values[:_EXAMPLES]]
             shown += ["..."] * (len(values) > _EXAMPLES)
-            said.append(f"{columns[name]} ({', '.join(shown) or 'nothing known'})")
-    return ", ".join(said)
+            described.append(f"{columns[name]} ({', '.join(shown) or 'nothing known'})")
+    return ", ".join(described)
 
 
 def _wanted(columns: Mapping[str, str], wanted: Sequence[str]) -> list[str | None]:
@@ -101,7 +102,7 @@ def _value(path: Path, line: int, name: str, cell: str) -> int:
         ) from None
 
 
-def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Found:
+def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Columns:
     """A finding that is not listed is absent; an empty cell says nothing about any of them."""
     each: list[set[str] | None] = []
     spelt: dict[str, str] = {}
@@ -127,23 +128,10 @@ def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Found:
     if not names:
         raise DataError(f"{path}: the column {LISTED} lists no finding. Fill it in.")
     keys = [_plain(name) for name in names]
-    said = [
+    values = [
         tuple(UNKNOWN if listed is None else int(key in listed) for key in keys) for listed in each
     ]
-    return read_class_names(names), said, ""
-
-
-def findings_text(manifest: Manifest, items: Sequence[Item]) -> str:
-    """One line: how many findings there are, and of each how many images have it or not."""
-    counts = zip(manifest.class_names, manifest.finding_counts(items), strict=True)
-    each = ", ".join(f"{name} {yes}/{no}/{unknown}" for name, (yes, no, unknown) in counts)
-    names = counted(len(manifest.class_names), "finding")
-    return f"{names} in {counted(len(items), 'image')} (present/absent/unknown): {each}"
-
-
-def finding_cells(findings: Sequence[int]) -> list[str]:
-    """Findings as the cells of a table."""
-    return ["" if said == UNKNOWN else str(said) for said in findings]
+    return read_class_names(names), values, ""
 
 
 def _plain(name: str) -> str:

@@ -15,7 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.manifest import SPLITS, Item, Manifest, read_class_names
+from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.names import SPLITS, read_class_names
+from ogkd.datasets.task import OneOf
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 from ogkd.images.npz import npy_header
@@ -25,7 +27,7 @@ _MAX_IMAGES = 50_000_000  # far beyond any real archive; a header may lie
 _DAMAGED = (OSError, ValueError, EOFError, KeyError, MemoryError, SyntaxError, RuntimeError)
 
 
-def read_medmnist(path: Path, *, class_names: Sequence[str] | None = None) -> Manifest:
+def read_medmnist(path: Path, *, class_names: Sequence[str] | None = None) -> Dataset:
     """Labels as stored; classes are `class_names`, else "class 0", "class 1", ..."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -47,12 +49,12 @@ def read_medmnist(path: Path, *, class_names: Sequence[str] | None = None) -> Ma
             )
     if len(names) < 2:
         raise DataError(f"{path} has {len(names)} class(es); at least 2 are needed.")
-    items = tuple(
-        Item(ImageRef(path, f"{split}/{row}"), label, split)
+    cases = tuple(
+        Case.single(ImageRef(path, f"{split}/{row}"), label, split=split)
         for split, values in labels.items()
         for row, label in enumerate(values)
     )
-    return Manifest(items, names)
+    return Dataset(cases, OneOf(names))
 
 
 def _splits(path: Path, archive: zipfile.ZipFile) -> list[str]:

@@ -1,4 +1,4 @@
-"""A dataset is a manifest: a table of path, label, split and group. One reader per layout."""
+"""Read a dataset in any layout: class folders, tables, split files, MedMNIST archives."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.coop_json import read_coop_json
-from ogkd.datasets.manifest import (
+from ogkd.datasets.names import (
     SPLITS,
-    Item,
-    Manifest,
     class_labels,
-    first_lines,
     misspelt_split,
     read_class_names,
     split_name,
 )
 from ogkd.datasets.medmnist import read_medmnist
 from ogkd.datasets.tables import read_table
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef
 from ogkd.images.decode import EXTENSIONS, images_below
@@ -28,21 +27,20 @@ _UNREAD = {".avi", ".avif", ".gif", ".heic", ".heif", ".j2k", ".jp2", ".mha", ".
 _UNREAD |= {".mp4", ".nrrd", ".pdf", ".svg"}
 
 
-def read_manifest(
+def read_dataset(
     source: str | Path,
     *,
     root: str | Path | None = None,
     class_names: Sequence[str] | None = None,
-    bags: str | None = None,
     findings: Sequence[str] | None = None,
     empty_classes: bool = False,
-) -> Manifest:
+) -> Dataset:
     """Read a dataset in any layout: what is at `source` decides which.
 
     Class folders, {train,val,test}/class folders, a CSV/TSV of path and label, a CoOp split
     (.json) or a MedMNIST file (.npz). `root` is where the paths of a table or split file count
     from, if not from its own folder. `class_names` gives the classes in label order; a label
-    outside them is refused. `bags` is the column of a table whose images belong together.
+    outside them is refused. Each image is a case; `ogkd.datasets.grouping` joins them.
     `findings` are columns of a table that say 1, 0 or nothing (unknown) about an image each;
     without it, they are found if the table has no column label. With `empty_classes`, a class
     folder without images is a class without images; else it is refused.
@@ -68,63 +66,52 @@ def read_manifest(
         return read_coop_json(path, root=base, class_names=class_names)
     if ending == ".npz":
         return read_medmnist(path, class_names=class_names)
-    return read_table(path, root=base, class_names=class_names, bags=bags, findings=findings)
+    return read_table(path, root=base, class_names=class_names, findings=findings)
 
 
-def require_files(items: Sequence[Item]) -> None:
-    """Refuse items whose files are not there, naming them all at once."""
-    files = dict.fromkeys(item.image.file for item in items)
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        raise DataError(
-            f"{len(missing)} file(s) of the data are missing:\n{first_lines(missing)}\n"
-            "Check the paths; in a table or split file they are relative to its folder or `root`."
-        )
-
-
-def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: bool) -> Manifest:
+def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: bool) -> Dataset:
     """One class per folder; with train, val or test folders at the top, the same in each."""
     named = [(split_name(path.name), path) for path in _folders(root)]
     parts = [part for part in named if part[0] in SPLITS]
     parts = sorted(parts, key=lambda part: SPLITS.index(part[0])) or [("", root)]
     if parts[0][0]:
         _refuse_lost_splits(root, parts, [path for name, path in named if name not in SPLITS])
-    place = parts[0][1]
+    top = parts[0][1]
     folders = sorted({folder.name for _, part in parts for folder in _folders(part)})
     if len(folders) < 2:
-        raise DataError(_too_few_classes(place, folders))
+        raise DataError(_too_few_classes(top, folders))
     read_class_names(folders)  # two folders must not mean one class
     names, labels = class_labels(root, folders, class_names)
-    items = [
-        Item(ImageRef(file), labels[folder], split)
+    cases = [
+        Case.single(ImageRef(file), labels[folder], split=split)
         for split, part in parts
         for folder in folders
         if (part / folder).is_dir()  # a class may be absent from a split
         for file in images_below(part / folder)
     ]
-    filled = {item.label for item in items}
+    filled = {case.target for case in cases}
     empty = [folder for folder in folders if labels[folder] not in filled]
     if empty and (len(filled) < 2 or not empty_classes):
         raise DataError(
-            f"No images in the class folder(s) {', '.join(empty)} below {place}. Known endings: "
+            f"No images in the class folder(s) {', '.join(empty)} below {top}. Known endings: "
             f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove the folder(s)."
         )
     unread = unread_below([part / folder for _, part in parts for folder in folders])
-    return Manifest(tuple(items), names, unread)
+    return Dataset(tuple(cases), OneOf(names), unread)
 
 
 def unread_below(folders: Sequence[Path]) -> tuple[tuple[str, str], ...]:
     """How many pictures and videos are in formats that are not read; nothing if there are none."""
-    found = Counter(
+    counts = Counter(
         ending
         for folder in folders
         for file in folder.rglob("*")
         if (ending := file.suffix.lower()) in _UNREAD
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     )
-    if not found:
+    if not counts:
         return ()
-    each = ", ".join(f"{number} {ending}" for ending, number in sorted(found.items()))
+    each = ", ".join(f"{number} {ending}" for ending, number in sorted(counts.items()))
     return ((f"Files left out, because their format is not read: {each}.", "Convert them to PNG."),)
 
 

@@ -6,22 +6,15 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PureWindowsPath
 
 from ogkd.cells import harmless, harmless_path, unquoted
-from ogkd.datasets.findings import LISTED, finding_cells, read_findings
-from ogkd.datasets.manifest import (
-    NO_CLASS,
-    Item,
-    Manifest,
-    class_labels,
-    first_lines,
-    misspelt_split,
-    refuse_twice,
-    split_name,
-)
+from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.findings import LISTED, read_findings
+from ogkd.datasets.names import class_labels, first_lines, mistitles_split, split_name
+from ogkd.datasets.task import Findings, OneOf, Target, Task
 from ogkd.errors import DataError
 from ogkd.files import is_text, read_bytes, resolved
 from ogkd.images import ImageRef
@@ -30,10 +23,8 @@ from ogkd.images.ref import kind_of
 _MOST = 1 << 29  # bytes of a table
 _GROUPS = ("patient", "group", "lesion", "patient_id", "group_id", "lesion_id")
 _EMPTY = ("nan", "<na>", "#n/a", "null")
-_KNOWN = ("path", "label", "split", *_GROUPS)
-BAG = "bag"
-NOT_COLUMNS = ("folder", "study", "series")  # bags that files say themselves
-_OWN = (*_KNOWN, LISTED, BAG)
+_CASE = "case"  # the column that says which images belong together, as this program writes it
+_RESERVED = ("path", "label", "split", *_GROUPS, LISTED, _CASE)
 
 
 def read_table(
@@ -41,47 +32,83 @@ def read_table(
     *,
     root: Path | None = None,
     class_names: Sequence[str] | None = None,
-    bags: str | None = None,
     findings: Sequence[str] | None = None,
-) -> Manifest:
-    """Paths count from `root`, else from the table's own folder; `bags` is the column with them.
+) -> Dataset:
+    """One case for each row; paths count from `root`, else from the table's own folder.
 
     A table is the user's own: absolute paths and `..` are taken as they stand. Without a column
     label, or if `findings` names some, each image has findings instead of one class.
     """
     header, rows = _rows(path)
-    bag = bag_column(path, list(header), bags)
-    group = _group_column(path, [name for name in header if name != bag or name == "patient"])
+    group = _group_column(path, list(header))
+    _check_splits(path, rows)
+    task: Task
+    targets: Sequence[Target]
+    ignored: tuple[tuple[str, str], ...] = ()
+    if findings is not None or "label" not in header:
+        others = {name: title for name, title in header.items() if name not in _RESERVED}
+        names, targets, unused = read_findings(path, others, rows, findings or class_names)
+        task = Findings(names)
+        if unused:
+            what = f"Columns that are not read, because their cells are not 1 or 0: {unused}."
+            ignored = ((what, "If one of them is a finding, write 1 and 0 into it."),)
+    else:
+        names, targets = _classes(path, rows, class_names)
+        task = OneOf(names)
+    folder = path.parent if root is None else root
+    cases = [
+        _case(path, folder, row, group, target)
+        for (_, row), target in zip(rows, targets, strict=True)
+    ]
+    refuse_twice(path, [(f"line {line}", case) for (line, _), case in zip(rows, cases, strict=True)])
+    return Dataset(tuple(cases), task, ignored)
+
+
+def read_unlabelled_table(path: Path) -> list[Case]:
+    """The images of a table whose labels, if any, do not matter."""
+    header, rows = _rows(path)
+    group = _group_column(path, list(header))
+    return [_case(path, path.parent, row, group, -1) for _, row in rows]
+
+
+def _case(
+    table: Path, folder: Path, row: Mapping[str, str], group: str | None, target: Target
+) -> Case:
+    image = _image(table, folder, row["path"])
+    patient = (row[group] if group else "") or _volume(row["path"], image)
+    columns = {name: cell for name, cell in row.items() if name not in ("path", "label", "split")}
+    split = split_name(row.get("split", ""))
+    return Case.single(image, target, split=split, group=patient, columns=columns)
+
+
+def _check_splits(path: Path, rows: Sequence[tuple[int, dict[str, str]]]) -> None:
     for line, row in rows:
-        if near := misspelt_split(row.get("split", "")):
+        if near := mistitles_split(row.get("split", "")):
             raise DataError(
                 f"{path}, line {line}: the split is '{row['split']}'. Is it '{near}'? Correct it."
             )
     without = [line for line, row in rows if not row.get("split")]
     if 0 < len(without) < len(rows):
         raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
-    answers: list[tuple[int, tuple[int, ...] | None]]
-    ignored: tuple[tuple[str, str], ...] = ()
-    if findings is not None or "label" not in header:
-        others = {name: spelt for name, spelt in header.items() if name not in (*_OWN, bag)}
-        names, said, unused = read_findings(path, others, rows, findings or class_names)
-        if unused:
-            what = f"Columns that are not read, because their cells are not 1 or 0: {unused}."
-            ignored = ((what, "If one of them is a finding, write 1 and 0 into it."),)
-        answers = [(NO_CLASS, one) for one in said]
-    else:
-        names, labels = _classes(path, rows, class_names)
-        answers = [(label, None) for label in labels]
-    folder = path.parent if root is None else root
-    items = []
-    for (_, row), (label, known) in zip(rows, answers, strict=True):
-        image = _image(path, folder, row["path"])
-        patient = (row[group] if group else "") or _volume(row["path"], image)
-        split, exam = split_name(row.get("split", "")), row[bag] if bag else None
-        items.append(Item(image, label, split, patient, exam, findings=known))
-    lines = [f"line {line}" for line, _ in rows]
-    refuse_twice(path, list(zip(lines, items, strict=True)))
-    return Manifest(tuple(items), names, ignored)
+
+
+def refuse_twice(source: Path, places: Sequence[tuple[str, Case]]) -> None:
+    """Refuse a file that is listed twice; `places` says where each case was read."""
+    seen: dict[str, tuple[str, Case]] = {}
+    complaints = []
+    for place, case in places:
+        key = os.path.normpath(str(case.image))
+        if key not in seen:
+            seen[key] = (place, case)
+            continue
+        first, other = seen[key]
+        what = "the same label" if other.target == case.target else "another label"
+        complaints.append(f"{case.image}: {first} and {place}, with {what}")
+    if complaints:
+        raise DataError(
+            f"{source} lists {len(complaints)} file(s) twice:\n{first_lines(complaints)}\n"
+            "Keep one line for each image."
+        )
 
 
 def _classes(
@@ -106,61 +133,33 @@ def _classes(
     return names, [labels[row["label"]] for _, row in rows]
 
 
-def table_text(manifest: Manifest, folder: Path) -> str:
+def table_text(dataset: Dataset, folder: Path) -> str:
     """The dataset as a table that `read_table` reads in `folder`; never a formula."""
-    if bad := [str(item.image) for item in manifest.items if not writable(item.image)]:
+    task, images = dataset.task, dataset.images
+    if bad := [str(image) for image in images if not writable(image)]:
         raise DataError(
             f"{len(bad)} file name(s) cannot be listed in a UTF-8 table:\n"
             f"{first_lines(list(map(ascii, bad)))}\nRename these files."
         )
-    extra = {
-        name: values
-        for name, values in (
-            ("patient", [item.group for item in manifest.items]),
-            (BAG, [item.bag for item in manifest.items]),
-        )
-        if any(value is not None for value in values)
-    }
-    names = list(manifest.class_names)
-    asked = names if manifest.has_findings else ["label"]
-    if odd := set(map(str.lower, names)) & set(_OWN) if manifest.has_findings else ():
+    columns = [name for name, _ in task.cells(dataset.cases[0].target)]
+    if reserved := {name.lower() for name in columns} & set(_RESERVED) - {"label"}:
         raise DataError(
-            f"A finding cannot be called '{min(odd)}' in a table, where that column has another "
-            "meaning. Rename it."
+            f"A finding cannot be called '{min(reserved)}' in a table, where that column has "
+            "another meaning. Rename it."
         )
-    rows = [["path", *map(harmless, asked), "split", *extra]]
-    place = relative_to(folder)
-    for number, item in enumerate(manifest.items):
-        more = [harmless(values[number] or "") for values in extra.values()]
-        said = item.findings
-        shown = item.label if item.shows is None else item.shows
-        label = [harmless(names[shown])] if said is None else finding_cells(said)
-        rows.append([place(item.image), *label, item.split, *more])
+    grouped = any(case.name != str(case.image) for case in dataset.cases)
+    patients = any(case.group is not None for case in dataset.cases)
+    heading = ["path", *map(harmless, columns), "split"]
+    rows = [heading + ["patient"] * patients + [_CASE] * grouped]
+    address = relative_to(folder)
+    for case in dataset.cases:
+        own = case.image_targets or (case.target,) * len(case.images)
+        for image, target in zip(case.images, own, strict=True):
+            cells = [harmless(cell) for _, cell in task.cells(target)]
+            row = [address(image), *cells, case.split]
+            row += [harmless(case.group or "")] * patients + [harmless(case.name)] * grouped
+            rows.append(row)
     return csv_text(rows)
-
-
-def read_bag_table(path: Path, bags: str | None) -> list[tuple[ImageRef, str | None]]:
-    """The images of a table without labels, and their bags."""
-    header, rows = _rows(path)
-    bag = bag_column(path, list(header), bags)
-    return [(_image(path, path.parent, row["path"]), row[bag] if bag else None) for _, row in rows]
-
-
-def bag_column(path: Path, header: Sequence[str], bags: str | None) -> str | None:
-    """The column that `bags` names, or the one called bag that this program writes."""
-    wanted = (bags or "").strip().lower()
-    if not wanted:
-        return None
-    for name in (wanted, BAG):
-        if name in header and name not in ("path", "label", "split"):
-            return name
-    if wanted in NOT_COLUMNS:
-        return None
-    raise DataError(
-        f"{path} has no column '{bags}' that says which images belong together. It has: "
-        f"{', '.join(header)}.",
-        argument="bags",
-    )
 
 
 def csv_text(rows: Sequence[Sequence[object]]) -> str:
@@ -183,14 +182,14 @@ def relative_to(folder: Path) -> Callable[[ImageRef], str]:
     def real(parent: Path) -> Path:
         return resolved(parent)
 
-    def place(image: ImageRef) -> str:
+    def address(image: ImageRef) -> str:
         file = real(image.file.parent) / image.file.name
         with contextlib.suppress(ValueError):  # on another drive it stays absolute
             file = Path(os.path.relpath(file, here))
-        address = harmless_path(ImageRef(file, image.part).as_posix())
-        return address if address == address.lstrip() else f"./{address}"
+        text = harmless_path(ImageRef(file, image.part).as_posix())
+        return text if text == text.lstrip() else f"./{text}"
 
-    return place
+    return address
 
 
 def _image(table: Path, folder: Path, cell: str) -> ImageRef:
@@ -220,13 +219,13 @@ def _volume(path: str, image: ImageRef) -> str | None:
 
 
 def _group_column(path: Path, header: Sequence[str]) -> str | None:
-    found = [name for name in header if name in _GROUPS]
-    if len(found) > 1:
+    columns = [name for name in header if name in _GROUPS]
+    if len(columns) > 1:
         raise DataError(
-            f"{path} has {len(found)} columns that may be the group: {', '.join(found)}. Keep the "
-            "one whose images must stay together (usually the patient), or rename the others."
+            f"{path} has {len(columns)} columns that may be the group: {', '.join(columns)}. Keep "
+            "the one whose images must stay together (usually the patient), or rename the others."
         )
-    return found[0] if found else None
+    return columns[0] if columns else None
 
 
 def _rows(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]:
@@ -234,17 +233,17 @@ def _rows(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]
     text = _text(path)
     try:
         tabs = path.suffix.lower() == ".tsv"
-        spelt, lines = _cells(text, "\t" if tabs else _delimiter(text))
+        titles, lines = _cells(text, "\t" if tabs else _delimiter(text))
     except csv.Error as error:
         raise DataError(f"{path} is not a UTF-8 table ({error}). Save it as UTF-8 CSV.") from error
-    header = [name.lower() for name in spelt]
+    header = [name.lower() for name in titles]
     if "path" not in header:
         raise DataError(
             f"{path} needs the columns path and label (and optionally split and patient), "
-            f"but has: {', '.join(spelt) or 'none'}. Rename the columns."
+            f"but has: {', '.join(titles) or 'none'}. Rename the columns."
         )
     # Without a label, any other column may be a finding.
-    once = _OWN if "label" in header else [name for name in header if name]
+    once = _RESERVED if "label" in header else [name for name in header if name]
     if twice := sorted({name for name in once if header.count(name) > 1}):
         raise DataError(f"{path} has the column {twice[0]} twice. Keep one.")
     rows = []
@@ -265,7 +264,7 @@ def _rows(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]
         rows.append((line, row))
     if not rows:
         raise DataError(f"{path} has no rows below its header.")
-    return dict(zip(header, spelt, strict=True)), rows
+    return dict(zip(header, titles, strict=True)), rows
 
 
 def _text(path: Path) -> str:
@@ -294,7 +293,7 @@ def _delimiter(text: str) -> str:
     names = {
         delimiter: [name.lower() for name in _cells(header, delimiter)[0]] for delimiter in ",;\t"
     }
-    return max(names, key=lambda one: (len(names[one]) > 1, "path" in names[one], len(names[one])))
+    return max(names, key=lambda sign: (len(names[sign]) > 1, "path" in names[sign], len(names[sign])))
 
 
 def _cells(text: str, delimiter: str) -> tuple[list[str], list[tuple[int, list[str]]]]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import DataError
-from ogkd.features.encode import encode_crops, whole_image
+from ogkd.features.encode import EncodedBatch, encode_crops, whole_image
 from ogkd.features.unreadable import decode_ahead, unreadable, unreadable_error
 from ogkd.files import cache_dir, sha256_file, write_atomically
 from ogkd.images import ImageRef, look_at
@@ -258,3 +259,23 @@ def _or_raise(outcome: NDArray[np.uint8] | DataError) -> NDArray[np.uint8]:
     if isinstance(outcome, DataError):
         raise outcome
     return outcome
+
+
+def stored_batches(
+    store: FeatureStore, images: Iterable[ImageRef], *, deep: bool = False
+) -> Iterator[EncodedBatch]:
+    """Images in order with their features from the store, which encodes what it does not have."""
+    rest = iter(images)
+    while batch := list(itertools.islice(rest, _SHARD)):
+        features = store.get(batch, deep=deep)
+        parts = (features.globals, features.patches, features.deep)
+        first = [None if part is None else part[:, 0] for part in parts]
+        yield EncodedBatch(batch, ImageFeatures(*first), {})  # type: ignore[arg-type]
+
+
+def given_batches(
+    rows: Tensor, images: Iterable[ImageRef]
+) -> Iterator[EncodedBatch]:
+    """Images in order with features [N, d] that the caller has."""
+    refs = list(images)
+    yield EncodedBatch(refs, ImageFeatures(rows), {})

@@ -14,7 +14,9 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.manifest import Item, first_lines
+from ogkd.datasets.case import Case, images_of
+from ogkd.datasets.names import first_lines
+from ogkd.datasets.task import Task
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef, look_at, read_image
@@ -109,19 +111,21 @@ def list_reasons(bad: Sequence[BadFile]) -> str:
     return first_lines(lines) + (f"\n{install}" if install else "")
 
 
-def readable_items(
-    items: Sequence[Item], class_names: Sequence[str]
-) -> tuple[list[Item], list[BadFile]]:
-    """The items that can be read, and the files that cannot; an emptied class is an error.
+def readable_cases(cases: Sequence[Case], task: Task) -> tuple[list[Case], list[BadFile]]:
+    """The cases with the images that can be read, and the files that cannot.
 
-    Every file is decoded once, so what remains depends on the files alone.
+    A case without any is left out; a class or finding that then has none is an error. Every file
+    is decoded once, so what remains depends on the files alone.
     """
-    bad = unreadable(list(dict.fromkeys(item.image for item in items)))
-    refused = {file.image for file in bad}
-    good = [item for item in items if item.image not in refused]
-    lost = {c for item in items for c in item.present} - {c for item in good for c in item.present}
-    if lost:
-        names = ", ".join(class_names[label] for label in sorted(lost))
+    bad = unreadable(list(dict.fromkeys(images_of(cases))))
+    refused = {file.image for file in bad if file.image is not None}
+    trimmed = (case.without(refused, empty=True) for case in cases)
+    good = [case for case in trimmed if case is not None]
+    before, after = (
+        {number for case in some for number in task.shown(case.target)} for some in (cases, good)
+    )
+    if lost := before - after:
+        names = ", ".join(task.names[number] for number in sorted(lost))
         raise unreadable_error(
             bad, f"Without them no image is left of: {names}. Fix them, or remove the class."
         )

@@ -1,4 +1,4 @@
-"""The one way from a request to classifiers: prepare, train, keep."""
+"""The one way from a request to a classifier: prepare, train, keep."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ import hashlib
 import inspect
 import json
 import shutil
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ParamSpec
 
 from ogkd import plugins
-from ogkd.datasets.manifest import by_bag
+from ogkd.datasets.case import images_of
 from ogkd.errors import ConfigError
 from ogkd.features.unreadable import SKIPPED, write_skipped
 from ogkd.files import folder_atomically, not_twice, storage_errors, write_text
-from ogkd.fitting.bags import bag_card, few_of_each, learn, with_pooling
-from ogkd.fitting.pool import Pool
-from ogkd.fitting.prepare import Drawn, Prepared, prepare
+from ogkd.fitting.cases import learn
+from ogkd.fitting.prepare import Prepared, prepare
 from ogkd.fitting.request import FitRequest
 from ogkd.methods import TrainingFolder, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
-from ogkd.model.card import SCHEMA, BackboneCard, ModelCard, versions
+from ogkd.model.card import BackboneCard, ModelCard, PoolingCard, versions
 from ogkd.model.classifier import CARD, LOG, Classifier, place_for_model
 from ogkd.model.load import load
 
@@ -39,7 +37,7 @@ def fit_request(request: FitRequest) -> Classifier:
 def fit_or_find(request: FitRequest) -> tuple[Classifier, bool]:
     """Fit a classifier, or find it in `out` (True): the same request is not fitted twice."""
     if request.out is None:
-        return fit_seeds(request, [request.seed])[0], False
+        return train(prepare(request)), False
     place = place_for_model(request.out)
     with not_twice(place):
         return _fit_into(place, request)
@@ -55,11 +53,11 @@ def _fit_into(place: Path, request: FitRequest) -> tuple[Classifier, bool]:
     with storage_errors(place):
         work.mkdir(parents=True, exist_ok=True)  # now, not after an hour of encoding
     try:
-        prepared = prepare(request, [request.seed])
-        if found := _finished(prepared, place):
+        prepared = prepare(request)
+        if finished := _finished(prepared, place):
             shutil.rmtree(work, ignore_errors=True)  # left by a kill just after the end
-            return found, True
-        fitted = train(prepared, work)[0]
+            return finished, True
+        fitted = train(prepared, work)
         with folder_atomically(place) as aside:
             fitted.write_into(aside)
             if request.on_error == "skip":
@@ -83,16 +81,16 @@ def _finished(prepared: Prepared, place: Path) -> Classifier | None:
         old = ModelCard.read(place / CARD)
     except ConfigError:
         return None  # nothing there, or damaged
-    new = _card(prepared, prepared.drawn[0], prepared.pools[0], request.seed)
+    new = _card(prepared)
     changed = _differences(old, new)
     if request.on_error == "skip" and not (place / SKIPPED).is_file():
         changed.append("handling of unreadable files")  # the list of skipped files is missing
     calibrated = (place / CALIBRATION).exists()
     if not (changed or request.restart):
         with contextlib.suppress(ConfigError):  # damaged: fit it again
-            found = load(place, backbone=prepared.text.backbone)
+            model = load(place, backbone=prepared.backbone)
             request.note(f"{request.out} is already fitted with these options: nothing to do.")
-            return found
+            return model
     if calibrated and changed and not request.restart:
         raise ConfigError(
             f"{request.out} contains a calibrated model, fitted with other {', '.join(changed)}. A "
@@ -113,9 +111,7 @@ def _finished(prepared: Prepared, place: Path) -> Classifier | None:
 _WORDS = {
     "method": "method",
     "config": "settings",
-    "class_names": "classes",
-    "findings": "kind of labels",
-    "normal": "normal classes",
+    "asks": "classes",
     "backbone": "backbone",
     "prompts_sha256": "prompts",
     "data_sha256": "images",
@@ -123,19 +119,16 @@ _WORDS = {
     "unlabelled_images": "unlabelled images",
     "shots": "shots",
     "seed": "seed",
-    "slice": "slice",
-    "bags": "bags",
+    "cases": "cases",
     "imported_sha256": "weights (imported)",
 }
 
 
-def _differences(one: ModelCard, other: ModelCard) -> list[str]:
+def _differences(old: ModelCard, new: ModelCard) -> list[str]:
     """In which words two fits differ; a backbone is its digest, wherever it is."""
-    first, second = (card.model_dump(mode="json") for card in (one, other))
+    first, second = (card.model_dump(mode="json") for card in (old, new))
     for card in (first, second):
         card["backbone"].pop("name")
-        if card["bags"] is not None:  # what makes a bag was asked for, the rest was learned
-            card["bags"] = card["bags"]["by"], card["bags"]["slices"]
     words = (word for field, word in _WORDS.items() if first[field] != second[field])
     return list(dict.fromkeys(words))
 
@@ -157,85 +150,57 @@ def _as_function(request: Callable[P, FitRequest]) -> Callable[P, Classifier]:
 fit = _as_function(FitRequest)
 
 
-def fit_seeds(
-    request: FitRequest, seeds: Sequence[int], *, work: Path | None = None
-) -> list[Classifier]:
-    """Fit one classifier per seed, all trained together in one batched text pass.
-
-    `work` is a folder for progress: an interrupted training there is continued.
-    """
-    if not seeds or min(seeds) < 0:
-        raise ConfigError(
-            f"seeds must be whole numbers from 0 on, at least one, but are {list(seeds)}."
-        )
-    return train(prepare(request, seeds), work)
-
-
-def train(prepared: Prepared, work: Path | None = None) -> list[Classifier]:
-    """Train all seeds in one pass; progress is kept in `work`."""
-    cards = [
-        _card(prepared, drawn, pool, seed)
-        for drawn, pool, seed in zip(prepared.drawn, prepared.pools, prepared.seeds, strict=True)
-    ]
-    folder = _training_folder(work, cards, prepared.request)
-    method, text = prepared.method, prepared.text
-    if prepared.request.bag_rule is None:
-        heads = method.fit(prepared.supports, text, seeds=prepared.seeds, folder=folder)
-    else:
-        pairs = zip(prepared.bags, prepared.seeds, strict=True)
-        learned = [learn(method, one, text, seed=seed, folder=folder) for one, seed in pairs]
-        heads = [head for head, _ in learned]
-        cards = [
-            card.model_copy(update={"bags": with_pooling(card.bags, pooling)})
-            for card, (_, pooling) in zip(cards, learned, strict=True)
-        ]
-    refuse_diverged(heads, prepared.method.name)
-    for note in dict.fromkeys(note for head in heads for note in head.notes):
-        prepared.request.note(f"Note: {note}")
-    fitted = [
-        Classifier(prepared.text.backbone, head, card, support=support)
-        for head, card, support in zip(heads, cards, prepared.kept, strict=True)
-    ]
-    for one in fitted:
-        if one.support is not None:
-            one.logits(one.support.features)  # which refuses answers that are not numbers
+def train(prepared: Prepared, work: Path | None = None) -> Classifier:
+    """Train and give the classifier; progress is kept in `work`."""
+    request, method, card = prepared.request, prepared.method, _card(prepared)
+    folder = _training_folder(work, card, request)
+    head, poolings = learn(
+        method,
+        prepared.support,
+        prepared.task,
+        prepared.texts,
+        seed=request.seed,
+        folder=folder,
+    )
+    refuse_diverged([head], method.name)
+    for note in head.notes:
+        request.note(f"Note: {note}")
+    card = card.model_copy(update={"poolings": tuple(map(PoolingCard.of, poolings))})
+    fitted = Classifier(prepared.backbone, head, card, support=prepared.kept)
+    if fitted.support is not None:
+        fitted.logits(fitted.support.features)  # which refuses answers that are not numbers
     return fitted
 
 
-def _card(prepared: Prepared, drawn: Drawn, pool: Pool | None, seed: int) -> ModelCard:
-    request, method, text = prepared.request, prepared.method, prepared.text
+def _card(prepared: Prepared) -> ModelCard:
+    request, method, task = prepared.request, prepared.method, prepared.task
+    drawn, grouping = prepared.drawn, prepared.request.grouping
     # Images that settings were searched on are learned from too.
-    rule = request.bag_rule
-    used = [*drawn.support, *drawn.validation] if method.needs_images or rule else []
-    bags = by_bag(drawn.support).values()
-    shown = Counter(label for mine in bags for label in mine[0].present)
+    learns = method.needs_images or grouping.joins_images
+    used = [*drawn.support, *drawn.validation] if learns else []
+    content = [(c.fingerprint, c.target, c.name, c.image_targets) for c in drawn.support]
+    if not grouping.joins_images:
+        content = [(case.image.key, case.target, None, None) for case in drawn.support]
+    pixels = {image.pixel_fingerprint for case in used for image in case.few}
     return ModelCard(
-        schema_version=SCHEMA if text.findings else 1,
         method=method.name,
         plugin=plugins.name_of(type(method)),
         preset=prepared.preset,
         config=method.config.model_dump(mode="json"),
-        class_names=text.class_names,
-        normal=tuple(text.class_names[label] for label in text.normal),
-        backbone=BackboneCard.of(text.backbone),
-        logit_scale=text.backbone.logit_scale,
+        asks=task.as_json(),
+        backbone=BackboneCard.of(prepared.backbone),
+        logit_scale=prepared.backbone.logit_scale,
         prompts=prepared.bank,
-        prompts_sha256=_digest([text.prompts, text.absent] if text.findings else text.prompts),
-        findings=text.findings,
-        data_sha256=_digest(
-            sorted(
-                (item.image.key, item.answer, *((item.bag, item.shows) if rule else ()))
-                for item in drawn.support
-            )
-        ),
-        support_counts=tuple(shown[label] for label in range(len(text.class_names))),
-        support_images=tuple(sorted({item.image.fingerprint for item in used})),
-        support_pixels=tuple(sorted({i.image.pixel_fingerprint for i in few_of_each(used)})),
-        unlabelled_images=() if pool is None else pool.fingerprints,
+        prompts_sha256=_digest([text.prompts for text in prepared.texts]),
+        data_sha256=_digest(sorted(content, key=repr)),
+        support_counts=task.support_counts([case.target for case in drawn.support]),
+        support_images=tuple(sorted({image.fingerprint for image in images_of(used)})),
+        support_pixels=tuple(sorted(pixels)),
+        unlabelled_images=() if prepared.pool is None else prepared.pool.fingerprints,
         shots=request.shots,
-        seed=seed,
-        slice=None if request.slice_rule is None else str(request.slice_rule),
-        bags=None if rule is None else bag_card(rule, len(drawn.support)),
+        seed=request.seed,
+        cases=grouping.as_json(),
+        images=len(images_of(drawn.support)),
         versions=dict(versions()),
     )
 
@@ -245,12 +210,12 @@ def _digest(value: Any) -> str:
 
 
 def _training_folder(
-    folder: Path | None, cards: Sequence[ModelCard], request: FitRequest
+    folder: Path | None, card: ModelCard, request: FitRequest
 ) -> TrainingFolder | None:
     if folder is None:
         return None
     # The texts are in it by content; what their bank is called decides nothing.
-    fingerprint = _digest([card.model_dump(mode="json", exclude={"prompts"}) for card in cards])
+    fingerprint = _digest(card.model_dump(mode="json", exclude={"prompts"}))
     if request.restart:
         shutil.rmtree(folder, ignore_errors=True)
     with storage_errors(folder):

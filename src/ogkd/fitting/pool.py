@@ -9,16 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ogkd.datasets.bags import grouped
-from ogkd.datasets.manifest import Item
+from ogkd.datasets.case import Case
 from ogkd.errors import ConfigError, DataError, counted
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import decode_ahead
 from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef
 from ogkd.images.decode import find_images
-from ogkd.methods import METHODS, Method
-from ogkd.model.familiarity import SupportFeatures, of_this_kind
+from ogkd.model.familiarity import SupportFeatures, is_in_distribution
 from ogkd.progress import progress_bar
 
 PER_CLASS = 2  # unlabelled images below which there is too little to learn from
@@ -30,63 +28,33 @@ class Pool:
 
     images: list[ImageRef]
     rows: Tensor  # [U, d]
-    bag: Tensor | None = None  # [U], if images are pictures of bags
-
-    @property
-    def size(self) -> int:
-        """How many images, or bags."""
-        return len(self.images) if self.bag is None else len(self.bag.unique())
 
     def some(self, kept: Sequence[bool]) -> Pool:
-        """Some of the images; bags are numbered from 0 again."""
-        mask = torch.tensor(kept, dtype=torch.bool)
-        bag = None if self.bag is None else self.bag[mask].unique(return_inverse=True)[1]
-        images = [ref for ref, one in zip(self.images, kept, strict=True) if one]
-        return Pool(images, self.rows[mask], bag)
+        """Some of the images, by a mask."""
+        images = [ref for ref, keep in zip(self.images, kept, strict=True) if keep]
+        return Pool(images, self.rows[torch.tensor(kept, dtype=torch.bool)])
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
         """The images by content and by pixels, in no order that means anything."""
-        found = {mark for ref in self.images for mark in (ref.fingerprint, ref.pixel_fingerprint)}
-        return tuple(sorted(found))
-
-
-def require_unlabelled(method: Method) -> None:
-    """Refuse a method that learns from labelled images only."""
-    if not method.takes_unlabelled:
-        able = ", ".join(sorted(name for name, one in METHODS.items() if one.takes_unlabelled))
-        raise ConfigError(
-            f"{method.name} learns from labelled images only. Use {able}, or leave the unlabelled "
-            "images out.",
-            argument="unlabelled",
-        )
+        marks = {mark for ref in self.images for mark in (ref.fingerprint, ref.pixel_fingerprint)}
+        return tuple(sorted(marks))
 
 
 def read_pool(
-    request: FitRequest, store: FeatureStore, *, deep: bool, judged: Sequence[Item]
+    request: FitRequest, store: FeatureStore, *, deep: bool, judged: Sequence[Case]
 ) -> Pool:
-    """Every readable unlabelled image once, without copies of the images that judge a model.
-
-    With bags: every picture of them, without copies of the files that judge a model.
-    """
+    """Every readable unlabelled image once, without copies of the images that judge a model."""
     given = request.unlabelled
     assert given is not None  # asked for by the caller
     paths = [given] if isinstance(given, str | Path) else list(given)
     if any(str(path).strip() == "" for path in paths) or not paths:
         raise ConfigError("The unlabelled images have no name.", argument="unlabelled")
-    found, rule = find_images(paths), request.bag_rule
-    of: dict[ImageRef, str] = {}
-    if rule is None:
-        refs = [ref.sliced(request.slice_rule) for ref in found]
-        known = {mark for item in judged for mark in _marks(item.image)}
-    else:  # volumes and slides are compared whole: their pictures have not been looked for
-        known = {_whole(file) for file in {item.image.file for item in judged}} - {""}
-        copies = {ref for ref in found if _whole(ref.file) in known}
-        of = {ref: bag for bag, ref in grouped([(r, None) for r in found if r not in copies], rule)}
-        refs = list(of)
+    refs = [ref.sliced(request.grouping.slice) for ref in find_images(paths)]
+    known = {mark for case in judged for mark in case.marks}
     kept: dict[str, ImageRef] = {}
     unreadable: list[str] = []
-    tests = 0 if rule is None else len(copies)
+    tests = 0
     with progress_bar("Reading unlabelled images", len(refs)) as bar:
         for batch in decode_ahead(_marks, refs):
             bar.advance(len(batch))
@@ -110,42 +78,37 @@ def read_pool(
     images = list(kept.values())
     if not images:
         return Pool([], torch.empty(0, 0))
-    bag = None
-    if rule is not None:
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(of.values()))}
-        bag = torch.tensor([numbers[of[image]] for image in images])
-    return Pool(images, store.get(images, deep=deep).rows[:, 0].float(), bag)
+    return Pool(images, store.get(images, deep=deep).rows[:, 0].float())
 
 
 def pool_for(
     request: FitRequest,
     pool: Pool,
-    support: Sequence[Item],
+    support: Sequence[Case],
     known: SupportFeatures | None,
     classes: int,
     width: int,
 ) -> Pool | None:
     """The images of the pool that this support can learn from; None, with a note, if too few."""
-    own = {mark for item in support for mark in _marks(item.image)}
-    fresh = [not own & set(_marks(ref)) for ref in pool.images]
+    labelled = {mark for case in support for mark in case.marks}
+    fresh = [not labelled & set(_marks(ref)) for ref in pool.images]
     copies = len(fresh) - sum(fresh)
     strange = 0
     if known is not None and len(pool.images):
-        near = of_this_kind(known, pool.rows.numpy(), width).tolist()
+        near = is_in_distribution(known, pool.rows.numpy(), width).tolist()
         strange = sum(new and not close for new, close in zip(fresh, near, strict=True))
         fresh = [new and close for new, close in zip(fresh, near, strict=True)]
     left = _sentence(copies, strange)
-    found = pool.some(fresh)
-    if found.size < PER_CLASS * classes:
+    usable = pool.some(fresh)
+    count = len(usable.images)
+    if count < PER_CLASS * classes:
         request.note(
-            f"Note: the unlabelled {request.unit}s are not used: {found.size} of {pool.size} can "
-            "be, and "
+            f"Note: the unlabelled images are not used: {count} of {len(pool.images)} can be, and "
             f"{counted(classes, 'class')} need at least {PER_CLASS * classes}.{left}"
         )
         return None
-    many = counted(found.size, f"unlabelled {request.unit}")
-    request.note(f"Found {many} to learn from.{left}")
-    return found
+    request.note(f"Found {counted(count, 'unlabelled image')} to learn from.{left}")
+    return usable
 
 
 def _sentence(copies: int, strange: int) -> str:
@@ -155,14 +118,6 @@ def _sentence(copies: int, strange: int) -> str:
     if strange:
         parts.append(f"{strange} unlike the labelled images")
     return f" Left out: {', '.join(parts)}." if parts else ""
-
-
-def _whole(file: Path) -> str:
-    """What recognises a file again; nothing if it cannot be read, which reading it will say."""
-    try:
-        return ImageRef(file).fingerprint
-    except DataError:
-        return ""
 
 
 def _marks(image: ImageRef) -> tuple[str, str]:

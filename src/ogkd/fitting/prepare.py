@@ -1,4 +1,4 @@
-"""From data to what a method learns from: images drawn, text side, features of the support.
+"""From data to what a method learns from: cases drawn, texts, features of the support.
 
 The benchmark prepares its runs with these functions too.
 """
@@ -9,30 +9,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ogkd.backbones import Backbone
-from ogkd.datasets.bags import BagRule, in_bags, with_bags
+from ogkd.core.pooling import is_pooled
+from ogkd.datasets.case import (
+    Case,
+    Dataset,
+    case_numbers,
+    image_targets,
+    images_of,
+    require_files,
+)
 from ogkd.datasets.catalog import Benchmark
 from ogkd.datasets.fetch import named_benchmark, resolve_data
-from ogkd.datasets.groups import contradictory, separate_groups
-from ogkd.datasets.manifest import Item, Manifest, first_lines
-from ogkd.datasets.read import require_files
-from ogkd.datasets.splits import Sampling, keep_classes, shortfalls, support_and_val
+from ogkd.datasets.names import normal_labels
+from ogkd.datasets.splits import (
+    Sampling,
+    contradictory,
+    separate_groups,
+    shortfalls,
+    support_and_val,
+)
+from ogkd.datasets.task import Task
 from ogkd.errors import ConfigError, DataError, counted
-from ogkd.features.blank import blank_pictures
+from ogkd.features.blank import without_blank
 from ogkd.features.store import FeatureStore
-from ogkd.features.unreadable import BadFile, readable_items, unreadable, unreadable_error
+from ogkd.features.unreadable import BadFile, readable_cases, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
-from ogkd.fitting.bags import BagSupport, few_of_each
+from ogkd.fitting.cases import CaseSupport
 from ogkd.fitting.choose import backbone_for
-from ogkd.fitting.findings import learnable, require_findings
-from ogkd.fitting.pool import Pool, pool_for, read_pool, require_unlabelled
+from ogkd.fitting.pool import Pool, pool_for, read_pool
 from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.images.ref import advice_once
-from ogkd.methods import Method, Support, TextSide, make_method, presets
+from ogkd.methods import METHODS, Method, Support, TextSide, make_method, presets
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.prompts.bank import (
     OURS,
@@ -41,7 +55,6 @@ from ogkd.prompts.bank import (
     bank_for,
     bank_name,
     fallback_note,
-    fold,
     read_bank,
     shipped_banks,
 )
@@ -52,136 +65,131 @@ ONE_SET = 1  # the seed that the benchmark drew its adapters' images with
 
 @dataclass(frozen=True)
 class Drawn:
-    """The images to learn from, and those that a method may choose its settings by."""
+    """The cases to learn from, and those that a method may choose its settings by."""
 
-    support: list[Item]
-    validation: list[Item]
+    support: list[Case]
+    validation: list[Case]
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that training needs, for one run per seed."""
+    """All that training needs."""
 
     request: FitRequest
-    seeds: tuple[int, ...]
     method: Method
     preset: str | None
-    text: TextSide
-    drawn: list[Drawn]
-    supports: list[Support]  # empty if the method needs no images
-    kept: list[SupportFeatures | None]  # the whole images, to compare new ones with
-    pools: list[Pool | None]  # unlabelled images
-    skipped: list[BadFile]
+    task: Task
+    texts: list[TextSide]  # of each question
+    drawn: Drawn
+    support: CaseSupport | None = None  # None if the method needs no images
+    kept: SupportFeatures | None = None  # of whole images, to compare new ones with
+    pool: Pool | None = None  # unlabelled images
+    skipped: list[BadFile] = field(default_factory=list)
     bank: str | None = None  # name of the prompt bank
-    bags: list[BagSupport] = field(default_factory=list)  # of each seed; empty without bags
+
+    @property
+    def backbone(self) -> Backbone:
+        return self.texts[0].backbone
 
 
-def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
-    """Read the data, draw the images, load the backbone and encode what is missing."""
-    named = None if isinstance(request.data, Manifest) else named_benchmark(request.data)
+def prepare(request: FitRequest) -> Prepared:
+    """Read the data, draw the cases, load the backbone and encode what is missing."""
+    named = None if isinstance(request.data, Dataset) else named_benchmark(request.data)
     preset = request.preset or default_preset(request.method, named)
     method = make_method(request.method, preset=preset, settings=request.settings)
     if request.unlabelled is not None:
-        require_unlabelled(method)
-    normal = named.normal if request.normal is None and named is not None else request.normal
-    manifest, judged, skipped = _training_data(request, normal)
-    if manifest.has_findings:
-        require_findings(request, method)
-        manifest = learnable(request, manifest)
+        _require(method, "unlabelled", "learns from labelled images only")
+    dataset, judged, skipped = _training_data(request, named)
+    if dataset.task.affine:
+        _require(method, "findings", "gives each image one class, but this data lists findings")
     name, bank = bank_of(request, named)
-    if note := fallback_note(manifest.class_names, bank):
+    if note := fallback_note(dataset.names, bank):
         request.note(f"Note: {note}")
-    drawn = [
-        draw(
-            manifest,
-            method,
-            shots=request.shots,
-            seed=seed,
-            sampling=request.sampling,
-            validation=request.bag_rule is None,
-        )
-        for seed in seeds
-    ]
-    first = drawn[0].support
-    if scarce := shortfalls(manifest.class_names, first, request.shots):
+    drawn = draw(
+        dataset,
+        method,
+        shots=request.shots,
+        seed=request.seed,
+        sampling=request.sampling,
+        validation=not request.grouping.joins_images,  # they are kept to be judged on
+    )
+    if scarce := shortfalls(dataset.task, drawn.support, request.shots):
         each = ", ".join(f"'{name}' {count}" for name, count in scarce.items())
-        request.note(
-            f"Note: fewer than {request.shots} {request.unit}s, all of which are used: {each}."
-        )
-    everything = [item for one in drawn for item in one.support]
-    require_files(everything)
-    images = list(dict.fromkeys(item.image for item in everything))
-    backbone = backbone_for(request, images)
-    text = text_side(
-        backbone,
-        manifest.class_names,
-        bank,
-        () if manifest.has_findings else normal_labels(manifest.class_names, normal),
-        findings=manifest.has_findings,
+        unit = dataset.unit
+        request.note(f"Note: fewer than {request.shots} {unit}s, all of which are used: {each}.")
+    require_files(drawn.support)
+    backbone = backbone_for(request, list(dict.fromkeys(images_of(drawn.support))))
+    prepared = Prepared(
+        request,
+        method,
+        preset,
+        dataset.task,
+        text_sides(backbone, dataset.task, bank),
+        drawn,
+        skipped=skipped,
+        bank=name,
     )
     store = FeatureStore(backbone)
-    if request.bag_rule is not None:
-        blank, said = blank_pictures(store, everything)
-        images = [image for image in images if image not in blank]
-        drawn = [
-            replace(one, support=[item for item in one.support if item.image not in blank])
-            for one in drawn
-        ]
-        if said:
-            request.note(said)
-    supports: list[Support] = []
-    bags: list[BagSupport] = []
-    kept: list[SupportFeatures | None] = [None] * len(drawn)
-    pools: list[Pool | None] = [None] * len(drawn)
-    if method.needs_images or request.bag_rule is not None:
-        try:
-            supports = [
-                make_support(method, store, one.support, one.validation, seed)
-                for one, seed in zip(drawn, seeds, strict=True)
-            ]
-            deep = method.uses_deep(backbone)
-            kept = [_support_features(store, few_of_each(one.support), deep=deep) for one in drawn]
-            if request.unlabelled is not None:
-                pool = read_pool(request, store, deep=deep, judged=judged)
-                classes, width = len(manifest.class_names), backbone.embed_dim
-                pools = [
-                    pool_for(request, pool, one.support, known, classes, width)
-                    for one, known in zip(drawn, kept, strict=True)
-                ]
-                supports = [
-                    support
-                    if found is None
-                    else replace(support, unlabelled=found.rows, unlabelled_bag=found.bag)
-                    for support, found in zip(supports, pools, strict=True)
-                ]
-            if request.bag_rule is not None:
-                bags = [
-                    BagSupport.of(support, whole_rows(store, one.support, deep=deep), one.support)
-                    for support, one in zip(supports, drawn, strict=True)
-                ]
-        except DataError:
-            # One bad file stops the work: name those of all seeds at once.
-            if bad := unreadable(images):
-                raise unreadable_error(bad) from None
-            raise
-        if request.bag_rule is None:
-            for same in contradictory(first):
-                files = " = ".join(str(item.image) for item in same)
-                request.note(f"Note: the same image has several labels: {files}. Correct them.")
+    if method.needs_images or request.grouping.joins_images:
+        prepared = _with_features(prepared, store, judged)
     backbone.release()  # the images are encoded
     for shard in sorted(store.damaged):
         request.note(f"Note: the cached features {shard} were damaged; they were computed again.")
     if store.encoded:
         rate = store.encoded / max(store.seconds, 1e-9)
         request.note(f"Encoded {counted(store.encoded, 'image')} ({rate:.1f} images/s).")
-    return Prepared(
-        request, tuple(seeds), method, preset, text, drawn, supports, kept, pools, skipped, name,
-        bags,
+    return prepared
+
+
+def _with_features(
+    prepared: Prepared, store: FeatureStore, judged: Sequence[Case]
+) -> Prepared:
+    request, method, task, drawn = (
+        prepared.request, prepared.method, prepared.task, prepared.drawn
     )  # fmt: skip
+    if request.grouping.joins_images:
+        cases, note = without_blank(store, drawn.support)
+        drawn = replace(drawn, support=cases)
+        if note:
+            request.note(note)
+    deep = method.uses_deep(store.backbone)
+    pool = None
+    try:
+        support = make_support(method, store, task, drawn, request.seed)
+        kept = _support_features(store, task, drawn.support, deep=deep)
+        if request.unlabelled is not None:
+            found = read_pool(request, store, deep=deep, judged=judged)
+            classes, width = len(task.names), store.backbone.embed_dim
+            pool = pool_for(request, found, drawn.support, kept, classes, width)
+            if pool is not None:
+                support = replace(support, unlabelled=pool.rows)
+        rows = torch.empty(len(support.labels), 0)
+        if is_pooled(torch.from_numpy(case_numbers(drawn.support))):
+            rows = whole_rows(store, drawn.support, deep=deep)
+        given = CaseSupport.of(task, drawn.support, support, rows)
+    except DataError:
+        # One bad file stops the work: name all of them at once.
+        if bad := unreadable(list(dict.fromkeys(images_of(drawn.support)))):
+            raise unreadable_error(bad) from None
+        raise
+    for same in contradictory(drawn.support):
+        files = " = ".join(str(case.image) for case in same)
+        request.note(f"Note: the same image has several labels: {files}. Correct them.")
+    return replace(prepared, drawn=drawn, support=given, kept=kept, pool=pool)
+
+
+def _require(method: Method, feature: str, why: str) -> None:
+    """Refuse a method that cannot do what the request or the data asks for."""
+    if feature not in method.supports:
+        able = ", ".join(sorted(name for name, other in METHODS.items() if feature in other.supports))
+        raise ConfigError(
+            f"{method.name} {why}. Use {able}.",
+            argument="unlabelled" if feature == "unlabelled" else "method",
+        )
 
 
 def draw(
-    manifest: Manifest,
+    dataset: Dataset,
     method: Method,
     *,
     shots: int | None,
@@ -197,40 +205,34 @@ def draw(
     validation images are drawn: they are kept to be judged on.
     """
     seed = ONE_SET if method.as_benchmarked else seed
-    val = [item for item in manifest.items if item.split == "val"]
+    val = [case for case in dataset.cases if case.split == "val"]
     support, held = support_and_val(
-        manifest.part("train"),
+        dataset.task,
+        dataset.part("train"),
         val if validation and method.uses_validation else [],
         shots,
         seed,
         sampling=sampling,
     )
-    names = manifest.class_names
+    task = dataset.task
     if classes is not None:
-        support, held = (
-            list(keep_classes(Manifest(tuple(items), names), classes).items)
-            for items in (support, held)
-        )
-        names = tuple(names[label] for label in sorted(classes))
+        parts = [dataset.with_cases(cases).restrict(classes) for cases in (support, held)]
+        task = parts[0].task
+        support, held = (list(part.cases) for part in parts)
     if method.needs_training:
-        _refuse_classes_without_images(names, support)
+        _refuse_classes_without_images(task, support)
     return Drawn(support, held)
 
 
-def text_side(
+def text_sides(
     backbone: Backbone,
-    class_names: Sequence[str],
+    task: Task,
     bank: Mapping[str, Sequence[str]] | None,
-    normal: Sequence[int],
     *,
     budget: int | None = None,
-    findings: bool = False,
-) -> TextSide:
-    """The classes' prompts, templates if there is no bank; `budget` keeps the first of each.
-
-    With `findings`, the texts that say that a finding is absent are added.
-    """
-    texts = bank_for(class_names, bank)
+) -> list[TextSide]:
+    """The prompts of each question, templates if there is no bank; `budget` keeps the first."""
+    texts = bank_for(task.names, bank)
     if budget is not None:
         fewest = min(len(row) for row in texts)
         if budget > fewest:
@@ -239,101 +241,103 @@ def text_side(
                 f"one of the classes. Use budgets up to {fewest}."
             )
         texts = [row[:budget] for row in texts]
-    prompts = tuple(tuple(row) for row in texts)
-    absent = tuple(tuple(row) for row in absent_bank(class_names, bank)) if findings else None
-    return TextSide(backbone, tuple(class_names), prompts, tuple(normal), absent)
+    absent = absent_bank(task.names, bank)
+    sides = []
+    for names, normal in zip(task.question_names(), task.question_normal(), strict=True):
+        known = dict(zip(task.names, texts, strict=True))
+        known |= {f"no {name}": row for name, row in zip(task.names, absent, strict=True)
+                  if f"no {name}" not in known}  # fmt: skip
+        prompts = tuple(tuple(known[name]) for name in names)
+        sides.append(TextSide(backbone, names, prompts, normal))
+    return sides
 
 
 def make_support(
-    method: Method,
-    store: FeatureStore,
-    support: Sequence[Item],
-    validation: Sequence[Item],
-    seed: int,
+    method: Method, store: FeatureStore, task: Task, drawn: Drawn, seed: int
 ) -> Support:
-    """Features of the images, in the views that the method asks for."""
-    require_files([*support, *validation])
+    """Features of the drawn cases' images, in the views that the method asks for."""
+    require_files([*drawn.support, *drawn.validation])
     deep = method.uses_deep(store.backbone)
     chosen: tuple[Tensor, Tensor] | None = None
-    if validation:
-        features = store.get([item.image for item in validation], deep=deep).rows[:, 0]
-        chosen = features, torch.tensor([item.answer for item in validation])
-    labels = torch.tensor([item.answer for item in support])
-    images = [item.image for item in support]
+    if drawn.validation:
+        features = store.get(images_of(drawn.validation), deep=deep).rows[:, 0]
+        chosen = features, torch.from_numpy(_image_labels(task, drawn.validation))
+    labels = torch.from_numpy(_image_labels(task, drawn.support))
+    images = images_of(drawn.support)
     patches = method.uses_patches
     if method.config.views == "online":
         return Support(OnlineViews(store.backbone, images, patches=patches), labels, chosen)
     _refuse_beyond_memory(method, store.backbone, len(images))
-    found = cached_views(
+    views = cached_views(
         store, images, count=method.kept_views, seed=seed, patches=patches, deep=deep,
         adapter=method.as_benchmarked,
     )  # fmt: skip
-    return Support(found, labels, chosen)
+    return Support(views, labels, chosen)
 
 
-def normal_labels(class_names: Sequence[str], normal: Sequence[str] | None) -> tuple[int, ...]:
-    """Labels of the classes that mean "nothing found", by `normal` or by their own name."""
-    if normal is None:
-        marks = {"normal", "healthy"}
-        return tuple(
-            label
-            for label, name in enumerate(class_names)
-            if marks & set(name.lower().replace("-", " ").split())
-        )
-    known = {fold(name): label for label, name in enumerate(class_names)}
-    strange = [name for name in normal if fold(name) not in known]
-    if strange:
-        raise ConfigError(
-            f"There is no class '{strange[0]}' to be the normal one. The classes are: "
-            f"{', '.join(class_names)}.",
-            argument="normal",
-        )
-    return tuple(sorted({known[fold(name)] for name in normal}))
+def _image_labels(task: Task, cases: Sequence[Case]) -> NDArray[np.int64]:
+    """The label of every image: its own, or that of its case."""
+    own = image_targets(cases)
+    if own is None:
+        own = [case.target for case in cases for _ in case.images]
+    return task.labels(own)
 
 
 def _training_data(
-    request: FitRequest, normal: Sequence[str] | None
-) -> tuple[Manifest, list[Item], list[BadFile]]:
-    """The dataset with its slices chosen and groups kept apart; what judges models; bad files."""
-    root, rule = None if request.root is None else Path(request.root), request.bag_rule
+    request: FitRequest, named: Benchmark | None
+) -> tuple[Dataset, list[Case], list[BadFile]]:
+    """What is learned from, patients kept apart; the cases that judge models; bad files."""
     whole = resolve_data(
         request.data,
-        root=root,
+        root=None if request.root is None else Path(request.root),
         class_names=request.class_names,
         findings=request.findings,
-        bags=None if rule is None else rule.by,
     )
     for what, advice in whole.ignored:
         request.note(f"Note: {what} {advice}")
-    manifest, shared = separate_groups(whole)
+    task = whole.task
+    for option in task.no_option:
+        if getattr(request, option) is not None:
+            raise ConfigError(f"{option} has no meaning for {task.plural}.", argument=option)
+    normal = named.normal if request.normal is None and named is not None else request.normal
+    if not task.affine and not (isinstance(request.data, Dataset) and task.normal and normal is None):
+        whole = whole.with_normal(normal_labels(task.names, normal))
+    dataset, shared = separate_groups(whole)
     if shared:
         request.note(
             f"Note: {len(shared)} training or validation image(s) are left out: images of the same "
             "patients are in a part that models are judged on."
         )
-    known = normal_labels(manifest.class_names, normal)
-    if rule is not None:  # all parts at once: no bag may be in two of them
-        manifest = with_bags(manifest, rule, normal=known)
-    train = manifest.part("train")
-    rest = [item for item in manifest.items if item.split == "val"]
-    if rule is None:
-        used = replace(manifest, items=(*train, *rest)).sliced(request.slice_rule)
-    else:  # nothing is chosen on validation bags
-        part = replace(manifest, items=tuple(train))
-        used = in_bags(part, BagRule(None, rule.slices), normal=known)
-    judged = [item for item in manifest.items if item.split not in ("", "train")]
-    if request.on_error == "stop":
-        return used, judged, []
-    good, bad = readable_items(used.part("train"), manifest.class_names)
-    _, install = advice_once([file.reason for file in bad])
-    if bad:
-        said = f"Skipped {len(bad)} file(s) that cannot be read; {len(good)} remain. {install}"
-        request.note(said.rstrip())
-    if lost := {str(item.bag) for item in used.part("train")} - {str(item.bag) for item in good}:
-        names = first_lines(sorted(lost))
-        request.note(f"No picture remains of {counted(len(lost), 'bag')}:\n{names}")
-    rest = [item for item in used.items if item.split == "val"]
-    return replace(used, items=(*good, *rest)), judged, bad
+    grouping = request.grouping
+    merged = grouping.merge(dataset.cases, dataset.task)  # all parts: no case may be in two
+    dataset = replace(dataset, cases=tuple(merged), unit=grouping.unit)
+    judged = [case for case in merged if case.split not in ("", "train")]
+    train = grouping.expand(dataset.part("train"))
+    rest = [case for case in merged if case.split == "val"]
+    skipped: list[BadFile] = []
+    if request.on_error == "skip":
+        before = len(train)
+        train, skipped = readable_cases(train, dataset.task)
+        _, install = advice_once([file.reason for file in skipped])
+        if skipped:
+            note = f"Skipped {len(skipped)} file(s) that cannot be read; {len(train)} of "
+            request.note(f"{note}{counted(before, dataset.unit)} remain. {install}".rstrip())
+    return _learnable(request, dataset.with_cases((*train, *rest))), judged, skipped
+
+
+def _learnable(request: FitRequest, dataset: Dataset) -> Dataset:
+    """The data without names and cases that training can learn nothing about."""
+    train = dataset.part("train")
+    numbers, warnings = dataset.task.learnable(dataset.targets(train))
+    for warning in warnings:
+        request.warn(warning)
+    if len(numbers) < len(dataset.names):
+        dataset = dataset.restrict(numbers)
+    task = dataset.task
+    used = [c for c in dataset.cases if task.strata(c.target) or c.split not in ("", "train")]
+    if lost := len(dataset.cases) - len(used):
+        request.note(f"Note: {lost} image(s) are not learned from: nothing is known about them.")
+    return dataset.with_cases(used)
 
 
 def bank_of(
@@ -357,23 +361,25 @@ def default_preset(method: str, named: Benchmark | None = None) -> str | None:
 
 
 def _support_features(
-    store: FeatureStore, items: Sequence[Item], *, deep: bool
+    store: FeatureStore, task: Task, cases: Sequence[Case], *, deep: bool
 ) -> SupportFeatures | None:
-    if not items:
+    """Features of whole images, at most 8 of each case, with the labels of the cases."""
+    if not cases:
         return None
-    labels = torch.tensor([item.answer for item in items])
-    return SupportFeatures(whole_rows(store, items, deep=deep).numpy(), labels.numpy())
+    few = [replace(case, images=case.few) for case in cases]
+    labels = task.labels([case.target for case in few for _ in case.images])
+    return SupportFeatures(whole_rows(store, few, deep=deep).numpy(), labels)
 
 
-def whole_rows(store: FeatureStore, items: Sequence[Item], *, deep: bool) -> Tensor:
+def whole_rows(store: FeatureStore, cases: Sequence[Case], *, deep: bool) -> Tensor:
     """Features [N, w] of whole images."""
-    return store.get([item.image for item in items], deep=deep).rows[:, 0].float()
+    return store.get(images_of(cases), deep=deep).rows[:, 0].float()
 
 
-def _refuse_classes_without_images(class_names: Sequence[str], items: Sequence[Item]) -> None:
+def _refuse_classes_without_images(task: Task, cases: Sequence[Case]) -> None:
     """A trained context needs an image of every class."""
-    present = {item.label for item in items}
-    names = [name for label, name in enumerate(class_names) if label not in present]
+    counts = task.support_counts([case.target for case in cases])
+    names = [name for name, count in zip(task.names, counts, strict=True) if not count]
     if names:
         raise DataError(
             f"There is no image to learn from for: {', '.join(names)}. Put at least one image of "

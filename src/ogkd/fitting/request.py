@@ -16,11 +16,10 @@ from ogkd.errors import ConfigError, OgkdWarning
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
-    from ogkd.datasets.bags import BagRule
-    from ogkd.datasets.manifest import Manifest
-    from ogkd.images import SliceRule
+    from ogkd.datasets.case import Dataset
+    from ogkd.datasets.grouping import Grouping
 else:  # they import torch, and `ogkd fit --help`, which is made from this class, must be fast
-    Backbone = Manifest = Any
+    Backbone = Dataset = Any
 
 Prompts = str | Path | Mapping[str, Sequence[str]]
 
@@ -31,7 +30,7 @@ class FitRequest:
 
     Args:
         data: class folders, {train,val,test}/class folders, a CSV, a split JSON, a MedMNIST .npz,
-            or the name of a downloaded benchmark. In Python also a manifest.
+            or the name of a downloaded benchmark. In Python also a dataset.
         backbone: a known name, a folder or a hub id; auto takes the built-in model for phantoms,
             and for other images the best real backbone on this machine. In Python also a loaded
             backbone.
@@ -59,7 +58,7 @@ class FitRequest:
             image may show several (default: if there is no column label, all columns of this kind).
         slice: the slice of volumes, or frame of cines, that name none: axis=2,index=middle or
             index=0.
-        bags: what makes pictures one case with one answer: a column of the table, such as exam or
+        cases: what makes images one case with one answer: a column of the table, such as exam or
             patient, or folder, or the study or series of DICOM files (default: each image is one).
         slices: learn from whole volumes, clips and slides, each a case: all of their slices or
             tiles, every=4 or N=16; with an axis if slices are not axial (axis=1,N=16), with a
@@ -76,7 +75,7 @@ class FitRequest:
         say: receives short notes for the user.
     """
 
-    data: str | Path | Manifest
+    data: str | Path | Dataset
     _: KW_ONLY
     backbone: str | Path | Backbone = "auto"
     method: str = "fused"
@@ -92,7 +91,7 @@ class FitRequest:
     class_names: Sequence[str] | None = None
     findings: Sequence[str] | None = None
     slice: str | None = None
-    bags: str | None = None
+    cases: str | None = None
     slices: str | None = None
     on_error: Literal["stop", "skip"] = "stop"
     out: str | Path | None = None
@@ -107,42 +106,20 @@ class FitRequest:
 
         check_on_error(self.on_error)
         check_seed(self.seed)
-        if self.bag_rule is None:
-            return
-        if self.slices is not None and self.slice is not None:
+        grouping = self.grouping  # checked now
+        if grouping is not None and grouping.joins_images and self.unlabelled is not None:
             raise ConfigError(
-                "slice is for single images, but cases of several are asked for. Leave one of them "
-                "out.",
-                argument="slice",
-            )
-        if self.unlabelled is not None and self.bag_rule.column is not None:
-            raise ConfigError(
-                f"Bags are by the column '{self.bag_rule.column}', which unlabelled files do not "
-                "have. Make bags by folder, study, series or slices, or leave the unlabelled "
-                "images out.",
+                "Unlabelled images are learned from as single images, not as cases of several: "
+                "leave them out.",
                 argument="unlabelled",
             )
 
     @property
-    def slice_rule(self) -> SliceRule | None:
-        """The slice to take of volumes that name none."""
-        from ogkd.images import SliceRule
+    def grouping(self) -> Grouping:
+        """What makes a case."""
+        from ogkd.datasets.grouping import Grouping
 
-        return None if self.slice is None else SliceRule.parse(self.slice)
-
-    @property
-    def bag_rule(self) -> BagRule | None:
-        """What makes a bag; None if each image is answered by itself."""
-        if self.bags is None and self.slices is None:
-            return None  # the usual case, which needs nothing imported
-        from ogkd.datasets.bags import BagRule
-
-        return BagRule.of(self.bags, self.slices)
-
-    @property
-    def unit(self) -> str:
-        """What gets one answer, in a word."""
-        return "image" if self.bag_rule is None else "bag"
+        return Grouping.parse(self.cases, self.slices, self.slice)
 
     def warn(self, text: str) -> None:
         """Warn the user: with a Python warning if there is no `say`."""

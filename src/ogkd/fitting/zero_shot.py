@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ogkd.backbones import Backbone
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.names import normal_labels
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError
 from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.pipeline import train
-from ogkd.fitting.prepare import Drawn, Prepared, bank_of, normal_labels, text_side
+from ogkd.fitting.prepare import Drawn, Prepared, bank_of, text_sides
 from ogkd.fitting.request import FitRequest, Prompts
 from ogkd.images import ImageRef
 from ogkd.methods import make_method
@@ -40,7 +42,7 @@ def zero_shot(
             (default: templates).
         images: some that the model is meant for.
         device: where to compute: auto, cpu, cuda, cuda:1 or mps.
-        engine: how images are encoded: torch, onnx, onnx-int8, bf16 or fp16.
+        engine: how images are encoded: torch, bf16 or fp16.
         say: receives short notes for the user.
 
     Example:
@@ -56,8 +58,9 @@ def zero_shot(
             f"Give at least two classes to choose between, but got only '{names[0]}'.",
             argument="classes",
         )
+    task = OneOf(names, normal_labels(names, None))
     request = FitRequest(
-        Manifest((), names),
+        Dataset((), task),
         backbone=backbone,
         method=METHOD,
         prompts=prompts,
@@ -68,11 +71,6 @@ def zero_shot(
     name, bank = bank_of(request, None)
     if note := fallback_note(names, bank):
         request.note(f"Note: {note}")
-    found = backbone_for(request, [ImageRef.of(image) for image in images])
-    text = text_side(found, names, bank, normal_labels(names, None))
-    seeds, method = (request.seed,), make_method(METHOD)
-    nothing = Drawn([], [])
-    ready = Prepared(
-        request, seeds, method, None, text, [nothing], [], [None], [None], [], bank=name
-    )
-    return train(ready)[0]
+    loaded = backbone_for(request, [ImageRef.of(image) for image in images])
+    texts = text_sides(loaded, task, bank)
+    return train(Prepared(request, make_method(METHOD), None, task, texts, Drawn([], []), bank=name))

@@ -11,26 +11,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import find_record
 from ogkd.core.pooling import Pooling
-from ogkd.datasets.bags import BagRule
+from ogkd.datasets.grouping import Grouping
+from ogkd.datasets.task import Task, task_from_json
 from ogkd.errors import ConfigError
 from ogkd.files import home, write_json
-from ogkd.images import SliceRule
 from ogkd.methods import METHODS, Method, make_method
 from ogkd.records import read_record, sealed
 
-SCHEMA = 2  # 1 unless the model answers several findings, which earlier versions do not know
+SCHEMA = 3
 # Said wherever a model's answers are shown or handed on.
 CAUTION = (
     "Research software. It is not a medical device and not for autonomous clinical use: a "
@@ -74,22 +68,24 @@ class BackboneCard(BaseModel):
         return parts[-1] if is_path else "/".join(parts)
 
 
-class BagCard(BaseModel):
-    """What makes a bag, and how its answer follows from those of its pictures."""
+class PoolingCard(BaseModel):
+    """How the answer to one question about a case follows from its images (`Pooling`)."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
-    by: str | None = None  # see `BagRule`
-    slices: str | None = None
     tau: float | None = Field(default=None, ge=0)  # None: infinite, the mean
     heat: float = Field(default=1.0, gt=0)
-    usual: float = 0.0  # an older model: nothing is subtracted
+    usual: float = 0.0
     bias: tuple[float, ...] = ()
-    pictures: int = Field(default=0, ge=0)  # that the model has learned from
 
-    @property
-    def rule(self) -> BagRule:
-        return BagRule.of(self.by, self.slices) or BagRule()
+    @classmethod
+    def of(cls, pooling: Pooling) -> PoolingCard:
+        tau = None if math.isinf(pooling.tau) else pooling.tau
+        return cls(tau=tau, heat=pooling.heat, usual=pooling.usual, bias=pooling.bias)
+
+    def pooling(self, normal: tuple[int, ...]) -> Pooling:
+        tau = math.inf if self.tau is None else self.tau
+        return Pooling(tau, self.heat, self.bias, normal, self.usual)
 
 
 class ModelCard(BaseModel):
@@ -97,50 +93,46 @@ class ModelCard(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    schema_version: int = 1
+    schema_version: int = SCHEMA
     method: str
     plugin: str | None = None  # the name of the one that the method comes from; never imported
     preset: str | None = None
     config: dict[str, Any]
-    findings: bool = False  # each name is a finding that is present or not, not one of the classes
-    class_names: tuple[str, ...] = Field(min_length=1)
-    normal: tuple[str, ...] = ()  # classes that stand for "nothing found"
+    asks: dict[str, Any]  # the task, as `Task.as_json` writes it
     backbone: BackboneCard
     logit_scale: float = Field(gt=0, allow_inf_nan=False)
-    prompts: str | None = None  # name of the bank; None: templates, or an older model
+    prompts: str | None = None  # name of the bank; None: templates
     prompts_sha256: str
     data_sha256: str
-    support_counts: tuple[int, ...]  # images learned from: of each class, or with each finding
+    support_counts: tuple[int, ...]  # cases learned from: of each class, or with each finding
     support_images: tuple[str, ...] = ()  # which images, by content: 16 hex digits of a hash each
-    support_pixels: tuple[str, ...] = ()  # the same by pixels; () in older models
+    support_pixels: tuple[str, ...] = ()  # the same by pixels, of a few images of each case
     unlabelled_images: tuple[str, ...] = ()  # those without labels, by content and by pixels
     shots: int | None = None
     seed: int
-    bags: BagCard | None = None  # None: it answers single images
-    slice: str | None = None  # which slice of a volume was learned from, if it names none
+    cases: dict[str, str | None] = {}  # what makes a case, as `Grouping.as_json` writes it
+    images: int = Field(default=0, ge=0)  # that the model has learned from
+    poolings: tuple[PoolingCard, ...] = ()  # of each question; () where a case is one image
     versions: dict[str, str]
     metrics: dict[str, Any] = {}
     imported_sha256: str | None = None  # of the checkpoint that it was imported from
     weights_sha256: str | None = None  # of the file beside this one; known once it is written
     support_sha256: str | None = None  # the same of the support's features
 
-    @field_validator("class_names")
-    @classmethod
-    def _enough(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if len(names) < 2 and not info.data.get("findings"):
-            raise ValueError("fewer than 2 classes")
-        return names
-
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = self.class_names
-        if not all(name.strip() for name in names) or len(set(names)) < len(names):
-            raise ValueError("class names that are empty or occur twice")
-        "".join(names).encode()  # a UnicodeEncodeError is a ValueError
-        if len(self.support_counts) not in (0, len(names)):
-            raise ValueError(f"{len(self.support_counts)} counts for {len(names)} classes")
-        if self.bags is not None and len(self.bags.bias) not in (0, len(names)):
-            raise ValueError(f"{len(self.bags.bias)} biases for {len(names)} classes")
+        try:
+            task = task_from_json(self.asks)
+            Grouping.parse(**self.cases)
+        except (KeyError, TypeError, ConfigError) as error:
+            raise ValueError(f"a task or grouping that is not one ({error})") from None
+        if len(self.support_counts) not in (0, len(task.names)):
+            raise ValueError(f"{len(self.support_counts)} counts for {len(task.names)} names")
+        if self.poolings:
+            classes = [table.shape[1] for table in task.questions(np.zeros((1, len(task.names))))]
+            known = [len(pooling.bias) or number for pooling, number in zip(self.poolings, classes)]
+            if len(self.poolings) != len(classes) or known != classes:
+                raise ValueError("poolings of other questions")
         return self
 
     def write(self, path: Path) -> None:
@@ -153,29 +145,34 @@ class ModelCard(BaseModel):
         return frozenset((*self.support_images, *self.support_pixels))
 
     @property
-    def normal_labels(self) -> tuple[int, ...]:
-        """Labels of the classes that mean "nothing found"."""
-        return tuple(c for c, name in enumerate(self.class_names) if name in self.normal)
+    def task(self) -> Task:
+        """What the model answers."""
+        return task_from_json(self.asks)
 
     @property
-    def pooling(self) -> Pooling | None:
-        """How the answer for a bag follows from those for pictures; None without bags."""
-        found = self.bags
-        if found is None:
-            return None
-        tau = math.inf if found.tau is None else found.tau
-        return Pooling(tau, found.heat, found.bias, self.normal_labels, found.usual)
+    def class_names(self) -> tuple[str, ...]:
+        return tuple(self.asks["names"])
 
     @property
-    def slice_rule(self) -> SliceRule | None:
-        """Which slice of a volume the model learned from, if the volumes named none."""
-        return None if self.slice is None else SliceRule.parse(self.slice)
+    def normal(self) -> tuple[str, ...]:
+        return tuple(self.asks["normal"])
+
+    @property
+    def grouping(self) -> Grouping:
+        """What makes a case."""
+        return Grouping.parse(**self.cases)
+
+    @property
+    def question_poolings(self) -> tuple[Pooling, ...]:
+        """How each question about a case is answered by its images; () where it has one."""
+        pairs = zip(self.poolings, self.task.question_normal(), strict=False)
+        return tuple(card.pooling(normal) for card, normal in pairs)
 
     @classmethod
     def read(cls, path: Path) -> ModelCard:
         """Read and check; a folder of a newer version is refused with what to do."""
         try:
-            return read_record(path, cls, newest=SCHEMA)
+            return read_record(path, cls, oldest=SCHEMA, newest=SCHEMA)
         except OSError as error:
             raise ConfigError(
                 f"{path.parent} is not a model folder: there is no readable {path.name}. "

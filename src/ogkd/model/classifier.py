@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -16,27 +16,22 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from ogkd.backbones import Backbone
-from ogkd.backbones.builtin import builtin_warning
 from ogkd.core.pooling import Pooling
-from ogkd.datasets.manifest import Manifest
-from ogkd.errors import ConfigError, DataError, OgkdWarning
-from ogkd.features.encode import encode_files
+from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.grouping import Grouping
+from ogkd.datasets.task import OneOf, Task, require_classes
+from ogkd.errors import ConfigError, DataError, OgkdWarning, counted
+from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, resolved
 from ogkd.images import ImageRef, Images, image_refs
-from ogkd.images.memory import is_one_image
 from ogkd.methods import METHODS, Head, TextSide
-from ogkd.model.answers import probabilities_of
-from ogkd.model.bags import Bags, decide_bags, named_pictures
 from ogkd.model.calibration import CALIBRATION, Calibration
-from ogkd.model.calibration_file import CalibrationFile
-from ogkd.model.card import CAUTION, ModelCard, method_of
-from ogkd.model.decide import Decider, Decision
+from ogkd.model.card import ModelCard, method_of
+from ogkd.model.decide import Decider, Decision, Policy, case_logits
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
-from ogkd.model.findings import FindingsCalibration
-from ogkd.model.policy import Policy
-from ogkd.notebook import panel, small, table
 
+Cases = Images | Dataset | Mapping[str, Images] | Sequence[Case]
 WEIGHTS = "weights.safetensors"
 CARD = "model.json"
 LOG = "training.jsonl"
@@ -52,7 +47,7 @@ class Classifier:
         head: Head,
         card: ModelCard,
         *,
-        calibration: CalibrationFile | None = None,
+        calibration: Calibration | None = None,
         support: SupportFeatures | None = None,
     ) -> None:
         self.backbone = backbone
@@ -60,28 +55,20 @@ class Classifier:
         self.card = card
         self.calibration = calibration
         self.support = support
-        self.pooling = card.pooling or Pooling()  # of the pictures of a bag
+        self.task: Task = card.task
+        self.poolings: tuple[Pooling, ...] = card.question_poolings
 
     def __repr__(self) -> str:
         shown = [f"{name} ({count})" for name, count in self._learned_from]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        what = "findings" if self.card.findings else "classes"
-        classes = f"{len(shown)} {what} (images learned from): {', '.join(shown[:_SHOWN])}{more}"
-        return f"<Classifier: {self._made}. {classes}>"
-
-    def _repr_html_(self) -> str:
-        card = self.card
-        rows = [(*known, "yes" if known[0] in card.normal else "") for known in self._learned_from]
-        head = ("finding" if card.findings else "class", "images learned from", "means normal")
-        columns = len(head) if card.normal else 2
-        classes = table(head[:columns], [row[:columns] for row in rows])
-        return panel(f"Classifier: {self._made}", classes, small(CAUTION))
+        names = f"{counted(len(shown), self.task.noun)} (images learned from)"
+        return f"<Classifier: {self._made}. {names}: {', '.join(shown[:_SHOWN])}{more}>"
 
     @property
     def _made(self) -> str:
         """Method, backbone and calibration, in words."""
-        found = self.calibration
-        state = "not calibrated" if found is None else f"calibrated on {found.images} images"
+        made = self.calibration
+        state = "not calibrated" if made is None else f"calibrated on {made.cases} images"
         return f"{self.card.method} on {self.card.backbone.short_name}, {state}"
 
     @property
@@ -106,16 +93,6 @@ class Classifier:
         """The digest of the weights file, whether it is written or not."""
         return hashlib.sha256(tensor_bytes(self.head.tensors())).hexdigest()
 
-    @property
-    def class_calibration(self) -> Calibration | None:
-        """The calibration of a model of classes."""
-        return self.calibration if isinstance(self.calibration, Calibration) else None
-
-    @property
-    def finding_calibration(self) -> FindingsCalibration | None:
-        """The calibration of a model of several findings."""
-        return self.calibration if isinstance(self.calibration, FindingsCalibration) else None
-
     def logits(self, features: Tensor | NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits [N, C] of features [N, d] before any calibration; of findings, log-odds."""
         if features.shape[-1] < self.head.shape[1]:
@@ -125,117 +102,93 @@ class Classifier:
                 "encode_images(pixels, deep=True).rows."
             )
         # Heads are on the CPU: their products are small, and features may come from any device.
-        found = self.head.of_rows(torch.as_tensor(features).cpu()).numpy()
-        if bad := int((~np.isfinite(found)).any(axis=1).sum()):
+        logits: NDArray[np.float32] = self.head.of_rows(torch.as_tensor(features).cpu()).numpy()
+        if bad := int((~np.isfinite(logits)).any(axis=1).sum()):
             raise ConfigError(
-                f"The model has no answer for {bad} of {len(found)} images: its logits are not "
+                f"The model has no answer for {bad} of {len(logits)} images: its logits are not "
                 "numbers. Its weights or the backbone's features are broken; fit again."
             )
-        return found
+        return logits
 
     def probabilities(
-        self, features: Tensor | NDArray[np.float32], bags: Tensor | None = None
+        self, features: Tensor | NDArray[np.float32], case: Tensor | None = None
     ) -> NDArray[np.float32]:
-        """Probabilities [N, C] of classes or findings, calibrated if the model is.
+        """Probabilities [B, C] of classes or findings, calibrated if the model is.
 
-        Of a model of bags, `bags` [N] numbers those of the images from 0 on, and each bag has a
-        row; without it each image is a bag by itself.
+        `case` [N] numbers the cases of the images from 0; without it each image is one.
         """
-        logits = self.logits(features)
-        if self.card.bags is not None:
-            of = torch.arange(len(logits)) if bags is None else bags
-            logits = self.pooling.logits(torch.from_numpy(logits), of).float().numpy()
-        return probabilities_of(logits, self.calibration, findings=self.card.findings)
+        logits = torch.from_numpy(self.logits(features))
+        numbers = torch.arange(len(logits)) if case is None else case
+        pooled = case_logits(self.task, self.poolings, logits, numbers)
+        return self.task.probabilities(pooled.numpy(), self.calibration)
 
     def decide(
         self,
-        images: Bags,
+        images: Cases,
         *,
         policy: Policy | None = None,
         patches: bool = False,
         batch_size: int = 32,
     ) -> Iterator[Decision]:
-        """Decide for images one after the other, in order, with bounded memory.
+        """Decide for cases one after the other, in order, with bounded memory.
 
-        `images` are those of `predict`. A model that was fitted on bags gives one decision for
-        each bag; with `patches`, one for each picture, as if it were a bag by itself.
-
-        An image that cannot be read gives a decision with `error`. `patches` keeps what evidence
-        maps need (see `ogkd.model.explain.evidence_of`). A policy whose answers depend on the
-        whole batch (`together`, `prior="estimate"`) needs the features of all images in memory.
+        `images` are those of `predict`. A case none of whose images can be read gives a decision
+        with `error`. `patches` keeps what evidence maps need (see `ogkd.model.explain`).
         """
         decider = Decider(self, policy)
-        if self.card.bags is not None and not patches:
-            named = named_pictures(images, self.card.bags.rule)
-            found = encode_files(
-                self.backbone, [ref for _, ref in named], deep=self.deep, batch_size=batch_size
+
+        def encode(refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
+            return encode_files(
+                self.backbone, refs, patches=patches, deep=self.deep, batch_size=batch_size
             )
-            return decide_bags(decider, found, [name for name, _ in named])
-        if isinstance(images, Mapping):
-            raise ConfigError("This model answers single images: give a list, not named bags.")
-        if decider.policy.needs_all:
-            _refuse_stream(images)
-        rule = self.card.slice_rule
-        refs = (image.sliced(rule) for image in refs_of(images))
-        batches = encode_files(
-            self.backbone, refs, patches=patches, deep=self.deep, batch_size=batch_size
-        )
-        return decider.decide_batches(batches)
 
-    def refs(self, images: Sequence[str | Path | ImageRef]) -> list[ImageRef]:
-        """The images; a volume that names no slice gives the one that the model learned from."""
-        return [ImageRef.of(image).sliced(self.card.slice_rule) for image in images]
+        return decider.decide(cases_of(images, self.card.grouping), encode)
 
-    def predict_proba(self, images: Bags) -> NDArray[np.float32]:
+    def predict_proba(self, images: Cases) -> NDArray[np.float32]:
         """Class probabilities [N, C] of images; `images` are those of `predict`."""
-        rows = [said.probabilities for said in self._decided(images)]
+        rows = [decision.probabilities for decision in self._decided(images)]
         return np.array(rows, dtype=np.float32)
 
-    def _decided(self, images: Images | Manifest) -> list[Decision]:
-        """The decisions about images, all of which must be readable."""
-        rows, bad, real = [], [], 0
-        for said in self.decide(images):  # features are not kept: there may be very many images
-            rows.append(replace(said, features=None))
-            real += said.not_phantom is True
-            if said.error:
-                bad.append(BadFile(said.image, said.error))
+    def _decided(self, images: Cases) -> list[Decision]:
+        """The decisions about cases, all of whose images must be readable."""
+        decisions, bad = [], []
+        for decision in self.decide(images):  # features are not kept: there may be very many
+            decisions.append(replace(decision, features=None, image_logits=None))
+            bad += [BadFile(image, reason) for image, reason in decision.errors]
         if bad:
             raise unreadable_error(bad, "Fix or remove them, or use `decide`, which goes on.")
-        if not rows:
+        if not decisions:
             raise DataError("No image was given to predict.")
-        if warning := builtin_warning(real, len(rows)):
+        foreign = sum(decision.out_of_domain is True for decision in decisions)
+        if warning := self.backbone.domain_warning_for(foreign, len(decisions)):
             warnings.warn(warning, OgkdWarning, stacklevel=3)
-        return rows
+        return decisions
 
-    def predict(self, images: Bags) -> list[str]:
-        """The most probable class name of each image; of several findings, `yes` ones as a|b.
+    def predict(self, images: Cases) -> list[str]:
+        """The most probable class name of each case; of several findings, `yes` ones as a|b.
 
-        A model of bags gives one for each bag.
+        A case is an image, unless the model was fitted on cases of several.
 
         Images are files, the bytes of files, PIL images, arrays [H, W] or [H, W, 3] (uint8, or
         floats from 0 to 1), tensors, which may also be [3, H, W]: one, several, or a batch. A
         torch Dataset or DataLoader gives images or (image, label), and is never held in memory.
-        Normalising is the model's work. Bags are volumes, or a mapping of names to their images.
+        Normalising is the model's work. Cases of several images are volumes, or a mapping of names
+        to their images.
         """
-        return [str(said.prediction) for said in self._decided(images)]
+        return [str(decision.prediction) for decision in self._decided(images)]
 
     def for_classes(
         self, class_names: Sequence[str], prompts: Sequence[Sequence[str]] | None = None
     ) -> Classifier:
         """The same learned context for other classes, as base-to-novel asks."""
         method = method_of(self.card)
-        if self.card.findings:
-            raise ConfigError("A model of several findings only knows those it was fitted on.")
+        require_classes(self.task, "Using other classes")
         texts = prompts if prompts is not None else [[name] for name in class_names]
         names = tuple(class_names)
-        text = TextSide(self.backbone, names, tuple(tuple(row) for row in texts))
-        none = (0,) * len(names)
+        task = OneOf(names, tuple(n for n, name in enumerate(names) if name in self.card.normal))
+        text = TextSide(self.backbone, task, tuple(tuple(row) for row in texts))
         card = self.card.model_copy(
-            update={
-                "class_names": names,
-                "normal": tuple(name for name in self.card.normal if name in names),
-                "support_counts": none,
-            }
+            update={"asks": task.as_json(), "support_counts": (0,) * len(names), "poolings": ()}
         )
         return Classifier(self.backbone, method.head_for(self.head, text), card)
 
@@ -258,26 +211,26 @@ class Classifier:
         if support is not None:
             (folder / SUPPORT).write_bytes(support)
         if self.calibration is not None:
-            own = self.calibration.model_copy(update={"weights_sha256": digest})
-            own.write(folder / CALIBRATION)
+            calibration = self.calibration.model_copy(update={"weights_sha256": digest})
+            calibration.write(folder / CALIBRATION)
 
 
-def refs_of(images: Images | Manifest) -> Iterator[ImageRef]:
-    """Every image of a dataset or of what `predict` takes, in order."""
-    return image_refs([i.image for i in images.items] if isinstance(images, Manifest) else images)
+def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:
+    """The cases of a dataset or of what `predict` takes, in order.
 
-
-def _refuse_stream(images: Images | Manifest) -> None:
-    """Refuse what does not say how many images it has."""
-    if isinstance(images, Manifest) or is_one_image(images):
-        return
-    try:
-        len(images)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(
-            "Answers that depend on the whole batch need all images first, but this is a stream of "
-            "images. Give a list, or have them answered one by one."
-        ) from None
+    A stream stays one where each image is a case.
+    """
+    if isinstance(images, Dataset):
+        return grouping.expand(grouping.merge(images.cases))
+    if isinstance(images, Mapping):
+        named = [Case(name, tuple(image_refs(some))) for name, some in images.items()]
+        return grouping.expand(named)
+    if isinstance(images, list | tuple) and images and isinstance(images[0], Case):
+        return list(images)
+    rule = grouping.slice
+    refs = (image.sliced(rule) for image in image_refs(images))  # type: ignore[arg-type]
+    cases = (Case(str(ref), (ref,)) for ref in refs)
+    return grouping.expand(grouping.merge(list(cases))) if grouping.joins_images else cases
 
 
 def place_for_model(folder: str | Path) -> Path:
@@ -289,9 +242,9 @@ def place_for_model(folder: str | Path) -> Path:
         )
     if not path.is_dir():
         return path
-    found = {file.name for file in path.iterdir() if not file.name.startswith(".")}
-    others = sorted(found - {CARD, WEIGHTS, LOG, SKIPPED, SUPPORT, CALIBRATION})
-    if others or (found and CARD not in found):
+    names = {file.name for file in path.iterdir() if not file.name.startswith(".")}
+    others = sorted(names - {CARD, WEIGHTS, LOG, SKIPPED, SUPPORT, CALIBRATION})
+    if others or (names and CARD not in names):
         raise ConfigError(
             f"{folder} exists and is not a model folder: it contains {', '.join(others[:5])}"
             f"{', ...' if len(others) > 5 else ''}. Nothing was written. Choose another folder.",

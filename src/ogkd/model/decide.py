@@ -1,89 +1,184 @@
-"""What a model says about an image: class, probability, set, whether to abstain, and why.
+"""From images to answers: every command, page and export decides here.
 
-Every command, page and export that answers for an image decides here.
+A case is one or more images that share one answer; pooling over one image is the identity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ogkd.backbones.builtin import is_builtin, unlike_phantoms
-from ogkd.errors import ConfigError, counted
-from ogkd.features.encode import EncodedBatch, in_one
+from ogkd.core.pooling import Pooling
+from ogkd.datasets.case import Case
+from ogkd.datasets.names import fold_name
+from ogkd.datasets.task import Answer, Array, Masks, Probabilities, Task, require_guarantees
+from ogkd.errors import ConfigError, counted, did_you_mean
+from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef
 from ogkd.images.memory import InMemory
-from ogkd.model import together
-from ogkd.model.answers import Answers
-from ogkd.model.calibration import Calibration
+from ogkd.model.calibration import (
+    CONFIDENCE,
+    COVERAGE,
+    Calibration,
+    held_out_for_coverage,
+    held_out_for_sensitivity,
+)
 from ogkd.model.engine_note import engine_note
 from ogkd.model.familiarity import Familiarity, can_judge
-from ogkd.model.findings import Answer
-from ogkd.model.policy import Policy
-from ogkd.model.prior import (
-    ESTIMATE,
-    class_shares,
-    equal,
-    estimated,
-    reweighted,
-    shown_shares,
-)
 from ogkd.model.support_sets import SupportSets
 
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier
 
-COVERAGE = 0.9  # of prediction sets if none is asked for
+Encode = Callable[[Iterable[ImageRef]], Iterator[EncodedBatch]]
+Rows = NDArray[np.float32]
+_DECIDING = 3  # images at most that are named as those that decided
+_NEGLIGIBLE = 0.01  # weight below which an image has not decided the answer
+_TOLERANCE = 0.01  # of the sum of a prior: shares may be rounded to percents
 
 
 @dataclass(frozen=True)
-class Share:
-    """A picture of a bag, and its share in the bag's answer."""
+class Policy:
+    """Guarantees requested for predictions, and how frequent the classes are.
 
-    image: ImageRef | None  # None: it is not a file
-    share: float
+    Args:
+        max_risk: abstain so that at most this share of the other predictions is wrong.
+        confidence: with which guarantees of risk and sensitivity hold.
+        coverage: how often the set contains the true class; None: 90 % if there are images enough.
+        prior: how frequent each class is where the images come from, as shares that sum to one.
+            None: equally frequent.
+        sensitivity: of each finding: answer "no" for at most the rest of the cases that show it;
+            None: what the model was calibrated for, else `coverage`.
+    """
+
+    max_risk: float | None = None
+    confidence: float = CONFIDENCE
+    coverage: float | None = None
+    prior: Mapping[str, float] | None = None
+    sensitivity: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.prior is None or isinstance(self.prior, Mapping)):
+            raise ConfigError(
+                f"prior must be shares of classes, but is '{self.prior}'.", argument="prior"
+            )
+        if self.prior is not None and self.max_risk is not None:
+            raise ConfigError(
+                "max_risk cannot be guaranteed with a prior: the share of errors depends on how "
+                "frequent the classes are. Leave one of them out.",
+                argument="max_risk",
+            )
+
+
+@dataclass(frozen=True)
+class ImageWeight:
+    """An image of a case, and its weight in the case's answer."""
+
+    image: ImageRef
+    weight: float
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What the model says about one image; None stands for what is not known."""
+    """What the model says about one case; None stands for what is not known."""
 
-    image: ImageRef | None = None  # None: it is not a file
-    label: int | None = None
-    prediction: str | None = None
-    probability: float | None = None
-    probabilities: tuple[float, ...] | None = None  # of every class or finding, in label order
-    answers: tuple[Answer, ...] | None = None  # about every finding; then there is no class
-    set: tuple[str, ...] | None = None  # classes that are plausible at the wanted coverage
-    abstain: bool | None = None  # None: no risk was promised
+    case: Case
+    answer: Answer | None = None  # None: no image could be read
+    abstain: bool | None = None  # None: no risk was guaranteed
     unfamiliar: bool | None = None  # None: too few support images to tell
-    not_phantom: bool | None = None  # True: the built-in model cannot know it; None: another one
-    reasons: tuple[str, ...] = ()  # why a specialist should look; empty if nothing speaks for it
-    error: str | None = None  # why the image could not be read; then nothing else is known
-    bag: str | None = None  # the bag that is answered, or that the image is a picture of
-    pictures: int | None = None  # of a bag: how many of them were read
-    decided_by: tuple[Share, ...] = ()  # of a bag: the pictures that weigh most, the first most
-    weight: float | None = None  # of a picture: its share in the answer for its bag
-    features: NDArray[np.float32] | None = field(default=None, repr=False, compare=False)  # [d]
+    out_of_domain: bool | None = None  # True: the backbone itself cannot know such images
+    reasons: tuple[str, ...] = ()  # why a person should judge; empty if nothing speaks for it
+    errors: tuple[tuple[ImageRef, str], ...] = ()  # images that could not be read, and why
+    deciding: tuple[ImageWeight, ...] = ()  # the images that weigh most, the first most
+    logits: Rows | None = field(default=None, repr=False, compare=False)  # [C], not calibrated
+    image_logits: Rows | None = field(default=None, repr=False, compare=False)  # [n, C]
+    weights: Array | None = field(default=None, repr=False, compare=False)  # [n], of those
+    features: Rows | None = field(default=None, repr=False, compare=False)  # [d], of the first
     patches: Tensor | None = field(default=None, repr=False, compare=False)  # [P, d], if asked for
     crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # what was seen
 
+    @property
+    def image(self) -> ImageRef | None:
+        """The image that decided most, or represents the case; None if it is not a file."""
+        image = self.deciding[0].image if self.deciding else self.case.image
+        return None if isinstance(image, InMemory) else image
+
+    @property
+    def prediction(self) -> str | None:
+        return None if self.answer is None else self.answer.prediction
+
+    @property
+    def probability(self) -> float | None:
+        return None if self.answer is None else self.answer.probability
+
+    @property
+    def probabilities(self) -> tuple[float, ...] | None:
+        return None if self.answer is None else self.answer.probabilities
+
+    @property
+    def set(self) -> tuple[str, ...] | None:
+        return None if self.answer is None else self.answer.plausible
+
+    @property
+    def read(self) -> int:
+        """How many images of the case were read."""
+        return len(self.case.images) - len(self.errors)
+
+    @property
+    def error(self) -> str | None:
+        """Why there is no answer; None if there is one."""
+        if self.answer is not None or not self.errors:
+            return None
+        if len(self.errors) == 1:
+            return self.errors[0][1]
+        return f"None of its {len(self.errors)} images can be read. The first: {self.errors[0][1]}"
+
     def __repr__(self) -> str:
-        """What is known, with short numbers."""
-        known = {f.name: getattr(self, f.name) for f in fields(self) if f.repr}
-        shown = {name: value for name, value in known.items() if value not in (None, ())}
-        if self.image is not None:
-            shown["image"] = str(self.image)
+        shown = {"case": self.case.name, "answer": self.prediction}
         if self.probability is not None:
-            shown["probability"] = round(self.probability, 4)
-        if self.probabilities is not None:
-            shown["probabilities"] = tuple(round(value, 4) for value in self.probabilities)
-        return f"Decision({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+            shown["probability"] = f"{self.probability:.4f}"
+        extra = {"set": self.set, "abstain": self.abstain, "unfamiliar": self.unfamiliar,
+                 "reasons": self.reasons or None, "error": self.error}  # fmt: skip
+        known = {**shown, **{name: value for name, value in extra.items() if value is not None}}
+        return f"Decision({', '.join(f'{name}={value!r}' for name, value in known.items())})"
+
+
+def case_logits(
+    task: Task, poolings: Sequence[Pooling], image_logits: Tensor, case: Tensor
+) -> Tensor:
+    """Logits [B, C] of cases by those of their images [N, C]; case [N] numbers them from 0.
+
+    A model that was fitted on single images has no poolings; cases of several are then averaged.
+    """
+    if not poolings:
+        if len(case) == int(case.max()) + 1:
+            return image_logits
+        poolings = [Pooling(normal=normal) for normal in task.question_normal()]
+    tables = [torch.from_numpy(table) for table in task.questions(image_logits.double().numpy())]
+    pairs = zip(poolings, tables, strict=True)
+    pooled: Tensor = task.combine([pooling.logits(table, case) for pooling, table in pairs])
+    return pooled.float()
+
+
+def image_weights(
+    task: Task, poolings: Sequence[Pooling], image_logits: Tensor, p: Sequence[float]
+) -> Array:
+    """The weight [n] of each image of one case in its answer with probabilities p."""
+    if not poolings or len(image_logits) == 1:
+        return np.full(len(image_logits), 1 / len(image_logits))
+    label = task.evidence_label(p)
+    tables = task.questions(image_logits.double().numpy())
+    question, column = task.locate(label)
+    weights: Array = poolings[question].weights(torch.from_numpy(tables[question]), column).numpy()
+    return weights
 
 
 class Decider:
@@ -91,265 +186,351 @@ class Decider:
 
     def __init__(self, classifier: Classifier, policy: Policy | None = None) -> None:
         self.classifier = classifier
+        self.task = task = classifier.task
         self.policy = policy = policy or Policy()
         self.coverage = COVERAGE if policy.coverage is None else policy.coverage
         self.notes: list[str] = []
         self.threshold: float | None = None  # of the top probability, below which it abstains
-        self._calibration = classifier.class_calibration
-        self._answers = Answers(classifier, policy) if classifier.card.findings else None
-        self.prior: NDArray[np.float64] | None = None  # class frequencies, given or estimated
-        if self._answers is not None:
-            self.notes += self._answers.notes
-        elif policy.sensitivity is not None:
-            raise ConfigError(
-                "sensitivity is for models that answer several findings; this one gives an image "
-                "one class. It takes max_risk and coverage.",
-                argument="sensitivity",
-            )
-        elif policy.prior is not None or policy.together:
-            self._change_terms()
+        require_guarantees(
+            task, max_risk=policy.max_risk, prior=policy.prior, sensitivity=policy.sensitivity
+        )
+        self.prior = None if policy.prior is None else class_shares(policy.prior, task.names)
+        if self.prior is not None:
+            shown = zip(task.names, self.prior, strict=True)
+            shares = ", ".join(f"{name} {100 * share:.3g} %" for name, share in shown)
+            self.notes.append(f"Probabilities are for these class frequencies: {shares}.")
         if policy.max_risk is not None:
-            self.threshold = _calibrated(classifier, "max_risk").threshold(
-                policy.max_risk, confidence=policy.confidence
-            )
-            self.notes.append(
-                f"Abstaining if the probability is below {self.threshold:.4f}: with "
-                f"{100 * policy.confidence:g} % confidence, at most {100 * policy.max_risk:g} % of "
-                "the other predictions are wrong on images like those of the calibration."
-            )
-        # An image answered together with others is not one that the promise is about.
-        plain = self._answers is None
-        self._from_support = self._support_sets() if plain and not policy.together else None
-        if self._from_support is None and plain:
-            if policy.coverage is not None:
-                _calibrated(classifier, "coverage", prior=policy.prior is not None)
-            elif policy.prior is not None and classifier.calibration is not None:
-                self.notes.append(
-                    "Note: there are no prediction sets. The calibration promises them for the "
-                    "class frequencies of its own images."
-                )
+            self.threshold = self._abstention_threshold(policy.max_risk)
+        self._limits: list[Array] | None = None
+        self.support_sets: SupportSets | None = None
+        try:
+            self._prepare_sets()
+        except ConfigError as error:
+            if policy.coverage is not None or policy.sensitivity is not None:
+                raise
+            self._limits = self.support_sets = None  # none was requested: continue without
+            self.notes.append(f"Note: there are no prediction sets. {error}")
         if note := engine_note(classifier):
             self.notes.append(f"Note: {note}")
-        try:
-            if self._from_support is not None:
-                self._from_support.check(self.coverage)
-                self.notes.append(self._from_support.note(self.coverage))
-            elif self._calibration is not None:
-                evenly = np.full((1, len(classifier.class_names)), 1 / len(classifier.class_names))
-                self._calibration.sets(evenly, coverage=self.coverage, kind=policy.sets)
-        except ConfigError as error:
-            if policy.coverage is not None:
-                raise
-            self._calibration = self._from_support = (
-                None  # no sets were asked for: continue without
-            )
-            self.notes.append(f"Note: there are no prediction sets. {error}")
-        self._builtin = is_builtin(classifier.backbone)
         self._familiarity = None
         if classifier.support is not None and can_judge(classifier.support):
             self._familiarity = Familiarity(classifier.support, classifier.backbone.embed_dim)
 
-    def _change_terms(self) -> None:
-        """Answer for other class frequencies or together: what the calibration promised is void."""
-        prior, names = self.policy.prior, self.classifier.class_names
-        if self.policy.needs_all and self.classifier.card.bags is not None:
-            raise ConfigError(
-                "This model answers bags of pictures, each by itself. Answers that depend on the "
-                "others of a batch are for single images.",
-                argument="together" if self.policy.together else "prior",
-            )
-        if self.policy.together:
-            together.refuse_together(self.classifier)
-            self.notes.append(together.NOTE)
-        if prior == ESTIMATE:
-            self.notes.append(
-                "Note: class frequencies are estimated from the images, so each answer depends on "
-                "the others of this batch. With few labels such estimates are often wrong: give "
-                "known frequencies if you can."
-            )
-        elif prior is not None:
-            self.prior = class_shares(prior, names)
-            self.notes.append(
-                f"Probabilities are for these class frequencies: {shown_shares(self.prior, names)}."
-            )
-        self._calibration = None
+    @property
+    def least_probability(self) -> list[Array] | None:
+        """Smallest plausible probabilities of each question; None if sets do not rest on them."""
+        return None if self.support_sets is not None else self._limits
 
-    def _support_sets(self) -> SupportSets | None:
+    def _abstention_threshold(self, max_risk: float) -> float:
+        confidence = self.policy.confidence
+        calibration = self._calibrated("max_risk")
+        threshold = calibration.questions[0].threshold(max_risk, confidence=confidence)
+        self.notes.append(
+            f"Abstaining if the probability is below {threshold:.4f}: with "
+            f"{100 * confidence:g} % confidence, at most {100 * max_risk:g} % of the other "
+            "predictions are wrong on images like those of the calibration."
+        )
+        return threshold
+
+    def _prepare_sets(self) -> None:
+        """Sets from the support, where they hold for each class, or from the calibration."""
+        calibration, policy = self.classifier.calibration, self.policy
+        self.support_sets = self._sets_from_support()
+        if self.support_sets is not None:
+            self.support_sets.check(self.coverage)
+            self.notes.append(self.support_sets.note(self.coverage))
+            return
+        if calibration is None:
+            for argument in ("coverage", "sensitivity"):
+                if getattr(policy, argument) is not None:
+                    self._calibrated(argument)
+            return
+        if self.prior is not None:
+            raise ConfigError(
+                "A calibration guarantees sets for the class frequencies of its own images, not "
+                "for others.",
+                argument="coverage",
+            )
+        if not self.task.affine:
+            calibration.require_sets(self.coverage)
+        asked = policy.sensitivity is not None
+        self._limits = calibration.limits(
+            self.task,
+            self.coverage,
+            sensitivity=policy.sensitivity,
+            confidence=policy.confidence if asked else None,
+        )
+        if self.task.affine:
+            self.notes += self._finding_guarantees(calibration)
+
+    def _sets_from_support(self) -> SupportSets | None:
         """Sets from the images learned from: without a calibration, or in place of one on them.
 
         Answers to these same images, held out in turn, give a temperature, but only an estimate of
-        sets: exact ones replace it once every class has images enough. Their promise is for each
-        class, so it holds at all class frequencies, where that of a calibration does not.
+        sets: exact ones replace it once every class has images enough. They hold for each class, so
+        at all class frequencies, where those of a calibration do not.
         """
         calibration = self.classifier.calibration
-        if calibration is None or self.policy.prior is not None:
+        if calibration is None or self.prior is not None:
             return SupportSets.of(self.classifier)
-        others = set(calibration.image_keys) - set(self.classifier.card.support_images)
-        if others or self.policy.sets != "lac":
+        if set(calibration.image_keys) - set(self.classifier.card.support_images):
             return None
-        found = SupportSets.of(self.classifier)
-        return found if found is not None and found.holds(self.coverage) else None
+        sets = SupportSets.of(self.classifier)
+        return sets if sets is not None and sets.holds(self.coverage) else None
 
-    @property
-    def least_probability(self) -> float | None:
-        """A class is in the set if its probability is at least this; None without "lac" sets."""
-        if self._calibration is None or self._from_support or self.policy.sets != "lac":
-            return None
-        return self._calibration.least_probability(self.coverage)
+    def _calibrated(self, argument: str) -> Calibration:
+        if self.classifier.calibration is None:
+            raise ConfigError(
+                f"{argument} needs a calibrated model, and this one is not. Calibrate it with "
+                "labelled images that it did not learn from.",
+                argument=argument,
+            )
+        return self.classifier.calibration
+
+    def _finding_guarantees(self, calibration: Calibration) -> Iterator[str]:
+        policy, coverage = self.policy, self.coverage
+        asked = policy.sensitivity is not None
+        wanted = policy.sensitivity if asked else calibration.sensitivity
+        level = policy.confidence if asked else calibration.confidence
+        missed = f"{100 * (1 - (coverage if wanted is None else wanted)):g} %"
+        how = "" if wanted is None else f" (with {100 * level:g} % confidence)"
+        yield (
+            f"On images like those of the calibration, at most {missed} of the images with a "
+            f"finding are answered no{how}, and at most {100 * (1 - coverage):g} % of those "
+            "without it yes; others are unsure."
+        )
+        least = held_out_for_coverage(coverage)
+        needed = least if wanted is None else held_out_for_sensitivity(wanted, level)
+        for word, column, number in (("no", 1, needed), ("yes", 0, least)):
+            counts = [len(question.scores[column]) for question in calibration.questions]
+            pairs = zip(self.task.names, counts, strict=True)
+            if lacking := [f"{name} ({count})" for name, count in pairs if count < number]:
+                kind = "with" if column else "without"
+                yield (
+                    f"Note: '{word}' cannot be guaranteed, and is not answered, for: "
+                    f"{', '.join(lacking)}. It takes {number} held-out calibration images {kind} "
+                    "the finding; two thirds of the calibration images are held out."
+                )
 
     def decide(
-        self, features: NDArray[np.float32], images: Sequence[ImageRef] | None = None
-    ) -> list[Decision]:
-        """Decide for features [N, d] of images."""
-        strange, real = self.odd(features)
-        odd = [mask for mask in (strange, real) if mask is not None]
-        p = self._probabilities(features, ~np.logical_or.reduce(odd) if odd else None)
-        return [
-            replace(
-                said,
-                image=None if images is None else a_file(images[row]),
-                features=features[row],
+        self, cases: Iterable[Case], encode: Encode | None = None, *, patches: bool = False
+    ) -> Iterator[Decision]:
+        """One decision for each case, in order; memory grows with the images of one case.
+
+        `encode` is where encodings come from (default: the files); `patches` keeps what evidence
+        maps need, of the image that decided.
+        """
+        model = self.classifier
+
+        def from_files(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
+            return encode_files(model.backbone, images, deep=model.deep, patches=patches)
+
+        waiting: deque[Case] = deque()
+
+        def images() -> Iterator[ImageRef]:
+            for case in cases:
+                waiting.append(case)
+                yield from case.images
+
+        pending = _Pending()
+        for batch in (encode or from_files)(images()):
+            complete = []
+            for image in self._judged(batch):
+                pending.add(image)
+                if pending.count == len(waiting[0].images):
+                    complete.append((waiting.popleft(), pending))
+                    pending = _Pending()
+            yield from self._decided(complete)
+
+    def _judged(self, batch: EncodedBatch) -> Iterator[_Image]:
+        """Every image of a batch with what the model says of it alone."""
+        rows = logits = unfamiliar = foreign = None
+        features = batch.features
+        if features is not None:
+            rows = features.rows.detach().cpu().float().numpy()
+            logits = self.classifier.logits(rows)
+            unfamiliar = None if self._familiarity is None else self._familiarity.unfamiliar(rows)
+            foreign = self.classifier.backbone.out_of_domain(rows)
+        row = 0
+        for position, image in enumerate(batch.images):
+            if position in batch.errors:
+                yield _Image(image, error=batch.errors[position])
+                continue
+            assert rows is not None
+            assert logits is not None
+            patches = None if features is None else features.patches
+            yield _Image(
+                image,
+                rows[row],
+                logits[row],
+                None if unfamiliar is None else bool(unfamiliar[row]),
+                None if foreign is None else bool(foreign[row]),
+                None if patches is None else patches[row].cpu(),
+                None if batch.crops is None else batch.crops[row],
             )
-            for row, said in enumerate(self.answers(p, self.sets(p, features), strange, real))
-        ]
+            row += 1
 
-    def odd(
-        self, features: NDArray[np.float32]
-    ) -> tuple[NDArray[np.bool_] | None, NDArray[np.bool_] | None]:
-        """Which rows are unlike the support, and which are not phantoms; None if unknown."""
-        strange = None if self._familiarity is None else self._familiarity.unfamiliar(features)
-        return strange, unlike_phantoms(features) if self._builtin else None
+    def _decided(self, complete: Sequence[tuple[Case, _Pending]]) -> Iterator[Decision]:
+        """Decisions for cases all of whose images have been seen."""
+        readable = [(case, images) for case, images in complete if images.readable]
+        answers: Iterator[tuple[Rows, Answer, Array]] = iter(())
+        if readable:
+            answers = self._answers([images for _, images in readable])
+        for case, images in complete:
+            if not images.readable:
+                yield Decision(case, errors=images.errors)
+                continue
+            logits, answer, weights = next(answers)
+            yield self._decision(case, images, logits, answer, weights)
 
-    def answers(
-        self,
-        p: NDArray[np.float32],
-        sets: NDArray[np.bool_] | None,
-        strange: NDArray[np.bool_] | None,
-        real: NDArray[np.bool_] | None,
-    ) -> list[Decision]:
-        """The decision for each row of probabilities [N, C], with what else is known about it."""
-        names, found = self.classifier.class_names, []
-        for row, shares in enumerate(p):
-            best = int(shares.argmax())
-            top, prediction = float(shares[best]), names[best]
-            inside = answers = None
-            if sets is not None:
-                inside = tuple(name for name, in_it in zip(names, sets[row], strict=True) if in_it)
-            if self._answers is not None:
-                answers = self._answers.of(shares.tolist())
-                prediction = self._answers.prediction(answers)
-            not_phantom = None if real is None else bool(real[row])
-            unfamiliar = None if strange is None else bool(strange[row])
-            said = Decision(
-                label=best if answers is None else None,
-                prediction=prediction,
-                probability=top if answers is None else None,
-                probabilities=tuple(map(float, shares)),
-                answers=answers,
-                set=inside,
-                abstain=None if self.threshold is None else top < self.threshold,
-                unfamiliar=not_phantom or unfamiliar,
-                not_phantom=not_phantom,
-            )
-            reasons = tuple(self._reasons(said))
-            found.append(replace(said, reasons=reasons) if reasons else said)
-        return found
+    def _answers(self, cases: Sequence[_Pending]) -> Iterator[tuple[Rows, Answer, Array]]:
+        model, task = self.classifier, self.task
+        number = np.repeat(np.arange(len(cases)), [len(case.readable) for case in cases])
+        z = torch.from_numpy(np.stack([i.logits for case in cases for i in case.readable]))
+        logits = case_logits(task, model.poolings, z, torch.from_numpy(number)).numpy()
+        p = task.probabilities(logits, model.calibration)
+        if self.prior is not None:
+            p = reweighted(p, self.prior)
+        features = np.stack([case.readable[0].features for case in cases])
+        answers = task.answers(p, self._plausible(p, features))
+        for row, (case, answer) in enumerate(zip(cases, answers, strict=True)):
+            own = torch.from_numpy(np.stack([image.logits for image in case.readable]))
+            weights = image_weights(task, model.poolings, own, answer.probabilities)
+            yield logits[row], answer, weights
 
-    def decide_batches(self, batches: Iterable[EncodedBatch]) -> Iterator[Decision]:
-        """Decide for images that were encoded here or elsewhere, in order."""
-        for batch in in_one(batches) if self.policy.needs_all else batches:
-            decisions: Iterator[Decision] = iter(())
-            if batch.features is not None:
-                rows = batch.features.rows.detach().cpu().float().numpy()
-                decisions = iter(self._with_evidence(batch, self.decide(rows, batch.readable)))
-            for row, image in enumerate(batch.images):
-                error = batch.errors.get(row)
-                yield next(decisions) if error is None else Decision(a_file(image), error=error)
+    def _plausible(self, p: Probabilities, features: Rows) -> Masks | None:
+        if self.support_sets is not None:
+            return self.support_sets.sets(features, coverage=self.coverage)
+        return None if self._limits is None else self.task.plausible(p, self._limits)
 
-    def _probabilities(
-        self, features: NDArray[np.float32], familiar: NDArray[np.bool_] | None
-    ) -> NDArray[np.float32]:
-        """Probabilities [N, C] by the policy; an estimate is made from familiar images."""
-        model, chosen = self.classifier, slice(None) if familiar is None else familiar
-        if self.policy.together:
-            model, note = together.for_batch(model, features)
-            self.notes.append(note)
-        p = model.probabilities(features)
-        assumed = equal(p.shape[1])
-        if self.policy.prior == ESTIMATE:
-            self.prior = estimated(p[chosen], assumed)
-            self.notes.append(
-                f"Estimated class frequencies, from {counted(len(p[chosen]), 'image')}: "
-                f"{shown_shares(self.prior, model.class_names)}."
-            )
-        return p if self.prior is None else reweighted(p, self.prior, assumed)
+    def _decision(
+        self, case: Case, images: _Pending, logits: Rows, answer: Answer, weights: Array
+    ) -> Decision:
+        order = np.argsort(-weights, kind="stable")[:_DECIDING].tolist()
+        deciding = tuple(
+            ImageWeight(images.readable[n].image, float(weights[n]))
+            for n in order
+            if n == order[0] or weights[n] >= _NEGLIGIBLE
+        )
+        first = images.readable[order[0]]
+        foreign = majority([image.out_of_domain for image in images.readable])
+        unfamiliar = majority([image.unfamiliar for image in images.readable])
+        top = answer.probability
+        decision = Decision(
+            case,
+            answer,
+            abstain=None if self.threshold is None or top is None else top < self.threshold,
+            unfamiliar=foreign or unfamiliar,
+            out_of_domain=foreign,
+            errors=images.errors,
+            deciding=deciding,
+            logits=logits,
+            image_logits=np.stack([image.logits for image in images.readable]),
+            weights=weights,
+            features=first.features,
+            patches=first.patches,
+            crop=first.crop,
+        )
+        reasons = tuple(self._reasons(decision, answer))
+        return replace(decision, reasons=reasons) if reasons else decision
 
-    def _with_evidence(self, batch: EncodedBatch, decisions: list[Decision]) -> list[Decision]:
-        """The decisions, with patches and crops if the batch has patches."""
-        patches = None if batch.features is None else batch.features.patches
-        if patches is None:
-            return decisions
-        crops: Sequence[NDArray[np.uint8] | None] = batch.crops or [None] * len(decisions)
-        return [
-            replace(said, patches=own.cpu(), crop=crop)
-            for said, own, crop in zip(decisions, patches, crops, strict=True)
-        ]
-
-    def sets(
-        self, p: NDArray[np.float32], features: NDArray[np.float32] | None = None
-    ) -> NDArray[np.bool_] | None:
-        """Prediction sets [N, C] by probabilities, and features where the support gives them."""
-        if self._from_support is not None and features is not None:
-            return self._from_support.sets(features, coverage=self.coverage)
-        if self._calibration is None:
-            return None
-        return self._calibration.sets(p, coverage=self.coverage, kind=self.policy.sets)
-
-    def _reasons(self, said: Decision) -> Iterator[str]:
-        """Why a specialist should look: the model is unsure, or has seen nothing like it."""
-        if said.not_phantom:
+    def _reasons(self, decision: Decision, answer: Answer) -> Iterator[str]:
+        """Why a person should judge: the model is unsure, or has seen nothing like it."""
+        if decision.out_of_domain:
+            yield self.classifier.backbone.domain_warning
+        if answer.unsure and answer.verdicts is not None:
+            pairs = zip(self.task.names, answer.verdicts, strict=True)
+            yield f"It is unsure about: {', '.join(n for n, word in pairs if word == 'unsure')}."
+        if decision.abstain:
             yield (
-                "The built-in model knows only computer-drawn phantoms, and this image is not one: "
-                "do not rely on the answer."
+                f"Its confidence of {answer.probability:.1%} is below the {self.threshold:.1%} "
+                f"that keeps the share of errors at most {100 * (self.policy.max_risk or 0):g}%."
             )
-        if self._answers is not None and (unsure := self._answers.unsure(said.answers or ())):
-            yield f"It is unsure about: {', '.join(unsure)}."
-        if said.abstain:
-            yield (
-                f"Its confidence of {said.probability:.1%} is below the {self.threshold:.1%} that "
-                f"keeps the share of errors at most {100 * (self.policy.max_risk or 0):g}%."
-            )
-        if said.set is not None and len(said.set) != 1:
-            several = f"{len(said.set)} classes are plausible, not one"
-            found = several if said.set else "no class is plausible"
-            yield f"At {100 * self.coverage:g}% coverage {found}."
-        elif said.set is not None and said.prediction not in said.set:
-            yield f"At {100 * self.coverage:g}% coverage only {said.set[0]} is plausible."
-        if said.unfamiliar and not said.not_phantom:
+        members = answer.plausible
+        if members is not None and len(members) != 1:
+            several = f"{len(members)} classes are plausible, not one"
+            what = several if members else "no class is plausible"
+            yield f"At {100 * self.coverage:g}% coverage {what}."
+        elif members is not None and answer.prediction not in members:
+            yield f"At {100 * self.coverage:g}% coverage only {members[0]} is plausible."
+        if decision.unfamiliar and not decision.out_of_domain:
             yield "The image is unlike the images that the model learned from."
+        if decision.errors:
+            yield f"{counted(len(decision.errors), 'image')} could not be read."
 
 
-def a_file(image: ImageRef) -> ImageRef | None:
-    """The image if it is a file; one in memory is not held by a decision about it."""
-    return None if isinstance(image, InMemory) else image
+@dataclass(frozen=True)
+class _Image:
+    """One encoded image; with an error, nothing else is known."""
+
+    image: ImageRef
+    features: Rows = field(default_factory=lambda: np.empty(0, np.float32))
+    logits: Rows = field(default_factory=lambda: np.empty(0, np.float32))
+    unfamiliar: bool | None = None
+    out_of_domain: bool | None = None
+    patches: Tensor | None = None
+    crop: NDArray[np.uint8] | None = None
+    error: str | None = None
 
 
-def _calibrated(classifier: Classifier, argument: str, *, prior: bool = False) -> Calibration:
-    if prior:
-        raise ConfigError(
-            f"{argument} cannot be promised with a prior here: a calibration promises it on "
-            "average over its own images, and a class that is more frequent elsewhere may be "
-            "covered less. Sets that hold for every class come from the images learned from (nine "
-            "of each class or more, methods such as fused). Leave one of them out.",
-            argument=argument,
-        )
-    if classifier.class_calibration is None:
-        other = ""
-        if argument == "coverage":
-            other = f", and {classifier.card.method} gives no sets without that"
-        raise ConfigError(
-            f"{argument} needs a calibrated model, and this one is not{other}. Calibrate it with "
-            "labelled images that it did not learn from.",
-            argument=argument,
-        )
-    return classifier.class_calibration
+class _Pending:
+    """The images of a case that have been seen so far."""
+
+    def __init__(self) -> None:
+        self.readable: list[_Image] = []
+        self.errors: tuple[tuple[ImageRef, str], ...] = ()
+
+    @property
+    def count(self) -> int:
+        return len(self.readable) + len(self.errors)
+
+    def add(self, image: _Image) -> None:
+        if image.error is None:
+            self.readable.append(image)
+        else:
+            self.errors = (*self.errors, (image.image, image.error))
+
+
+def majority(votes: Sequence[bool | None]) -> bool | None:
+    """Majority vote over a case's images; None if nothing is known."""
+    known = [vote for vote in votes if vote is not None]
+    return sum(known) > len(known) / 2 if known else None
+
+
+def class_shares(prior: Mapping[str, float], class_names: Sequence[str]) -> Array:
+    """The share of each class [C], checked; they are scaled so that they sum to exactly one."""
+    known = {fold_name(name): label for label, name in enumerate(class_names)}
+    shares = np.full(len(class_names), np.nan)
+    for name, share in prior.items():
+        label = known.get(fold_name(name))
+        if label is None:
+            raise _bad_prior(
+                f"names the class '{name}', which the model does not know. It knows: "
+                f"{', '.join(class_names)}.{did_you_mean(name, class_names)}"
+            )
+        if not np.isnan(shares[label]):
+            raise _bad_prior(f"names the class '{class_names[label]}' twice.")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not math.isfinite(share):
+            raise _bad_prior(f"is '{share}' for '{name}', which is not a number.")
+        if share <= 0:
+            raise _bad_prior(f"is {share:g} for '{name}', but must be above 0.")
+        shares[label] = share
+    if missing := [name for name, share in zip(class_names, shares, strict=True) if share != share]:
+        raise _bad_prior(f"has no share for: {', '.join(missing)}. Give one for every class.")
+    if abs(shares.sum() - 1) > _TOLERANCE + 1e-9:
+        raise _bad_prior(f"sums to {shares.sum():g}, but the shares of all classes must sum to 1.")
+    return np.asarray(shares / shares.sum())
+
+
+def reweighted(p: Probabilities, prior: Array) -> Probabilities:
+    """Probabilities [N, C] where classes have the frequencies `prior`, and not equal ones.
+
+    Where images of a class look the same, p'(c | x) is p(c | x) times its frequency, normalised.
+    """
+    weighted = np.asarray(p, dtype=np.float64) * prior * len(prior)
+    total = weighted.sum(axis=1, keepdims=True)
+    return np.asarray(weighted / np.maximum(total, 1e-300), dtype=np.float32)
+
+
+def _bad_prior(what: str) -> ConfigError:
+    return ConfigError(f"prior {what}", argument="prior")

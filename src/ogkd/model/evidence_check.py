@@ -49,9 +49,7 @@ def check_evidence(classifier: Classifier, found: Evidence) -> EvidenceCheck | N
     backbone = classifier.backbone
     rows = encode_crops(backbone, crops, patches=False, deep=classifier.deep).rows
     logits = classifier.logits(rows.detach().cpu().float().numpy())
-    own = logits[:, found.label]
-    others = (logits.sum(axis=1) - own) / max(1, logits.shape[1] - 1)
-    lead = own if classifier.card.findings else own - others
+    lead = classifier.task.lead(logits, found.label)
     if lead[0] <= 1e-3:
         return None
     lost = 1 - lead[1:] / lead[0]

@@ -19,13 +19,12 @@ from torch import Tensor
 
 from ogkd.backbones.token_parts import split_products
 from ogkd.core.losses import patches_kept, select_patches
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.case import Dataset
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import whole_image
 from ogkd.images import ImageRef, Images
 from ogkd.images.transforms import normalise
-from ogkd.methods import Head
-from ogkd.model.classifier import Classifier, refs_of
+from ogkd.model.classifier import Classifier, cases_of
 from ogkd.model.decide import Decision
 
 _RATIO = 0.1  # share of patches that count as most attentive if the method names none
@@ -56,7 +55,7 @@ class Evidence:
 
 def evidence(
     classifier: Classifier,
-    images: Images | Manifest,
+    images: Images | Dataset,
     *,
     labels: Sequence[int] | None = None,
     top: int | None = None,
@@ -72,9 +71,9 @@ def evidence(
     """
     wanted: Iterable[int | None] = repeat(None)
     if labels is not None:
-        images, wanted = list(refs_of(images)), labels
-        if len(labels) != len(images):
-            raise ConfigError(f"There are {len(images)} images, but {len(labels)} labels for them.")
+        cases, wanted = list(cases_of(images, classifier.card.grouping)), labels
+        if len(labels) != len(cases):
+            raise ConfigError(f"There are {len(cases)} images, but {len(labels)} labels for them.")
     decisions = classifier.decide(images, patches=True, batch_size=batch_size)
     for decision, label in zip(decisions, wanted, strict=False):
         yield evidence_of(classifier, decision, label=label, top=top)
@@ -90,13 +89,11 @@ def evidence_of(
     if decision.patches is None:
         raise ConfigError(f"The backbone '{backbone.name}' gave no patches to find evidence in.")
     rows, columns = backbone.patch_grid
-    wanted = decision.label if label is None else label
-    if wanted is None and decision.answers is not None:
-        wanted = int(np.argmax(decision.probabilities))  # type: ignore[arg-type]  # never None
-    chosen = _known(wanted, classifier)
+    if label is None and decision.probabilities is not None:
+        label = classifier.task.evidence_label(decision.probabilities)
+    chosen = _known(label, classifier)
     kept = _how_many(classifier, top, rows * columns)
-    alone = classifier.card.findings
-    grid, best = _look(classifier.head, decision.patches, chosen, kept, alone=alone)
+    grid, best = _look(classifier, decision.patches, chosen, kept)
     crop = decision.crop
     if crop is None:  # encoded on another machine
         if decision.image is None:
@@ -122,11 +119,12 @@ def parts_of(classifier: Classifier, decision: Decision) -> Evidence | None:
     if the head is not linear or the tower cannot be split: then `evidence_of` has a map.
     """
     W, crop, backbone = classifier.head.weights, decision.crop, classifier.backbone
-    if W is None or crop is None or decision.label is None:
+    if W is None or crop is None or decision.answer is None:
         return None
-    label = decision.label
+    task = classifier.task
+    label = task.evidence_label(decision.answer.probabilities)
     pixels = normalise([crop], backbone.preprocessing).to(backbone.device)
-    w = W[label] - (W.sum(0) - W[label]) / max(1, len(W) - 1)
+    w = task.lead(W.mT, label)
     found = split_products(backbone, pixels, w.to(backbone.device).unsqueeze(0))
     if found is None:
         return None
@@ -136,7 +134,7 @@ def parts_of(classifier: Classifier, decision: Decision) -> Evidence | None:
     best = np.argsort(-smoothed(grid), axis=None, kind="stable")[:kept]
     zero = torch.zeros(1, W.shape[1])
     bias = classifier.head.logits(zero)[0]  # of a feature that says nothing
-    constant = float(bias[label] - (bias.sum() - bias[label]) / max(1, len(W) - 1))
+    constant = float(task.lead(bias, label))
     return Evidence(
         ref=decision.image,
         image=Image.fromarray(crop),
@@ -144,7 +142,7 @@ def parts_of(classifier: Classifier, decision: Decision) -> Evidence | None:
         grid=grid,
         top=[divmod(int(place), columns) for place in best],
         name=classifier.class_names[label],
-        probability=decision.probability,
+        probability=decision.answer.probabilities[label],
         caution=" ".join(decision.reasons),
         rest=float(found.rest[0, 0]) + constant,
     )
@@ -160,7 +158,7 @@ def smoothed(grid: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def explain(
     classifier: Classifier,
-    images: Images | Manifest,
+    images: Images | Dataset,
     *,
     labels: Sequence[int] | None = None,
     top: int | None = None,
@@ -171,17 +169,6 @@ def explain(
     a time. The other arguments are those of `evidence`.
     """
     return list(evidence(classifier, images, labels=labels, top=top))
-
-
-def patch_evidence(logits: Tensor, labels: Tensor) -> Tensor:
-    """Evidence [B, P] of patches for the labels [B], from the logits of patches [B, P, C].
-
-    >>> patch_evidence(torch.tensor([[[3.0, 1.0, 0.0]]]), torch.tensor([0]))
-    tensor([[2.5000]])
-    """
-    own = torch.take_along_dim(logits, labels.view(-1, 1, 1), dim=-1).squeeze(-1)  # [B, P]
-    others = logits.shape[-1] - 1
-    return own - (logits.sum(dim=-1) - own) / others
 
 
 def _known(label: int | None, classifier: Classifier) -> int:
@@ -204,17 +191,14 @@ def _how_many(classifier: Classifier, top: int | None, patches: int) -> int:
 
 @torch.no_grad()
 def _look(
-    head: Head, patches: Tensor, label: int, kept: int, *, alone: bool
+    classifier: Classifier, patches: Tensor, label: int, kept: int
 ) -> tuple[Tensor, Tensor]:
-    """Evidence [P] of patches [P, d], and the positions [kept] of the most attentive patches.
-
-    That for a finding is its log-odds `alone`: others neither speak for nor against it.
-    """
-    labels = torch.tensor([label])
-    logits = head.of_patches(patches).unsqueeze(0)
-    maps = logits[..., label] if alone else patch_evidence(logits, labels)
+    """Evidence [P] of patches [P, d], and the positions [kept] of the most attentive patches."""
+    head = classifier.head
+    grid: Tensor = classifier.task.lead(head.of_patches(patches), label)
     T = head.class_texts
     if T is not None and head.is_text_only:
+        labels = torch.tensor([label])
         best = select_patches(patches.unsqueeze(0), T, labels, kept, absolute=False)
-        return maps[0], best[0]
-    return maps[0], maps[0].topk(kept).indices
+        return grid, best[0]
+    return grid, grid.topk(kept).indices

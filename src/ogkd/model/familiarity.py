@@ -2,9 +2,9 @@
 
 A model folder keeps the features of its support images in half precision: no image, no name.
 
-The strangeness of an image is the share of its feature v that no mixture of the support features
+The novelty of an image is the share of its feature v that no mixture of the support features
 S explains: r = rho v' (S'S + rho I)^-1 v, from 0 (a support image) to 1 (nothing in common). It is
-compared with the strangeness of each support image to the others. docs/evidence/trust.md has
+compared with the novelty of each support image to the others. docs/evidence/trust.md has
 measured rates of false alarms and of images of other modalities that are found.
 """
 
@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read_arrays
 from safetensors.numpy import save as array_bytes
 
+from ogkd.datasets.task import Task
 from ogkd.errors import ConfigError
 from ogkd.files import read_bytes
 
@@ -28,7 +29,7 @@ FEWEST = 8  # support images below which there is too little to judge by
 _MOST = 1 << 32  # bytes of a file
 _RHO = 0.02  # the ridge: how closely a mixture has to fit
 _QUANTILE = 0.9  # so that a few odd support images do not make everything familiar
-_MARGIN = 1.4  # times that strangeness is still familiar
+_MARGIN = 1.4  # times that novelty_score is still familiar
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class SupportFeatures:
 
     @classmethod
     def read(
-        cls, path: Path, *, classes: int, width: int, sha256: str | None = None
+        cls, path: Path, task: Task, *, width: int, sha256: str | None = None
     ) -> SupportFeatures | None:
         """Read and check against the model's card; None if there is no such file."""
         try:
@@ -59,17 +60,16 @@ class SupportFeatures:
             return None
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise _damaged(path, str(error)) from error
-        several = labels.ndim == 2  # findings: -1, 0 or 1 for each
-        shape = (len(rows), classes) if several else (len(rows),)
+        shape = (len(rows), *task.label_shape)
         if rows.ndim != 2 or rows.shape[1] != width or labels.shape != shape:
             raise _damaged(path, f"shapes {rows.shape} and {labels.shape}, width {width} expected")
         with np.errstate(all="ignore"):  # what is not a number is refused below
             lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         if not np.all(np.isfinite(lengths) & (lengths > 0)):
             raise _damaged(path, "features that are not numbers")
-        least, most = (-1, 2) if several else (0, classes)
-        if labels.size and not least <= labels.min() <= labels.max() < most:
-            raise _damaged(path, f"labels outside the {classes} classes")
+        least, most = task.label_range
+        if labels.size and not least <= labels.min() <= labels.max() <= most:
+            raise _damaged(path, f"labels outside the {len(task.names)} {task.plural}")
         return cls(rows / lengths, labels)
 
 
@@ -85,16 +85,16 @@ class Familiarity:
         self.limit = np.inf  # too little to judge by: nothing is unfamiliar
         if can_judge(support):
             h = _quadratic(S, self._P)
-            # Sherman-Morrison gives each image's strangeness to all the others without a loop.
+            # Sherman-Morrison gives each image's novelty_score to all the others without a loop.
             self.limit = _MARGIN * float(np.quantile(_RHO * h / (1.0 - h), _QUANTILE))
 
-    def strangeness(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+    def novelty_score(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """The share of each row of features [N, d] that the support does not explain: [N]."""
         return _RHO * _quadratic(_unit(np.atleast_2d(features)[:, : self._width]), self._P)
 
     def unfamiliar(self, features: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Whether each row is stranger than the support allows: [N]."""
-        return np.asarray(self.strangeness(features) > self.limit)
+        return np.asarray(self.novelty_score(features) > self.limit)
 
 
 def unfamiliar(support: SupportFeatures, features: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -124,7 +124,7 @@ def nearest(
     return order.astype(np.int64), np.take_along_axis(cosines, order, axis=1)
 
 
-def of_this_kind(
+def is_in_distribution(
     support: SupportFeatures, features: NDArray[np.float32], width: int
 ) -> NDArray[np.bool_]:
     """Whether each row is as near to a support image as most of these are to each other: [N].

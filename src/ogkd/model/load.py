@@ -14,9 +14,8 @@ from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import digest_with, with_engine, without_engine
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.files import read_bytes, recover
-from ogkd.methods import Head, TextSide
-from ogkd.model.answers import read_calibration
-from ogkd.model.calibration import CALIBRATION
+from ogkd.methods import Head, TextSide, read_head
+from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.card import ModelCard, method_of
 from ogkd.model.classifier import CARD, WEIGHTS, Classifier
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
@@ -50,16 +49,13 @@ def load(
         backbone = with_engine(backbone, engine)
     _refuse_another_backbone(folder, card, backbone, engine)
     head = _head(folder / WEIGHTS, tensors, card, backbone)
-    classes, width = head.shape
-    return Classifier(
-        backbone,
-        head,
-        card,
-        calibration=read_calibration(folder / CALIBRATION, sha256, card) if calibrated else None,
-        support=SupportFeatures.read(
-            folder / SUPPORT, classes=classes, width=width, sha256=card.support_sha256
-        ),
+    calibration = None
+    if calibrated:
+        calibration = Calibration.read(folder / CALIBRATION, card.task, weights_sha256=sha256)
+    support = SupportFeatures.read(
+        folder / SUPPORT, card.task, width=head.shape[1], sha256=card.support_sha256
     )
+    return Classifier(backbone, head, card, calibration=calibration, support=support)
 
 
 def _refuse_another_backbone(
@@ -110,9 +106,9 @@ def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
 
 def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Backbone) -> Head:
     method = method_of(card)
-    text = TextSide(backbone, card.class_names, (), absent=() if card.findings else None)
+    text = TextSide(backbone, card.task, ())
     try:
-        head = method.read_head(tensors, text, card.logit_scale)
+        head = read_head(method, tensors, text, card.logit_scale)
         _refuse_other_tensors(tensors, head.tensors())
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
         raise ConfigError(

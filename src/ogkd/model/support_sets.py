@@ -36,7 +36,7 @@ class SupportSets:
     def of(cls, classifier: Classifier) -> SupportSets | None:
         """None if the head's method cannot, or the model folder has no support of every class."""
         support = classifier.support
-        if support is None or classifier.card.bags is not None:  # it ranks single images
+        if support is None or classifier.poolings:  # it ranks single images
             return None
         return cls.among(classifier.head, support, classifier.class_names)
 
@@ -63,8 +63,7 @@ class SupportSets:
         """Prediction sets [N, C] of features [N, d]; classes with too few images are always in."""
         self.check(coverage)
         p = self._ranked.p_values(_stored(features)[:, : self._width])
-        found: NDArray[np.bool_] = (p > 1 - coverage + 1e-9).numpy()
-        return found
+        return np.asarray((p > 1 - coverage + 1e-9).numpy())
 
     def holds(self, coverage: float) -> bool:
         """Whether every class has images enough to ever be left out of a set."""
@@ -87,7 +86,7 @@ class SupportSets:
         """What is promised, and for which classes it cannot be."""
         fewest, needed = min(self.counts), held_out_for_coverage(coverage)
         few = [name for name, n in zip(self._names, self.counts, strict=True) if n < needed]
-        said = (
+        promise = (
             "Sets come from the images learned from. For every class, they contain it with at "
             f"least {100 * coverage:g} % probability if it is the true one, for images drawn as "
             "those were, each of another patient."
@@ -95,11 +94,11 @@ class SupportSets:
         if few:
             more = f" and {len(few) - _SHOWN} more" if len(few) > _SHOWN else ""
             return (
-                f"{said} Classes with fewer than {needed} images are always in the set: "
+                f"{promise} Classes with fewer than {needed} images are always in the set: "
                 f"{', '.join(few[:_SHOWN])}{more}."
             )
         most = 1000 * fewest // (fewest + 1) / 10
-        return f"{said} {fewest} images per class allow up to {most:g} %."
+        return f"{promise} {fewest} images per class allow up to {most:g} %."
 
 
 def _stored(rows: NDArray[np.float32]) -> Tensor:

@@ -1,0 +1,124 @@
+"""Names of splits and classes as people write them, and the checks that all readers share."""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ogkd.errors import DataError
+
+SPLITS = ("train", "val", "test")
+# What people call them: without this, Training/ and Testing/ would be taken for two classes.
+_SPLIT_NAMES = {
+    **{name: name for name in SPLITS},
+    "training": "train",
+    "valid": "val",
+    "validation": "val",
+    "testing": "test",
+}
+_SHOWN = 20  # lines of a message before "and N more"
+
+
+def split_name(name: str) -> str:
+    """One spelling for each split: "Training" is "train"."""
+    lower = name.strip().lower()
+    return _SPLIT_NAMES.get(lower, lower)
+
+
+def misspelt_split(name: str) -> str | None:
+    """The split that a name is probably a misspelling of, such as "trian"; None for others."""
+    split = split_name(name)
+    if split in SPLITS or not split.isalpha():
+        return None
+    near = difflib.get_close_matches(split, _SPLIT_NAMES, n=1, cutoff=0.7)
+    return _SPLIT_NAMES[near[0]] if near else None
+
+
+def fold_name(name: str) -> str:
+    """Remove from a class name what may differ between two spellings of it."""
+    return name.replace("_", " ").strip().casefold()
+
+
+def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
+    """Names as people write them, refused where two of them would read the same."""
+    names = tuple(clean_name(name) for name in raw)
+    if "" in names:
+        raise DataError(
+            "A class name is empty, or consists of underscores only. Give each class a name."
+        )
+    if invalid := next((name for name in names if _is_not_text(name)), None):
+        raise DataError(
+            f"The class name {invalid!a} has characters that are not text; a folder name or a file "
+            "may not be UTF-8. Rename the class."
+        )
+    counts = Counter(name.casefold() for name in names)
+    if twice := sorted({name for name in names if counts[name.casefold()] > 1}):
+        raise DataError(
+            f"Class names that differ only in case, spaces or underscores: {', '.join(twice)}. "
+            "Rename them so that each class has one name."
+        )
+    return names
+
+
+def class_labels(
+    source: Path, labels: Sequence[str], class_names: Sequence[str] | None
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """The classes, and the number of each label that occurs in the data.
+
+    Without a list of classes, the labels are the classes. A label outside a list is refused; a
+    whole number counts as a label where no class has such a name.
+    """
+    if class_names is None:
+        return read_class_names(labels), {name: number for number, name in enumerate(labels)}
+    names = read_class_names(class_names)
+    by_name = {name.casefold(): number for number, name in enumerate(names)}
+    numbers = {str(number): number for number in range(len(names))}
+    known = {raw: by_name.get(clean_name(raw).casefold(), numbers.get(raw, -1)) for raw in labels}
+    if unknown := [raw for raw, number in known.items() if number < 0]:
+        raise DataError(
+            f"{source} has labels outside the class list: {', '.join(unknown)}. "
+            f"The classes are: {', '.join(names)}."
+        )
+    return names, known
+
+
+def normal_labels(names: Sequence[str], normal: Sequence[str] | None) -> tuple[int, ...]:
+    """Numbers of the classes that mean "no finding", by `normal` or by their own name."""
+    from ogkd.errors import ConfigError
+
+    if normal is None:
+        words = {"normal", "healthy"}
+        return tuple(
+            number
+            for number, name in enumerate(names)
+            if words & set(name.lower().replace("-", " ").split())
+        )
+    known = {fold_name(name): number for number, name in enumerate(names)}
+    if unknown := [name for name in normal if fold_name(name) not in known]:
+        raise ConfigError(
+            f"There is no class '{unknown[0]}' to be the normal one. The classes are: "
+            f"{', '.join(names)}.",
+            argument="normal",
+        )
+    return tuple(sorted({known[fold_name(name)] for name in normal}))
+
+
+def clean_name(name: str) -> str:
+    # One form for each letter: some systems store "é" as two characters, others as one.
+    return " ".join(unicodedata.normalize("NFC", name).replace("_", " ").split())
+
+
+def _is_not_text(name: str) -> bool:
+    """Whether a name has control characters or is not UTF-8, such as a folder from an old disk."""
+    return any(unicodedata.category(sign) in ("Cc", "Cs") for sign in name)
+
+
+def first_lines(lines: Sequence[object]) -> str:
+    """The first lines of a long list, indented, and how many more there are."""
+    shown = [f"  {line}" for line in lines[:_SHOWN]]
+    if len(lines) > _SHOWN:
+        shown.append(f"  ... and {len(lines) - _SHOWN} more")
+    return "\n".join(shown)

@@ -1,0 +1,594 @@
+"""What is asked about a case: which one of several classes, or which of several findings.
+
+A dataset has a task, a model card keeps it, and whatever differs between tasks is here: how targets
+are encoded and drawn, which questions logits answer, how an answer reads. Another kind of question,
+such as ordinal grades, is one more class in this file.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ogkd.datasets.names import fold_name
+from ogkd.errors import ConfigError, DataError, counted
+
+if TYPE_CHECKING:
+    from ogkd.datasets.case import Case
+
+Target = int | tuple[int, ...]  # a class, or what is known of each finding
+PRESENT, ABSENT, UNKNOWN = 1, 0, -1  # what is known of a finding
+NOTHING = "none"  # the prediction where no finding is present
+YES, NO, UNSURE = "yes", "no", "unsure"
+Array = NDArray[np.float64]
+Probabilities = NDArray[np.float32]
+Labels = NDArray[np.int64]
+Masks = NDArray[np.bool_]
+
+
+class CalibratedQuestion(Protocol):
+    """The calibration of one question."""
+
+    def probabilities(self, logits: Array) -> Probabilities: ...
+
+
+class Calibrated(Protocol):
+    """A calibration: one for each question of a task."""
+
+    @property
+    def questions(self) -> Sequence[CalibratedQuestion]: ...
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model answers about one case."""
+
+    prediction: str  # a class; or the findings that are present, as a|b
+    probabilities: tuple[float, ...]  # of every name, in order
+    label: int | None = None  # of the predicted class; None for findings
+    probability: float | None = None  # of the predicted class
+    plausible: tuple[str, ...] | None = None  # the prediction set; None: it is not known
+    verdicts: tuple[str, ...] | None = None  # yes, no or unsure about every finding
+
+    @property
+    def unsure(self) -> int:
+        """How many findings are neither confirmed nor ruled out."""
+        return (self.verdicts or ()).count(UNSURE)
+
+
+def softmax(logits: ArrayLike) -> Probabilities:
+    """Probabilities [N, C] of logits [N, C], computed in double precision."""
+    z = np.asarray(logits, dtype=np.float64)
+    odds = np.exp(z - z.max(axis=1, keepdims=True))
+    return np.asarray(odds / odds.sum(axis=1, keepdims=True), dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """The names that are asked about; `normal` are the numbers of those that mean "no finding"."""
+
+    names: tuple[str, ...]
+    normal: tuple[int, ...] = ()
+
+    kind: ClassVar[str]
+    noun: ClassVar[str]  # what a name is
+    fewest: ClassVar[int]  # names that a model needs
+    guarantees: ClassVar[frozenset[str]]  # that a policy may request
+    affine: ClassVar[bool]  # whether calibration shifts logits, too
+    no_option: ClassVar[tuple[str, ...]] = ()  # options of a fit that have no meaning
+
+    @property
+    def plural(self) -> str:
+        return f"{self.noun}es" if self.noun.endswith("s") else f"{self.noun}s"
+
+    @property
+    def normal_names(self) -> tuple[str, ...]:
+        return tuple(self.names[number] for number in self.normal)
+
+    def describe(self) -> str:
+        """The names, in words: `3 classes: cyst, stone, tumor`."""
+        return f"{counted(len(self.names), self.noun)}: {', '.join(self.names)}"
+
+    # Targets of cases
+
+    @abstractmethod
+    def shown(self, target: Target) -> tuple[int, ...]:
+        """The numbers of the names that a case shows."""
+
+    @abstractmethod
+    def strata(self, target: Target) -> tuple[int, ...]:
+        """What each part of a divided dataset should have its share of."""
+
+    @abstractmethod
+    def text(self, target: Target) -> str:
+        """A target in words."""
+
+    @abstractmethod
+    def cells(self, target: Target) -> list[tuple[str, str]]:
+        """A target as columns and cells of a table."""
+
+    @abstractmethod
+    def merge(self, targets: Sequence[Target]) -> Target | None:
+        """The target of a case by those of its images; None if they contradict each other."""
+
+    @abstractmethod
+    def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
+        """The task about some of its names, and the new target for an old one; None: there is none.
+
+        Names keep their order.
+        """
+
+    @abstractmethod
+    def translate(self, other: Task, targets: Sequence[Target]) -> tuple[list[Target], list[str]]:
+        """Targets of another task as targets of this one, matched by name, and warnings."""
+
+    @abstractmethod
+    def draw(
+        self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
+    ) -> list[Case]:
+        """`shots` cases of each class, or with and without each finding.
+
+        With `rng`, as the released code draws; without, nested: the cases of K shots are among
+        those of more, whatever their order.
+        """
+
+    @abstractmethod
+    def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
+        """What the targets say about each name, and how many do."""
+
+    def support_counts(self, targets: Sequence[Target]) -> tuple[int, ...]:
+        """How many targets show each name."""
+        counter = Counter(number for target in targets for number in self.shown(target))
+        return tuple(counter[number] for number in range(len(self.names)))
+
+    def labels(self, targets: Sequence[Target]) -> Labels:
+        """Targets as an array: [N] classes, or [N, F] findings."""
+        return np.array(targets, dtype=np.int64).reshape(len(targets), *self.label_shape)
+
+    @property
+    @abstractmethod
+    def label_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    @abstractmethod
+    def label_range(self) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
+        """The numbers of the names that these targets can teach, and warnings about the others."""
+
+    # Questions: choices between classes that are fitted, pooled and calibrated each by itself
+
+    @abstractmethod
+    def questions(self, logits: ArrayLike) -> list[Array]:
+        """The logits of each question: [N, C] once, or [N, 2] for each finding."""
+
+    @abstractmethod
+    def combine(self, tables: Sequence[Any]) -> Any:
+        """The inverse of `questions`, for arrays and tensors."""
+
+    @abstractmethod
+    def question_labels(self, labels: Any) -> list[Any]:
+        """The right answer to each question, [N] each; -1: unknown."""
+
+    @abstractmethod
+    def question_names(self) -> list[tuple[str, ...]]:
+        """For each question, the names of its classes."""
+
+    @abstractmethod
+    def question_normal(self) -> list[tuple[int, ...]]:
+        """For each question, the classes that mean "no finding"."""
+
+    @abstractmethod
+    def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
+        """Probabilities of the names [N, C] from those of each question."""
+
+    def probabilities(self, logits: ArrayLike, calibration: Calibrated | None = None) -> Probabilities:
+        """Probabilities [N, C] of the names, calibrated if a calibration is given."""
+        tables = self.questions(logits)
+        if calibration is None:
+            return self._joined([softmax(table) for table in tables])
+        pairs = zip(calibration.questions, tables, strict=True)
+        return self._joined([question.probabilities(table) for question, table in pairs])
+
+    @abstractmethod
+    def plausible(self, p: Probabilities, limits: Sequence[Array]) -> Masks:
+        """Which classes of each question may be right: [N, C], or [N, F, 2] for findings.
+
+        `limits` are the smallest plausible probabilities of each question's classes.
+        """
+
+    @abstractmethod
+    def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
+        """Answers for probabilities [N, C]; `plausible` is what the method of that name returns."""
+
+    @abstractmethod
+    def evidence_label(self, p: Sequence[float]) -> int:
+        """The name that evidence is shown for."""
+
+    @abstractmethod
+    def locate(self, label: int) -> tuple[int, int]:
+        """The question that a name belongs to, and its class there."""
+
+    @abstractmethod
+    def lead(self, logits: Any, label: int) -> Any:
+        """How far logits [.., C] speak for a name, and not for others: [..]."""
+
+    # Tables of predictions
+
+    @abstractmethod
+    def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
+        """Columns and cells of an answer; of None, the columns with empty cells."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "names": list(self.names), "normal": list(self.normal_names)}
+
+
+@dataclass(frozen=True)
+class OneOf(Task):
+    """Exactly one of the classes is right; a target is its number."""
+
+    kind: ClassVar[str] = "classes"
+    noun: ClassVar[str] = "class"
+    fewest: ClassVar[int] = 2
+    guarantees: ClassVar[frozenset[str]] = frozenset({"max_risk", "coverage", "prior"})
+    affine: ClassVar[bool] = False
+
+    def shown(self, target: Target) -> tuple[int, ...]:
+        return (int(target),)  # type: ignore[arg-type]  # a class
+
+    strata = shown
+
+    def text(self, target: Target) -> str:
+        return self.names[int(target)]  # type: ignore[arg-type]
+
+    def cells(self, target: Target) -> list[tuple[str, str]]:
+        return [("label", self.text(target))]
+
+    def merge(self, targets: Sequence[Target]) -> Target | None:
+        classes = set(targets)
+        if len(classes) > 1:
+            classes = classes - set(self.normal) or {min(classes)}  # type: ignore[type-var]
+        return next(iter(classes)) if len(classes) == 1 else None
+
+    def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
+        new = {number: position for position, number in enumerate(numbers)}
+        normal = tuple(new[number] for number in self.normal if number in new)
+        return OneOf(tuple(self.names[number] for number in numbers), normal), new.get  # type: ignore[return-value]
+
+    def translate(self, other: Task, targets: Sequence[Target]) -> tuple[list[Target], list[str]]:
+        _refuse_other(self, other)
+        known = {fold_name(name): label for label, name in enumerate(self.names)}
+        names = {number: other.names[number] for number in sorted(set(targets))}  # type: ignore[type-var,index]
+        if unknown := [name for name in names.values() if fold_name(name) not in known]:
+            raise DataError(
+                f"The data has classes that the model does not know: {', '.join(unknown)}. "
+                f"The model knows: {', '.join(self.names)}."
+            )
+        label_of = {number: known[fold_name(name)] for number, name in names.items()}
+        return [label_of[target] for target in targets], []  # type: ignore[index]
+
+    def draw(
+        self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
+    ) -> list[Case]:
+        by_class: dict[int, list[Case]] = {}
+        for case in cases:
+            by_class.setdefault(int(case.target), []).append(case)  # type: ignore[arg-type]
+        drawn: list[Case] = []
+        if rng is not None:
+            for members in by_class.values():
+                # A class with exactly `shots` is shuffled too, as released: it moves the generator.
+                drawn += rng.sample(members, shots) if len(members) >= shots else members
+            return drawn
+        for label, members in sorted(by_class.items()):
+            members.sort(key=lambda case: case.image.as_posix())
+            random.Random(f"nested {seed} {label}").shuffle(members)
+            drawn += members[:shots]
+        return drawn
+
+    def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
+        counter = Counter(targets)
+        return {name: {"images": counter[number]} for number, name in enumerate(self.names)}
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def label_range(self) -> tuple[int, int]:
+        return 0, len(self.names) - 1
+
+    def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
+        return list(range(len(self.names))), []
+
+    def questions(self, logits: ArrayLike) -> list[Array]:
+        return [np.asarray(logits, dtype=np.float64)]
+
+    def combine(self, tables: Sequence[Any]) -> Any:
+        return tables[0]
+
+    def question_labels(self, labels: Any) -> list[Any]:
+        return [labels]
+
+    def question_names(self) -> list[tuple[str, ...]]:
+        return [self.names]
+
+    def question_normal(self) -> list[tuple[int, ...]]:
+        return [self.normal]
+
+    def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
+        return tables[0]
+
+    def plausible(self, p: Probabilities, limits: Sequence[Array]) -> Masks:
+        return np.asarray(p.astype(np.float64) >= limits[0])
+
+    def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
+        answers = []
+        for row, shares in enumerate(p):
+            best = int(shares.argmax())
+            members = None
+            if plausible is not None:
+                members = tuple(self.names[c] for c in np.flatnonzero(plausible[row]))
+            shown = tuple(map(float, shares))
+            answers.append(Answer(self.names[best], shown, best, shown[best], members))
+        return answers
+
+    def evidence_label(self, p: Sequence[float]) -> int:
+        return int(np.argmax(p))
+
+    def locate(self, label: int) -> tuple[int, int]:
+        return 0, label
+
+    def lead(self, logits: Any, label: int) -> Any:
+        own = logits[..., label]
+        return own - (logits.sum(-1) - own) / max(1, logits.shape[-1] - 1)
+
+    def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
+        if answer is None:
+            shares: Sequence[float | None] = [None] * len(self.names)
+            return [("prediction", None), ("probability", None), ("set", None),
+                    *zip(self.names, shares, strict=True)]  # fmt: skip
+        members = answer.plausible
+        # An empty set is not written like an unknown one.
+        shown = None if members is None else "|".join(members) or "(none)"
+        return [("prediction", answer.prediction), ("probability", answer.probability),
+                ("set", shown), *zip(self.names, answer.probabilities, strict=True)]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Findings(Task):
+    """Each finding is present or not: a question of its own; a target says what is known of each."""
+
+    kind: ClassVar[str] = "findings"
+    noun: ClassVar[str] = "finding"
+    fewest: ClassVar[int] = 1
+    guarantees: ClassVar[frozenset[str]] = frozenset({"coverage", "sensitivity"})
+    affine: ClassVar[bool] = True
+    no_option: ClassVar[tuple[str, ...]] = ("unlabelled", "normal")
+
+    def shown(self, target: Target) -> tuple[int, ...]:
+        return tuple(f for f, known in enumerate(_known(target)) if known == PRESENT)
+
+    def strata(self, target: Target) -> tuple[int, ...]:
+        return tuple(2 * f + known for f, known in enumerate(_known(target)) if known != UNKNOWN)
+
+    def text(self, target: Target) -> str:
+        form = {PRESENT: "{}", UNKNOWN: "{}?"}
+        pairs = zip(self.names, _known(target), strict=True)
+        return "|".join(form[known].format(name) for name, known in pairs if known in form) or NOTHING
+
+    def cells(self, target: Target) -> list[tuple[str, str]]:
+        pairs = zip(self.names, _known(target), strict=True)
+        return [(name, "" if known == UNKNOWN else str(known)) for name, known in pairs]
+
+    def merge(self, targets: Sequence[Target]) -> Target | None:
+        table = self.labels(targets)
+        unknown = (table == UNKNOWN).any(0)
+        merged = np.where((table == PRESENT).any(0), PRESENT, np.where(unknown, UNKNOWN, ABSENT))
+        return tuple(merged.tolist())
+
+    def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
+        names = tuple(self.names[number] for number in numbers)
+        return Findings(names), lambda target: tuple(_known(target)[f] for f in numbers)
+
+    def translate(self, other: Task, targets: Sequence[Target]) -> tuple[list[Target], list[str]]:
+        _refuse_other(self, other)
+        column = {fold_name(name): number for number, name in enumerate(other.names)}
+        missing = [name for name in self.names if fold_name(name) not in column]
+        if len(missing) == len(self.names):
+            raise DataError(
+                f"The data has none of the model's findings: {', '.join(self.names)}. It has: "
+                f"{', '.join(other.names)}."
+            )
+        numbers = [column.get(fold_name(name)) for name in self.names]
+        translated: list[Target] = [
+            tuple(UNKNOWN if n is None else _known(target)[n] for n in numbers) for target in targets
+        ]
+        warning = f"The data says nothing about: {', '.join(missing)}. They are not evaluated."
+        return translated, [warning] if missing else []
+
+    def draw(
+        self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
+    ) -> list[Case]:
+        """Cases until each finding has `shots` with it and as many without, the rarest first.
+
+        A case is drawn once and tells about all of its findings, so that some get more.
+        """
+        line = sorted(cases, key=lambda case: case.image.as_posix())
+        random.Random(f"findings {seed}").shuffle(line)
+        by_stratum: dict[int, list[Case]] = {}
+        for case in line:
+            for stratum in self.strata(case.target):
+                by_stratum.setdefault(stratum, []).append(case)
+        drawn: dict[str, Case] = {}
+        for members in sorted(by_stratum.values(), key=len):
+            drawn |= {case.image.as_posix(): case for case in members[:shots]}
+        return list(drawn.values())
+
+    def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
+        table = self.labels(targets)
+        words = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN}
+        return {
+            name: {word: int((table[:, f] == value).sum()) for word, value in words.items()}
+            for f, name in enumerate(self.names)
+        }
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        return (len(self.names),)
+
+    @property
+    def label_range(self) -> tuple[int, int]:
+        return UNKNOWN, PRESENT
+
+    def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
+        kept, warnings = [], []
+        for f, (name, known) in enumerate(self.counts(targets).items()):
+            if known["present"] and known["absent"]:
+                kept.append(f)
+                continue
+            lacking = "without" if known["present"] else "with"
+            warnings.append(
+                f"'{name}' is left out: no image to learn from is known to be {lacking} it "
+                f"({known['present']} present, {known['absent']} absent, {known['unknown']} "
+                "unknown)."
+            )
+        if not kept:
+            raise DataError(
+                "No finding can be learned: each needs a training image that shows it (1) and one "
+                "that does not (0)."
+            )
+        return kept, warnings
+
+    def questions(self, logits: ArrayLike) -> list[Array]:
+        z = np.asarray(logits, dtype=np.float64)
+        return [np.stack([np.zeros_like(column), column], axis=1) for column in z.T]
+
+    def combine(self, tables: Sequence[Any]) -> Any:
+        columns = [table[:, 1] - table[:, 0] for table in tables]
+        if isinstance(columns[0], np.ndarray):
+            return np.stack(columns, axis=1)
+        import torch
+
+        return torch.stack(columns, dim=1)
+
+    def question_labels(self, labels: Any) -> list[Any]:
+        return [labels[:, f] for f in range(len(self.names))]
+
+    def question_names(self) -> list[tuple[str, ...]]:
+        return [(f"no {name}", name) for name in self.names]
+
+    def question_normal(self) -> list[tuple[int, ...]]:
+        return [(0,)] * len(self.names)
+
+    def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
+        return np.stack([table[:, 1] for table in tables], axis=1)
+
+    def plausible(self, p: Probabilities, limits: Sequence[Array]) -> Masks:
+        absent, present = np.array(limits, dtype=np.float64).T
+        shares = p.astype(np.float64)
+        return np.stack([1 - shares >= absent, shares >= present], axis=2)
+
+    def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
+        likely = p >= 0.5
+        if plausible is None:
+            words = np.where(likely, YES, NO)
+        else:
+            absent, present = plausible[..., 0], plausible[..., 1]
+            words = np.where(present & absent, UNSURE, np.where(present, YES, NO))
+            neither = ~present & ~absent
+            words = np.where(neither, np.where(likely, YES, NO), words)
+        return [
+            Answer(
+                "|".join(n for n, word in zip(self.names, row, strict=True) if word == YES)
+                or NOTHING,
+                tuple(map(float, shares)),
+                verdicts=tuple(map(str, row)),
+            )
+            for shares, row in zip(p, words, strict=True)
+        ]
+
+    def evidence_label(self, p: Sequence[float]) -> int:
+        return int(np.argmax(p))
+
+    def locate(self, label: int) -> tuple[int, int]:
+        return label, 1
+
+    def lead(self, logits: Any, label: int) -> Any:
+        """The log-odds: other findings speak neither for nor against it."""
+        return logits[..., label]
+
+    def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
+        count = len(self.names)
+        verdicts: Sequence[object] = [None] * count
+        shares: Sequence[object] = [None] * count
+        unsure = None
+        if answer is not None:
+            verdicts, shares = answer.verdicts or verdicts, answer.probabilities
+            pairs = zip(self.names, verdicts, strict=True)
+            unsure = "|".join(name for name, word in pairs if word == UNSURE)
+        cells: list[tuple[str, object]] = [
+            ("prediction", None if answer is None else answer.prediction),
+            ("unsure", unsure),
+        ]
+        for name, word, share in zip(self.names, verdicts, shares, strict=True):
+            cells += [(name, word), (f"{name} probability", share)]
+        return cells
+
+
+TASKS: Mapping[str, type[Task]] = {task.kind: task for task in (OneOf, Findings)}
+
+
+def task_from_json(record: Mapping[str, Any]) -> Task:
+    """Rebuild what `Task.as_json` gives; ValueError if it is not one."""
+    kind, names = record["kind"], tuple(record["names"])
+    if kind not in TASKS:
+        raise ValueError(f"an unknown task '{kind}'")
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError("class names that are empty")
+    if len(set(names)) < len(names) or len(names) < TASKS[kind].fewest:
+        raise ValueError("class names that occur twice, or too few")
+    "".join(names).encode()  # a UnicodeEncodeError is a ValueError
+    normal = tuple(names.index(name) for name in record.get("normal", ()))
+    return TASKS[kind](names, normal)
+
+
+def require_classes(task: Task, who: str) -> None:
+    """Refuse, in the name of `who`, a task that does not give each case one class."""
+    if not isinstance(task, OneOf):
+        raise DataError(
+            f"{who} needs one class for each image, but this data lists several findings "
+            f"({', '.join(task.names)}). Give a table with a column label."
+        )
+
+
+def require_guarantees(task: Task, **requested: object) -> None:
+    """Refuse a guarantee that has no meaning for the task."""
+    for argument, value in requested.items():
+        if value is not None and argument not in task.guarantees:
+            raise ConfigError(
+                f"{argument} has no meaning for {task.plural}; this model takes "
+                f"{' and '.join(sorted(task.guarantees))}.",
+                argument=argument,
+            )
+
+
+def _known(target: Target) -> tuple[int, ...]:
+    assert isinstance(target, tuple)
+    return target
+
+
+def _refuse_other(task: Task, other: Task) -> None:
+    if type(task) is not type(other):
+        raise DataError(
+            f"The model answers {task.plural}, but the data lists {other.plural}. Give a table with "
+            f"{'a column for each finding (1, 0 or empty)' if task.affine else 'a column label'}.",
+            argument="findings" if task.affine else None,
+        )
