@@ -22,17 +22,10 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
-from ogkd.datasets.bags import BagRule, grouped, in_bags
-from ogkd.datasets.manifest import (
-    ABSENT,
-    NO_CLASS,
-    PRESENT,
-    UNKNOWN,
-    Item,
-    Manifest,
-    by_bag,
-    read_class_names,
-)
+from ogkd.datasets.case import Case, Dataset, case_numbers, images_of
+from ogkd.datasets.grouping import Grouping
+from ogkd.datasets.names import read_class_names
+from ogkd.datasets.task import Findings, OneOf, Target, Task
 from ogkd.errors import ConfigError, DataError, OgkdWarning, did_you_mean
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit_request
@@ -52,11 +45,11 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
     Their texts are what the text tower reads: the labels themselves if they are names, or
     `class_names`, a mapping from label to name. Other parameters are those of `ogkd.fit`.
 
-    Several images may share one answer (bags: an exam, a volume). Then either an item of `X` is a
-    list of images, and `y` has a label for each item; or `groups` names the bag of each image, in
+    Several images may share one answer (a case: an exam, a volume). Then either an item of `X` is a
+    list of images, and `y` has a label for each item; or `groups` names the case of each image, in
     `fit`, `predict`, `predict_proba` and `score`, `y` has a label for each image, and answers are
-    one for each bag, in the order in which bags first appear; or, with `slices`, an item of `X` is
-    a volume.
+    one for each case, in the order in which cases first appear; or, with `slices`, an item of `X`
+    is a volume.
 
     Single settings of the method are parameters too: `settings__alpha` for `GridSearchCV`, and
     `settings__train__epochs` for the setting train.epochs.
@@ -77,131 +70,95 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
             setattr(self, name, value)
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> OGKDClassifier:
-        """Learn from images X and their labels y; `groups` are the bags of the images."""
-        given, labels = _listed(X), np.asarray(y)
-        images, bags = _in_bags(given, groups)
-        if labels.ndim == 2:
-            if bags is not None or self.slices is not None:
-                raise DataError("A bag has one class, not several findings: y must be [N].")
-            return self._fit_findings(images, labels)
-        if labels.ndim != 1 or len(labels) != len(given):
+        """Learn from images X and their labels y; `groups` are the cases of the images."""
+        items, labels = _listed(X), np.asarray(y)
+        if labels.ndim not in (1, 2) or len(labels) != len(items):
             raise DataError(
-                f"There are {len(given)} images, but labels of shape {labels.shape}. Give one "
-                "label for each image."
+                f"There are {len(items)} images, but labels of shape {labels.shape}. Give one "
+                "label for each image, or a row with a column for each finding."
             )
-        classes, numbers = np.unique(labels, return_inverse=True)
-        if len(classes) < 2:
-            raise DataError(f"A classifier needs at least 2 classes, but y has {len(classes)}.")
-        names = self._names(classes)
-        if bags is not None and groups is None:  # a label for each bag
-            numbers = numbers[[int(name) for name in bags]]
-        with _files(images) as paths:
-            items = [
-                Item(path, int(numbers[row]), bag=None if bags is None else bags[row])
-                for row, path in enumerate(paths)
-            ]
-            self._learn(items, names, bags=None if bags is None else _COLUMN)
-        self.classes_: Any = classes  # of several findings, a list
-        return self
-
-    def _fit_findings(self, images: list[Any], labels: NDArray[Any]) -> OGKDClassifier:
-        """Labels [N, F]: whether an image shows each finding (1 or 0), -1 or NaN if unknown."""
-        if len(labels) != len(images) or not labels.shape[1]:
-            raise DataError(
-                f"There are {len(images)} images, but labels of shape {labels.shape}. Give one row "
-                "for each image, and a column for each finding."
-            )
-        try:
-            said = np.nan_to_num(labels.astype(np.float64), nan=UNKNOWN)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {error}.") from error
-        if odd := set(np.unique(said).tolist()) - {PRESENT, ABSENT, UNKNOWN}:
-            raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {min(odd):g}.")
-        numbers = np.arange(labels.shape[1])
-        names = self._names(numbers)
-        with _files(images) as paths:
-            items = [
-                Item(path, NO_CLASS, findings=tuple(map(int, row)))
-                for path, row in zip(paths, said, strict=True)
-            ]
-            self._learn(items, names)
-        if lost := set(names) - set(self.model_.class_names):
+        encode = self._encode_findings if labels.ndim == 2 else self._encode_classes
+        task, targets = encode(labels)
+        with _files(items) as files:
+            cases = _cases(files, groups, targets)
+            options = {name: getattr(self, name) for name in _SHARED}
+            if groups is not None or any(isinstance(item, list | tuple) for item in items):
+                options["cases"] = _COLUMN
+            self.model_ = fit_request(FitRequest(Dataset(tuple(cases), task), **options))
+        if lost := set(task.names) - set(self.model_.class_names):
             raise DataError(
                 f"Nothing can be learned about {', '.join(sorted(lost))}: y needs images with it "
                 "(1) and without it (0). Leave the column out."
             )
-        self.classes_ = [np.array([0, 1])] * len(names)
         return self
 
-    def _learn(self, items: Sequence[Item], names: tuple[str, ...], **more: Any) -> None:
-        options = {name: getattr(self, name) for name in _SHARED} | more
-        self.model_ = fit_request(FitRequest(Manifest(tuple(items), names), **options))
+    def _encode_classes(self, labels: NDArray[Any]) -> tuple[Task, list[Target]]:
+        classes, numbers = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise DataError(f"A classifier needs at least 2 classes, but y has {len(classes)}.")
+        names = self._names(classes)
+        self.classes_: Any = classes  # of several findings, a list
+        return OneOf(names), numbers.tolist()
+
+    def _encode_findings(self, labels: NDArray[Any]) -> tuple[Task, list[Target]]:
+        """Labels [N, F]: whether an image shows each finding (1 or 0), -1 or NaN if unknown."""
+        try:
+            values = np.nan_to_num(labels.astype(np.float64), nan=-1)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {error}.") from error
+        if not labels.shape[1] or (invalid := set(np.unique(values).tolist()) - {1.0, 0.0, -1.0}):
+            shown = f"{min(invalid):g}" if labels.shape[1] else "no column"
+            raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {shown}.")
+        names = self._names(np.arange(labels.shape[1]))
+        self.classes_ = [np.array([0, 1])] * len(names)
+        return Findings(names), [tuple(map(int, row)) for row in values]
 
     def predict_proba(
         self, X: Any, groups: Any = None
     ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
-        """Probabilities [N, C] of the classes, in the order of `classes_`; of bags, [B, C].
+        """Probabilities [N, C] of the classes, in the order of `classes_`; of cases, [B, C].
 
         Of several findings, a list with [N, 2] for each: that it is absent, and present.
         """
         p = self._probabilities(X, groups)
-        if not self.model_.card.findings:
+        if not isinstance(self.classes_, list):
             return p
         return [np.stack([1 - column, column], axis=1) for column in p.T]
 
     def _probabilities(self, X: Any, groups: Any) -> NDArray[np.float32]:
         check_is_fitted(self, "model_")
-        images, bags = _in_bags(_listed(X), groups)
-        rule = None if self.model_.card.bags is None else self.model_.card.bags.rule
-        if rule is None and bags is not None:
-            raise DataError("This classifier was fitted on single images. Leave the bags out.")
-        if rule is not None and bags is None:
-            if rule.slices is None:
-                raise DataError(
-                    "This classifier was fitted on bags of images. Give the groups of the images, "
-                    "or a list of images for each bag."
-                )
-            bags = [str(row) for row in range(len(images))]  # each volume is one
-        with _files(images) as paths:
-            refs, of = paths, None
-            if rule is not None:
-                named = grouped(
-                    list(zip(paths, bags or (), strict=True)), BagRule(None, rule.slices)
-                )
-                refs = [ref for _, ref in named]
-                number = {name: place for place, name in enumerate(dict.fromkeys(bags or ()))}
-                of = torch.tensor([number[name] for name, _ in named])
+        grouping = self.model_.card.grouping
+        with _files(_listed(X)) as files:
+            cases = grouping.expand(_joined(_cases(files, groups, None)))
             store = FeatureStore(self.model_.backbone)
-            features = store.get(refs, deep=self.model_.deep).rows[:, 0]
-        return self.model_.probabilities(features, of)
+            features = store.get(images_of(cases), deep=self.model_.deep).rows[:, 0]
+        return self.model_.probabilities(features, torch.from_numpy(case_numbers(cases)))
 
     def score(self, X: Any, y: Any, sample_weight: Any = None, groups: Any = None) -> float:
-        """The accuracy; with `groups`, the share of bags with the right answer."""
+        """The accuracy; with `groups`, the share of cases with the right answer."""
         if groups is not None:
-            check_is_fitted(self, "model_")
-            _, bags = _in_bags(_listed(X), groups)
-            y = self._bag_labels(np.asarray(y), bags or [])
-        said = self.predict(X, groups) if groups is not None else self.predict(X)
-        return float(accuracy_score(y, said, sample_weight=sample_weight))
+            y = self._case_labels(np.asarray(y), _listed(X), groups)
+        predictions = self.predict(X, groups) if groups is not None else self.predict(X)
+        return float(accuracy_score(y, predictions, sample_weight=sample_weight))
 
-    def _bag_labels(self, y: NDArray[Any], bags: Sequence[str]) -> NDArray[Any]:
-        """The label of each bag by those of its images, as a fit understands them."""
-        if y.ndim != 1 or len(y) != len(bags):
-            raise DataError(f"There are {len(bags)} images, but labels of shape {y.shape}.")
+    def _case_labels(self, y: NDArray[Any], items: list[Any], groups: Any) -> NDArray[Any]:
+        """The label of each case by those of its images, as a fit understands them."""
+        check_is_fitted(self, "model_")
+        if y.ndim != 1 or len(y) != len(items):
+            raise DataError(f"There are {len(items)} images, but labels of shape {y.shape}.")
         values, numbers = np.unique(y, return_inverse=True)
-        texts, known = self.class_names or {}, self.model_.card.normal
-        normal = [n for n, value in enumerate(values.tolist()) if texts.get(value, value) in known]
-        items = tuple(
-            Item(ImageRef(Path(f"{row}.png")), int(numbers[row]), bag=bag)
-            for row, bag in enumerate(bags)
-        )
-        found = in_bags(Manifest(items, tuple(map(str, values))), BagRule(_COLUMN), normal=normal)
-        return np.asarray(values[[mine[0].label for mine in by_bag(found.items).values()]])
+        texts, normal = self.class_names or {}, self.model_.card.normal
+        known = [n for n, value in enumerate(values.tolist()) if texts.get(value, value) in normal]
+        task = OneOf(tuple(map(str, values)), tuple(known))
+        refs = [[ImageRef(Path(f"{row}.png"))] for row in range(len(items))]
+        cases = _cases(refs, groups, numbers.tolist())
+        merged = Grouping.parse(_COLUMN).merge(cases, task)
+        return np.asarray(values[[int(case.target) for case in merged]])  # type: ignore[arg-type]
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
-        """The most probable label of each image or bag; of several findings [N, F], 1 from 0.5."""
+        """The most probable label of each image or case; of several findings [N, F], 1 from 0.5."""
         p = self._probabilities(X, groups)
-        if self.model_.card.findings:
+        if isinstance(self.classes_, list):
             return (p >= 0.5).astype(np.int64)
         return np.asarray(self.classes_[p.argmax(axis=1)])
 
@@ -283,7 +240,7 @@ _SHARED = (
     "device",
     "engine",
 )
-_COLUMN = "bag"  # what `ogkd predict` needs in a table for a model that was fitted here
+_COLUMN = "case"  # what `ogkd predict` needs in a table for a model that was fitted here
 _SETTING = "settings__"
 _PLAIN = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _REQUEST = inspect.signature(FitRequest).parameters
@@ -313,37 +270,46 @@ def _listed(X: Any) -> list[Any]:
     return images
 
 
-def _in_bags(images: list[Any], groups: Any) -> tuple[list[Any], list[str] | None]:
-    """All images one by one, and the bag of each; None if they are not in bags."""
+def _cases(
+    files: Sequence[Sequence[ImageRef]], groups: Any, targets: Sequence[Target] | None
+) -> list[Case]:
+    """A case for each image, with the column that says which belong together."""
+    names = [str(row) for row in range(len(files))]
     if groups is not None:
-        names = np.asarray(groups, dtype=object).tolist()
-        if len(names) != len(images):
-            raise DataError(f"There are {len(images)} images, but {len(names)} groups.")
-        if any(name is None or name != name for name in names):
-            raise DataError("Some images have no group. Name the bag of each image, or drop them.")
-        return images, [str(name) for name in names]
-    lists = [isinstance(one, list | tuple) for one in images]
-    if not any(lists):
-        return images, None
-    if odd := [n for n, one in enumerate(images) if not lists[n] or not len(one)]:
-        raise DataError(
-            f"Some items of X are lists of images, so each must be, but item {odd[0]} is not, or "
-            "is empty."
-        )
-    flat = [(image, str(row)) for row, bag in enumerate(images) for image in bag]
-    return [image for image, _ in flat], [name for _, name in flat]
+        given = np.asarray(groups, dtype=object).tolist()
+        if len(given) != len(files):
+            raise DataError(f"There are {len(files)} images, but {len(given)} groups.")
+        if any(name is None or name != name for name in given):
+            raise DataError("Some images have no group. Name the case of each image, or drop them.")
+        names = [str(name) for name in given]
+    return [
+        Case.single(image, -1 if targets is None else targets[row], columns={_COLUMN: names[row]})
+        for row, images in enumerate(files)
+        for image in images
+    ]
+
+
+def _joined(cases: Sequence[Case]) -> list[Case]:
+    return Grouping.parse(_COLUMN).merge(cases)
 
 
 @contextlib.contextmanager
-def _files(images: Sequence[Any]) -> Iterator[list[ImageRef]]:
-    """Image files with the content of the images; those made here are removed afterwards."""
+def _files(items: Sequence[Any]) -> Iterator[list[list[ImageRef]]]:
+    """Image files with the content of each item; those made here are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ogkd-") as folder:
-        yield [_file(image, Path(folder) / f"{row}.png") for row, image in enumerate(images)]
+        files = []
+        for row, item in enumerate(items):
+            images = list(item) if isinstance(item, list | tuple) else [item]
+            if not images:
+                raise DataError(f"Item {row} of X has no image.")
+            names = (Path(folder) / f"{row}.{number}.png" for number in range(len(images)))
+            files.append([_file(image, name) for image, name in zip(images, names, strict=True)])
+        yield files
 
 
-def _file(image: Any, place: Path) -> ImageRef:
-    ref = as_ref(image, f"Image {place.stem} of X")
+def _file(image: Any, path: Path) -> ImageRef:
+    ref = as_ref(image, f"Image {path.stem} of X")
     if not isinstance(ref, InMemory):
         return ref
-    Image.fromarray(read_image(ref)).save(place, compress_level=1)
-    return ImageRef(place)
+    Image.fromarray(read_image(ref)).save(path, compress_level=1)
+    return ImageRef(path)
