@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import ogkd
 from ogkd.errors import ConfigError
+from ogkd.model.calibration import Calibration
+from ogkd.model.decide import Decider
+from ogkd.model.familiarity import Familiarity
 from ogkd.model.policy import Policy
 from ogkd.model.prior import WORTH, class_shares, equal, estimated, reweighted
+from tiny_backbones import make_clip
 
 NAMES = ("benign", "malignant", "normal_lung")
 
@@ -120,11 +125,70 @@ def test_a_policy_takes_shares_or_estimate(prior):
     ("argument", "terms", "why"),
     [
         ("max_risk", {"prior": "estimate"}, "depends on how frequent the classes are"),
-        ("max_risk", {"together": True}, "depends on the other images"),
-        ("coverage", {"together": True}, "depends on the other images"),
     ],
 )
 def test_what_cannot_be_promised_on_other_terms_is_refused(argument, terms, why):
     with pytest.raises(ConfigError, match=f"{argument} cannot be promised .*{why}") as found:
         Policy(**{argument: 0.1}, **terms)
     assert found.value.argument == argument
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, pictures):
+    folder = tmp_path_factory.mktemp("backbones") / "clip"
+    make_clip(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        out = tmp_path_factory.mktemp("models") / "m"
+        ogkd.fit(pictures, backbone=folder, method="fused", out=out)
+        return ogkd.load(out)
+
+
+@pytest.fixture
+def files(pictures):
+    return sorted((pictures / "test").rglob("*.png"))
+
+
+@pytest.fixture
+def rows(model, files):
+    return np.stack([said.features for said in model.decide(files)])
+
+
+def with_(model, **changes):
+    """A copy of a model."""
+    parts = {"calibration": model.calibration, "support": model.support, **changes}
+    return type(model)(model.backbone, parts.pop("head", model.head), model.card, **parts)
+
+
+def calibrated(model):
+    rng = np.random.default_rng(0)
+    labels, keys = rng.integers(0, 3, 60), [f"{number:016x}" for number in range(60)]
+    logits = 3 * np.eye(3)[labels] + rng.normal(size=(60, 3))
+    return with_(model, calibration=Calibration.fit(logits, labels, keys))
+
+
+def probabilities(decisions):
+    return np.array([said.probabilities for said in decisions])
+
+
+def test_a_prior_reweights_and_takes_the_sets_away(model, rows):
+    prior = dict(zip(model.class_names, (0.6, 0.3, 0.1), strict=True))
+    ready = calibrated(model)
+    assert Decider(ready).decide(rows)[0].set is not None
+    decider = Decider(ready, Policy(prior=prior))
+    said = decider.decide(rows)
+    expected = reweighted(ready.probabilities(rows), np.array([0.6, 0.3, 0.1]), equal(3))
+    np.testing.assert_allclose(probabilities(said), expected, rtol=1e-5)
+    assert said[0].set is None
+    assert any("no prediction sets" in note for note in decider.notes)
+    same = Decider(model, Policy(prior=dict.fromkeys(model.class_names, 1 / 3))).decide(rows)
+    np.testing.assert_allclose(probabilities(same), model.probabilities(rows), rtol=1e-5)
+
+
+def test_an_estimate_says_from_how_many_images(model, rows):
+    decider = Decider(model, Policy(prior="estimate"))
+    decider.decide(rows)
+    count = int((~Familiarity(model.support, model.backbone.embed_dim).unfamiliar(rows)).sum())
+    assert "depends on the others" in decider.notes[0]
+    assert f"from {count} images: {model.class_names[0]} " in decider.notes[-1]
+    assert decider.prior.sum() == pytest.approx(1)

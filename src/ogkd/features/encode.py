@@ -68,7 +68,7 @@ def in_one(batches: Iterable[EncodedBatch]) -> Iterator[EncodedBatch]:
             if batch.features.patches is not None:
                 raise ConfigError(
                     "Evidence maps are drawn for images that are answered one by one, not for "
-                    "answers that depend on the whole batch (together, estimated frequencies)."
+                    "answers that depend on the whole batch (estimated frequencies)."
                 )
             rows.append(batch.features.rows.detach().cpu().float())
         errors |= {len(images) + row: why for row, why in batch.errors.items()}

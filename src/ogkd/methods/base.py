@@ -220,20 +220,6 @@ class Method(ABC, Generic[ConfigT]):
             "method that learns prompts, or zero-shot."
         )
 
-    def together_error(self, head: Head) -> str | None:
-        """Why images cannot be answered together; None if `together` can do it."""
-        return f"{self.name} answers each image by itself."
-
-    def together(
-        self, head: Head, support: tuple[Tensor, Tensor], batch: Tensor, text: TextSide
-    ) -> Head:
-        """Learn from a batch of rows [U, d] without labels, too: a head to answer it with.
-
-        `support` are the rows [N, d] and labels [N] of the images that `head` was fitted on. What
-        the user should know is in the new head's notes.
-        """
-        raise NotImplementedError
-
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
         """Rebuild a head from its saved tensors; a KeyError names one that is missing."""
         T = tensors["T"].float()

@@ -40,7 +40,6 @@ from ogkd.methods.two_way import choose as choose_two_way
 
 _NAMES = {"bank": "zero-shot-ensemble", "single": "zero-shot"}
 _TEXT, _PATCH = "text.", "patch."  # prefixes of the names of the inner heads' tensors
-_BANK, _POOL = "bank", "pool"  # names of tensors
 _VARIANCE = 0.1  # about what rows of unit length have within classes; the ridge is relative to it
 
 
@@ -49,14 +48,12 @@ class FusedHead(LinearHead):
     """A linear head, saved with what answers where its own features do not exist.
 
     `text` is for classes without images. `patch` is for patches, which have no deeper features;
-    None if the head needs none. To answer images together, the fit is repeated: for that, `bank`
-    are the bank's texts, with which learned ones were blended, and `pool` is how many unlabelled
-    images it learned from.
+    None if the head needs none. `pool` is how many unlabelled images it has just
+    learned from; it is not saved.
     """
 
     text: Head = field(kw_only=True)
     patch: LinearHead | None = field(default=None, kw_only=True)
-    bank: Tensor | None = field(default=None, kw_only=True)
     pool: int = field(default=0, kw_only=True)
     said: tuple[str, ...] = field(default=(), kw_only=True)
     fixed: Ranking | None = field(default=None, kw_only=True)
@@ -78,10 +75,6 @@ class FusedHead(LinearHead):
         found |= {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
         if self.patch is not None:
             found |= {f"{_PATCH}{name}": tensor for name, tensor in self.patch.tensors().items()}
-        if self.bank is not None:
-            found[_BANK] = self.bank.contiguous()
-        if self.pool:
-            found[_POOL] = torch.tensor(self.pool)
         return found
 
     def of_patches(self, patches: Tensor) -> Tensor:
@@ -146,40 +139,6 @@ class Fused(Method[FusedConfig]):
             for r, s, head in zip(rows, supports, learned, strict=True)
         ]
 
-    def together_error(self, head: Head) -> str | None:
-        if not isinstance(head, FusedHead):
-            return "It was made for other classes, which have no labelled images."
-        if head.pool:
-            return (
-                f"The model learned from {head.pool} unlabelled images, which are not kept. Fit it "
-                "again with the new images among the unlabelled ones instead."
-            )
-        if self.text_method.needs_training and head.bank is None:
-            return "The model was fitted by an earlier version. Fit it again."
-        return None
-
-    def together(
-        self, head: Head, support: tuple[Tensor, Tensor], batch: Tensor, text: TextSide
-    ) -> Head:
-        """Fit again with the batch as unlabelled images; the head itself if they do not help.
-
-        Rare classes attract images of frequent ones, and here those are judged. So there is one
-        round and, from two labelled images per class on, where there is less to gain, the head
-        is the mean of both.
-        """
-        assert isinstance(head, FusedHead)
-        features, labels = support
-        numbers = torch.arange(len(labels))
-        rows = Rows(normalize(features, dim=-1), labels, numbers, len(text.class_names), 1)
-        found = self._join(
-            rows, batch, head.text, head.bank, text.backbone, {"rounds": 1, "balance": 0.0}
-        )
-        if not found.pool:
-            return replace(head, said=found.said)
-        if int(rows.counts.max()) < 2:
-            return found
-        return replace(found, W=(found.W + head.W) / 2, b=(found.b + head.b) / 2)
-
     def uses_deep(self, backbone: Backbone) -> bool:
         wanted = self.config.features
         if wanted == "deep" and not backbone.deep_parts:
@@ -206,16 +165,11 @@ class Fused(Method[FusedConfig]):
             shared = LinearHead.read(small)
         if texts.shape != shared.shape or len(linear.W) != len(shared.W):
             raise ValueError(f"texts of shape {texts.shape} beside W of shape {shared.shape}")
-        bank = tensors[_BANK].float() if _BANK in tensors else None
-        if bank is not None and bank.shape != texts.shape:
-            raise ValueError(f"{_BANK} of shape {tuple(bank.shape)}, texts of {texts.shape}")
         return FusedHead(
             linear.W,
             linear.b,
             text=texts,
             patch=shared if small else None,
-            bank=bank,
-            pool=int(tensors.get(_POOL, 0)),
             fixed=None
             if text.findings
             else self._ranking(texts, text.backbone, scale, deep=bool(small)),
@@ -277,11 +231,9 @@ class Fused(Method[FusedConfig]):
         learned: Head,
         bank: Tensor | None,
         backbone: Backbone,
-        unless_set: Mapping[str, float] | None = None,
         *,
         bags: PoolBags | None = None,
     ) -> FusedHead:
-        """`unless_set` are numbers for what the settings leave open."""
         config, scale = self.config, backbone.logit_scale
         if learned.class_texts is None:
             raise ConfigError(f"'{config.text}' gave a head without class texts.")
@@ -292,10 +244,7 @@ class Fused(Method[FusedConfig]):
             T = T * bank.norm(dim=-1, keepdim=True)
         d = T.shape[1]
         deep = rows.features.shape[1] > d
-        found_by = {"rho": RHO[deep], **(unless_set or {})}
-        config = config.model_copy(
-            update={name: x for name, x in found_by.items() if getattr(config, name) is None}
-        )
+        config = config.model_copy(update={"rho": config.rho or RHO[deep]})
         widths = backbone.deep_parts if deep else ()
         # Few rows span a small space, so what needs labelled rows alone is computed there.
         space = Space.of(rows.features, d, widths, even=True)
@@ -324,7 +273,6 @@ class Fused(Method[FusedConfig]):
             (choice.heat * b).float(),
             text=learned,
             patch=patch,
-            bank=bank,
             pool=len(pool) if pool is not None and choice.pool else 0,
             said=(said,) if said else (),
             fixed=self._ranking(learned, backbone, scale, deep=deep),

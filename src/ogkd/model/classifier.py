@@ -162,7 +162,7 @@ class Classifier:
 
         An image that cannot be read gives a decision with `error`. `patches` keeps what evidence
         maps need (see `ogkd.model.explain.evidence_of`). A policy whose answers depend on the
-        whole batch (`together`, `prior="estimate"`) needs the features of all images in memory.
+        whole batch (`prior="estimate"`) needs the features of all images in memory.
         """
         decider = Decider(self, policy)
         if self.card.bags is not None and not patches:

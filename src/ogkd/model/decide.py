@@ -18,7 +18,6 @@ from ogkd.errors import ConfigError, counted
 from ogkd.features.encode import EncodedBatch, in_one
 from ogkd.images import ImageRef
 from ogkd.images.memory import InMemory
-from ogkd.model import together
 from ogkd.model.answers import Answers
 from ogkd.model.calibration import Calibration
 from ogkd.model.engine_note import engine_note
@@ -106,7 +105,7 @@ class Decider:
                 "one class. It takes max_risk and coverage.",
                 argument="sensitivity",
             )
-        elif policy.prior is not None or policy.together:
+        elif policy.prior is not None:
             self._change_terms()
         if policy.max_risk is not None:
             self.threshold = _calibrated(classifier, "max_risk").threshold(
@@ -117,9 +116,8 @@ class Decider:
                 f"{100 * policy.confidence:g} % confidence, at most {100 * policy.max_risk:g} % of "
                 "the other predictions are wrong on images like those of the calibration."
             )
-        # An image answered together with others is not one that the promise is about.
         plain = self._answers is None
-        self._from_support = self._support_sets() if plain and not policy.together else None
+        self._from_support = self._support_sets() if plain else None
         if self._from_support is None and plain:
             if policy.coverage is not None:
                 _calibrated(classifier, "coverage", prior=policy.prior is not None)
@@ -150,17 +148,14 @@ class Decider:
             self._familiarity = Familiarity(classifier.support, classifier.backbone.embed_dim)
 
     def _change_terms(self) -> None:
-        """Answer for other class frequencies or together: what the calibration promised is void."""
+        """Answer for other class frequencies: what the calibration promised is void."""
         prior, names = self.policy.prior, self.classifier.class_names
         if self.policy.needs_all and self.classifier.card.bags is not None:
             raise ConfigError(
                 "This model answers bags of pictures, each by itself. Answers that depend on the "
                 "others of a batch are for single images.",
-                argument="together" if self.policy.together else "prior",
+                argument="prior",
             )
-        if self.policy.together:
-            together.refuse_together(self.classifier)
-            self.notes.append(together.NOTE)
         if prior == ESTIMATE:
             self.notes.append(
                 "Note: class frequencies are estimated from the images, so each answer depends on "
@@ -271,9 +266,6 @@ class Decider:
     ) -> NDArray[np.float32]:
         """Probabilities [N, C] by the policy; an estimate is made from familiar images."""
         model, chosen = self.classifier, slice(None) if familiar is None else familiar
-        if self.policy.together:
-            model, note = together.for_batch(model, features)
-            self.notes.append(note)
         p = model.probabilities(features)
         assumed = equal(p.shape[1])
         if self.policy.prior == ESTIMATE:

@@ -21,7 +21,6 @@ class Policy:
         sets: "lac" (smallest on average) or "aps", where a calibration gives the sets.
         prior: how frequent each class is where the images come from, as shares that sum to one, or
             "estimate" to find it in the batch (see `ogkd.model.prior`). None: equally frequent.
-        together: learn from the batch before answering it, if the method can.
         sensitivity: with several findings, answer "no" for at most the rest of the images that
             show one; None: what the model was calibrated for, else `coverage`.
     """
@@ -31,13 +30,12 @@ class Policy:
     coverage: float | None = None
     sets: SetKind = "lac"
     prior: Prior | None = None
-    together: bool = False
     sensitivity: float | None = None
 
     @property
     def needs_all(self) -> bool:
         """Whether the answer for one image depends on the others."""
-        return self.together or self.prior == ESTIMATE
+        return self.prior == ESTIMATE
 
     def __post_init__(self) -> None:
         if self.sets not in ("lac", "aps"):
@@ -49,13 +47,6 @@ class Policy:
                 f"prior must be shares of classes or '{ESTIMATE}', but is '{self.prior}'.",
                 argument="prior",
             )
-        for promised in ("max_risk", "coverage"):
-            if self.together and getattr(self, promised) is not None:
-                raise ConfigError(
-                    f"{promised} cannot be promised if images are answered together: an answer "
-                    "then depends on the other images. Leave one of them out.",
-                    argument=promised,
-                )
         if self.prior is not None and self.max_risk is not None:
             raise ConfigError(
                 "max_risk cannot be promised with a prior: the share of errors depends on how "
