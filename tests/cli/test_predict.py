@@ -477,13 +477,6 @@ def test_a_prior_reweights_every_probability(ogkd, closed_form, data):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def test_estimated_frequencies_say_so(ogkd, closed_form, data):
-    estimate = ogkd("predict", closed_form, data, "--prior", "estimate", "--batch-size", 2)
-    assert estimate.code == 0
-    assert "each answer depends on the others" in estimate.err
-    assert "Estimated class frequencies, from " in estimate.err
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -492,10 +485,10 @@ def test_estimated_frequencies_say_so(ogkd, closed_form, data):
         (("--prior", "benign tumor=1,benign tumor=0"), "'benign tumor' twice"),
         (("--prior", "benign tumor=1"), "no share for: malignant tumor, normal lung"),
         (("--prior", "cat=1"), "does not know"),
-        (("--prior", "estimate", "--max-risk", "0.1"), "max_risk cannot be promised"),
+        (("--prior", "benign tumor=1", "--max-risk", "0.1"), "max_risk cannot be promised"),
     ],
 )
-def test_priors_and_batches_that_cannot_be_get_one_message(
+def test_invalid_priors_end_in_one_message(
     refused, closed_form, data, tmp_path, monkeypatch, words, message
 ):
     monkeypatch.chdir(tmp_path)

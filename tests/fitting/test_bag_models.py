@@ -218,8 +218,6 @@ def test_what_needs_single_images_is_refused(model: Classifier, table: Path) -> 
         FitRequest(table, bags="exam", unlabelled=table.parent)
     with pytest.raises(ConfigError, match="for single images"):
         FitRequest(table, slices="all", slice="axis=2,index=3")
-    with pytest.raises(ConfigError, match="bags of pictures"):
-        list(model.decide(part(table, "test"), policy=Policy(prior="estimate")))
 
 
 def folders(root: Path, split: str, per_class: int) -> list[str]:

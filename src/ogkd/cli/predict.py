@@ -71,7 +71,7 @@ def predict(
         str | None,
         Option(
             metavar="CLASS=SHARE,...",
-            help="How frequent the classes are, or `estimate` from the images (default: equally).",
+            help="How frequent the classes are (default: equally).",
         ),
     ] = None,
     sensitivity: Annotated[
@@ -122,8 +122,7 @@ def predict(
     of a table makes a bag, give such a table for IMAGES.
 
     --prior reweights probabilities where classes are not equally frequent.
-    With it the guarantees of a calibration do not hold and are not given; with
-    --prior estimate, answers depend on the whole batch.
+    With it the guarantees of a calibration do not hold and are not given.
 
     Without any labelled image: `ogkd predict --zero-shot "normal, cataract"
     IMAGES...` compares images with the texts of classes. Nothing is learned,
