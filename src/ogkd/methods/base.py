@@ -69,7 +69,6 @@ class Support:
     labels: Tensor  # [N]; with several findings [N, F]: 1 present, 0 absent, -1 unknown
     validation: tuple[Tensor, Tensor] | None = None  # rows [M, d] and labels [M], if any
     unlabelled: Tensor | None = None  # rows [U, d] of images without a label, if any
-    unlabelled_bag: Tensor | None = None  # [U]: the bags that these are pictures of, if they are
     partial: bool = False  # classes may have no image, where the method then answers by their texts
     bag: Tensor | None = None  # [N]: the number of the bag that an image is a picture of
     pooling: Pooling | None = None  # labels are those of bags, whose logits are pooled with it

@@ -23,10 +23,8 @@ from ogkd.methods.fused_choice import (
     POOL_FOLDS,
     RHO,
     FusedConfig,
-    PoolBags,
     choose,
     choose_pool,
-    pool_size,
     ridge,
     row_weights,
     weights,
@@ -135,7 +133,7 @@ class Fused(Method[FusedConfig]):
         uses_bank = self.text_method.needs_training or self.text_method.name == _NAMES["bank"]
         bank = mean_texts(text.bank).cpu() if uses_bank else None
         return [
-            self._join(r, s.unlabelled, head, bank, text.backbone, bags=_pool_bags(s, text))
+            self._join(r, s.unlabelled, head, bank, text.backbone)
             for r, s, head in zip(rows, supports, learned, strict=True)
         ]
 
@@ -231,8 +229,6 @@ class Fused(Method[FusedConfig]):
         learned: Head,
         bank: Tensor | None,
         backbone: Backbone,
-        *,
-        bags: PoolBags | None = None,
     ) -> FusedHead:
         config, scale = self.config, backbone.logit_scale
         if learned.class_texts is None:
@@ -254,12 +250,12 @@ class Fused(Method[FusedConfig]):
         if pool is not None:
             everything = torch.cat([rows.features, normalize(pool.cpu().float(), dim=-1)])
             large = Space.of(everything, d, widths, even=True)
-            beta = worth(rows, pool_size(len(pool), bags), config)
+            beta = worth(rows, len(pool), config)
             sums = totals(large, row_weights(rows, len(everything), beta))
             without = choose(rows, space, chosen_by, config, folds=POOL_FOLDS)
-            with_them, said = choose_pool(rows, large, chosen_by, config, without, sums, bags)
+            with_them, said = choose_pool(rows, large, chosen_by, config, without, sums)
             if with_them.pool:
-                found = with_pool(rows, large, texts, config, without, sums, bags)
+                found = with_pool(rows, large, texts, config, without, sums)
                 choice, space = with_them, large
         W, b = found.joined(space, choice.kappa, deep=deep)
         patch = None
@@ -277,8 +273,3 @@ class Fused(Method[FusedConfig]):
             said=(said,) if said else (),
             fixed=self._ranking(learned, backbone, scale, deep=deep),
         )
-
-
-def _pool_bags(support: Support, text: TextSide) -> PoolBags | None:
-    bag = support.unlabelled_bag
-    return None if bag is None else PoolBags(bag, text.normal)
