@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ import torch
 from PIL import Image
 
 import ogkd
+from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.manifest import Manifest, by_bag
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import predict_labelled
 from ogkd.features.store import FeatureStore
+from ogkd.features.views import FixedViews
+from ogkd.fitting.bags import BagSupport, fit_head
 from ogkd.fitting.request import FitRequest
+from ogkd.methods import Support
 from ogkd.model.classifier import Classifier
 from ogkd.model.load import load
 from ogkd.model.policy import Policy
@@ -240,3 +245,28 @@ def test_single_images_are_fitted_as_before(pictures: Path, bert_backbone: ogkd.
     assert model.card.bags is None
     z = torch.randn(2, model.head.shape[1])
     assert model.probabilities(z).shape == (2, 3)
+
+
+class _Recorder:
+    """Stands for a prompt learner, and keeps what it was given."""
+
+    needs_images = needs_training = True
+
+    def fit(self, supports: list[Support], *_: object, **__: object) -> list[None]:
+        self.support = supports[0]
+        return [None]
+
+
+def test_a_prompt_learner_sees_eight_images_of_each_case_with_its_label() -> None:
+    bag, labels = (
+        torch.arange(3).repeat_interleave(torch.tensor([20, 1, 8])),
+        torch.tensor([1, 0, 1]),
+    )
+    rows = torch.arange(29.0).unsqueeze(1)
+    support = Support(FixedViews(ImageFeatures(rows.unsqueeze(1), None)), labels[bag], bag=bag)
+    recorder: Any = _Recorder()
+    fit_head(recorder, BagSupport(support, rows, labels, None), None, 1)  # type: ignore[arg-type]
+    seen = recorder.support
+    expected = [1, 3, 6, 8, 11, 13, 16, 18, 20, *range(21, 29)]
+    assert seen.views.features.rows.flatten().tolist() == expected
+    assert seen.labels.tolist() == [1] * 8 + [0] + [1] * 8

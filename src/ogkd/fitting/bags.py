@@ -18,7 +18,6 @@ from ogkd.model.card import BagCard
 
 _FOLDS = 4  # held-out bags that the pooling is chosen on
 _SLOW_FOLDS = 2  # where a fit takes minutes
-_TAU = 0.0  # while a context is trained: a bag is as its best picture (docs/evidence/bags.md)
 _MOST = 8  # pictures of a bag that a trained context learns from, and that a model folder keeps
 
 
@@ -114,21 +113,22 @@ def fit_head(
     seed: int,
     folder: TrainingFolder | None = None,
 ) -> Head:
-    """Fit a head for pictures; where only bags are labelled, on those that seem to carry it."""
+    """Fit a head for pictures.
+
+    Where only bags are labelled, on the pictures that seem to carry the class; a context, which
+    is trained for long, on some of all pictures, with the labels of their bags.
+    """
     if not method.needs_images:
         return method.fit([], text, seeds=[seed], folder=folder)[0]
     shows = given.shows
-    if shows is None:
+    if shows is None and method.needs_training:
+        shows = given.labels[given.bag]
+    elif shows is None:
         shows = find_carriers(given.rows, given.bag, given.labels, text)
-    pools = method.pools and given.shows is None and len(given.bag) > len(given.labels)
-    chosen = (shows >= (-1 if pools else 0)).nonzero().squeeze(1)
+    chosen = (shows >= 0).nonzero().squeeze(1)
     if method.needs_training:
         chosen = _few(chosen, given.bag, shows)
-    support = _some(given.support, chosen)
-    if pools:  # who carries the class was only a first guess: the loss is that of whole bags
-        support = replace(support, pooling=Pooling(_TAU, normal=text.normal))
-    else:
-        support = replace(support, labels=shows[chosen])
+    support = replace(_some(given.support, chosen), labels=shows[chosen])
     return method.fit([support], text, seeds=[seed], folder=folder)[0]
 
 

@@ -20,7 +20,6 @@ from typing_extensions import TypeVar
 
 from ogkd.backbones.base import Backbone
 from ogkd.core.batches import Views
-from ogkd.core.pooling import Pooling
 from ogkd.errors import ConfigError
 from ogkd.features.texts import text_features
 from ogkd.features.views import FixedViews
@@ -71,7 +70,6 @@ class Support:
     unlabelled: Tensor | None = None  # rows [U, d] of images without a label, if any
     partial: bool = False  # classes may have no image, where the method then answers by their texts
     bag: Tensor | None = None  # [N]: the number of the bag that an image is a picture of
-    pooling: Pooling | None = None  # labels are those of bags, whose logits are pooled with it
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Every cached view as one row: features [N * V, d] and labels [N * V]."""
@@ -149,7 +147,6 @@ class Method(ABC, Generic[ConfigT]):
     learns_texts: ClassVar[bool] = False  # its head has one text feature per class
     takes_unlabelled: ClassVar[bool] = False  # learns from images without labels, too
     takes_findings: ClassVar[bool] = False  # answers several findings in one image
-    pools: ClassVar[bool] = False  # learns from the labels of bags, by the pooling of a support
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in `fit_together`
     tunable: ClassVar[Mapping[str, tuple[float, ...]]] = {}  # numbers to search, with their values
