@@ -1,10 +1,10 @@
-"""From the logits of pictures to those of their bag: tau log mean exp(z / tau), class by class.
+"""From the logits of images to those of their case: tau log mean exp(z / tau), class by class.
 
 tau goes from 0 (the largest logit) to infinity (their mean). Softmax does not see a shift of all
-logits of a picture, but pooling would, so they are first made relative to "nothing found", or to
+logits of a image, but pooling would, so they are first made relative to "nothing found", or to
 all classes where no class means that. The largest of many logits is large by chance alone: a bias
-of each class and one factor, fitted on held-out bags beside tau, take that into account. Pictures
-of one bag have much in common (one anatomy, one stain), which is no finding: a multiple of their
+of each class and one factor, fitted on held-out cases beside tau, take that into account. Pictures
+of one case have much in common (one anatomy, one stain), which is no finding: a multiple of their
 mean is subtracted, which is fitted too.
 """
 
@@ -28,25 +28,25 @@ _LEAST_HEAT = 0.05
 
 @dataclass(frozen=True)
 class Pooling:
-    """How the logits of a bag follow from those of its pictures."""
+    """How the logits of a case follow from those of its images."""
 
     tau: float = 1.0
     heat: float = 1.0  # the factor on pooled logits
     bias: tuple[float, ...] = ()  # of each class; () for none
     normal: tuple[int, ...] = ()  # labels of the classes that mean "nothing found"
-    usual: float = 0.0  # the factor on what is usual in the bag, which is subtracted
+    usual: float = 0.0  # the factor on what is usual in the case, which is subtracted
 
-    def logits(self, z: Tensor, bag: Tensor) -> Tensor:
-        """Logits [B, C] of bags; z [N, C] are those of pictures, bag [N] numbers their bags."""
+    def logits(self, z: Tensor, case: Tensor) -> Tensor:
+        """Logits [B, C] of cases; z [N, C] are those of images, case [N] numbers their cases."""
         own = relative(z.double(), self.normal)
-        found = self.heat * pooled(own, bag, self.tau) - self.usual * usual(own, bag)
+        found = self.heat * pooled(own, case, self.tau) - self.usual * usual(own, case)
         return found + found.new_tensor(self.bias) if self.bias else found
 
     def weights(self, z: Tensor, label: int) -> Tensor:
-        """The share [N] that each picture of one bag has in its answer `label`; they sum to 1.
+        """The share [N] that each image of one case has in its answer `label`; they sum to 1.
 
-        It is that in the pooled logit: what is usual in the bag is no picture's own.
-        For "nothing found", which no single picture decides: in the finding that came nearest.
+        It is that in the pooled logit: what is usual in the case is no image's own.
+        For "nothing found", which no single image decides: in the finding that came nearest.
         """
         own = relative(z.double(), self.normal)
         if label in self.normal:
@@ -54,6 +54,11 @@ class Pooling:
             total[list(self.normal)] = -math.inf
             label = int(total.argmax()) if bool(total.isfinite().any()) else label
         return shares(own[:, label], torch.zeros(len(z), dtype=torch.long), self.tau)
+
+
+def is_pooled(case: Tensor) -> bool:
+    """Whether any of the cases that case [N] numbers has several images."""
+    return len(case) > 0 and len(case) > int(case.max()) + 1
 
 
 def relative(z: Tensor, normal: Sequence[int] = ()) -> Tensor:
@@ -66,65 +71,65 @@ def relative(z: Tensor, normal: Sequence[int] = ()) -> Tensor:
     return z - some.logsumexp(1, keepdim=True)
 
 
-def pooled(z: Tensor, bag: Tensor, tau: float) -> Tensor:
-    """Tau log mean exp(z / tau) over the pictures of each bag: [B, C] of z [N, C] and bag [N].
+def pooled(z: Tensor, case: Tensor, tau: float) -> Tensor:
+    """Tau log mean exp(z / tau) over the images of each case: [B, C] of z [N, C] and case [N].
 
     >>> pooled(torch.tensor([[0.0], [2.0], [5.0]]), torch.tensor([0, 0, 1]), math.inf)
     tensor([[1.],
             [5.]])
     """
-    count = torch.bincount(bag).to(z).unsqueeze(1)  # [B, 1]
-    index = bag.unsqueeze(1).expand_as(z)
+    count = torch.bincount(case).to(z).unsqueeze(1)  # [B, 1]
+    index = case.unsqueeze(1).expand_as(z)
     empty = z.new_zeros(len(count), z.shape[1])
     if math.isinf(tau):
-        return empty.index_add(0, bag, z) / count
+        return empty.index_add(0, case, z) / count
     top = empty.scatter_reduce(0, index, z, "amax", include_self=False)
     if tau == 0:
         return top
-    summed = empty.index_add(0, bag, ((z - top[bag]) / tau).exp())
+    summed = empty.index_add(0, case, ((z - top[case]) / tau).exp())
     return top + tau * (summed / count).log()
 
 
-def usual(z: Tensor, bag: Tensor) -> Tensor:
-    """What is usual in each bag [B, C]: (1 - 1 / N) times the mean of its N pictures.
+def usual(z: Tensor, case: Tensor) -> Tensor:
+    """What is usual in each case [B, C]: (1 - 1 / N) times the mean of its N images.
 
-    Of a picture that is alone nothing is known to be usual.
+    Of a image that is alone nothing is known to be usual.
 
     >>> usual(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
     tensor([[1.],
             [0.]])
     """
-    return pooled(z, bag, math.inf) * (1 - 1 / torch.bincount(bag).to(z)).unsqueeze(1)
+    return pooled(z, case, math.inf) * (1 - 1 / torch.bincount(case).to(z)).unsqueeze(1)
 
 
-def shares(z: Tensor, bag: Tensor, tau: float) -> Tensor:
-    """The derivative [N] of bags' pooled logits by those of their pictures, z [N]: they sum to 1.
+def shares(z: Tensor, case: Tensor, tau: float) -> Tensor:
+    """The derivative [N] of cases' pooled logits by those of their images, z [N]: they sum to 1.
 
     >>> shares(torch.tensor([0.0, 2.0, 5.0]), torch.tensor([0, 0, 1]), 0.0)
     tensor([0., 1., 1.])
     """
-    top = pooled(z.unsqueeze(1), bag, 0.0).squeeze(1)[bag]
+    top = pooled(z.unsqueeze(1), case, 0.0).squeeze(1)[case]
     part = (z == top).to(z) if tau == 0 else ((z - top) / tau).exp()
-    return part / part.new_zeros(int(bag.max()) + 1).index_add(0, bag, part)[bag]
+    return part / part.new_zeros(int(case.max()) + 1).index_add(0, case, part)[case]
 
 
-def fit_pooling(z: Tensor, bag: Tensor, labels: Tensor, normal: Sequence[int] = ()) -> Pooling:
-    """The tau, factors and biases that make the labels [B] of held-out bags likeliest.
+def fit_pooling(z: Tensor, case: Tensor, labels: Tensor, normal: Sequence[int] = ()) -> Pooling:
+    """The tau, factors and biases that make the labels [B] of held-out cases likeliest.
 
-    Times a prior, so that they are defined for a handful of bags. z [N, C] must come from a model
-    that did not learn from these bags.
+    Times a prior, so that they are defined for a handful of cases. z [N, C] must come from a model
+    that did not learn from these cases.
     """
-    return best_pooling(z, bag, labels, normal)[0]
+    return best_pooling(z, case, labels, normal)[0]
 
 
 def best_pooling(
-    z: Tensor, bag: Tensor, labels: Tensor, normal: Sequence[int] = ()
+    z: Tensor, case: Tensor, labels: Tensor, normal: Sequence[int] = ()
 ) -> tuple[Pooling, float]:
     """`fit_pooling` and its penalised loss."""
     own = relative(z.double(), normal)
-    best, least, mean = Pooling(normal=tuple(normal)), math.inf, usual(own, bag)
+    best, least, mean = Pooling(normal=tuple(normal)), math.inf, usual(own, case)
     for tau in TAUS:
-        (heat, less, *bias), loss = _scaled(pooled(own, bag, tau), mean, labels)
+        (heat, less, *bias), loss = _scaled(pooled(own, case, tau), mean, labels)
         if loss < least - 1e-9:
             least, best = loss, Pooling(tau, heat, tuple(bias), tuple(normal), less)
     return best, least

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.datasets.catalog import benchmarks
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.names import fold_name
+from ogkd.datasets.task import Findings, OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation import confidence
 from ogkd.evaluation.findings import evaluate_findings
@@ -28,12 +30,9 @@ from ogkd.evaluation.prevalence import prevalences, screening_at
 from ogkd.evaluation.show import Evaluation
 from ogkd.evaluation.verdict import calibration_text, verdict
 from ogkd.model.calibration import Calibration
-from ogkd.model.calibration_file import CalibrationFile
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
-from ogkd.model.findings import FindingsCalibration
 from ogkd.model.support_sets import SupportSets
-from ogkd.prompts.bank import fold
 
 COVERAGES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 RISKS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -44,7 +43,7 @@ _POINTS = 200  # of the risk-coverage curve that are stored
 
 def evaluate(
     classifier: Classifier,
-    data: str | Path | Manifest,
+    data: str | Path | Dataset,
     *,
     split: str = "test",
     graded: bool | None = None,
@@ -75,7 +74,7 @@ def evaluate(
 
 def evaluate_predictions(
     found: LabelledPredictions,
-    calibration: CalibrationFile | None = None,
+    calibration: Calibration | None = None,
     *,
     graded: bool | None = None,
     resamples: int = 1000,
@@ -90,17 +89,31 @@ def evaluate_predictions(
     given. `card` says which images the model learned from; `support_sets` are measured if there
     is no calibration. Several findings are measured as `evaluate_findings` says.
     """
-    if found.findings:
-        for argument, given in (("graded", graded), ("prevalence", prevalence)):
-            if given is not None and given is not False:
-                raise ConfigError(
-                    f"{argument} is for models that give an image one class, but this one answers "
-                    "several findings.",
-                    argument=argument,
-                )
-        assert calibration is None or isinstance(calibration, FindingsCalibration)
-        return evaluate_findings(found, calibration, resamples=resamples, seed=seed, card=card)
-    assert calibration is None or isinstance(calibration, Calibration)
+    measure = _MEASURES[found.task.kind]
+    return measure(
+        found,
+        calibration,
+        graded=graded,
+        resamples=resamples,
+        seed=seed,
+        card=card,
+        prevalence=prevalence,
+        support_sets=support_sets,
+    )
+
+
+def evaluate_classes(
+    found: LabelledPredictions,
+    calibration: Calibration | None,
+    *,
+    graded: bool | None,
+    resamples: int,
+    seed: int,
+    card: ModelCard | None,
+    prevalence: float | None,
+    support_sets: SupportSets | None,
+) -> Evaluation:
+    """What is measured where each case has one class."""
     if prevalence is not None and not found.normal:
         raise ConfigError(
             f"prevalence is {prevalence:g}, but no class of the data means that nothing was found.",
@@ -138,13 +151,13 @@ def evaluate_predictions(
         **found.origin(card, calibration),
     }
     intervals = {key: metrics.share_interval(key) for key in ("accuracy", "balanced_accuracy")}
-    said = verdict(
+    conclusion = verdict(
         result,
         accuracy=intervals["accuracy"] or (0.0, 1.0),
         balanced=intervals["balanced_accuracy"] or (0.0, 1.0),
         support=card.support_counts if card else (),
     )
-    return Evaluation({"verdict": said, **result})
+    return Evaluation({"verdict": conclusion, **result})
 
 
 def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
@@ -152,11 +165,11 @@ def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
 
     The classes of a folder are in alphabetical order, which is not the order of their grades.
     """
-    mine = {fold(name): label for label, name in enumerate(class_names)}
+    label_of = {fold_name(name): label for label, name in enumerate(class_names)}
     for record in benchmarks().values():
-        grades = [fold(name) for name in record.class_names]
-        if record.graded and len(class_names) == len(grades) and set(mine) == set(grades):
-            return tuple(mine[name] for name in grades)
+        grades = [fold_name(name) for name in record.class_names]
+        if record.graded and len(class_names) == len(grades) and set(label_of) == set(grades):
+            return tuple(label_of[name] for name in grades)
     return ()
 
 
@@ -218,13 +231,14 @@ def _calibration(
         for state, values in {"before": found.probabilities(), "after": p}.items()
     }
     rows = [confidence.nll_rows(found.labels, values) for values in (found.probabilities(), p)]
+    question = calibration.questions[0]
     about = {
-        "temperature": calibration.temperature,
-        "applied": calibration.applied,
-        "images": calibration.images,
+        "temperature": question.temperature,
+        "applied": question.applied,
+        "images": calibration.cases,
         "change": mean_with_error(rows[1] - rows[0], found.groups),
     }
-    return {"text": calibration_text(about, calibration.reason), **about, **scores}
+    return {"text": calibration_text(about, question.reason), **about, **scores}
 
 
 def _sets(
@@ -235,32 +249,31 @@ def _sets(
 ) -> list[dict[str, Any]] | None:
     """Coverage and size of prediction sets on these images, or why there are none.
 
-    They are those of the calibration ("lac", "aps"), or of the images learned from ("support").
+    They are those of the calibration, or of the images learned from ("support").
     """
     labels = found.labels
 
-    def measure(wanted: float, kind: Any) -> dict[str, Any]:
+    def measure(wanted: float) -> dict[str, Any]:
         if calibration is not None:
-            members = calibration.sets(p, coverage=wanted, kind=kind)
+            calibration.require_sets(wanted)
+            members = found.task.plausible(p, calibration.limits(found.task, wanted))
         elif support_sets is not None:
             members = support_sets.sets(found.features, coverage=wanted)
-        held = int(members[np.arange(len(labels)), labels].sum())
+        hits = int(members[np.arange(len(labels)), labels].sum())
         sizes = members.sum(axis=1)
         return {
-            "coverage": held / len(labels),
-            "interval": exact_interval(held, len(labels)),
+            "coverage": hits / len(labels),
+            "interval": exact_interval(hits, len(labels)),
             "mean_size": float(sizes.mean()),
             "single": float((sizes == 1).mean()),
             "empty": float((sizes == 0).mean()),
         }
 
-    kinds: tuple[str, ...] = ("support",) if calibration is None else ("lac", "aps")
     if calibration is None and support_sets is None:
         return None
+    kind = "support" if calibration is None else "lac"
     return [
-        {"kind": kind, "wanted": wanted, **_or_note(measure, wanted, kind)}
-        for wanted in SET_COVERAGES
-        for kind in kinds
+        {"kind": kind, "wanted": wanted, **_or_note(measure, wanted)} for wanted in SET_COVERAGES
     ]
 
 
@@ -270,7 +283,7 @@ def _abstain(
     """Coverage and risk of the guaranteed thresholds on these images, or why there are none."""
 
     def measure(max_risk: float) -> dict[str, Any]:
-        threshold = calibration.threshold(max_risk)
+        threshold = calibration.questions[0].threshold(max_risk)
         kept = p.max(axis=1) >= threshold
         risk = float((p.argmax(axis=1) != labels)[kept].mean()) if kept.any() else None
         return {"threshold": threshold, "coverage": float(kept.mean()), "risk": risk}
@@ -283,3 +296,7 @@ def _or_note(measure: Callable[..., dict[str, Any]], *arguments: object) -> dict
         return measure(*arguments)
     except ConfigError as error:
         return {"note": str(error)}
+
+
+_MEASURES: Mapping[str, Callable[..., Evaluation]]
+_MEASURES = {OneOf.kind: evaluate_classes, Findings.kind: evaluate_findings}

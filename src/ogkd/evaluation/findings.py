@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ogkd.errors import counted
+from ogkd.datasets.task import NO, UNSURE, YES
+from ogkd.errors import ConfigError, counted
 from ogkd.evaluation.metrics import (
     LEVEL,
     Array,
@@ -24,8 +25,8 @@ from ogkd.evaluation.metrics import (
 )
 from ogkd.evaluation.predictions import LabelledPredictions
 from ogkd.evaluation.show import Evaluation
+from ogkd.model.calibration import Calibration
 from ogkd.model.card import ModelCard
-from ogkd.model.findings import FindingsCalibration, Limits
 
 _AREAS = ("auroc", "average_precision")
 _FEW = 10  # images with a finding below which little can be said about it
@@ -75,17 +76,21 @@ def areas(labels: NDArray[np.int64], p: NDArray[np.float32], weights: Array) -> 
 
 def evaluate_findings(
     found: LabelledPredictions,
-    calibration: FindingsCalibration | None,
+    calibration: Calibration | None,
     *,
     resamples: int = 1000,
     seed: int = 0,
     card: ModelCard | None = None,
+    **others: Any,
 ) -> Evaluation:
     """AUROC and average precision with intervals, answers, prevalence, and what they mean.
 
     `yes` and `no` are answered by the calibration's limits, without one from 50 % on. Shares are
     0..1, or None if undefined.
     """
+    for argument in ("graded", "prevalence"):
+        if others.get(argument) not in (None, False):
+            raise ConfigError(f"{argument} has no meaning for findings.", argument=argument)
     p, names = found.probabilities(calibration), found.class_names
     units = resampling_units(len(p), found.groups)
     value = areas(found.labels, p, np.ones((1, len(p))))
@@ -94,7 +99,11 @@ def evaluate_findings(
         for weights in resample_weights(units, resamples=resamples, seed=seed)
     ]
     drawn = {key: np.concatenate([block[key] for block in blocks]) for key in value if blocks}
-    limits = [Limits()] * len(names) if calibration is None else calibration.limits()
+    limits, plausible = [np.array([0.5, 0.5])] * len(names), None
+    if calibration is not None:
+        limits = calibration.limits(found.task)
+        plausible = found.task.plausible(p, limits)
+    words = np.array([answer.verdicts for answer in found.task.answers(p, plausible)])  # [N, F]
 
     def rows(prefix: str, f: int | None = None) -> dict[str, Any]:
         def one(table: Array) -> Array:
@@ -109,21 +118,23 @@ def evaluate_findings(
 
     each = {}
     for f, name in enumerate(names):
-        said = found.labels[:, f]
-        yes, no = said == 1, said == 0
+        known = found.labels[:, f]
+        yes, no = known == 1, known == 0
         each[name] = {
             "present": int(yes.sum()),
             "absent": int(no.sum()),
-            "unknown": int((said < 0).sum()),
+            "unknown": int((known < 0).sum()),
             "prevalence": plain(float(share(yes.sum(), yes.sum() + no.sum()))),
             **rows("", f),
-            "brier": plain(float(share(((p[:, f] - yes) ** 2)[said >= 0].sum(), (yes | no).sum()))),
-            **_answered(limits[f], p[:, f], yes, no, units),
+            "brier": plain(float(share(((p[:, f] - yes) ** 2)[known >= 0].sum(), (yes | no).sum()))),
+            "no_below": float(limits[f][1]),
+            "yes_above": float(1 - limits[f][0]),
+            **_answered(words[:, f], yes, no, units),
         }
     result: dict[str, Any] = {
         "asks": "findings",
         "images": len(p),
-        "unit": "image",
+        "unit": found.unit,
         "groups": found.group_count,
         "macro": rows("macro/"),
         "micro": rows("micro/"),
@@ -142,26 +153,23 @@ def evaluate_findings(
 
 
 def _answered(
-    limits: Limits,
-    p: NDArray[np.float32],
+    answers: NDArray[np.str_],
     yes: NDArray[np.bool_],
     no: NDArray[np.bool_],
     units: NDArray[np.int64],
 ) -> dict[str, Any]:
     """How often images with and without a finding are answered yes, no and unsure."""
-    answers = np.array([limits.answer(float(one)) for one in p])
-    found: dict[str, Any] = {"no_below": limits.no_below, "yes_above": limits.yes_above}
-    for truth, mine in (("present", yes), ("absent", no)):
-        for said in ("yes", "no", "unsure"):
-            hits = (answers == said)[mine]
-            found[f"{truth}_{said}"] = int(hits.sum())
-        kept = (answers == ("yes" if truth == "absent" else "no"))[mine]
-        wrong = exact_interval(*effective_counts(kept, units[mine])) if mine.any() else None
-        found[f"{truth}_wrong"] = {
-            "share": plain(float(share(kept.sum(), mine.sum()))),
-            "interval": wrong,
+    measured: dict[str, Any] = {}
+    for truth, rows in (("present", yes), ("absent", no)):
+        for word in (YES, NO, UNSURE):
+            measured[f"{truth}_{word}"] = int((answers[rows] == word).sum())
+        wrong = answers[rows] == (YES if truth == "absent" else NO)
+        ends = exact_interval(*effective_counts(wrong, units[rows])) if rows.any() else None
+        measured[f"{truth}_wrong"] = {
+            "share": plain(float(share(wrong.sum(), rows.sum()))),
+            "interval": ends,
         }
-    return found
+    return measured
 
 
 def verdict(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from torch import Tensor
 from ogkd.core.pooling import Pooling, fit_pooling, is_pooled
 from ogkd.datasets.case import Case, case_numbers, evenly, image_targets
 from ogkd.datasets.task import Task
-from ogkd.features.views import FixedViews, OnlineViews
 from ogkd.methods import (
     Folder,
     Head,
@@ -61,7 +60,7 @@ class CaseSupport:
         numbers = kept.long().cumsum(0) - 1
         images = kept[self.case].nonzero().squeeze(1)
         return CaseSupport(
-            _images(self.support, images),
+            self.support.subset(images),
             self.rows[images],
             numbers[self.case[images]],
             self.labels[kept],
@@ -130,7 +129,7 @@ def _fit_head(
     A trained context learns from a few images of each case, with the case's label.
     """
     if given is None or not method.needs_images:
-        return method.fit([], text, seeds=[seed], folder=folder)[0]
+        return method.fit(None, text, seed=seed, folder=folder)
     labels = given.image_labels
     if labels is None and method.needs_training:
         labels = given.labels[given.case]
@@ -141,9 +140,9 @@ def _fit_head(
         chosen = _few(chosen, given.case, labels)
     support = given.support
     if len(chosen) < len(labels):
-        support = _images(support, chosen)
+        support = support.subset(chosen)
     support = replace(support, labels=labels[chosen], case=given.case[chosen])
-    return method.fit([support], text, seeds=[seed], folder=folder)[0]
+    return method.fit(support, text, seed=seed, folder=folder)
 
 
 def _few(chosen: Tensor, case: Tensor, labels: Tensor) -> Tensor:
@@ -154,9 +153,3 @@ def _few(chosen: Tensor, case: Tensor, labels: Tensor) -> Tensor:
         kept.append(members[evenly(len(members))])
     return torch.cat(kept).sort().values
 
-
-def _images(support: Support, images: Tensor) -> Support:
-    assert isinstance(support.views, FixedViews | OnlineViews)
-    case = None if support.case is None else support.case[images]
-    views = support.views.some(images)
-    return replace(support, views=views, labels=support.labels[images], case=case)

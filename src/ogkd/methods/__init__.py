@@ -21,7 +21,7 @@ from ogkd.methods.feature_method import (
     rows_of,
     text_prior,
 )
-from ogkd.methods.findings import fit_findings, read_findings
+from ogkd.methods.questions import join_heads, read_head
 from ogkd.methods.grid_search import Trial, choose, search, trials
 from ogkd.methods.heads import (
     FindingsHead,
@@ -63,13 +63,13 @@ __all__ = [
     "choose",
     "context_head",
     "find_carriers",
-    "fit_findings",
+    "join_heads",
     "flatten",
     "folds",
     "image_logits",
     "make_method",
     "presets",
-    "read_findings",
+    "read_head",
     "refuse_diverged",
     "register",
     "rows_of",

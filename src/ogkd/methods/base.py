@@ -65,18 +65,18 @@ class Support:
     """The labelled images to learn from, as features."""
 
     views: Views
-    labels: Tensor  # [N]; with several findings [N, F]: 1 present, 0 absent, -1 unknown
+    labels: Tensor  # [N]
     validation: tuple[Tensor, Tensor] | None = None  # rows [M, d] and labels [M], if any
     unlabelled: Tensor | None = None  # rows [U, d] of images without a label, if any
-    partial: bool = False  # classes may have no image, where the method then answers by their texts
-    bag: Tensor | None = None  # [N]: the number of the bag that an image is a picture of
+    allow_missing_classes: bool = False  # a class without images is known by its texts
+    case: Tensor | None = None  # [N]: the number of each image's case; None: its own
 
-    def some(self, images: Tensor) -> Support:
+    def subset(self, images: Tensor) -> Support:
         """Some of the images, by their numbers."""
         assert isinstance(self.views, FixedViews | OnlineViews)
-        bag = None if self.bag is None else self.bag[images]
+        case = None if self.case is None else self.case[images]
         views = self.views.some(images)
-        return replace(self, views=views, labels=self.labels[images], bag=bag)
+        return replace(self, views=views, labels=self.labels[images], case=case)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Every cached view as one row: features [N * V, d] and labels [N * V]."""
@@ -94,13 +94,6 @@ class TextSide:
     class_names: tuple[str, ...]
     prompts: tuple[tuple[str, ...], ...]
     normal: tuple[int, ...] = ()  # labels of the classes that mean "nothing found"
-    # Texts that say that a finding is absent; None if an image has one class, not findings.
-    absent: tuple[tuple[str, ...], ...] | None = None
-
-    @property
-    def findings(self) -> bool:
-        """Whether each name is a question of its own, and not one of the classes."""
-        return self.absent is not None
 
     @cached_property
     def single(self) -> Tensor:
@@ -124,7 +117,6 @@ class TrainingFolder:
     note: Callable[[str], None] | None = None  # called with what the user should know
 
 
-Supports = Sequence[Support]
 Folder = TrainingFolder | None
 
 
@@ -144,10 +136,10 @@ class Method(ABC, Generic[ConfigT]):
     needs_training: ClassVar[bool] = False  # of a context, through the text tower
     uses_validation: ClassVar[bool] = False
     learns_texts: ClassVar[bool] = False  # its head has one text feature per class
-    takes_unlabelled: ClassVar[bool] = False  # learns from images without labels, too
-    takes_findings: ClassVar[bool] = False  # answers several findings in one image
+    # What it can do beyond classes with labelled images: "findings", "unlabelled".
+    supports: ClassVar[frozenset[str]] = frozenset()
     Config: ClassVar[type[MethodConfig]] = MethodConfig
-    free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in `fit_together`
+    free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in `fit_many`
     tunable: ClassVar[Mapping[str, tuple[float, ...]]] = {}  # numbers to search, with their values
     augmented: ClassVar[int] = 1  # views per image of the benchmark's code, if `as_benchmarked`
 
@@ -192,26 +184,29 @@ class Method(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def fit(
-        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
-    ) -> list[Head]:
-        """Return one head for each support and seed.
+        self, support: Support | None, text: TextSide, *, seed: int, folder: Folder = None
+    ) -> Head:
+        """Return the head of a support; None if the method needs no images.
 
-        `supports` is empty if the method needs no images. With a `folder`, a method that trains
-        for long saves its progress there.
+        With a `folder`, a method that trains for long saves its progress there.
         """
 
     @classmethod
-    def fit_together(
+    def fit_many(
         cls,
         methods: Sequence[Self],
-        supports: Supports,
+        supports: Sequence[Support | None],
         text: TextSide,
         *,
         seeds: Sequence[int],
         folder: Folder = None,
     ) -> list[Head]:
-        """Return one head for each method, support and seed; methods differ in `free` settings."""
-        return methods[0].fit(supports, text, seeds=seeds, folder=folder)
+        """Return one head for each method, support and seed; methods differ in `free` settings.
+
+        A method that can train them in one pass overrides this.
+        """
+        runs = zip(methods, supports, seeds, strict=True)
+        return [method.fit(s, text, seed=seed, folder=folder) for method, s, seed in runs]
 
     def head_for(self, head: Head, text: TextSide) -> Head:
         """Apply what was learned to other class names (base-to-novel)."""

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from ogkd.core.geometry import prototypes
 from ogkd.errors import DataError
-from ogkd.methods.base import ConfigT, Folder, Method, MethodConfig, Support, Supports, TextSide
+from ogkd.methods.base import ConfigT, Folder, Method, MethodConfig, Support, TextSide
 from ogkd.methods.heads import Head, KernelHead, LinearHead
 
 Prior = Literal["single", "bank"]
@@ -40,11 +40,10 @@ class Rows:
 
     features: Tensor  # [R, d], L2-normalised
     labels: Tensor  # [R]
-    images: Tensor  # [R]: the index of the image, or of the bag, that a row is a view of
+    case: Tensor  # [R]: the number of the case that a row is a view of
     classes: int
     views: int
     validation: tuple[Tensor, Tensor] | None = None
-    bags: bool = False  # whether `images` are bags, of which there are several pictures
 
     @property
     def one_hot(self) -> Tensor:
@@ -63,27 +62,26 @@ class Rows:
 
     def keep(self, mask: Tensor) -> Rows:
         """Keep the rows where the mask is true."""
-        kept = {name: getattr(self, name)[mask] for name in ("features", "labels", "images")}
+        kept = {name: getattr(self, name)[mask] for name in ("features", "labels", "case")}
         return replace(self, **kept)
 
 
 def rows_of(support: Support, class_names: Sequence[str]) -> Rows:
-    """Flatten a support to rows; unless it is partial, it must have an image of each class."""
+    """Flatten a support to rows; unless classes may be missing, each must have an image."""
     features, labels = support.rows()
     count = len(support.labels)
     views = len(labels) // max(1, count)
     present = set(labels.tolist())
     missing = [name for label, name in enumerate(class_names) if label not in present]
-    if missing and not support.partial:
+    if missing and not support.allow_missing_classes:
         raise DataError(
             f"There is no image to learn from for: {', '.join(missing)}. Put at least one image "
             "of each class in the training split, or remove the class."
         )
-    numbers = torch.arange(count) if support.bag is None else support.bag
-    images = numbers.repeat_interleave(views)
+    numbers = torch.arange(count) if support.case is None else support.case
+    case = numbers.repeat_interleave(views)
     unit = normalize(features.cpu(), dim=-1)
-    bags = support.bag is not None
-    return Rows(unit, labels.cpu(), images, len(class_names), views, support.validation, bags)
+    return Rows(unit, labels.cpu(), case, len(class_names), views, support.validation)
 
 
 def text_prior(text: TextSide, prior: Prior) -> Tensor:
@@ -101,10 +99,10 @@ class FeatureMethod(Method[ConfigT]):
         return isinstance(self.config, RivalConfig) and self.config.fidelity == "released"
 
     def fit(
-        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
-    ) -> list[Head]:
-        pairs = zip(supports, seeds, strict=True)
-        return [self.fit_rows(rows_of(s, text.class_names), text, seed=seed) for s, seed in pairs]
+        self, support: Support | None, text: TextSide, *, seed: int, folder: Folder = None
+    ) -> Head:
+        assert support is not None
+        return self.fit_rows(rows_of(support, text.class_names), text, seed=seed)
 
     @abstractmethod
     def fit_rows(self, rows: Rows, text: TextSide, *, seed: int) -> Head:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,8 +17,8 @@ from torch.nn.functional import normalize
 from ogkd.backbones.base import Backbone
 from ogkd.core.geometry import mean_texts
 from ogkd.errors import ConfigError
-from ogkd.methods import Head, LinearHead, Method, Rows, TextSide, rows_of
-from ogkd.methods.base import Folder, Supports
+from ogkd.methods import Head, LinearHead, Method, Rows, Support, TextSide, rows_of
+from ogkd.methods.base import Folder
 from ogkd.methods.experts import Space, Texts, experts, totals
 from ogkd.methods.fused_choice import (
     POOL_FOLDS,
@@ -31,6 +32,7 @@ from ogkd.methods.fused_choice import (
     with_pool,
     worth,
 )
+from ogkd.methods.prompt_method import required
 from ogkd.methods.ranking import Ranking
 from ogkd.methods.registry import make_method, presets, register
 
@@ -51,12 +53,12 @@ class FusedHead(LinearHead):
     text: Head = field(kw_only=True)
     patch: LinearHead | None = field(default=None, kw_only=True)
     pool: int = field(default=0, kw_only=True)
-    said: tuple[str, ...] = field(default=(), kw_only=True)
+    fit_notes: tuple[str, ...] = field(default=(), kw_only=True)
     fixed: Ranking | None = field(default=None, kw_only=True)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self.said
+        return self.fit_notes
 
     @property
     def ranking(self) -> Ranking | None:
@@ -89,8 +91,7 @@ class Fused(Method[FusedConfig]):
 
     name = "fused"
     summary = "texts and Gaussian heads on deeper features, weighted on the support alone"
-    takes_unlabelled = True
-    takes_findings = True
+    supports = frozenset({"findings", "unlabelled"})
     citation = "this project, docs/concepts/fused.md; the visual side after Wang et al., ICLR 2024"
 
     def __init__(self, config: FusedConfig) -> None:
@@ -125,18 +126,33 @@ class Fused(Method[FusedConfig]):
         return self.text_method.needs_training
 
     def fit(
-        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
+        self, support: Support | None, text: TextSide, *, seed: int, folder: Folder = None
+    ) -> Head:
+        return self.fit_many([self], [support], text, seeds=[seed], folder=folder)[0]
+
+    @classmethod
+    def fit_many(
+        cls,
+        methods: Sequence[Self],
+        supports: Sequence[Support | None],
+        text: TextSide,
+        *,
+        seeds: Sequence[int],
+        folder: Folder = None,
     ) -> list[Head]:
-        """Train the text side of all seeds together, then add the images seed by seed."""
-        # Only the support may decide, not validation images.
-        rows = [replace(rows_of(s, text.class_names), validation=None) for s in supports]
-        learned = self.text_method.fit(supports, text, seeds=seeds, folder=folder)
-        uses_bank = self.text_method.needs_training or self.text_method.name == _NAMES["bank"]
+        """Train the text side of all runs together, then add the images run by run."""
+        first = methods[0].text_method
+        learned = first.fit_many(
+            [first] * len(seeds), supports, text, seeds=seeds, folder=folder
+        )
+        uses_bank = first.needs_training or first.name == _NAMES["bank"]
         bank = mean_texts(text.bank).cpu() if uses_bank else None
-        return [
-            self._join(r, s.unlabelled, head, bank, text.backbone)
-            for r, s, head in zip(rows, supports, learned, strict=True)
-        ]
+        heads: list[Head] = []
+        for method, support, head in zip(methods, required(supports), learned, strict=True):
+            # Only the support may decide, not validation images.
+            rows = replace(rows_of(support, text.class_names), validation=None)
+            heads.append(method._join(rows, support.unlabelled, head, bank, text.backbone))
+        return heads
 
     def uses_deep(self, backbone: Backbone) -> bool:
         wanted = self.config.features
@@ -233,6 +249,6 @@ class Fused(Method[FusedConfig]):
             text=learned,
             patch=patch,
             pool=len(pool) if pool is not None and choice.pool else 0,
-            said=(said,) if said else (),
+            fit_notes=(said,) if said else (),
             fixed=self._ranking(learned, backbone, scale, deep=deep),
         )

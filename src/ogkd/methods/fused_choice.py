@@ -33,14 +33,14 @@ POOL_FOLDS = 4  # at most with unlabelled images, where a fold costs more
 RHO = {True: 0.3, False: 1.0}  # the ridge, with deeper features and without
 
 
-def bag_weights(shown: Tensor, bag: Tensor, classes: int) -> Tensor:
-    """Weights [N, C] of pictures: those of a bag that show the same are one image together.
+def case_weights(shown: Tensor, case: Tensor, classes: int) -> Tensor:
+    """Weights [N, C] of rows: those of a case with the same class are one image together.
 
-    `shown` [N] are their classes, -1 for none; bag [N] numbers their bags.
+    `shown` [N] are their classes, -1 for none; case [N] numbers their cases.
     """
     Z = one_hot(shown.clamp_min(0), classes).double() * (shown >= 0).unsqueeze(1)
-    per_bag = Z.new_zeros(int(bag.max()) + 1, classes).index_add(0, bag, Z)
-    return Z / per_bag[bag].clamp_min(1)
+    per_case = Z.new_zeros(int(case.max()) + 1, classes).index_add(0, case, Z)
+    return Z / per_case[case].clamp_min(1)
 
 
 class FusedConfig(MethodConfig):
@@ -65,13 +65,11 @@ class FusedConfig(MethodConfig):
 
 
 def weights(rows: Rows) -> Tensor:
-    """What each row counts for its class [R, C]: the views of an image are one image together.
+    """What each row counts for its class [R, C]: views of an image, and images of a case, are one.
 
-    So are the pictures of a bag that show the same.
+    Only rows of the same class count together.
     """
-    if rows.bags:
-        return bag_weights(rows.labels, rows.images, rows.classes)
-    return rows.one_hot.double() / rows.views
+    return case_weights(rows.labels, rows.case, rows.classes)
 
 
 @dataclass(frozen=True)
@@ -192,14 +190,14 @@ def _best(
     held = [(fit(~mask), space.rows(mask)) for mask in out]
     labels = torch.cat([rows.labels[mask] for mask in out])
     heats = torch.tensor(HEATS, dtype=torch.float64)
-    counts = torch.cat([weights(rows)[mask].sum(1) for mask in out]) if rows.bags else None
+    counts = torch.cat([weights(rows)[mask].sum(1) for mask in out])
     best, least = None, math.inf
     for kappa in kappas:
         logits = torch.cat([both.logits(some, kappa) for both, some in held])
         log_p = (heats[:, None, None] * logits).log_softmax(-1)  # [H, M, C]
         picked = log_p.gather(-1, labels.expand(len(heats), -1).unsqueeze(-1)).squeeze(-1)
         # Views of one image are not independent: together they count as one.
-        total = picked.sum(1) / rows.views if counts is None else picked @ counts
+        total = picked @ counts
         cost = prior_cost(heats, kappa, config) - total
         place = int(cost.argmin())
         if float(cost[place]) < least:

@@ -31,13 +31,12 @@ class Trial:
 def deal(rows: Rows, most: int) -> Tensor | None:
     """The fold of each row: [R]; -1 for the only image of a class, which is never held out.
 
-    None if no class has two images (or bags, if rows are pictures of them). The folds depend only
-    on the order of images within a class, so they are the same whatever the order of classes.
+    None if no class has two cases. The folds depend only on the order of cases within a class, so they are the same whatever the order of classes.
     """
     folds = torch.full_like(rows.labels, -1)
     for label in range(rows.classes):
         mine = rows.labels == label
-        _, position = torch.unique(rows.images[mine], return_inverse=True)
+        _, position = torch.unique(rows.case[mine], return_inverse=True)
         if len(position) and int(position.max()) > 0:
             folds[mine] = position
     largest = int(folds.max()) + 1

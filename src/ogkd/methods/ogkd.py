@@ -29,7 +29,8 @@ from ogkd.core.losses import (
 from ogkd.core.teacher import select_prompts, teacher_prototypes
 from ogkd.errors import ConfigError
 from ogkd.methods import Head, PromptConfig, PromptMethod, TextSide, register
-from ogkd.methods.base import Folder, Support, Supports
+from ogkd.methods.base import Folder, Support
+from ogkd.methods.prompt_method import required
 
 _TEACHER = 3  # its own stream of randomness, beside those of training
 _AT_ONCE = 32  # images through the image tower
@@ -199,16 +200,11 @@ class OGKD(PromptMethod[OGKDConfig]):
     def objective(self, text: TextSide) -> OGKDObjective:
         return _objective([self.config], text)
 
-    def fit(
-        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
-    ) -> list[Head]:
-        return self.fit_together([self] * len(seeds), supports, text, seeds=seeds, folder=folder)
-
     @classmethod
-    def fit_together(
+    def fit_many(
         cls,
         methods: Sequence[Self],
-        supports: Supports,
+        supports: Sequence[Support | None],
         text: TextSide,
         *,
         seeds: Sequence[int],
@@ -219,7 +215,8 @@ class OGKD(PromptMethod[OGKDConfig]):
         _refuse_other_shapes(configs)
         objective = _objective(configs, text)
         if configs[0].choice.fixed_teacher:
-            objective.fix_teacher([_looked_at(*one) for one in zip(supports, seeds, strict=True)])
+            pairs = zip(required(supports), seeds, strict=True)
+            objective.fix_teacher([_looked_at(support, seed) for support, seed in pairs])
         return methods[0].train(objective, supports, text, seeds, folder)
 
 

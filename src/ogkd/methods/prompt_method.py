@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Self
 
 from pydantic import field_validator
 from torch import Tensor
@@ -17,7 +18,7 @@ from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.core.training import Objective, train_contexts
 from ogkd.errors import ConfigError
-from ogkd.methods.base import Folder, Method, MethodConfig, Supports, TextSide
+from ogkd.methods.base import Folder, Method, MethodConfig, Support, TextSide
 from ogkd.methods.heads import Head, TextHead
 
 
@@ -61,15 +62,28 @@ class PromptMethod(Method[PromptConfigT]):
         """Return the function that training minimises: (T_hat, batch) -> {"total": [S], ...}."""
 
     def fit(
-        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
+        self, support: Support | None, text: TextSide, *, seed: int, folder: Folder = None
+    ) -> Head:
+        return self.fit_many([self], [support], text, seeds=[seed], folder=folder)[0]
+
+    @classmethod
+    def fit_many(
+        cls,
+        methods: Sequence[Self],
+        supports: Sequence[Support | None],
+        text: TextSide,
+        *,
+        seeds: Sequence[int],
+        folder: Folder = None,
     ) -> list[Head]:
-        """Train all seeds in one batched text pass."""
-        return self.train(self.objective(text), supports, text, seeds, folder)
+        """Train all runs in one batched text pass."""
+        first = methods[0]
+        return first.train(first.objective(text), supports, text, seeds, folder)
 
     def train(
         self,
         objective: Objective,
-        supports: Supports,
+        supports: Sequence[Support | None],
         text: TextSide,
         seeds: Sequence[int],
         folder: Folder,
@@ -83,7 +97,7 @@ class PromptMethod(Method[PromptConfigT]):
         text.backbone.release()  # images and texts are encoded
         contexts = train_contexts(
             learner,
-            [Run(s.views, s.labels, seed) for s, seed in zip(supports, seeds, strict=True)],
+            [Run(s.views, s.labels, seed) for s, seed in zip(required(supports), seeds, strict=True)],
             objective,
             self.config.train,
             text_dropout=self.text_dropout,
@@ -118,6 +132,11 @@ class PromptMethod(Method[PromptConfigT]):
     def learned(self, head: Head) -> Tensor:
         """Return the context that a head of this method was made from."""
         return head.tensors()["context"]
+
+
+def required(supports: Sequence[Support | None]) -> list[Support]:
+    """The supports of a method that needs images."""
+    return [support for support in supports if support is not None]
 
 
 def context_head(learner: PromptLearner, context: Tensor) -> TextHead:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -13,7 +12,7 @@ from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
 from ogkd.features.texts import text_features
 from ogkd.methods import Head, Method, MethodConfig, Support, TextHead, TextSide, register
-from ogkd.methods.base import ConfigT, Folder, Supports
+from ogkd.methods.base import ConfigT, Folder
 from ogkd.prompts.bank import SINGLE
 
 
@@ -29,13 +28,11 @@ class _FromText(Method[ConfigT]):
         """Return the class texts T [C, d], rows L2-normalised."""
 
     def fit(
-        self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
-    ) -> list[Head]:
-        """Return the same head for every seed, or that of each support if it needs images."""
-        scale = text.backbone.logit_scale
-        if self.needs_images and supports:
-            return [TextHead(self.class_features(text, support), scale) for support in supports]
-        return [TextHead(self.class_features(text), scale)] * len(seeds)
+        self, support: Support | None, text: TextSide, *, seed: int, folder: Folder = None
+    ) -> Head:
+        """Return the same head for every seed, or that of the support if it needs images."""
+        given = (support,) if self.needs_images and support is not None else ()
+        return TextHead(self.class_features(text, *given), text.backbone.logit_scale)
 
     def head_for(self, head: Head, text: TextSide) -> Head:
         return TextHead(self.class_features(text), text.backbone.logit_scale)

@@ -186,7 +186,7 @@ class Classifier:
         texts = prompts if prompts is not None else [[name] for name in class_names]
         names = tuple(class_names)
         task = OneOf(names, tuple(n for n, name in enumerate(names) if name in self.card.normal))
-        text = TextSide(self.backbone, task, tuple(tuple(row) for row in texts))
+        text = TextSide(self.backbone, names, tuple(tuple(row) for row in texts), task.normal)
         card = self.card.model_copy(
             update={"asks": task.as_json(), "support_counts": (0,) * len(names), "poolings": ()}
         )

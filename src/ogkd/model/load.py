@@ -14,7 +14,7 @@ from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import digest_with, with_engine, without_engine
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.files import read_bytes, recover
-from ogkd.methods import Head, TextSide, read_head
+from ogkd.methods import Head, read_head
 from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.card import ModelCard, method_of
 from ogkd.model.classifier import CARD, WEIGHTS, Classifier
@@ -106,9 +106,8 @@ def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
 
 def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Backbone) -> Head:
     method = method_of(card)
-    text = TextSide(backbone, card.task, ())
     try:
-        head = read_head(method, tensors, text, card.logit_scale)
+        head = read_head(method, tensors, card.task, backbone, card.logit_scale)
         _refuse_other_tensors(tensors, head.tensors())
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
         raise ConfigError(
