@@ -18,7 +18,7 @@ from ogkd.backbones.builtin import (
     builtin_warning,
     is_builtin,
     mostly_strange,
-    statistics,
+    phantom_domain,
     unlike_phantoms,
     warning_of,
 )
@@ -37,8 +37,8 @@ def features(model, images):
 
 
 def test_the_statistics_are_of_the_present_model_and_small(builtin):
-    assert statistics().digest == builtin.digest, "run tools/phantom_statistics.py"
-    assert len(statistics().mean) == len(PHANTOMS)
+    assert phantom_domain().digest == builtin.digest, "run tools/phantom_statistics.py"
+    assert len(phantom_domain().mean) == len(PHANTOMS)
     assert STATISTICS.stat().st_size < 300_000
 
 

@@ -59,7 +59,7 @@ EngineOption = Annotated[str, Option(help=HELP["engine"])]
 EngineOverride = Annotated[
     str | None,
     Option(
-        help="Encode images with another engine than the fit: torch, onnx, onnx-int8, bf16, fp16."
+        help="Encode images with another engine than the fit: torch, bf16, fp16."
     ),
 ]
 
