@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ogkd.backbones import load_backbone
 from ogkd.backbones.builtin import (
+    BUILTIN_FOLDER,
     STATISTICS,
     builtin_warning,
     is_builtin,
@@ -22,7 +23,6 @@ from ogkd.backbones.builtin import (
     unlike_phantoms,
     warning_of,
 )
-from ogkd.backbones.loading import BUILTIN_FOLDER
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.images.transforms import to_pixels
 

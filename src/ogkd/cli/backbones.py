@@ -118,8 +118,8 @@ def _summary(record: Record) -> dict[str, Any]:
 
 def _record_facts(record: Record) -> dict[str, Any]:
     """Return the record, and what this machine has of it."""
+    from ogkd.backbones.builtin import BUILTIN_FOLDER
     from ogkd.backbones.hub import read_source
-    from ogkd.backbones.loading import BUILTIN_FOLDER
 
     facts = _summary(record)
     if record.format == "builtin":
