@@ -222,7 +222,8 @@ def _fetch_rest(url: str, part: Path) -> str | None:
                 file.write(chunk)
                 bar.advance(int((have + len(chunk)) / 1e6) - int(have / 1e6))
                 have += len(chunk)
-        return response.headers.get("X-Repo-Commit")
+        commit: str | None = response.headers.get("X-Repo-Commit")
+        return commit
 
 
 def _is_temporary(error: Exception) -> bool:

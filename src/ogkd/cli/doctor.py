@@ -33,6 +33,7 @@ _EXTRAS = {
     "onnx": ("onnxruntime", "ONNX export"),
     "ray": ("ray", "clusters"),
     "audit": ("cleanlab", "label-error search"),
+    "prompts": ("openai", "prompts by a language model"),
 }
 
 
@@ -51,19 +52,18 @@ def doctor(as_json: opt.JsonOption = False) -> None:
 
     The exit code is 2 if a check fails; warnings do not change it.
     """
-    findings: Iterable[Finding] = examine()
-    if as_json:
-        findings = list(findings)
-        print_json([asdict(finding) for finding in findings], ascii=True)
-    end_with(findings, quiet=as_json)
+    report_checks(examine(), as_json=as_json)
 
 
-def end_with(checks: Iterable[Finding | Check], *, quiet: bool = False) -> None:
+def report_checks(checks: Iterable[Finding | Check], *, as_json: bool = False) -> None:
     """Print each check when it is done; end with exit code 2 if one has failed."""
+    if as_json:
+        checks = list(checks)
+        print_json([asdict(check) for check in checks], ascii=True)
     failed = False
     for check in checks:
         failed = failed or check.status == "FAIL"
-        if not quiet:
+        if not as_json:
             typer.secho(f"{check.status:5}", fg=_COLOURS[check.status], nl=False)
             typer.echo(f"{check.what}: {check.found}")
             if check.fix:
