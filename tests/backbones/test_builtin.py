@@ -14,15 +14,15 @@ from torch import Tensor
 
 from ogkd.backbones import load_backbone
 from ogkd.backbones.builtin import (
+    BUILTIN_FOLDER,
     STATISTICS,
-    builtin_warning,
+    domain_warning,
     is_builtin,
     mostly_strange,
-    statistics,
+    phantom_domain,
     unlike_phantoms,
     warning_of,
 )
-from ogkd.backbones.loading import BUILTIN_FOLDER
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.images.transforms import to_pixels
 
@@ -37,8 +37,8 @@ def features(model, images):
 
 
 def test_the_statistics_are_of_the_present_model_and_small(builtin):
-    assert statistics().digest == builtin.digest, "run tools/phantom_statistics.py"
-    assert len(statistics().mean) == len(PHANTOMS)
+    assert phantom_domain().digest == builtin.digest, "run tools/phantom_statistics.py"
+    assert len(phantom_domain().mean) == len(PHANTOMS)
     assert STATISTICS.stat().st_size < 300_000
 
 
@@ -73,7 +73,7 @@ def test_another_backbone_is_never_warned_about(bert_backbone):
     [(0, 0, False), (0, 9, False), (1, 1, True), (1, 2, False), (7, 24, False), (8, 24, True)],
 )
 def test_a_few_strange_phantoms_are_no_alarm(strange, images, said):
-    assert bool(builtin_warning(strange, images)) is said
+    assert bool(domain_warning(strange, images)) is said
 
 
 @pytest.mark.shared

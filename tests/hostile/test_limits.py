@@ -14,8 +14,8 @@ import pytest
 import ogkd
 from ogkd.download import download
 from ogkd.errors import ConfigError, DataError, OgkdError
-from ogkd.prompts.chat import Endpoint
 from ogkd.prompts.check import check_bank
+from ogkd.prompts.generate import chat
 from relative_time import units
 from tiny_backbones import make_clip
 from tiny_data import write_dataset
@@ -41,8 +41,7 @@ PLACES = (
     "bench plan phantoms/few-shot --seeds 1-{number}",
     "bench plan phantoms/few-shot --shots 1-{number}",
     "bench run phantoms/few-shot --workers {number} --out runs",
-    "prompts generate --classes a,b --model m --url http://localhost/v1 --count {number} --out b",
-    "prompts generate --classes a,b --model m --url http://localhost/v1 --timeout {number} --out b",
+    "prompts new --classes a,b --model m --url http://localhost/v1 --count {number} --out b",
     "app {model} --port {number}",
 )
 
@@ -136,26 +135,13 @@ def test_an_address_that_is_none_is_one_message(url, tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"not a valid URL|not https"):
         download(url, tmp_path / "file")
     with pytest.raises(ConfigError, match="not a valid URL"):
-        Endpoint(url, "model")
+        chat(url, "model")
     if "\0" in url:
         return
     monkeypatch.setenv("HF_ENDPOINT", url)
     for line in ("backbones fetch pubmedclip", "data fetch btmri"):
         said = refused(line.split(), tmp_path)
         assert "HF_ENDPOINT is wrong" in said or line.startswith("data")
-
-
-def test_an_endpoint_that_is_not_text_is_one_message():
-    with pytest.raises(ConfigError, match="not a valid URL"):
-        Endpoint("http://a\udcffb/v1", "model")
-
-
-@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0, 1e308])
-def test_a_time_that_is_none_is_refused(seconds, tmp_path):
-    with pytest.raises(ConfigError, match="timeout"):
-        Endpoint("http://localhost/v1", "model", timeout=seconds)
-    line = "prompts generate --classes a,b --model m --url http://localhost/v1 --out b"
-    assert "timeout" in refused([*line.split(), f"--timeout={seconds}"], tmp_path)
 
 
 HALF = "a\ud800b"  # in a JSON file; a folder's name that is not UTF-8 gives "a\udcffb"

@@ -46,7 +46,6 @@ def test_a_note_tells_how_to_do_better_than_templates():
     assert note is not None
     assert "made from 12 templates" in note
     assert "ogkd prompts new" in note
-    assert "ogkd prompts generate" in note
     assert "then give the file as the prompts" in note
 
 

@@ -88,11 +88,6 @@ def test_a_good_text_has_no_faults(text):
     assert text_faults(text) == []
 
 
-def test_the_length_allowed_can_be_chosen():
-    assert text_faults("four words of stone", shortest=4) == []
-    assert text_faults(GOOD, longest=5)[0][0] == "length"
-
-
 def test_a_wrong_count_is_an_error_only_where_one_is_demanded():
     bank = sound("kidney stone", count=12)
     assert rules(bank) == set()

@@ -34,11 +34,10 @@ def test_json_of_several_forms_is_read(tmp_path, content):
     assert import_bank(path) == BANK
 
 
-def test_repetitions_are_kept_unless_they_are_to_be_dropped(tmp_path):
+def test_repetitions_are_kept(tmp_path):
     path = tmp_path / "in.json"
     path.write_text(json.dumps({"a": ["one", "two", "one", "one "], "b": ["one"]}))
     assert import_bank(path) == {"a": ["one", "two", "one", "one"], "b": ["one"]}
-    assert import_bank(path, drop_doubles=True) == {"a": ["one", "two"], "b": ["one"]}
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_it_is_fetched_from_the_pinned_commit_and_kept_as_it_is(monkeypatch):
 
 
 def test_without_a_network_it_says_what_to_do():
-    with pytest.raises(DataError, match="ogkd prompts import FILE"):
+    with pytest.raises(DataError, match="ogkd prompts fetch FILE"):
         fetch_released()
     with pytest.raises(ConfigError, match="ogkd prompts fetch released") as caught:
         read_bank(Path("released"))

@@ -23,8 +23,7 @@ from torch.nn import functional
 
 from ogkd.backbones._folder import KeyTable, Weights
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
-from ogkd.backbones._pages import give_back
-from ogkd.backbones._towers import attend, empty_embedding, tree
+from ogkd.backbones._towers import attend, empty_embedding, release_pages, tree
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
 
@@ -265,7 +264,7 @@ def frozen_linear(layer: nn.Linear, values: Tensor) -> Tensor:
         return _product(values.contiguous(), _packs[layer], layer.bias)
     if layer not in _back_packs:
         _back_packs[layer] = _pack(layer.weight.detach().mT.contiguous())
-        give_back([layer.weight])  # there are two copies of it now
+        release_pages([layer.weight])  # there are two copies of it now
     product: Tensor = _PackedLinear.apply(  # type: ignore[no-untyped-call]
         values, _packs[layer], _back_packs[layer], layer.bias
     )

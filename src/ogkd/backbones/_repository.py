@@ -17,17 +17,14 @@ from huggingface_hub import (
 )
 from huggingface_hub.errors import (
     EntryNotFoundError,
-    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     HTTPError,
     OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
 )
 
 from ogkd.backbones.catalog import Record
-from ogkd.download import hub_mirror, hub_offline
+from ogkd.download import explain_hub_error, hub_mirror, hub_offline
 from ogkd.errors import BackboneError, OgkdError
 from ogkd.files import storage_errors
 
@@ -106,18 +103,18 @@ class Repository:
     def _ask(self, name: str) -> FileFacts:
         revision = self.commit or self._revision
         url = hf_hub_url(self.hub_id, name, revision=revision, endpoint=self._endpoint)
-        found = get_hf_file_metadata(url, timeout=_SECONDS, endpoint=self._endpoint)
-        self.commit = self.commit or found.commit_hash
-        sha256 = found.etag if found.etag and _SHA256.fullmatch(found.etag) else None
-        return FileFacts(found.size or 0, sha256, cached=self._cached(name) is not None)
+        metadata = get_hf_file_metadata(url, timeout=_SECONDS, endpoint=self._endpoint)
+        self.commit = self.commit or metadata.commit_hash
+        sha256 = metadata.etag if metadata.etag and _SHA256.fullmatch(metadata.etag) else None
+        return FileFacts(metadata.size or 0, sha256, cached=self._cached(name) is not None)
 
     def _cached(self, name: str) -> Path | None:
         revision = self.commit or self._revision
-        found = try_to_load_from_cache(self.hub_id, name, cache_dir=self.cache, revision=revision)
-        if not isinstance(found, str):
+        path = try_to_load_from_cache(self.hub_id, name, cache_dir=self.cache, revision=revision)
+        if not isinstance(path, str):
             return None
-        self.commit = self.commit or Path(found).relative_to(self.cache).parts[2]
-        return Path(found)
+        self.commit = self.commit or Path(path).relative_to(self.cache).parts[2]
+        return Path(path)
 
     def download(self, name: str) -> Path:
         # The first file is requested by branch, so that the hub's cache records the branch's
@@ -145,30 +142,6 @@ class Repository:
 
     def _translate(self, error: BaseException) -> BackboneError:
         page = f"{self._endpoint}/{self.hub_id}"
-        login = "log in with `hf auth login` (or set HF_TOKEN to a token that may read it)"
-        status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
-        if isinstance(error, GatedRepoError):
-            message = (
-                f"{self.hub_id} is gated: its publisher asks you to accept terms. Accept them on "
-                f"{page}, then {login} and try again."
-            )
-        elif isinstance(error, RepositoryNotFoundError | HFValidationError):
-            message = (
-                f"The hub has no repository {self.hub_id}, or it is private. Check the name; for a "
-                f"private repository {login}."
-            )
-        elif isinstance(error, RevisionNotFoundError):
-            message = f"{self.hub_id} has no revision {self._revision}. See {page}."
-        elif status in (401, 403):
-            message = (
-                f"The hub refuses access to {self.hub_id} ({status}): {login}, and accept its "
-                f"terms on {page}."
-            )
-        elif status is not None:
-            message = f"The hub answered {status} for {self.hub_id}. Try again in a few minutes."
-        else:
-            message = (
-                f"The download of {self.hub_id} was interrupted ({error}). Try again: what has "
-                "arrived is kept."
-            )
-        return BackboneError(message)
+        return BackboneError(
+            explain_hub_error(error, self.hub_id, page=page, revision=self._revision)
+        )

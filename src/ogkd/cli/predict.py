@@ -128,7 +128,7 @@ def predict(
     IMAGES...` compares images with the texts of classes. Nothing is learned,
     and the probabilities are not calibrated.
     """
-    from ogkd.backbones.builtin import builtin_warning
+    from ogkd.backbones.builtin import domain_warning
     from ogkd.datasets.bags import grouped
     from ogkd.images.ref import advice_once
     from ogkd.model.bags import decide_bags
@@ -228,7 +228,7 @@ def predict(
     except BrokenPipeError:
         return  # the reader of our output has finished (`| head`)
     asked = len(refs) if rule is None else number
-    if warning := builtin_warning(real, asked - failed):
+    if warning := domain_warning(real, asked - failed):
         say(f"WARNING: {warning}")
     if strange:
         say(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ogkd.backbones.builtin import domain_warning
 from ogkd.datasets.case import Case, Dataset, require_files
 from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.task import Task
@@ -149,7 +150,7 @@ def predict_labelled(
             decisions.append(replace(decision, image_logits=None, weights=None))
             bar.advance()
     foreign = Counter(decision.out_of_domain for decision in decisions)[True]
-    if warning := classifier.backbone.domain_warning_for(foreign, len(decisions)):
+    if warning := domain_warning(foreign, len(decisions)):
         warnings.append(warning)
     predictions = LabelledPredictions(
         task=task,

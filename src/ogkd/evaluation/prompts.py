@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from ogkd.backbones.base import Backbone
 from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import select_prompts, teacher_prototypes
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.case import Dataset
 from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
@@ -87,7 +87,7 @@ def _remarks(name: str, scores: Sequence[PromptScore], room: int) -> Iterator[Fi
 def zero_shot_accuracy(
     backbone: Backbone,
     bank: Mapping[str, Sequence[str]],
-    data: Manifest,
+    data: Dataset,
     *,
     splits: Sequence[str] = ("train", "val"),
     select_on: Sequence[str] | None = None,
@@ -116,7 +116,7 @@ def zero_shot_accuracy(
     return {"images": len(labels), "accuracy": accuracy, "kept": kept, "tau": tau}
 
 
-def _images(backbone: Backbone, data: Manifest, splits: Sequence[str]) -> tuple[Tensor, list[int]]:
+def _images(backbone: Backbone, data: Dataset, splits: Sequence[str]) -> tuple[Tensor, list[int]]:
     """Features [N, d] and labels."""
     items = [item for item in data.items if not item.split or item.split in splits]
     if not items:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ogkd.backbones import Backbone, catalog, load_backbone
 from ogkd.backbones.builtin import (
-    builtin_warning,
+    domain_warning,
     is_builtin,
     mostly_strange,
     unlike_phantoms,
@@ -83,7 +83,7 @@ def best_present() -> str | None:
 
 def warning_about(backbone: Backbone, images: Sequence[ImageRef]) -> str:
     """The warning if this is the built-in model and the images are not phantoms; else nothing."""
-    return builtin_warning(*_look(backbone, images)) if is_builtin(backbone) else ""
+    return domain_warning(*_look(backbone, images)) if is_builtin(backbone) else ""
 
 
 def _look(builtin: Backbone, images: Sequence[ImageRef]) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from safetensors.torch import save as tensor_bytes
 from torch import Tensor
 
 from ogkd.backbones import Backbone
+from ogkd.backbones.builtin import domain_warning
 from ogkd.core.pooling import Pooling
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.grouping import Grouping
@@ -160,7 +161,7 @@ class Classifier:
         if not decisions:
             raise DataError("No image was given to predict.")
         foreign = sum(decision.out_of_domain is True for decision in decisions)
-        if warning := self.backbone.domain_warning_for(foreign, len(decisions)):
+        if warning := domain_warning(foreign, len(decisions)):
             warnings.warn(warning, OgkdWarning, stacklevel=3)
         return decisions
 

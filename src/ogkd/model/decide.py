@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ogkd.backbones.builtin import OUT_OF_DOMAIN
 from ogkd.core.pooling import Pooling
 from ogkd.datasets.case import Case
 from ogkd.datasets.names import fold_name
@@ -437,7 +438,7 @@ class Decider:
     def _reasons(self, decision: Decision, answer: Answer) -> Iterator[str]:
         """Why a person should judge: the model is unsure, or has seen nothing like it."""
         if decision.out_of_domain:
-            yield self.classifier.backbone.domain_warning
+            yield OUT_OF_DOMAIN
         if answer.unsure and answer.verdicts is not None:
             pairs = zip(self.task.names, answer.verdicts, strict=True)
             yield f"It is unsure about: {', '.join(n for n, word in pairs if word == 'unsure')}."
