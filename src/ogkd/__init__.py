@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ogkd import methods, plugins
     from ogkd.backbones import Backbone, load_backbone
     from ogkd.core import geometry, losses, teacher
-    from ogkd.datasets.read import read_manifest
+    from ogkd.datasets.read import read_dataset
     from ogkd.evaluation.calibrate import calibrate
     from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ogkd.model.explain import Evidence, evidence, explain
     from ogkd.model.load import load
     from ogkd.model.picture import draw
-    from ogkd.model.policy import Policy
+    from ogkd.model.decide import Policy
     from ogkd.report import report, show_results
 
     __version__: str
@@ -80,7 +80,7 @@ __all__ = [
     "methods",
     "plugins",
     "read_image",
-    "read_manifest",
+    "read_dataset",
     "register",
     "report",
     "show_results",
@@ -91,7 +91,7 @@ __all__ = [
 _MODULES = {  # module: what it offers here
     "ogkd.backbones": ("Backbone", "load_backbone"),
     "ogkd.core": ("geometry", "losses", "teacher"),
-    "ogkd.datasets.read": ("read_manifest",),
+    "ogkd.datasets.read": ("read_dataset",),
     "ogkd.evaluation": ("evaluate",),
     "ogkd.evaluation.calibrate": ("calibrate",),
     "ogkd.fitting.estimator": ("OGKDClassifier",),
@@ -102,7 +102,7 @@ _MODULES = {  # module: what it offers here
     "ogkd.model.calibration": ("Calibration",),
     "ogkd.model.classifier": ("Classifier",),
     "ogkd.model.load": ("load",),
-    "ogkd.model.policy": ("Policy",),
+    "ogkd.model.decide": ("Policy",),
     "ogkd.report": ("show_results",),
     "ogkd.model.explain": ("Evidence", "evidence", "explain"),
     "ogkd.model.picture": ("draw",),

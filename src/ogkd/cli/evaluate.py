@@ -19,7 +19,6 @@ from ogkd.cli.data import data_folder
 from ogkd.cli.output import (
     calibration_lines,
     evaluation_lines,
-    finding_lines,
     print_json,
     say,
     write_csv,
@@ -29,7 +28,7 @@ from ogkd.files import write_json
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
-    from ogkd.datasets.manifest import Manifest
+    from ogkd.datasets.case import Dataset
     from ogkd.evaluation import LabelledPredictions
     from ogkd.features.unreadable import BadFile
     from ogkd.model.classifier import Classifier
@@ -55,12 +54,10 @@ class InputOptions:
 
     def read(self, split: str, *, calibrated: bool = True) -> _Inputs:
         """Load the model and read the data."""
-        from ogkd.datasets.bags import in_bags
         from ogkd.datasets.fetch import resolve_data
-        from ogkd.features.unreadable import list_reasons, readable_items
-        from ogkd.images import SliceRule
+        from ogkd.datasets.grouping import Grouping
+        from ogkd.features.unreadable import list_reasons, readable_cases
 
-        rule = None if self.slice is None else SliceRule.parse(self.slice)
         classifier = ogkd.load(
             self.model,
             backbone=self.backbone,
@@ -68,43 +65,33 @@ class InputOptions:
             engine=self.engine,
             calibrated=calibrated,
         )
-        bags = classifier.card.bags
-        manifest = resolve_data(
+        dataset = resolve_data(
             self.data,
             root=self.root,
             class_names=opt.read_classes(self.classes),
             findings=opt.read_classes(self.findings),
-            bags=None if bags is None else bags.by,
         )
-        part = replace(manifest, items=tuple(manifest.part(split)))
-        if bags is None:
-            part = part.sliced(rule or classifier.card.slice_rule)
-        elif self.on_error == "skip":  # picture by picture
-            normal = [
-                n for n, name in enumerate(part.class_names) if name in classifier.card.normal
-            ]
-            part = in_bags(part, bags.rule, normal=normal)
+        part = dataset.with_cases(dataset.part(split))
+        if self.slice is not None:
+            part = Grouping.parse(slice=self.slice).apply(part)
         skipped = None
         if self.on_error == "skip":
-            items, skipped = readable_items(part.items, manifest.class_names)
-            part = replace(part, items=tuple(items))
+            grouping = classifier.card.grouping
+            cases, skipped = readable_cases(grouping.expand(part.cases), part.task)
+            part = part.with_cases(cases)
             files = counted(len(skipped), "file")
-            say(f"Left out {files} that cannot be read; {len(items)} remain.")
+            say(f"Left out {files} that cannot be read; {len(cases)} remain.")
             if skipped:
                 say(list_reasons(skipped))
-        return _Inputs(classifier, manifest, part, skipped)
+        return _Inputs(classifier, dataset, part, skipped)
 
 
 @dataclass(frozen=True)
 class _Inputs:
     classifier: Classifier
-    manifest: Manifest
-    part: Manifest  # of the manifest, to use
+    dataset: Dataset
+    part: Dataset  # to use
     skipped: list[BadFile] | None  # None unless unreadable files are skipped
-
-    @property
-    def unit(self) -> str:
-        return "image" if self.classifier.card.bags is None else "bag"
 
 
 @dataclass(frozen=True)
@@ -172,7 +159,7 @@ class EvaluationOptions:
             )
         if note := engine_note(classifier):
             say(f"Note: {note}")
-        if not inputs.manifest.has_splits and not classifier.card.seen:
+        if not inputs.dataset.has_splits and not classifier.card.seen:
             say(
                 f"Note: {options.data} has no splits, so all of its images are evaluated. If the "
                 "model learned from some of them, the results look better than they are."
@@ -193,7 +180,7 @@ class _Evaluation:
         write_report(
             file,
             self.inputs.classifier,
-            self.inputs.manifest,
+            self.inputs.dataset,
             self.judged,
             command=shlex.join(["ogkd", *sys.argv[1:]]),
             show_names=self.options.names,
@@ -254,8 +241,7 @@ def evaluate(
     if as_json:
         print_json(found.result, ascii=True)
     else:
-        lines = finding_lines if found.judged.findings else evaluation_lines
-        typer.echo("\n".join(lines(found.result, everything=everything)))
+        typer.echo("\n".join(evaluation_lines(found.result, everything=everything)))
 
 
 def report(
@@ -280,7 +266,7 @@ def report(
     if check:
         from ogkd.audit import audit_data
 
-        audit = audit_data(found.inputs.manifest, root=data_folder(inputs.data))
+        audit = audit_data(found.inputs.dataset, root=data_folder(inputs.data))
     found.write_report(out, audit)
     found.write_skipped(out)
     typer.echo(f"Report on {counted(len(found.judged.labels), found.judged.unit)}: {out}")
@@ -314,7 +300,6 @@ def calibrate(
     and the limits below which it answers no and above which yes.
     """
     from ogkd.model.calibration import CALIBRATION
-    from ogkd.model.findings import FindingsCalibration
 
     # The old calibration is not read: even a damaged one can be replaced.
     read = inputs.read(split, calibrated=False)
@@ -329,45 +314,21 @@ def calibrate(
     )
     place = inputs.model / CALIBRATION
     found.write(place)
-    if isinstance(found, FindingsCalibration):
-        typer.echo("\n".join(calibration_lines(read.classifier.class_names, found)))
-        typer.echo(f"Wrote {place}")
-        return
-    held_out = len(found.confidences)
-    typer.echo(
-        f"Calibrated on {counted(found.images, read.unit)}: {found.images - held_out} for the "
-        f"temperature, {held_out} for the sets and thresholds."
-    )
-    change = "less" if found.temperature > 1 else "more"
-    typer.echo(
-        f"temperature {found.temperature:.3f}: the model is now {change} confident than before."
-        if found.applied
-        else f"temperature 1: {found.reason}"
-    )
-    typer.echo(f"accuracy on those {held_out}: {100 * sum(found.correct) / held_out:.1f} %")
+    typer.echo("\n".join(calibration_lines(read.classifier, found)))
     typer.echo(f"Wrote {place}")
 
 
 def _write_rows(file: Path, found: _Evaluation, *, paths: bool, excel: bool) -> None:
     """Write a row per image: hash, path (if asked for), truth, answer and probabilities."""
-    from ogkd.datasets.findings import finding_cells
-
     judged = found.judged
-    names, p = judged.class_names, judged.probabilities(found.inputs.classifier.calibration)
-    columns = ["truth", "prediction", "probability", *names]
-    if judged.findings:
-        columns = [column for name in names for column in (name, f"{name} probability")]
+    task, p = judged.task, judged.probabilities(found.inputs.classifier.calibration)
+    answers = task.answers(p, None)
     with write_csv(file, excel=excel) as opened:
         table = csv.writer(opened, lineterminator="\n")
-        table.writerow([*(["image", "path"] if paths else ["image"]), *map(harmless, columns)])
-        for key, image, truth, row in zip(
-            judged.keys, judged.images, judged.labels, p, strict=True
-        ):
-            shares = [f"{value:.6f}" for value in row]
-            if judged.findings:
-                pairs = zip(finding_cells(truth), shares, strict=True)
-                cells = [cell for pair in pairs for cell in pair]
-            else:
-                best = int(row.argmax())
-                cells = [harmless(names[truth]), harmless(names[best]), shares[best], *shares]
-            table.writerow([key, *([harmless_path(image)] if paths else []), *cells])
+        for number, (case, answer) in enumerate(zip(judged.cases, answers, strict=True)):
+            cells = task.judged_cells(case.target, answer)
+            first = ["image", "path"] if paths else ["image"]
+            if not number:
+                table.writerow([*first, *(harmless(name) for name, _ in cells)])
+            image = [harmless_path(judged.images[number])] if paths else []
+            table.writerow([case.fingerprint, *image, *(harmless(cell) for _, cell in cells)])

@@ -54,14 +54,13 @@ def fit(**options: Any) -> None:
     card = fitted.card
     seconds = time.perf_counter() - began
     counts = zip(card.class_names, card.support_counts, strict=True)
-    number = len(card.support_images) if card.findings else sum(card.support_counts)
-    images = counted(number, "image" if card.bags is None else "bag")
-    if card.bags is not None:
-        images += f" of {counted(card.bags.pictures, 'picture')}"
+    images = counted(card.images, "image")
+    if card.poolings:
+        images = f"{counted(fitted.card.learned_cases, request.grouping.unit)} of {images}"
     each = ", ".join(f"{name} {count}" for name, count in counts)
     when = "before; --restart fits again" if found else f"in {seconds:.1f} s"
     typer.echo(f"Fitted {card.method} on {images} ({each}) {when}.")
-    if card.method == FitRequest.method and not card.findings:
+    if card.method == FitRequest.method and not fitted.task.affine:
         say(f"{card.method} is the default; --method ogkd learns a prompt, as the paper does.")
     _print_next(options["out"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -17,11 +17,10 @@ from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
-    from ogkd.datasets.bags import BagRule
+    from ogkd.datasets.case import Case
     from ogkd.features import EncodedBatch
     from ogkd.features.ray_encode import RayWorkers
     from ogkd.images import ImageRef
-    from ogkd.model.card import ModelCard
     from ogkd.model.classifier import Classifier
 
 # What the options of a fit do; other commands have some of them too.
@@ -43,7 +42,7 @@ FindingsOption = Annotated[
     str | None, Option("--findings", help=f"{HELP['findings']} Separated by commas.")
 ]
 SliceOption = Annotated[str | None, Option(help=HELP["slice"])]
-BagsOption = Annotated[str | None, Option(help=HELP["bags"])]
+CasesOption = Annotated[str | None, Option(help=HELP["cases"])]
 SlicesOption = Annotated[str | None, Option(help=HELP["slices"])]
 
 # Models
@@ -128,22 +127,23 @@ class EncodingOptions(RayOptions):
             say(f"Note: {what} {advice}")
         return [image.sliced(rule) for image in find_images(images)]
 
-    def find_bags(self, images: Sequence[Path], rule: BagRule) -> list[tuple[ImageRef, str | None]]:
-        """Images with the bags that tables among the arguments name."""
-        from ogkd.datasets.tables import read_bag_table
+    def find_cases(self, images: Sequence[Path]) -> list[Case]:
+        """A case for each image in files, folders and tables."""
+        from ogkd.datasets.case import unlabelled_cases
+        from ogkd.datasets.tables import read_unlabelled_table
 
-        found: list[tuple[ImageRef, str | None]] = []
+        cases: list[Case] = []
         for path in images:
             if path.suffix.lower() in (".csv", ".tsv"):
-                found += read_bag_table(path, rule.by)
+                cases += read_unlabelled_table(path)
             else:
-                found += [(image, None) for image in self.find([path])]
-        return found
+                cases += unlabelled_cases(self.find([path]))
+        return cases
 
     def encode(
         self,
         backbone: Backbone,
-        images: Sequence[ImageRef],
+        images: Iterable[ImageRef],
         *,
         place: str,
         engine: str,
@@ -168,23 +168,6 @@ class EncodingOptions(RayOptions):
             deep=deep,
             batch_size=size,
         )
-
-
-def bag_rule(
-    card: ModelCard, bags: str | None, slices: str | None, *, pictures: bool
-) -> BagRule | None:
-    """What makes a bag for a model: what it was fitted on, or these options; None without bags."""
-    from ogkd.datasets.bags import BagRule
-
-    if card.bags is None:
-        for option, value in (("bags", bags), ("slices", slices), ("pictures", pictures or None)):
-            if value is not None:
-                raise ConfigError(
-                    f"--{option} is for models of bags, but this one answers single images. Fit "
-                    "one with --bags or --slices."
-                )
-        return None
-    return BagRule.of(bags or card.bags.by, slices or card.bags.slices) or BagRule()
 
 
 def split_list(text: str) -> list[str]:
@@ -234,16 +217,6 @@ def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
         except ValueError:
             settings[key] = value
     return settings
-
-
-def require_calibration(classifier: Classifier, **wanted: float | None) -> None:
-    """Refuse options that need a calibrated model, before the library does in its own words."""
-    for option, value in wanted.items():
-        if value is not None and classifier.calibration is None:
-            raise ConfigError(
-                f"--{option.replace('_', '-')} needs a calibrated model, and this one is not: run "
-                "`ogkd calibrate MODEL DATA` with labelled images that it did not learn from."
-            )
 
 
 def refuse_folders(**files: Path | None) -> None:

@@ -18,7 +18,8 @@ from ogkd.kinds import is_text_file
 from ogkd.notebook import text_table
 
 if TYPE_CHECKING:
-    from ogkd.model.findings import FindingsCalibration
+    from ogkd.model.calibration import Calibration
+    from ogkd.model.classifier import Classifier
 
 _MOST_CLASSES = 12  # a larger confusion matrix is only written to --out
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa")
@@ -254,7 +255,7 @@ def _sets(result: dict[str, Any]) -> Iterator[str]:
         yield f"None with {' or '.join(few)}: too few {of}."
 
 
-def finding_lines(result: dict[str, Any], *, everything: bool = False) -> Iterator[str]:
+def _finding_lines(result: dict[str, Any], *, everything: bool = False) -> Iterator[str]:
     """The lines that `ogkd evaluate` prints: the verdict, and what is known of each finding."""
     from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows
 
@@ -276,20 +277,48 @@ def finding_lines(result: dict[str, Any], *, everything: bool = False) -> Iterat
     yield from text_table(*limit_rows(result))
 
 
-def calibration_lines(names: Sequence[str], found: FindingsCalibration) -> Iterator[str]:
-    """The lines that `ogkd calibrate` prints: images of each finding, and its limits."""
-    yield f"Calibrated on {found.images} images; two thirds of them give the limits."
-    rows = [
-        [name, len(one.present), len(one.absent), f"{100 * limit.no_below:.1f}", f"{above:.1f}"]
-        for name, one, limit in zip(names, found.scores, found.limits(), strict=True)
-        for above in (100 * limit.yes_above,)
-    ]
+def calibration_lines(classifier: Classifier, calibration: Calibration) -> Iterator[str]:
+    """The lines that `ogkd calibrate` prints."""
+    yield from _CALIBRATED[classifier.task.kind](classifier, calibration)
+
+
+def _temperature_lines(classifier: Classifier, calibration: Calibration) -> Iterator[str]:
+    [question] = calibration.questions
+    held_out = len(question.confidences)
+    yield (
+        f"Calibrated on {counted(calibration.cases, classifier.card.grouping.unit)}: "
+        f"{calibration.cases - held_out} for the temperature, {held_out} for the sets and "
+        "thresholds."
+    )
+    change = "less" if question.temperature > 1 else "more"
+    yield (
+        f"temperature {question.temperature:.3f}: the model is now {change} confident than before."
+        if question.applied
+        else f"temperature 1: {question.reason}"
+    )
+    yield f"accuracy on those {held_out}: {100 * sum(question.correct) / held_out:.1f} %"
+
+
+def _limit_lines(classifier: Classifier, calibration: Calibration) -> Iterator[str]:
+    """Images of each finding, and the limits of its answers."""
+    task = classifier.task
+    yield f"Calibrated on {calibration.cases} images; two thirds of them give the limits."
+    rows = []
+    limits = calibration.limits(task)
+    for name, question, limit in zip(task.names, calibration.questions, limits, strict=True):
+        absent, present = question.scores
+        shown = [f"{100 * limit[1]:.1f}", f"{100 * (1 - limit[0]):.1f}"]
+        rows.append([name, len(present), len(absent), *shown])
     yield from text_table(["finding", "with it", "without", "no below (%)", "yes above (%)"], rows)
-    if found.sensitivity is not None:
+    if calibration.sensitivity is not None:
         yield (
-            f"With {100 * found.confidence:g} % confidence, at most "
-            f"{100 * (1 - found.sensitivity):g} % of the images with a finding are answered no."
+            f"With {100 * calibration.confidence:g} % confidence, at most "
+            f"{100 * (1 - calibration.sensitivity):g} % of the images with a finding are answered "
+            "no."
         )
+
+
+_CALIBRATED = {"classes": _temperature_lines, "findings": _limit_lines}
 
 
 def width() -> int:

@@ -1,23 +1,21 @@
-"""`ogkd predict`: one row per image, as CSV or JSON lines."""
+"""`ogkd predict`: one row per case, as CSV or JSON lines."""
 
 from __future__ import annotations
 
-import csv
-import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 from typer import Option
 
 import ogkd
-from ogkd.cells import BOM, harmless, harmless_path
+from ogkd.cells import BOM
 from ogkd.cli import options as opt
 from ogkd.cli.output import say, write_csv
 from ogkd.errors import ConfigError
@@ -25,12 +23,76 @@ from ogkd.files import storage_errors, write_atomically
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
+    from ogkd.datasets.grouping import Grouping
     from ogkd.features.encode import EncodedBatch
+    from ogkd.images import ImageRef
     from ogkd.model.classifier import Classifier
-    from ogkd.model.decide import Decision
+    from ogkd.model.decide import Decision, Policy
     from ogkd.progress import Bar
 
-_YES_OR_NO = {None: "", True: "yes", False: "no"}
+
+@dataclass(frozen=True)
+class GuaranteeOptions:
+    """What is to be guaranteed about the answers."""
+
+    max_risk: Annotated[
+        float | None,
+        Option(help="Abstain so that at most this share of the other predictions is wrong."),
+    ] = None
+    confidence: Annotated[
+        float, Option(help="Confidence with which --max-risk and --sensitivity hold.")
+    ] = 0.9
+    coverage: Annotated[
+        float | None, Option(help="How often `set` contains the true class (default: 0.9).")
+    ] = None
+    prior: Annotated[
+        str | None,
+        Option(
+            metavar="CLASS=SHARE,...", help="How frequent the classes are (default: equally)."
+        ),
+    ] = None
+    sensitivity: Annotated[
+        float | None,
+        Option(
+            help="Several findings: answer no so that this share of the images with one is kept "
+            "(default: that of `ogkd calibrate`)."
+        ),
+    ] = None
+
+    def policy(self) -> Policy:
+        from ogkd.model.decide import Policy
+
+        return Policy(
+            self.max_risk,
+            self.confidence,
+            self.coverage,
+            opt.read_prior(self.prior),
+            self.sensitivity,
+        )
+
+
+@dataclass(frozen=True)
+class CaseOptions:
+    """What makes a case."""
+
+    cases: Annotated[
+        str | None,
+        Option(help="What makes a case, if not what the model was fitted on: as for `ogkd fit`."),
+    ] = None
+    slices: Annotated[
+        str | None, Option(help="Which slices, if not those that the model was fitted on.")
+    ] = None
+    each_image: Annotated[
+        bool, Option("--each-image", help="Also a row for each image of a case, after its own.")
+    ] = False
+
+    def grouping(self, classifier: Classifier, slice: str | None) -> Grouping:
+        """What the model was fitted on, changed by these options."""
+        from ogkd.datasets.grouping import Grouping
+
+        known = classifier.card.grouping.as_json()
+        given = {"by": self.cases, "slices": self.slices, "slice": slice}
+        return Grouping.parse(**known | {k: v for k, v in given.items() if v is not None})
 
 
 def predict(
@@ -54,43 +116,10 @@ def predict(
         Literal["csv", "jsonl"], Option(help="A CSV table, or one JSON object per line.")
     ] = "csv",
     explain: Annotated[
-        Path | None, Option(help="Write evidence maps to this folder, one PNG per image.")
+        Path | None, Option(help="Write evidence maps to this folder, one PNG per case.")
     ] = None,
-    max_risk: Annotated[
-        float | None,
-        Option(help="Abstain so that at most this share of the other predictions is wrong."),
-    ] = None,
-    confidence: Annotated[float, Option(help="Confidence with which --max-risk holds.")] = 0.9,
-    coverage: Annotated[
-        float | None, Option(help="How often `set` contains the true class (default: 0.9).")
-    ] = None,
-    sets: Annotated[
-        Literal["lac", "aps"], Option(help="Kind of sets: lac (smallest) or aps.")
-    ] = "lac",
-    prior: Annotated[
-        str | None,
-        Option(
-            metavar="CLASS=SHARE,...",
-            help="How frequent the classes are (default: equally).",
-        ),
-    ] = None,
-    sensitivity: Annotated[
-        float | None,
-        Option(
-            help="Several findings: answer no so that this share of the images with one is kept "
-            "(default: that of `ogkd calibrate`)."
-        ),
-    ] = None,
-    bags: Annotated[
-        str | None,
-        Option(help="What makes a bag, if not what the model was fitted on: as for `ogkd fit`."),
-    ] = None,
-    slices: Annotated[
-        str | None, Option(help="Which slices, if not those that the model was fitted on.")
-    ] = None,
-    pictures: Annotated[
-        bool, Option("--pictures", help="Also a row for each picture of a bag, after its own.")
-    ] = False,
+    guarantees: GuaranteeOptions,
+    how: CaseOptions,
     excel: opt.ExcelOption = False,
     backbone: Annotated[
         str | None,
@@ -106,7 +135,7 @@ def predict(
 ) -> None:
     """Classify images and print one row for each.
 
-    Columns: path, prediction, probability, abstain, set, unfamiliar, error,
+    Columns: path, prediction, probability, set, abstain, unfamiliar, error,
     and the probability of every class.
 
     A file that cannot be read gets a row with the reason, and the exit code is
@@ -117,29 +146,23 @@ def predict(
     A model of several findings prints for each of them yes, no or unsure, and its
     probability. For very large folders, --ray spreads the work over a cluster.
 
-    A model that was fitted on bags of pictures (`ogkd fit --bags` or --slices)
-    gives a row for each bag, with the pictures that decided it. Where a column
-    of a table makes a bag, give such a table for IMAGES.
+    A model that was fitted on cases of several images (`ogkd fit --cases` or
+    --slices) gives a row for each case, with the images that decided it. Where a
+    column of a table makes a case, give such a table for IMAGES.
 
     --prior reweights probabilities where classes are not equally frequent.
-    With it the guarantees of a calibration do not hold and are not given.
 
     Without any labelled image: `ogkd predict --zero-shot "normal, cataract"
     IMAGES...` compares images with the texts of classes. Nothing is learned,
     and the probabilities are not calibrated.
     """
-    from ogkd.backbones.builtin import domain_warning
-    from ogkd.datasets.bags import grouped
-    from ogkd.images.ref import advice_once
-    from ogkd.model.bags import decide_bags
     from ogkd.model.decide import Decider
-    from ogkd.model.policy import Policy
     from ogkd.progress import progress_bar
 
     encoding.cluster()  # refuses what cannot work, before anything is read
     opt.refuse_folders(out=out)
     opt.refuse_excel(excel, format)
-    policy = Policy(max_risk, confidence, coverage, sets, opt.read_prior(prior), sensitivity)
+    policy = guarantees.policy()
     if zero_shot is None:
         if prompts is not None:
             raise ConfigError("--prompts only applies to --zero-shot, which is not given.")
@@ -148,114 +171,139 @@ def predict(
                 f"Give image files or folders after the model: ogkd predict {model} IMAGES..."
             )
         classifier = ogkd.load(model, backbone=backbone, device=encoding.device, engine=engine)
-        rule = opt.bag_rule(classifier.card, bags, slices, pictures=pictures)
-        if rule is not None:
-            named = grouped(encoding.find_bags(images, rule), rule)
-            refs = [ref for _, ref in named]
-        else:
-            refs = classifier.refs(encoding.find(images))
+        paths = images
     else:
-        _refuse_guarantees(max_risk=max_risk, coverage=coverage, sensitivity=sensitivity)
-        if bags is not None or slices is not None or pictures:
-            raise ConfigError("Zero-shot answers single images. Fit a model to answer bags.")
-        found = encoding.find([model, *(images or [])])
-        classifier = ogkd.zero_shot(
-            opt.read_classes(zero_shot) or [],
-            backbone=backbone or FitRequest.backbone,
-            prompts=prompts,
-            images=found if backbone is None else (),  # else it warns now, and below again
-            device=encoding.device,
-            engine=engine or FitRequest.engine,
-            say=say,
-        )
-        say(
-            f"Zero-shot with {classifier.card.backbone.short_name}: nothing was learned from "
-            "images, and the probabilities are not calibrated."
-        )
-        refs, rule = classifier.refs(found), None
-    explained = classifier.head.ranking is not None or prior is not None  # by the library
-    needs = None if explained else coverage
-    if not classifier.card.findings:  # which the library refuses or explains itself
-        opt.require_calibration(classifier, max_risk=max_risk, coverage=needs)
+        paths = [model, *(images or [])]
+        classifier = _zero_shot(zero_shot, prompts, paths, backbone, engine, encoding)
+    grouping = how.grouping(classifier, encoding.slice)
+    cases = grouping.expand(grouping.merge(encoding.find_cases(paths)))
     decider = Decider(classifier, policy)
     if explain is not None:
         _prepare(explain)
     for note in decider.notes:
         say(note)
-    said = len(decider.notes)
     card = classifier.card.backbone
-    batches = encoding.encode(
-        classifier.backbone,
-        refs,
-        place=backbone or card.name,
-        engine=engine or card.engine,
-        patches=explain is not None and rule is None,
-        deep=classifier.deep,
-    )
-    failed = strange = real = number = 0
-    install = ""
+
+    def encode(refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
+        return encoding.encode(
+            classifier.backbone,
+            refs,
+            place=backbone or card.name,
+            engine=engine or card.engine,
+            patches=explain is not None and not grouping.joins_images,
+            deep=classifier.deep,
+        )
+
+    decisions = decider.decide(cases, encode, patches=explain is not None)
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
-    bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(refs))
+    bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(cases))
     if out is not None:
         output = write_csv(out, excel=excel)
     elif sys.stdout.isatty():
         bars = nullcontext()  # the rows themselves are printed on the terminal
     try:
         with output as file, bars as bar:
-            rows = (
-                decider.decide_batches(_counted(batches, bar))
-                if rule is None
-                else decide_bags(
-                    decider, _counted(batches, bar), [name for name, _ in named], pictures=pictures
-                )
-            )
-            # What cannot be answered fails before anything is written.
-            rows = chain([next(rows)], rows)
-            for note in decider.notes[said:]:
-                say(note)
             if excel and out is None:
                 file.write(BOM)
-            findings, bagged = classifier.card.findings, rule is not None
-            write = _writer(file, classifier.class_names, format, findings=findings, bags=bagged)
-            for number, row in enumerate(rows, start=1):
-                failed += row.error is not None
-                install = install or advice_once([row.error or ""])[1]
-                strange += row.unfamiliar is True and not row.not_phantom
-                real += row.not_phantom is True
-                if explain is not None and row.error is None and row.weight is None:
-                    _draw(classifier, row, explain, number)
-                write(row)
+            summary = _write(
+                file, classifier, decisions, bar, format, explain,
+                joined=grouping.joins_images, each_image=how.each_image,
+            )  # fmt: skip
     except BrokenPipeError:
         return  # the reader of our output has finished (`| head`)
-    asked = len(refs) if rule is None else number
-    if warning := domain_warning(real, asked - failed):
-        say(f"WARNING: {warning}")
-    if strange:
-        say(
-            f"Warning: {strange} of {asked} image(s) are unlike everything that the model "
-            "learned from (see `unfamiliar`), perhaps of another modality or organ. Do not rely on "
-            "these predictions."
-        )
-    if failed:
-        say(f"{failed} of {asked} file(s) could not be read. {install}".rstrip())
+    summary.print(len(cases))
+    if summary.failed:
         sys.exit(1)
 
 
-def _counted(batches: Iterable[EncodedBatch], bar: Bar | None) -> Iterator[EncodedBatch]:
-    for batch in batches:
-        yield batch
-        if bar is not None:
-            bar.advance(len(batch.images))
+@dataclass
+class _Summary:
+    """What is said after the table."""
 
+    failed: int = 0
+    unfamiliar: int = 0
+    foreign: int = 0
+    install: str = ""
 
-def _refuse_guarantees(**wanted: float | None) -> None:
-    for option, value in wanted.items():
-        if value is not None:
-            raise ConfigError(
-                f"--{option.replace('_', '-')} needs a calibrated model, and zero-shot has none. "
-                "With labelled images: `ogkd fit DATA -m zero-shot-ensemble -o MODEL`, then `ogkd "
-                "calibrate MODEL DATA`, then predict with that model."
+    def count(self, decision: Decision) -> None:
+        from ogkd.images.ref import advice_once
+
+        self.failed += decision.error is not None
+        self.install = self.install or advice_once([decision.error or ""])[1]
+        self.unfamiliar += decision.unfamiliar is True and not decision.out_of_domain
+        self.foreign += decision.out_of_domain is True
+
+    def print(self, cases: int) -> None:
+        from ogkd.backbones.builtin import domain_warning
+
+        if warning := domain_warning(self.foreign, cases - self.failed):
+            say(f"WARNING: {warning}")
+        if self.unfamiliar:
+            say(
+                f"Warning: {self.unfamiliar} of {cases} image(s) are unlike everything that the "
+                "model learned from (see `unfamiliar`), perhaps of another modality or organ. Do "
+                "not rely on these predictions."
             )
+        if self.failed:
+            text = f"{self.failed} of {cases} file(s) could not be read. {self.install}"
+            say(text.rstrip())
+
+
+def _write(
+    file: TextIO,
+    classifier: Classifier,
+    decisions: Iterator[Decision],
+    bar: Bar | None,
+    format: Literal["csv", "jsonl"],
+    explain: Path | None,
+    *,
+    joined: bool,
+    each_image: bool,
+) -> _Summary:
+    from ogkd.model.table import row_writer
+
+    summary = _Summary()
+    first = list(_first(decisions))  # what cannot be answered fails before anything is written
+    write = row_writer(file, classifier.task, format, joined=joined, each_image=each_image)
+    for number, decision in enumerate(chain(first, decisions), start=1):
+        summary.count(decision)
+        if explain is not None and decision.answer is not None:
+            _draw(classifier, decision, explain, number)
+        write(decision)
+        if bar is not None:
+            bar.advance()
+    return summary
+
+
+def _first(decisions: Iterator[Decision]) -> Iterator[Decision]:
+    for decision in decisions:
+        yield decision
+        return
+
+
+def _zero_shot(
+    classes: str,
+    prompts: str | None,
+    paths: list[Path],
+    backbone: str | None,
+    engine: str | None,
+    encoding: opt.EncodingOptions,
+) -> Classifier:
+    classifier = ogkd.zero_shot(
+        opt.read_classes(classes) or [],
+        backbone=backbone or FitRequest.backbone,
+        prompts=prompts,
+        # Else it warns now, and at the end again.
+        images=[case.image for case in encoding.find_cases(paths)] if backbone is None else (),
+        device=encoding.device,
+        engine=engine or FitRequest.engine,
+        say=say,
+    )
+    say(
+        f"Zero-shot with {classifier.card.backbone.short_name}: nothing was learned from "
+        "images, and the probabilities are not calibrated."
+    )
+    return classifier
 
 
 def _prepare(folder: Path) -> None:
@@ -268,107 +316,11 @@ def _prepare(folder: Path) -> None:
             pass
 
 
-def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> None:
+def _draw(classifier: Classifier, decision: Decision, folder: Path, number: int) -> None:
     """Write the evidence for the predicted class; the row number makes file names unique."""
-    from ogkd.features import encode_files
     from ogkd.model.explain import evidence_of
 
-    if row.bag is not None and row.image is not None:  # the picture that decided it
-        [batch] = encode_files(classifier.backbone, [row.image], patches=True, deep=classifier.deep)
-        patches = None if batch.features is None else batch.features.patches
-        if patches is None or batch.crops is None:
-            return
-        row = replace(row, patches=patches[0].cpu(), crop=batch.crops[0])
-    found = evidence_of(classifier, row)
-    stem = re.sub(r"[^\w.-]+", "_", Path(str(row.image)).stem, flags=re.ASCII)[:60]
+    found = evidence_of(classifier, decision)
+    stem = re.sub(r"[^\w.-]+", "_", Path(str(decision.image)).stem, flags=re.ASCII)[:60]
     with write_atomically(folder / f"{number:06}-{stem}.png") as aside:
         ogkd.draw(found).save(aside, format="PNG")
-
-
-def _writer(
-    file: TextIO, names: Sequence[str], format: str, *, findings: bool, bags: bool
-) -> Callable[[Decision], object]:
-    """Write the header of a table, if it is one; returns what writes a row."""
-    from ogkd.model.decide import Decision
-
-    if format == "jsonl":
-        # ASCII with escapes: valid JSON even if a file name is not valid text.
-        return lambda row: file.write(json.dumps(_entry(row, names, bags=bags)) + "\n")
-    table = csv.writer(file, lineterminator="\n")
-
-    def cells(row: Decision) -> list[tuple[str, str]]:
-        return _finding_cells(row, names) if findings else _class_cells(row, names, bags=bags)
-
-    table.writerow([harmless(column) for column, _ in cells(Decision())])
-    return lambda row: table.writerow([cell for _, cell in cells(row)])
-
-
-def _class_cells(row: Decision, names: Sequence[str], *, bags: bool) -> list[tuple[str, str]]:
-    """Columns and cells of a row; no cell can act as a spreadsheet formula."""
-    # An empty set is not written like an unknown one.
-    members = "" if row.set is None else "|".join(row.set) or "(none)"
-    shares = row.probabilities or [None] * len(names)
-    cells = [
-        ("path", harmless_path(row.image if row.pictures is None else str(row.bag))),
-        ("prediction", harmless(row.prediction or "")),
-        ("probability", _number(row.probability)),
-        ("abstain", _YES_OR_NO[row.abstain]),
-        ("set", harmless(members)),
-        ("unfamiliar", _YES_OR_NO[row.unfamiliar]),
-        ("error", harmless(row.error or "")),
-    ]
-    if bags:
-        deciding = " | ".join(f"{one.image} ({one.share:.3f})" for one in row.decided_by)
-        cells += [
-            ("bag", harmless(row.bag or "")),
-            ("pictures", "" if row.pictures is None else str(row.pictures)),
-            ("weight", _number(row.weight)),
-            ("decided_by", harmless(deciding)),
-        ]
-    return [*cells, *zip(names, map(_number, shares), strict=True)]
-
-
-def _finding_cells(row: Decision, names: Sequence[str]) -> list[tuple[str, str]]:
-    """The same of several findings: for each the answer and its probability."""
-    answers = row.answers or [""] * len(names)
-    shares = row.probabilities or [None] * len(names)
-    unsure = [name for name, said in zip(names, answers, strict=True) if said == "unsure"]
-    cells = [
-        ("path", harmless_path(row.image)),
-        ("prediction", harmless(row.prediction or "")),
-        ("unsure", harmless("|".join(unsure))),
-        ("unfamiliar", _YES_OR_NO[row.unfamiliar]),
-        ("error", harmless(row.error or "")),
-    ]
-    for name, said, share in zip(names, answers, shares, strict=True):
-        cells += [(name, said), (f"{name} probability", _number(share))]
-    return cells
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"
-
-
-def _entry(row: Decision, names: Sequence[str], *, bags: bool) -> dict[str, Any]:
-    """A row as a JSON object; names are unchanged, and null means unknown."""
-    shares = None
-    if row.probabilities is not None:
-        pairs = zip(names, row.probabilities, strict=True)
-        shares = {name: round(value, 6) for name, value in pairs}
-    entry: dict[str, Any] = {
-        "path": str(row.bag if row.pictures is not None else row.image),
-        "prediction": row.prediction,
-        "probability": None if row.probability is None else round(row.probability, 6),
-        "abstain": row.abstain,
-        "set": None if row.set is None else list(row.set),
-        "unfamiliar": row.unfamiliar,
-        "error": row.error,
-        "probabilities": shares,
-    }
-    if row.answers is not None:
-        entry["answers"] = dict(zip(names, row.answers, strict=True))
-    if bags:
-        deciding = [{"path": str(s.image), "share": round(s.share, 6)} for s in row.decided_by]
-        entry |= {"bag": row.bag, "pictures": row.pictures, "weight": row.weight}
-        entry |= {"decided_by": deciding}
-    return entry

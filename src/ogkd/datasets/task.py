@@ -227,6 +227,10 @@ class Task(ABC):
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
         """Columns and cells of an answer; of None, the columns with empty cells."""
 
+    @abstractmethod
+    def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
+        """Columns and cells of a target beside the answer."""
+
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "names": list(self.names), "normal": list(self.normal_names)}
 
@@ -360,6 +364,13 @@ class OneOf(Task):
         shown = None if members is None else "|".join(members) or "(none)"
         return [("prediction", answer.prediction), ("probability", answer.probability),
                 ("set", shown), *zip(self.names, answer.probabilities, strict=True)]  # fmt: skip
+
+
+    def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
+        shares = [f"{share:.6f}" for share in answer.probabilities]
+        best = shares[answer.label or 0]
+        cells = [("truth", self.text(target)), ("prediction", answer.prediction)]
+        return [*cells, ("probability", best), *zip(self.names, shares, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -540,6 +551,13 @@ class Findings(Task):
         ]
         for name, word, share in zip(self.names, verdicts, shares, strict=True):
             cells += [(name, word), (f"{name} probability", share)]
+        return cells
+
+
+    def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
+        cells = []
+        for (name, known), share in zip(self.cells(target), answer.probabilities, strict=True):
+            cells += [(name, known), (f"{name} probability", f"{share:.6f}")]
         return cells
 
 

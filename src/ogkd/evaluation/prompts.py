@@ -16,8 +16,7 @@ from torch.nn.functional import normalize
 from ogkd.backbones.base import Backbone
 from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import select_prompts, teacher_prototypes
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.read import require_files
+from ogkd.datasets.case import Dataset, images_of, require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.prompts.bank import SINGLE, bank_for
@@ -98,7 +97,7 @@ def zero_shot_accuracy(
     The selector (released rule, "batch") uses the images of `select_on` (default: `splits`)
     without their labels, all as one batch. Data without splits is used as a whole.
     """
-    names = data.class_names
+    names = data.names
     features = _encode(backbone, bank_for(names, bank))
     V, labels = _images(backbone, data, splits)
     y = torch.tensor(labels)
@@ -118,17 +117,16 @@ def zero_shot_accuracy(
 
 def _images(backbone: Backbone, data: Dataset, splits: Sequence[str]) -> tuple[Tensor, list[int]]:
     """Features [N, d] and labels."""
-    items = [item for item in data.items if not item.split or item.split in splits]
-    if not items:
-        known = sorted({item.split for item in data.items})
+    cases = [case for case in data.cases if not case.split or case.split in splits]
+    if not cases:
         raise DataError(
-            f"The data has no images in {' or '.join(splits)}, only in: {', '.join(known)}. "
+            f"The data has no images in {' or '.join(splits)}, only in: {', '.join(data.splits)}. "
             "Choose another split.",
             argument="split",
         )
-    require_files(items)
-    features = FeatureStore(backbone).get([item.image for item in items]).globals[:, 0]
-    return features, [item.label for item in items]
+    require_files(cases)
+    features = FeatureStore(backbone).get(images_of(cases)).globals[:, 0]
+    return features, data.task.labels(data.targets(cases)).tolist()
 
 
 def _encode(backbone: Backbone, texts: Sequence[Sequence[str]]) -> list[Tensor]:

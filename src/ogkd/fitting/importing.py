@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.datasets.names import read_class_names
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
 from ogkd.methods import PAPER, TextHead, TextSide, make_method
@@ -49,7 +50,7 @@ def import_context(
     card = ModelCard(
         method=method.name,
         config=method.config.model_dump(mode="json"),
-        class_names=names,
+        asks=OneOf(names).as_json(),
         backbone=BackboneCard.of(backbone),
         logit_scale=backbone.logit_scale,
         prompts_sha256="",

@@ -201,6 +201,7 @@ def _card(prepared: Prepared) -> ModelCard:
         seed=request.seed,
         cases=grouping.as_json(),
         images=len(images_of(drawn.support)),
+        learned_cases=len(drawn.support),
         versions=dict(versions()),
     )
 

@@ -112,6 +112,7 @@ class ModelCard(BaseModel):
     seed: int
     cases: dict[str, str | None] = {}  # what makes a case, as `Grouping.as_json` writes it
     images: int = Field(default=0, ge=0)  # that the model has learned from
+    learned_cases: int = Field(default=0, ge=0)  # that these belong to
     poolings: tuple[PoolingCard, ...] = ()  # of each question; () where a case is one image
     versions: dict[str, str]
     metrics: dict[str, Any] = {}

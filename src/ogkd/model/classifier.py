@@ -22,10 +22,9 @@ from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.grouping import Grouping
 from ogkd.datasets.task import OneOf, Task, require_classes
 from ogkd.errors import ConfigError, DataError, OgkdWarning, counted
-from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, resolved
-from ogkd.images import ImageRef, Images, image_refs
+from ogkd.images import Images, image_refs
 from ogkd.methods import METHODS, Head, TextSide
 from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.card import ModelCard, method_of
@@ -136,14 +135,8 @@ class Classifier:
         `images` are those of `predict`. A case none of whose images can be read gives a decision
         with `error`. `patches` keeps what evidence maps need (see `ogkd.model.explain`).
         """
-        decider = Decider(self, policy)
-
-        def encode(refs: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-            return encode_files(
-                self.backbone, refs, patches=patches, deep=self.deep, batch_size=batch_size
-            )
-
-        return decider.decide(cases_of(images, self.card.grouping), encode)
+        cases = cases_of(images, self.card.grouping)
+        return Decider(self, policy).decide(cases, patches=patches, batch_size=batch_size)
 
     def predict_proba(self, images: Cases) -> NDArray[np.float32]:
         """Class probabilities [N, C] of images; `images` are those of `predict`."""

@@ -314,7 +314,12 @@ class Decider:
                 )
 
     def decide(
-        self, cases: Iterable[Case], encode: Encode | None = None, *, patches: bool = False
+        self,
+        cases: Iterable[Case],
+        encode: Encode | None = None,
+        *,
+        patches: bool = False,
+        batch_size: int = 32,
     ) -> Iterator[Decision]:
         """One decision for each case, in order; memory grows with the images of one case.
 
@@ -322,9 +327,17 @@ class Decider:
         maps need, of the image that decided.
         """
         model = self.classifier
+        # Patches of many images would fill the memory: those of the deciding one are computed.
+        again = patches and model.card.grouping.joins_images
 
         def from_files(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-            return encode_files(model.backbone, images, deep=model.deep, patches=patches)
+            return encode_files(
+                model.backbone,
+                images,
+                deep=model.deep,
+                patches=patches and not again,
+                batch_size=batch_size,
+            )
 
         waiting: deque[Case] = deque()
 
@@ -341,7 +354,19 @@ class Decider:
                 if pending.count == len(waiting[0].images):
                     complete.append((waiting.popleft(), pending))
                     pending = _Pending()
-            yield from self._decided(complete)
+            decisions = self._decided(complete)
+            yield from map(self._with_patches, decisions) if again else decisions
+
+    def _with_patches(self, decision: Decision) -> Decision:
+        """The decision with patches of the image that decided it."""
+        if not decision.deciding:
+            return decision
+        model, image = self.classifier, decision.deciding[0].image
+        [batch] = encode_files(model.backbone, [image], deep=model.deep, patches=True)
+        if batch.features is None or batch.features.patches is None:
+            return decision
+        crop = None if batch.crops is None else batch.crops[0]
+        return replace(decision, patches=batch.features.patches[0].cpu(), crop=crop)
 
     def _judged(self, batch: EncodedBatch) -> Iterator[_Image]:
         """Every image of a batch with what the model says of it alone."""

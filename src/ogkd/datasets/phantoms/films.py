@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ogkd.datasets.manifest import NO_CLASS, UNKNOWN, Item, Manifest
+from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.phantoms import _xray, checked_counts, new_place, phantom
 from ogkd.datasets.phantoms._draw import Canvas, new_rng, to_levels
 from ogkd.datasets.splits import check_seed
 from ogkd.datasets.tables import table_text
+from ogkd.datasets.task import UNKNOWN, Findings
 from ogkd.errors import ConfigError
 from ogkd.files import folder_atomically
 from ogkd.images import ImageRef
@@ -39,7 +40,7 @@ def write_films(
             f"missing must be at least 0 and below 1, but is {missing}.", argument="missing"
         )
     counts = checked_counts(splits)
-    items = []
+    cases = []
     with (
         folder_atomically(new_place(out)) as aside,
         progress_bar(f"phantoms {NAME}", sum(counts.values())) as bar,
@@ -57,9 +58,9 @@ def write_films(
                 file = aside / split / f"{index:04d}.png"
                 Image.fromarray(to_levels(picture)).save(file, compress_level=1)
                 open_ = draws[1] < (0 if split == "test" else missing)
-                said = tuple(np.where(open_, UNKNOWN, present).tolist())
-                items.append(Item(ImageRef(file), NO_CLASS, split, findings=said))
+                known = tuple(np.where(open_, UNKNOWN, present).tolist())
+                cases.append(Case.single(ImageRef(file), known, split=split))
                 bar.advance()
-        table = table_text(Manifest(tuple(items), FINDINGS), aside)
+        table = table_text(Dataset(tuple(cases), Findings(tuple(FINDINGS))), aside)
         (aside / TABLE).write_text(table, encoding="utf-8")
     return Path(out) / TABLE
