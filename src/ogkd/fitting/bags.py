@@ -12,7 +12,6 @@ from torch import Tensor
 from ogkd.core.pooling import Pooling, fit_pooling
 from ogkd.datasets.bags import BagRule
 from ogkd.datasets.manifest import Item, by_bag
-from ogkd.features.views import FixedViews, OnlineViews
 from ogkd.methods import Head, Method, Support, TextSide, TrainingFolder, find_carriers, folds
 from ogkd.model.card import BagCard
 
@@ -50,7 +49,7 @@ class BagSupport:
         numbers = kept.long().cumsum(0) - 1
         mine = kept[self.bag].nonzero().squeeze(1)
         shows = None if self.shows is None else self.shows[mine]
-        support = replace(_some(self.support, mine), bag=numbers[self.bag[mine]])
+        support = replace(self.support.some(mine), bag=numbers[self.bag[mine]])
         return BagSupport(support, self.rows[mine], self.labels[kept], shows)
 
 
@@ -128,7 +127,7 @@ def fit_head(
     chosen = (shows >= 0).nonzero().squeeze(1)
     if method.needs_training:
         chosen = _few(chosen, given.bag, shows)
-    support = replace(_some(given.support, chosen), labels=shows[chosen])
+    support = replace(given.support.some(chosen), labels=shows[chosen])
     return method.fit([support], text, seeds=[seed], folder=folder)[0]
 
 
@@ -144,10 +143,3 @@ def _few(chosen: Tensor, bag: Tensor, shows: Tensor) -> Tensor:
 def _evenly(count: int) -> list[int]:
     some = min(count, _MOST)
     return [(2 * k + 1) * count // (2 * some) for k in range(some)]
-
-
-def _some(support: Support, images: Tensor) -> Support:
-    assert isinstance(support.views, FixedViews | OnlineViews)
-    bag = None if support.bag is None else support.bag[images]
-    views = support.views.some(images)
-    return replace(support, views=views, labels=support.labels[images], bag=bag)

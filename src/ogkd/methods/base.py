@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, get_args
@@ -22,7 +22,7 @@ from ogkd.backbones.base import Backbone
 from ogkd.core.batches import Views
 from ogkd.errors import ConfigError
 from ogkd.features.texts import text_features
-from ogkd.features.views import FixedViews
+from ogkd.features.views import FixedViews, OnlineViews
 from ogkd.methods.heads import Head, TextHead
 from ogkd.prompts.bank import SINGLE
 
@@ -71,6 +71,13 @@ class Support:
     partial: bool = False  # classes may have no image, where the method then answers by their texts
     bag: Tensor | None = None  # [N]: the number of the bag that an image is a picture of
 
+    def some(self, images: Tensor) -> Support:
+        """Some of the images, by their numbers."""
+        assert isinstance(self.views, FixedViews | OnlineViews)
+        bag = None if self.bag is None else self.bag[images]
+        views = self.views.some(images)
+        return replace(self, views=views, labels=self.labels[images], bag=bag)
+
     def rows(self) -> tuple[Tensor, Tensor]:
         """Every cached view as one row: features [N * V, d] and labels [N * V]."""
         if not isinstance(self.views, FixedViews):
@@ -103,16 +110,8 @@ class TextSide:
     @cached_property
     def bank(self) -> list[Tensor]:
         """Features of the prompts of each class, encoded once: C tensors [N_c, d]."""
-        return self._encoded(self.prompts)
-
-    @cached_property
-    def absent_bank(self) -> list[Tensor]:
-        """The same of the texts that say that a finding is absent: F tensors."""
-        return self._encoded(self.absent or ())
-
-    def _encoded(self, prompts: Sequence[Sequence[str]]) -> list[Tensor]:
-        features = text_features(self.backbone, [text for some in prompts for text in some])
-        return list(features.split([len(some) for some in prompts]))
+        features = text_features(self.backbone, [text for texts in self.prompts for text in texts])
+        return list(features.split([len(texts) for texts in self.prompts]))
 
 
 @dataclass(frozen=True)
@@ -169,6 +168,11 @@ class Method(ABC, Generic[ConfigT]):
     def uses_patches(self) -> bool:
         """Whether this configuration needs patch features; they are only encoded if so."""
         return self.needs_patches
+
+    @property
+    def trains(self) -> bool:
+        """Whether this configuration trains a context."""
+        return self.needs_training
 
     def uses_deep(self, backbone: Backbone) -> bool:
         """Whether its heads see deeper features, too; only asked for if the backbone has them."""

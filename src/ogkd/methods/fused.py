@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
-from ogkd.core.geometry import mean_texts, prototypes
+from ogkd.core.geometry import mean_texts
 from ogkd.errors import ConfigError
-from ogkd.methods import Head, LinearHead, Method, Rows, Support, TextHead, TextSide, rows_of
+from ogkd.methods import Head, LinearHead, Method, Rows, TextSide, rows_of
 from ogkd.methods.base import Folder, Supports
 from ogkd.methods.experts import Space, Texts, experts, totals
 from ogkd.methods.fused_choice import (
@@ -33,8 +33,6 @@ from ogkd.methods.fused_choice import (
 )
 from ogkd.methods.ranking import Ranking
 from ogkd.methods.registry import make_method, presets, register
-from ogkd.methods.two_way import Pairs, prior_odds, two_way
-from ogkd.methods.two_way import choose as choose_two_way
 
 _NAMES = {"bank": "zero-shot-ensemble", "single": "zero-shot"}
 _TEXT, _PATCH = "text.", "patch."  # prefixes of the names of the inner heads' tensors
@@ -121,12 +119,15 @@ class Fused(Method[FusedConfig]):
         """Only the text side may need patches."""
         return self.text_method.uses_patches
 
+    @property
+    def trains(self) -> bool:
+        """Only the text side may train a context."""
+        return self.text_method.needs_training
+
     def fit(
         self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
     ) -> list[Head]:
         """Train the text side of all seeds together, then add the images seed by seed."""
-        if supports and supports[0].labels.dim() == 2:
-            return [self._two_way(support, text) for support in supports]
         # Only the support may decide, not validation images.
         rows = [replace(rows_of(s, text.class_names), validation=None) for s in supports]
         learned = self.text_method.fit(supports, text, seeds=seeds, folder=folder)
@@ -168,45 +169,7 @@ class Fused(Method[FusedConfig]):
             linear.b,
             text=texts,
             patch=shared if small else None,
-            fixed=None
-            if text.findings
-            else self._ranking(texts, text.backbone, scale, deep=bool(small)),
-        )
-
-    def _two_way(self, support: Support, text: TextSide) -> FusedHead:
-        """One head of log-odds for all findings; the equations are in two_way.py."""
-        if self.text_method.needs_training:
-            raise ConfigError(
-                f"With several findings fused cannot learn texts, as '{self.config.text}' does. "
-                "Set text to bank or single."
-            )
-        backbone, some = text.backbone, slice(1 if self.config.text == "single" else None)
-        present, absent = (
-            prototypes([texts[some] for texts in bank]).float().cpu()
-            for bank in (text.bank, text.absent_bank)
-        )
-        features, Y = support.rows()
-        weight = len(support.labels) / len(Y)
-        images = torch.arange(len(support.labels)).repeat_interleave(round(1 / weight))
-        texts = Pairs(present, absent, backbone.logit_scale, self.config.nu)
-        d, rows, Y = present.shape[1], normalize(features.cpu(), dim=-1), Y.cpu()
-        deep = rows.shape[1] > d
-        config = self.config.model_copy(update={"rho": self.config.rho or RHO[deep]})
-        space = Space.of(rows, d, backbone.deep_parts if deep else ())
-        choice = choose_two_way(space, Y, images, texts, config, weight=weight)
-
-        def head(space: Space, rho: float, deep: bool) -> LinearHead:
-            fitted = two_way(space, Y, texts, rho=rho, weight=weight)
-            W, b = fitted.joined(space, choice.kappa, deep=deep)
-            b = choice.heat * b + prior_odds(Y, weight)
-            return LinearHead((choice.heat * W).float(), b.float())
-
-        whole = head(space, ridge(config), deep)
-        return FusedHead(
-            whole.W,
-            whole.b,
-            text=TextHead(present, backbone.logit_scale),
-            patch=head(Space.of(rows[:, :d], d), RHO[False], False) if deep else None,
+            fixed=self._ranking(texts, text.backbone, scale, deep=bool(small)),
         )
 
     def _ranking(self, texts: Head, backbone: Backbone, scale: float, *, deep: bool) -> Ranking:
