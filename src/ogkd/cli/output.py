@@ -84,10 +84,11 @@ def evaluation_lines(result: dict[str, Any], *, everything: bool = False) -> Ite
     """Yield the lines that `ogkd evaluate` prints: the verdict, the classes, and all the rest."""
     from ogkd.evaluation.names import in_units
 
-    return (in_units(line, result) for line in _evaluation_lines(result, everything=everything))
+    lines = _EVALUATED[result.get("asks", "classes")](result, everything=everything)
+    return (in_units(line, result) for line in lines)
 
 
-def _evaluation_lines(result: dict[str, Any], *, everything: bool) -> Iterator[str]:
+def _class_lines(result: dict[str, Any], *, everything: bool) -> Iterator[str]:
     yield from textwrap.wrap(result["verdict"]["text"], width(), break_on_hyphens=False)
     if found := result["calibration"]:
         yield from textwrap.wrap(found["text"], width(), break_on_hyphens=False)
@@ -318,6 +319,7 @@ def _limit_lines(classifier: Classifier, calibration: Calibration) -> Iterator[s
         )
 
 
+_EVALUATED = {"classes": _class_lines, "findings": _finding_lines}
 _CALIBRATED = {"classes": _temperature_lines, "findings": _limit_lines}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -193,19 +192,21 @@ class FindingsHead(Head):
 
     heads: tuple[Head, ...]
     prior: Tensor  # [F] log-odds before an image is seen
+    # The same as one linear head, if all inner heads are linear; made here, because what is first
+    # computed while a graph is exported is no tensor of numbers.
+    linear: LinearHead | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        pairs = [(head.W, head.b) for head in self.heads if isinstance(head, LinearHead)]
+        linear = None
+        if len(pairs) == len(self.heads):
+            W, b = (torch.stack(parts) for parts in zip(*pairs, strict=True))  # [F, 2, d], [F, 2]
+            linear = LinearHead(W[:, 1] - W[:, 0], b[:, 1] - b[:, 0] + self.prior)
+        object.__setattr__(self, "linear", linear)
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.heads), self.heads[0].shape[1]
-
-    @cached_property
-    def linear(self) -> LinearHead | None:
-        """The same as one linear head, if all inner heads are linear."""
-        pairs = [(h.W, h.b) for h in self.heads if isinstance(h, LinearHead)]
-        if len(pairs) < len(self.heads):
-            return None
-        W, b = (torch.stack(parts) for parts in zip(*pairs, strict=True))  # [F, 2, d], [F, 2]
-        return LinearHead(W[:, 1] - W[:, 0], b[:, 1] - b[:, 0] + self.prior)
 
     @property
     def weights(self) -> Tensor | None:
