@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from ogkd.methods import Method, register
     from ogkd.model.calibration import Calibration
     from ogkd.model.classifier import Classifier
+    from ogkd.model.decide import Policy
     from ogkd.model.explain import Evidence, evidence, explain
     from ogkd.model.load import load
     from ogkd.model.picture import draw
-    from ogkd.model.decide import Policy
     from ogkd.report import report, show_results
 
     __version__: str
@@ -79,8 +79,8 @@ __all__ = [
     "losses",
     "methods",
     "plugins",
-    "read_image",
     "read_dataset",
+    "read_image",
     "register",
     "report",
     "show_results",

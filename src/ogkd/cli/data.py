@@ -213,7 +213,7 @@ def split(
     classes: opt.ClassesOption = None,
     findings: opt.FindingsOption = None,
     slice: opt.SliceOption = None,
-    bags: opt.BagsOption = None,
+    bags: opt.CasesOption = None,
     near: _NearOption = 6,
 ) -> None:
     """Divide a dataset into parts to learn from, calibrate and test on; writes a CSV file.

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ogkd.features import EncodedBatch
     from ogkd.features.ray_encode import RayWorkers
     from ogkd.images import ImageRef
-    from ogkd.model.classifier import Classifier
 
 # What the options of a fit do; other commands have some of them too.
 HELP = {
@@ -159,7 +158,7 @@ class EncodingOptions(RayOptions):
             return encode_files(backbone, images, patches=patches, deep=deep, batch_size=size)
         return encode_files_on_ray(
             backbone,
-            images,
+            list(images),
             place=place,
             workers=workers,
             device=self.device,

@@ -88,7 +88,7 @@ def evaluation_lines(result: dict[str, Any], *, everything: bool = False) -> Ite
     return (in_units(line, result) for line in lines)
 
 
-def _class_lines(result: dict[str, Any], *, everything: bool) -> Iterator[str]:
+def _class_lines(result: dict[str, Any], *, everything: bool = False) -> Iterator[str]:
     yield from textwrap.wrap(result["verdict"]["text"], width(), break_on_hyphens=False)
     if found := result["calibration"]:
         yield from textwrap.wrap(found["text"], width(), break_on_hyphens=False)

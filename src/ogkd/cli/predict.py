@@ -47,9 +47,7 @@ class GuaranteeOptions:
     ] = None
     prior: Annotated[
         str | None,
-        Option(
-            metavar="CLASS=SHARE,...", help="How frequent the classes are (default: equally)."
-        ),
+        Option(metavar="CLASS=SHARE,...", help="How frequent the classes are (default: equally)."),
     ] = None
     sensitivity: Annotated[
         float | None,

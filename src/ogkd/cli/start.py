@@ -47,7 +47,7 @@ def start(
         list[str] | None, Option("--normal", help=f"{opt.HELP['normal']} Repeatable.")
     ] = None,
     slice: opt.SliceOption = None,
-    bags: opt.BagsOption = None,
+    bags: opt.CasesOption = None,
     slices: opt.SlicesOption = None,
     seed: Annotated[int, Option(min=0, help="Divides the images, and all other randomness.")] = 1,
     device: opt.DeviceOption = "auto",

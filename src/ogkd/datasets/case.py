@@ -107,7 +107,9 @@ class Dataset:
 
     def __repr__(self) -> str:
         splits = {split: len(self.part(split)) for split in self.splits} if self.has_splits else {}
-        parts = f" ({', '.join(f'{name} {count}' for name, count in splits.items())})" * bool(splits)
+        parts = f" ({', '.join(f'{name} {count}' for name, count in splits.items())})" * bool(
+            splits
+        )
         return f"<Dataset: {len(self.cases)} {self.unit}s{parts}, {self.task.describe()}>"
 
     @property

@@ -135,7 +135,9 @@ def _assign(
     shares = _shares(fractions)
     names = _unit_names(cases, together)
     units: dict[str, Counter[int]] = defaultdict(Counter)
-    for name, strata in sorted(zip(names, (task.strata(case.target) for case in cases), strict=True)):
+    for name, strata in sorted(
+        zip(names, (task.strata(case.target) for case in cases), strict=True)
+    ):
         units[name].update(strata)
     order = list(units)
     random.Random(f"split {seed}").shuffle(order)

@@ -166,8 +166,8 @@ class Grouping:
             uid = series.study if self.by == "study" else series.series
             if not uid:
                 raise DataError(
-                    f"The header of {case.image} has no {self.by}. Group by something else, such as "
-                    "folder.",
+                    f"The header of {case.image} has no {self.by}. Group by something else, such "
+                    "as folder.",
                     argument="cases",
                 )
             return uid

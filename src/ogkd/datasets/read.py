@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.coop_json import read_coop_json
+from ogkd.datasets.medmnist import read_medmnist
 from ogkd.datasets.names import (
     SPLITS,
     class_labels,
@@ -15,7 +16,6 @@ from ogkd.datasets.names import (
     read_class_names,
     split_name,
 )
-from ogkd.datasets.medmnist import read_medmnist
 from ogkd.datasets.tables import read_table
 from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError, DataError

@@ -114,7 +114,7 @@ def flip_labels(
     labels = sorted(set(allowed))
     if len(labels) < 2 or not counts.keys() <= set(labels):
         raise ConfigError(
-            f"Labels can be flipped among {labels}, but the images have {sorted(counts)}. Allow at "  # type: ignore[type-var]
+            f"Labels can be flipped among {labels}, but the images have {sorted(counts)}. Allow at "
             "least two classes, and every class that has images."
         )
     new: dict[int, int] = {}
@@ -173,4 +173,3 @@ def contradictory(cases: Sequence[Case]) -> list[list[Case]]:
         for image in case.images:
             same[image.key].append(case)
     return [group for group in same.values() if len({case.target for case in group}) > 1]
-

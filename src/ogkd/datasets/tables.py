@@ -13,7 +13,7 @@ from pathlib import Path, PureWindowsPath
 from ogkd.cells import harmless, harmless_path, unquoted
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.findings import LISTED, read_findings
-from ogkd.datasets.names import class_labels, first_lines, mistitles_split, split_name
+from ogkd.datasets.names import class_labels, first_lines, misspelt_split, split_name
 from ogkd.datasets.task import Findings, OneOf, Target, Task
 from ogkd.errors import DataError
 from ogkd.files import is_text, read_bytes, resolved
@@ -43,24 +43,26 @@ def read_table(
     group = _group_column(path, list(header))
     _check_splits(path, rows)
     task: Task
-    targets: Sequence[Target]
+    targets: list[Target]
     ignored: tuple[tuple[str, str], ...] = ()
     if findings is not None or "label" not in header:
         others = {name: title for name, title in header.items() if name not in _RESERVED}
-        names, targets, unused = read_findings(path, others, rows, findings or class_names)
-        task = Findings(names)
+        names, known, unused = read_findings(path, others, rows, findings or class_names)
+        task, targets = Findings(names), list(known)
         if unused:
             what = f"Columns that are not read, because their cells are not 1 or 0: {unused}."
             ignored = ((what, "If one of them is a finding, write 1 and 0 into it."),)
     else:
-        names, targets = _classes(path, rows, class_names)
-        task = OneOf(names)
+        names, labels = _classes(path, rows, class_names)
+        task, targets = OneOf(names), list(labels)
     folder = path.parent if root is None else root
     cases = [
         _case(path, folder, row, group, target)
         for (_, row), target in zip(rows, targets, strict=True)
     ]
-    refuse_twice(path, [(f"line {line}", case) for (line, _), case in zip(rows, cases, strict=True)])
+    refuse_twice(
+        path, [(f"line {line}", case) for (line, _), case in zip(rows, cases, strict=True)]
+    )
     return Dataset(tuple(cases), task, ignored)
 
 
@@ -83,7 +85,7 @@ def _case(
 
 def _check_splits(path: Path, rows: Sequence[tuple[int, dict[str, str]]]) -> None:
     for line, row in rows:
-        if near := mistitles_split(row.get("split", "")):
+        if near := misspelt_split(row.get("split", "")):
             raise DataError(
                 f"{path}, line {line}: the split is '{row['split']}'. Is it '{near}'? Correct it."
             )
@@ -293,7 +295,9 @@ def _delimiter(text: str) -> str:
     names = {
         delimiter: [name.lower() for name in _cells(header, delimiter)[0]] for delimiter in ",;\t"
     }
-    return max(names, key=lambda sign: (len(names[sign]) > 1, "path" in names[sign], len(names[sign])))
+    return max(
+        names, key=lambda sign: (len(names[sign]) > 1, "path" in names[sign], len(names[sign]))
+    )
 
 
 def _cells(text: str, delimiter: str) -> tuple[list[str], list[tuple[int, list[str]]]]:

@@ -190,7 +190,9 @@ class Task(ABC):
     def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
         """Probabilities of the names [N, C] from those of each question."""
 
-    def probabilities(self, logits: ArrayLike, calibration: Calibrated | None = None) -> Probabilities:
+    def probabilities(
+        self, logits: ArrayLike, calibration: Calibrated | None = None
+    ) -> Probabilities:
         """Probabilities [N, C] of the names, calibrated if a calibration is given."""
         tables = self.questions(logits)
         if calibration is None:
@@ -259,7 +261,7 @@ class OneOf(Task):
     def merge(self, targets: Sequence[Target]) -> Target | None:
         classes = set(targets)
         if len(classes) > 1:
-            classes = classes - set(self.normal) or {min(classes)}  # type: ignore[type-var]
+            classes = classes - set(self.normal) or {min(classes)}
         return next(iter(classes)) if len(classes) == 1 else None
 
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
@@ -270,14 +272,14 @@ class OneOf(Task):
     def translate(self, other: Task, targets: Sequence[Target]) -> tuple[list[Target], list[str]]:
         _refuse_other(self, other)
         known = {fold_name(name): label for label, name in enumerate(self.names)}
-        names = {number: other.names[number] for number in sorted(set(targets))}  # type: ignore[type-var,index]
+        names = {t: other.text(t) for t in sorted(set(targets))}
         if unknown := [name for name in names.values() if fold_name(name) not in known]:
             raise DataError(
                 f"The data has classes that the model does not know: {', '.join(unknown)}. "
                 f"The model knows: {', '.join(self.names)}."
             )
         label_of = {number: known[fold_name(name)] for number, name in names.items()}
-        return [label_of[target] for target in targets], []  # type: ignore[index]
+        return [label_of[target] for target in targets], []
 
     def draw(
         self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
@@ -365,7 +367,6 @@ class OneOf(Task):
         return [("prediction", answer.prediction), ("probability", answer.probability),
                 ("set", shown), *zip(self.names, answer.probabilities, strict=True)]  # fmt: skip
 
-
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         shares = [f"{share:.6f}" for share in answer.probabilities]
         best = shares[answer.label or 0]
@@ -375,7 +376,7 @@ class OneOf(Task):
 
 @dataclass(frozen=True)
 class Findings(Task):
-    """Each finding is present or not: a question of its own; a target says what is known of each."""
+    """Each finding is present or not; a target says what is known of each."""
 
     kind: ClassVar[str] = "findings"
     noun: ClassVar[str] = "finding"
@@ -393,7 +394,9 @@ class Findings(Task):
     def text(self, target: Target) -> str:
         form = {PRESENT: "{}", UNKNOWN: "{}?"}
         pairs = zip(self.names, _known(target), strict=True)
-        return "|".join(form[known].format(name) for name, known in pairs if known in form) or NOTHING
+        return (
+            "|".join(form[known].format(name) for name, known in pairs if known in form) or NOTHING
+        )
 
     def cells(self, target: Target) -> list[tuple[str, str]]:
         pairs = zip(self.names, _known(target), strict=True)
@@ -420,7 +423,8 @@ class Findings(Task):
             )
         numbers = [column.get(fold_name(name)) for name in self.names]
         translated: list[Target] = [
-            tuple(UNKNOWN if n is None else _known(target)[n] for n in numbers) for target in targets
+            tuple(UNKNOWN if n is None else _known(target)[n] for n in numbers)
+            for target in targets
         ]
         warning = f"The data says nothing about: {', '.join(missing)}. They are not evaluated."
         return translated, [warning] if missing else []
@@ -553,7 +557,6 @@ class Findings(Task):
             cells += [(name, word), (f"{name} probability", share)]
         return cells
 
-
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         cells = []
         for (name, known), share in zip(self.cells(target), answer.probabilities, strict=True):
@@ -605,8 +608,9 @@ def _known(target: Target) -> tuple[int, ...]:
 
 def _refuse_other(task: Task, other: Task) -> None:
     if type(task) is not type(other):
+        columns = "a column for each finding (1, 0 or empty)" if task.affine else "a column label"
         raise DataError(
-            f"The model answers {task.plural}, but the data lists {other.plural}. Give a table with "
-            f"{'a column for each finding (1, 0 or empty)' if task.affine else 'a column label'}.",
+            f"The model answers {task.plural}, but the data lists {other.plural}. Give a table "
+            f"with {columns}.",
             argument="findings" if task.affine else None,
         )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
 
 from ogkd.datasets.case import Dataset
 from ogkd.datasets.task import require_guarantees
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 from ogkd.model.calibration import (
     CONFIDENCE,

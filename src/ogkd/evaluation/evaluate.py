@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.catalog import benchmarks
 from ogkd.datasets.case import Dataset
+from ogkd.datasets.catalog import benchmarks
 from ogkd.datasets.names import fold_name
 from ogkd.datasets.task import Findings, OneOf
 from ogkd.errors import ConfigError

@@ -120,13 +120,14 @@ def evaluate_findings(
     for f, name in enumerate(names):
         known = found.labels[:, f]
         yes, no = known == 1, known == 0
+        squared = (p[:, f] - yes) ** 2
         each[name] = {
             "present": int(yes.sum()),
             "absent": int(no.sum()),
             "unknown": int((known < 0).sum()),
             "prevalence": plain(float(share(yes.sum(), yes.sum() + no.sum()))),
             **rows("", f),
-            "brier": plain(float(share(((p[:, f] - yes) ** 2)[known >= 0].sum(), (yes | no).sum()))),
+            "brier": plain(float(share(squared[known >= 0].sum(), (yes | no).sum()))),
             "no_below": float(limits[f][1]),
             "yes_above": float(1 - limits[f][0]),
             **_answered(words[:, f], yes, no, units),

@@ -111,10 +111,9 @@ class LabelledPredictions:
             labels=self.labels[rows],
             logits=self.logits[rows],
             features=self.features[rows],
-            **{
-                name: [getattr(self, name)[row] for row in rows]
-                for name in ("cases", "images", "decisions")
-            },
+            cases=[self.cases[row] for row in rows],
+            images=[self.images[row] for row in rows],
+            decisions=[self.decisions[row] for row in rows],
         )
 
     def probabilities(self, calibration: Calibration | None = None) -> NDArray[np.float32]:
@@ -187,5 +186,3 @@ def _from(store: FeatureStore, *, deep: bool) -> Any:
         return stored_batches(store, images, deep=deep)
 
     return encode
-
-

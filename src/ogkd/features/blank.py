@@ -33,4 +33,7 @@ def without_blank(store: FeatureStore, cases: Sequence[Case]) -> tuple[list[Case
     blank = {image for image, error in looked if isinstance(error, BlankImage)}
     kept = [case.without(blank) or case for case in cases]
     gone = sorted(map(str, blank.difference(images_of(kept))))
-    return kept, f"Left out {counted(len(gone), 'blank image')}:\n{first_lines(gone)}" if gone else ""
+    return (
+        kept,
+        f"Left out {counted(len(gone), 'blank image')}:\n{first_lines(gone)}" if gone else "",
+    )

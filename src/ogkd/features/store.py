@@ -273,9 +273,7 @@ def stored_batches(
         yield EncodedBatch(batch, ImageFeatures(*first), {})  # type: ignore[arg-type]
 
 
-def given_batches(
-    rows: Tensor, images: Iterable[ImageRef]
-) -> Iterator[EncodedBatch]:
+def given_batches(rows: Tensor, images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
     """Images in order with features [N, d] that the caller has."""
     refs = list(images)
     yield EncodedBatch(refs, ImageFeatures(rows), {})

@@ -12,7 +12,6 @@ from ogkd.core.pooling import Pooling, fit_pooling, is_pooled
 from ogkd.datasets.case import Case, case_numbers, evenly, image_targets
 from ogkd.datasets.task import Task
 from ogkd.methods import (
-    Folder,
     Head,
     Method,
     Support,
@@ -21,6 +20,7 @@ from ogkd.methods import (
     folds,
     join_heads,
 )
+from ogkd.methods.base import Folder
 
 _FOLDS = 4  # held-out cases that the pooling is chosen on
 _SLOW_FOLDS = 2  # where a fit takes minutes
@@ -152,4 +152,3 @@ def _few(chosen: Tensor, case: Tensor, labels: Tensor) -> Tensor:
         members = chosen[(case[chosen] == pair[0]) & (labels[chosen] == pair[1])]
         kept.append(members[evenly(len(members))])
     return torch.cat(kept).sort().values
-

@@ -178,9 +178,15 @@ def _card(prepared: Prepared) -> ModelCard:
     # Images that settings were searched on are learned from too.
     learns = method.needs_images or grouping.joins_images
     used = [*drawn.support, *drawn.validation] if learns else []
-    content = [(c.fingerprint, c.target, c.name, c.image_targets) for c in drawn.support]
-    if not grouping.joins_images:
-        content = [(case.image.key, case.target, None, None) for case in drawn.support]
+    content = [
+        (
+            case.fingerprint,
+            case.target,
+            case.name if grouping.joins_images else "",
+            case.image_targets,
+        )
+        for case in drawn.support
+    ]
     pixels = {image.pixel_fingerprint for case in used for image in case.few}
     return ModelCard(
         method=method.name,

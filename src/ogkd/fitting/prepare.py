@@ -141,9 +141,7 @@ def prepare(request: FitRequest) -> Prepared:
     return prepared
 
 
-def _with_features(
-    prepared: Prepared, store: FeatureStore, judged: Sequence[Case]
-) -> Prepared:
+def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Case]) -> Prepared:
     request, method, task, drawn = (
         prepared.request, prepared.method, prepared.task, prepared.drawn
     )  # fmt: skip
@@ -181,7 +179,9 @@ def _with_features(
 def _require(method: Method, feature: str, why: str) -> None:
     """Refuse a method that cannot do what the request or the data asks for."""
     if feature not in method.supports:
-        able = ", ".join(sorted(name for name, other in METHODS.items() if feature in other.supports))
+        able = ", ".join(
+            sorted(name for name, other in METHODS.items() if feature in other.supports)
+        )
         raise ConfigError(
             f"{method.name} {why}. Use {able}.",
             argument="unlabelled" if feature == "unlabelled" else "method",
@@ -300,7 +300,7 @@ def _training_data(
         if getattr(request, option) is not None:
             raise ConfigError(f"{option} has no meaning for {task.plural}.", argument=option)
     normal = named.normal if request.normal is None and named is not None else request.normal
-    if not task.affine and not (isinstance(request.data, Dataset) and task.normal and normal is None):
+    if not task.affine and (normal is not None or not task.normal):
         whole = whole.with_normal(normal_labels(task.names, normal))
     dataset, shared = separate_groups(whole)
     if shared:

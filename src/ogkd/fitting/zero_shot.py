@@ -73,4 +73,6 @@ def zero_shot(
         request.note(f"Note: {note}")
     loaded = backbone_for(request, [ImageRef.of(image) for image in images])
     texts = text_sides(loaded, task, bank)
-    return train(Prepared(request, make_method(METHOD), None, task, texts, Drawn([], []), bank=name))
+    return train(
+        Prepared(request, make_method(METHOD), None, task, texts, Drawn([], []), bank=name)
+    )

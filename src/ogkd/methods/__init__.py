@@ -21,7 +21,6 @@ from ogkd.methods.feature_method import (
     rows_of,
     text_prior,
 )
-from ogkd.methods.questions import join_heads, read_head
 from ogkd.methods.grid_search import Trial, choose, search, trials
 from ogkd.methods.heads import (
     FindingsHead,
@@ -32,6 +31,7 @@ from ogkd.methods.heads import (
     refuse_diverged,
 )
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod, context_head, image_logits
+from ogkd.methods.questions import join_heads, read_head
 from ogkd.methods.ranking import Ranked
 from ogkd.methods.registry import DEFAULT, METHODS, PAPER, flatten, make_method, presets, register
 
@@ -63,10 +63,10 @@ __all__ = [
     "choose",
     "context_head",
     "find_carriers",
-    "join_heads",
     "flatten",
     "folds",
     "image_logits",
+    "join_heads",
     "make_method",
     "presets",
     "read_head",

@@ -78,13 +78,6 @@ class Support:
         views = self.views.some(images)
         return replace(self, views=views, labels=self.labels[images], case=case)
 
-    def some(self, images: Tensor) -> Support:
-        """Some of the images, by their numbers."""
-        assert isinstance(self.views, FixedViews | OnlineViews)
-        bag = None if self.bag is None else self.bag[images]
-        views = self.views.some(images)
-        return replace(self, views=views, labels=self.labels[images], bag=bag)
-
     def rows(self) -> tuple[Tensor, Tensor]:
         """Every cached view as one row: features [N * V, d] and labels [N * V]."""
         if not isinstance(self.views, FixedViews):

@@ -142,9 +142,7 @@ class Fused(Method[FusedConfig]):
     ) -> list[Head]:
         """Train the text side of all runs together, then add the images run by run."""
         first = methods[0].text_method
-        learned = first.fit_many(
-            [first] * len(seeds), supports, text, seeds=seeds, folder=folder
-        )
+        learned = first.fit_many([first] * len(seeds), supports, text, seeds=seeds, folder=folder)
         uses_bank = first.needs_training or first.name == _NAMES["bank"]
         bank = mean_texts(text.bank).cpu() if uses_bank else None
         heads: list[Head] = []

@@ -31,7 +31,8 @@ class Trial:
 def deal(rows: Rows, most: int) -> Tensor | None:
     """The fold of each row: [R]; -1 for the only image of a class, which is never held out.
 
-    None if no class has two cases. The folds depend only on the order of cases within a class, so they are the same whatever the order of classes.
+    None if no class has two cases. The folds depend only on the order of cases within a class, so
+    they are the same whatever the order of classes.
     """
     folds = torch.full_like(rows.labels, -1)
     for label in range(rows.classes):

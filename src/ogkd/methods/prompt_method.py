@@ -95,9 +95,11 @@ class PromptMethod(Method[PromptConfigT]):
             checkpoint = Checkpoint(folder.path / "checkpoint.safetensors", folder.fingerprint)
             log, note = folder.log, folder.note
         text.backbone.release()  # images and texts are encoded
+        pairs = zip(required(supports), seeds, strict=True)
+        runs = [Run(support.views, support.labels, seed) for support, seed in pairs]
         contexts = train_contexts(
             learner,
-            [Run(s.views, s.labels, seed) for s, seed in zip(required(supports), seeds, strict=True)],
+            runs,
             objective,
             self.config.train,
             text_dropout=self.text_dropout,

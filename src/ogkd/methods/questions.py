@@ -61,4 +61,7 @@ def _findings(heads: Sequence[Head], counts: _Counts) -> Head:
 _JOINED: Mapping[str, Callable[[Sequence[Head], _Counts], Head]]
 _JOINED = {OneOf.kind: _only, Findings.kind: _findings}
 _PREFIXES: Mapping[str, Callable[[int], list[str]]]
-_PREFIXES = {OneOf.kind: lambda count: [""], Findings.kind: lambda count: [f"{f}." for f in range(count)]}
+_PREFIXES = {
+    OneOf.kind: lambda count: [""],
+    Findings.kind: lambda count: [f"{f}." for f in range(count)],
+}

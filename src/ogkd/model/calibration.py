@@ -352,9 +352,7 @@ def _rescaled(logits: Array, scale: float, shift: Sequence[float]) -> Probabilit
     return softmax(z + np.asarray(shift) if shift else z)
 
 
-def justified_temperature(
-    logits: Array, labels: Labels, *, units: int
-) -> tuple[float, str | None]:
+def justified_temperature(logits: Array, labels: Labels, *, units: int) -> tuple[float, str | None]:
     """The temperature, or 1 and the reason if these cases do not show that another is better.
 
     A likelihood ratio test against 1 (5 %, one degree of freedom), counting patients rather than

@@ -131,8 +131,10 @@ class ModelCard(BaseModel):
             raise ValueError(f"{len(self.support_counts)} counts for {len(task.names)} names")
         if self.poolings:
             classes = [table.shape[1] for table in task.questions(np.zeros((1, len(task.names))))]
-            known = [len(pooling.bias) or number for pooling, number in zip(self.poolings, classes)]
-            if len(self.poolings) != len(classes) or known != classes:
+            biases = [len(pooling.bias) for pooling in self.poolings]
+            if len(biases) != len(classes) or any(
+                bias not in (0, number) for bias, number in zip(biases, classes, strict=True)
+            ):
                 raise ValueError("poolings of other questions")
         return self
 

@@ -222,7 +222,7 @@ def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:
     if isinstance(images, list | tuple) and images and isinstance(images[0], Case):
         return list(images)
     rule = grouping.slice
-    refs = (image.sliced(rule) for image in image_refs(images))  # type: ignore[arg-type]
+    refs = (image.sliced(rule) for image in image_refs(images))
     cases = (Case(str(ref), (ref,)) for ref in refs)
     return grouping.expand(grouping.merge(list(cases))) if grouping.joins_images else cases
 

@@ -536,7 +536,11 @@ def class_shares(prior: Mapping[str, float], class_names: Sequence[str]) -> Arra
             )
         if not np.isnan(shares[label]):
             raise _bad_prior(f"names the class '{class_names[label]}' twice.")
-        if isinstance(share, bool) or not isinstance(share, int | float) or not math.isfinite(share):
+        if (
+            isinstance(share, bool)
+            or not isinstance(share, int | float)
+            or not math.isfinite(share)
+        ):
             raise _bad_prior(f"is '{share}' for '{name}', which is not a number.")
         if share <= 0:
             raise _bad_prior(f"is {share:g} for '{name}', but must be above 0.")

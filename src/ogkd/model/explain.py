@@ -190,9 +190,7 @@ def _how_many(classifier: Classifier, top: int | None, patches: int) -> int:
 
 
 @torch.no_grad()
-def _look(
-    classifier: Classifier, patches: Tensor, label: int, kept: int
-) -> tuple[Tensor, Tensor]:
+def _look(classifier: Classifier, patches: Tensor, label: int, kept: int) -> tuple[Tensor, Tensor]:
     """Evidence [P] of patches [P, d], and the positions [kept] of the most attentive patches."""
     head = classifier.head
     grid: Tensor = classifier.task.lead(head.of_patches(patches), label)

@@ -44,7 +44,7 @@ def row_writer(
 
 def _columns(task: Task, joined: bool) -> list[str]:
     names = [name for name, _ in task.columns(None)]
-    first, rest = names[:_lead(task)], names[_lead(task) :]
+    first, rest = names[: _lead(task)], names[_lead(task) :]
     cases = ["case", "images", "weight", "decided_by"] if joined else []
     return ["path", *first, *_LAST, *cases, *rest]
 
@@ -130,11 +130,7 @@ def _entries(
                 }
             )
         for image, reason in decision.errors:
-            entries.append(
-                dict.fromkeys(whole)
-                | {"path": str(image), "error": reason, "case": decision.case.name,
-                   "decided_by": []}  # fmt: skip
-            )
+            unread_row = {"path": str(image), "error": reason, "case": decision.case.name}
+            entries.append(dict.fromkeys(whole) | unread_row | {"decided_by": []})
     whole["answer"] = decision.answer
     return entries
-
