@@ -177,15 +177,15 @@ def number_differences(
     """The differences of two outputs: 1e-6, or 2e-4 because processors differ."""
     tolerance = 1e-6 if strict else 2e-4
     for part, numbers in recorded.items():
-        found = observed.get(part)
+        current = observed.get(part)
         prose = isinstance(numbers, list) and all(map(_is_number, numbers))
-        if prose and not strict and isinstance(found, list) and len(found) == len(numbers):
+        if prose and not strict and isinstance(current, list) and len(current) == len(numbers):
             # 64.85 is printed as 64.8 here and as 64.9 there.
-            found = [
+            current = [
                 wanted if _same_but_for_rounding(wanted, number) else number
-                for wanted, number in zip(numbers, found, strict=True)
+                for wanted, number in zip(numbers, current, strict=True)
             ]
-        yield from differences(numbers, found, tolerance=tolerance, where=part)
+        yield from differences(numbers, current, tolerance=tolerance, where=part)
 
 
 def _same_but_for_rounding(expected: float, observed: float) -> bool:
