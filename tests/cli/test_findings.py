@@ -177,7 +177,7 @@ def test_what_cannot_work_is_one_message(refused, model, films, clip, data, tmp_
     assert "Use fused" in said
     assert "no column 'oedema'" in refused("fit", films, "--findings", "oedema", *out)
     assert "unlabelled is for data" in refused("fit", films, "--unlabelled", data, *out)
-    assert "Set text to bank" in refused("fit", films, "--set", "text=ogkd", *out)
+    assert "set text to bank" in refused("fit", films, "--set", "text=ogkd", *out)
     assert "max_risk is for models" in refused("predict", model, data, "--max-risk", 0.1)
     assert "sensitivity needs a calibrated" in refused("predict", model, data, "--sensitivity", 0.9)
     assert "the data gives each image one class" in refused("evaluate", model, data)

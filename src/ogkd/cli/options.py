@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ogkd.images import ImageRef
     from ogkd.model.card import ModelCard
     from ogkd.model.classifier import Classifier
-    from ogkd.model.prior import Prior
 
 # What the options of a fit do; other commands have some of them too.
 HELP = {
@@ -200,19 +199,17 @@ def read_classes(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
-def read_prior(text: str | None) -> Prior | None:
-    """Shares of classes, as `benign=0.9,malignant=0.1`, or "estimate"."""
+def read_prior(text: str | None) -> dict[str, float] | None:
+    """Shares of classes, as `benign=0.9,malignant=0.1`."""
     if text is None:
         return None
-    if text.strip().casefold() == "estimate":
-        return "estimate"
     shares: dict[str, float] = {}
     for pair in text.split(","):
         name, equals, value = (part.strip() for part in pair.rpartition("="))
         if not equals or not name:
             raise ConfigError(
-                "--prior takes a share for every class, such as benign=0.9,malignant=0.1, or "
-                f"estimate, but got '{pair.strip()}'."
+                "--prior takes a share for every class, such as benign=0.9,malignant=0.1, "
+                f"but got '{pair.strip()}'."
             )
         if name in shares:
             raise ConfigError(f"--prior names the class '{name}' twice.")

@@ -115,11 +115,9 @@ class FitRequest:
                 "out.",
                 argument="slice",
             )
-        if self.unlabelled is not None and self.bag_rule.column is not None:
+        if self.unlabelled is not None:
             raise ConfigError(
-                f"Bags are by the column '{self.bag_rule.column}', which unlabelled files do not "
-                "have. Make bags by folder, study, series or slices, or leave the unlabelled "
-                "images out.",
+                "Unlabelled images are for models of single images, not for cases of several.",
                 argument="unlabelled",
             )
 

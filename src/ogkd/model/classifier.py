@@ -24,7 +24,6 @@ from ogkd.features.encode import encode_files
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, resolved
 from ogkd.images import ImageRef, Images, image_refs
-from ogkd.images.memory import is_one_image
 from ogkd.methods import METHODS, Head, TextSide
 from ogkd.model.answers import probabilities_of
 from ogkd.model.bags import Bags, decide_bags, named_pictures
@@ -161,8 +160,7 @@ class Classifier:
         each bag; with `patches`, one for each picture, as if it were a bag by itself.
 
         An image that cannot be read gives a decision with `error`. `patches` keeps what evidence
-        maps need (see `ogkd.model.explain.evidence_of`). A policy whose answers depend on the
-        whole batch (`together`, `prior="estimate"`) needs the features of all images in memory.
+        maps need (see `ogkd.model.explain.evidence_of`).
         """
         decider = Decider(self, policy)
         if self.card.bags is not None and not patches:
@@ -173,8 +171,6 @@ class Classifier:
             return decide_bags(decider, found, [name for name, _ in named])
         if isinstance(images, Mapping):
             raise ConfigError("This model answers single images: give a list, not named bags.")
-        if decider.policy.needs_all:
-            _refuse_stream(images)
         rule = self.card.slice_rule
         refs = (image.sliced(rule) for image in refs_of(images))
         batches = encode_files(
@@ -265,19 +261,6 @@ class Classifier:
 def refs_of(images: Images | Manifest) -> Iterator[ImageRef]:
     """Every image of a dataset or of what `predict` takes, in order."""
     return image_refs([i.image for i in images.items] if isinstance(images, Manifest) else images)
-
-
-def _refuse_stream(images: Images | Manifest) -> None:
-    """Refuse what does not say how many images it has."""
-    if isinstance(images, Manifest) or is_one_image(images):
-        return
-    try:
-        len(images)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(
-            "Answers that depend on the whole batch need all images first, but this is a stream of "
-            "images. Give a list, or have them answered one by one."
-        ) from None
 
 
 def place_for_model(folder: str | Path) -> Path:

@@ -40,7 +40,6 @@ _CONTENTS = {
     "metrics": "Metrics",
     "confusion": "Confusions",
     "screening": "Screening",
-    "prior": "Frequencies",
     "selective": "Referral",
     "calibration": "Calibration",
     "errors": "Errors",
@@ -145,8 +144,7 @@ def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
         for chosen in (wrong, correct_examples(labels, p))
     )
     screening = sections.screening(result)
-    at_prior = sections.at_prior(result)
-    present = {"screening": screening, "prior": at_prior, "examples": examples}
+    present = {"screening": screening, "examples": examples}
     return {
         "has_pictures": bool(errors or examples),
         "contents": [(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
@@ -158,7 +156,6 @@ def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
         "confusion": confusion_table(np.asarray(result["confusion"]), names),
         "confusions": frequent_confusions(result),
         "screening": screening,
-        "at_prior": at_prior,
         "risk": sections.selective(result),
         "calibration": sections.calibration(result),
         "sets": sections.sets(result),

@@ -106,25 +106,6 @@ def screening(result: Values) -> Values | None:
     }
 
 
-def at_prior(result: Values) -> Values | None:
-    """What the numbers become where classes have the frequencies that were given."""
-    found = result["at_prior"]
-    if found is None:
-        return None
-    frequencies = [f"{name} {100 * p:.3g} %" for name, p in found["prior"].items()]
-    rows = []
-    for key, words in {"as_is": "unchanged", "with_prior": "adjusted"}.items():
-        cells = [_with_interval(found[key]["whole"], "accuracy")]
-        if side := found[key]["screening"]:
-            cells += [_with_interval(side, "ppv"), _with_interval(side, "npv")]
-        rows.append((words, cells))
-    return {
-        "frequencies": join_words(frequencies),
-        "absent": join_words(found["absent"]),
-        "rows": rows,
-    }
-
-
 def _with_interval(row: Values, key: str) -> str:
     ends = row["intervals"][key]
     return share(row[key]) + ("" if ends is None else f" ({between(ends)})")
