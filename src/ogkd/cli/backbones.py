@@ -222,7 +222,7 @@ def _embed_images(
         )
     began = time.perf_counter()
     with (
-        write_atomically(out) as aside,
+        write_atomically(out, suffixes=(".safetensors",)) as aside,
         SafetensorsStream(aside.open("wb"), "patches", header_room=room) as stream,
         progress_bar("Encoding images", len(paths)) as bar,
     ):
@@ -263,7 +263,7 @@ def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
     if cut:
         say(f"{cut} text(s) longer than {room} tokens are truncated.")
     metadata = _metadata(backbone, lines=lines)
-    with write_atomically(out) as aside:
+    with write_atomically(out, suffixes=(".safetensors",)) as aside:
         # Written by Python, as safetensors does not tell a full disk from other errors.
         aside.write_bytes(save({"texts": backbone.encode_texts(lines)}, metadata))
     typer.echo(f"{len(lines)} texts -> {out}")

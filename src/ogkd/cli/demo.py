@@ -260,4 +260,5 @@ def _clear(out: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    write_text(out / _MARK, "Written by `ogkd demo`, which replaces the content of this folder.\n")
+    text = "Written by `ogkd demo`, which replaces the content of this folder.\n"
+    write_text(out / _MARK, text, ours=True)
