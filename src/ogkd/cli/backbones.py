@@ -182,11 +182,6 @@ def embed(
     if texts and patches:
         raise ConfigError("Texts have no patches: leave out --patches.")
     opt.refuse_folders(out=out)
-    if out.exists() and out.suffix != ".safetensors":
-        raise ConfigError(
-            f"--out {out} exists and is not a .safetensors file, so it is left unchanged. Choose "
-            "another name."
-        )
     if texts:
         lines = _read_lines(texts)
         _embed_texts(ogkd.load_backbone(backbone, device=encoding.device), lines, out)

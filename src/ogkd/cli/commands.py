@@ -42,7 +42,7 @@ def _written_to(message: str, values: Mapping[str, Any]) -> str | None:
     """Return the parameter whose path could not be written; None if it is the cache's."""
     for name, value in values.items():
         for path in (value, resolved(value)) if isinstance(value, Path) else ():
-            if re.search(rf"writ(e|ing) {re.escape(str(path))}(?=[/.:])", message):
+            if re.search(rf"(^|writ(e|ing) ){re.escape(str(path))}(?=[ /.:])", message):
                 return name
     return None
 
