@@ -72,7 +72,7 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
     columns = (
         _text("{task.description}", 24),
         BarColumn(bar_width=None),  # takes the room that the others leave
-        MofNCompleteColumn(),
+        MofNCompleteColumn(table_column=Column(min_width=len(f"{total}/{total}"))),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         _text("{task.fields[note]}", 16),
