@@ -8,11 +8,14 @@ import logging
 import os
 import stat
 import tempfile
+import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
@@ -31,15 +34,17 @@ from ogkd.images.ref import (
     Broken,
     ImageRef,
     damaged,
+    file_state,
     kind_of,
     starts_as_dicom,
 )
-from ogkd.images.scaling import own_pixels
+from ogkd.images.scaling import is_gray_view, own_pixels
 from ogkd.images.slide import read_tile
 
 EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI, *SLIDES})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
 
+_SHARE = 0.25  # of the free memory, for decoded files that a command keeps
 _NOWHERE = logging.NullHandler()
 
 
@@ -54,6 +59,46 @@ def silence_decoders() -> None:
 
 
 silence_decoders()
+
+
+class _DecodedFiles:
+    """Pixels of files, by what identifies their content; once memory is used up, no more are kept.
+
+    Nothing is evicted: a second pass over more files than fit would find none of them.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._room = budget  # bytes
+        self._pixels: dict[tuple[object, ...], NDArray[np.uint8]] = {}
+        self._lock = threading.Lock()
+
+    def read(self, ref: ImageRef) -> NDArray[np.uint8]:
+        key = (file_state(ref.file), ref.file.suffix, ref.part)
+        if (kept := self._pixels.get(key)) is not None:
+            return kept
+        pixels = _read_file(ref)
+        pixels.flags.writeable = False  # several callers may get it
+        size = pixels.nbytes // (3 if is_gray_view(pixels) else 1)
+        with self._lock:
+            if size <= self._room and key not in self._pixels:
+                self._room -= size
+                self._pixels[key] = pixels
+        return pixels
+
+
+_decoded: _DecodedFiles | None = None
+
+
+@contextmanager
+def decode_once() -> Iterator[None]:
+    """Within it, a file is decoded once as far as memory allows: for commands of several steps."""
+    global _decoded
+    before = _decoded
+    _decoded = before or _DecodedFiles(int(psutil.virtual_memory().available * _SHARE))
+    try:
+        yield
+    finally:
+        _decoded = before
 
 
 class BlankImage(DataError):
@@ -77,7 +122,10 @@ def look_at(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
     if isinstance(ref, Broken):
         raise DataError(ref.reason)
     try:
-        pixels = _read_memory(ref) if isinstance(ref, InMemory) else _read_file(ref)
+        if isinstance(ref, InMemory):
+            pixels = _read_memory(ref)
+        else:
+            pixels = _decoded.read(ref) if _decoded is not None else _read_file(ref)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
             raise ValueError(f"an array of shape {pixels.shape}, not an image")
         if not blank and _is_blank(pixels):
