@@ -204,7 +204,7 @@ def _embed_images(
 ) -> None:
     import torch
 
-    from ogkd.features.safetensors_stream import SafetensorsStream
+    from ogkd.features.encode import SafetensorsStream
     from ogkd.features.unreadable import list_reasons, unreadable, unreadable_error
     from ogkd.progress import progress_bar
 

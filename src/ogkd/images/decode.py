@@ -24,7 +24,14 @@ from ogkd.images.dicom import read_dicom
 from ogkd.images.memory import ImageLike, InMemory, array_to_rgb, as_ref
 from ogkd.images.nifti import read_nifti
 from ogkd.images.npz import read_npz
-from ogkd.images.plain import FORMATS, check_size, read_plain, rgb_of
+from ogkd.images.plain import (
+    FORMATS,
+    check_size,
+    is_gray_view,
+    own_pixels,
+    read_plain,
+    rgb_of,
+)
 from ogkd.images.ref import (
     DICOM,
     NIFTI,
@@ -38,7 +45,6 @@ from ogkd.images.ref import (
     kind_of,
     starts_as_dicom,
 )
-from ogkd.images.scaling import is_gray_view, own_pixels
 from ogkd.images.slide import read_tile
 
 EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI, *SLIDES})

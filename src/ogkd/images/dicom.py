@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import DataError
+from ogkd.images.plain import gray_to_rgb, stretch, to_bytes
 from ogkd.images.ref import decoding, needs_extra, slice_in
-from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
 
 _SHAPE_TAGS = [
     *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PhotometricInterpretation"),

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ogkd.errors import DataError
+from ogkd.images.plain import gray_to_rgb, stretch
 from ogkd.images.ref import ImageRef, SliceRule
-from ogkd.images.scaling import gray_to_rgb, stretch
 
 ImageLike = str | Path | ImageRef | bytes | Image.Image | NDArray[Any] | Tensor
 Images = ImageLike | Iterable[Any] | Dataset[Any]

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import DataError
+from ogkd.images.plain import gray_to_rgb, to_bytes
 from ogkd.images.ref import WHICH_SLICE, SliceRule, decoding, file_state, needs_extra, slice_in
-from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 MAX_VOLUME_BYTES = 8 * 1024**3  # of the volume in the file, unpacked
 _EMPTY = 0.05  # share of the volume's range that the values of an empty slice spread over

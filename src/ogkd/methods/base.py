@@ -22,7 +22,7 @@ from ogkd.backbones.base import Backbone
 from ogkd.core.batches import Views
 from ogkd.core.pooling import Pooling
 from ogkd.errors import ConfigError
-from ogkd.features.texts import text_features
+from ogkd.features.store import text_features
 from ogkd.features.views import FixedViews
 from ogkd.methods.heads import Head, TextHead
 from ogkd.prompts.bank import SINGLE
