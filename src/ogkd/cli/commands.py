@@ -108,10 +108,10 @@ class CommandGroup(typer.Typer):
     def names_only(self) -> CommandGroup:
         """The same without the commands' options, which cost time and a list does not show."""
         listed = copy.copy(self)
-        listed.registered_commands = [copy.copy(one) for one in self.registered_commands]
-        for one in listed.registered_commands:
-            one.help, one.callback = inspect.getdoc(one.callback), lambda: None
-        listed.registered_groups = [copy.copy(one) for one in self.registered_groups]
+        listed.registered_commands = [copy.copy(command) for command in self.registered_commands]
+        for command in listed.registered_commands:
+            command.help, command.callback = inspect.getdoc(command.callback), lambda: None
+        listed.registered_groups = [copy.copy(group) for group in self.registered_groups]
         for group in listed.registered_groups:
             group.typer_instance = copy.copy(group.typer_instance)
             group.typer_instance.registered_commands = []  # type: ignore[union-attr]
@@ -127,23 +127,32 @@ class _SingleOptions:
 
     @functools.cached_property
     def groups(self) -> dict[str, Any]:
-        found = inspect.signature(self.function, eval_str=True).parameters
-        return {name: one.annotation for name, one in found.items() if is_dataclass(one.annotation)}
+        parameters = inspect.signature(self.function, eval_str=True).parameters
+        return {
+            name: parameter.annotation
+            for name, parameter in parameters.items()
+            if is_dataclass(parameter.annotation)
+        }
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature:
         single: list[tuple[str, Any, Any]] = []
-        for name, one in inspect.signature(self.function, eval_str=True).parameters.items():
+        for name, parameter in inspect.signature(self.function, eval_str=True).parameters.items():
             if kind := self.groups.get(name):
                 hints = get_type_hints(kind, include_extras=True)
-                single += [(one.name, hints[one.name], one.default) for one in fields(kind)]
+                single += [
+                    (parameter.name, hints[parameter.name], parameter.default)
+                    for parameter in fields(kind)
+                ]
             else:
-                single.append((name, one.annotation, one.default))
+                single.append((name, parameter.annotation, parameter.default))
         return signature_of(single)
 
     def __call__(self, **options: Any) -> None:
         for name, group in self.groups.items():
-            options[name] = group(**{one.name: options.pop(one.name) for one in fields(group)})
+            options[name] = group(
+                **{option.name: options.pop(option.name) for option in fields(group)}
+            )
         self.function(**options)
 
 

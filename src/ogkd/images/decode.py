@@ -225,28 +225,28 @@ def find_images(paths: Iterable[str | Path]) -> list[ImageRef]:
     so a loop of links cannot trap the search. Hidden files are skipped. A file without an ending
     counts if it has DICOM's mark.
     """
-    found: dict[ImageRef, None] = {}
+    images: dict[ImageRef, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            found.update(dict.fromkeys(map(ImageRef, images_below(path))))
+            images.update(dict.fromkeys(map(ImageRef, images_below(path))))
         elif os.path.lexists((ref := ImageRef.of(path)).file):  # a broken link fails when read
-            found[ref] = None
+            images[ref] = None
         else:
             raise DataError(f"There is no file or folder {path}. Check the path.")
-    if not found:
+    if not images:
         raise DataError(
             "No images found. Give image files or folders that contain "
             f"{', '.join(sorted(EXTENSIONS))} files."
         )
-    return list(found)
+    return list(images)
 
 
 def images_below(folder: Path) -> list[Path]:
     """The image files in a folder, at any depth, sorted; there may be none."""
     inside: list[Path] = []
-    for place, folders, names in os.walk(folder, onerror=_refuse_folder):
+    for folder_path, folders, names in os.walk(folder, onerror=_refuse_folder):
         folders[:] = [name for name in folders if not name.startswith(".")]  # prunes the walk
-        inside += [file for name in names if _is_image(file := Path(place, name))]
+        inside += [file for name in names if _is_image(file := Path(folder_path, name))]
     return sorted(inside, key=Path.as_posix)
 
 

@@ -39,15 +39,15 @@ def histology(label: int, canvas: Canvas) -> Drawing:
     number, spread = _number(kind, rng)
     nuclear = 0.028 * zoom * {"tumor": rng.uniform(1.1, 1.7), "lymphocytes": 0.85}.get(kind, 1.0)
     long = {"stroma": 2.4, "muscle": 2.8, "adipose": 1.8}.get(kind, rng.uniform(1.0, 1.5))
-    places = rng.uniform(0, 1, (number, 2))
+    points = rng.uniform(0, 1, (number, 2))
     if kind in ("tumor", "lymphocytes", "debris") and rng.random() < 0.7:
         # Crowds rather than an even spread.
         hubs = rng.uniform(0, 1, (4, 2))
-        places = hubs[rng.integers(0, 4, number)] + rng.normal(
+        points = hubs[rng.integers(0, 4, number)] + rng.normal(
             0, rng.uniform(0.1, 0.22), (number, 2)
         )
     along = {"stroma": 0.25, "muscle": 0.12}.get(kind, 1.6)
-    for x, y in places:
+    for x, y in points:
         radius = nuclear * float(np.exp(rng.normal(0, spread)))
         dark = float(np.clip(rng.normal(0.8, 0.12), 0.35, 1.0))
         nuclei.append((_oval(x, y, radius, long, angle + rng.normal(0, along), size), dark))
@@ -167,10 +167,10 @@ def _glands(
         bodies.append((ring * size, 1.0))
         lumens.append(((centre + (ring - centre) * rng.uniform(0.25, 0.5)) * size, 1.0))
         number = int(2 * np.pi * radius / (0.03 * zoom))
-        for place in rng.permutation(40)[: min(number, 40)]:
-            x, y = centre + (ring[place] - centre) * rng.normal(0.9, 0.04)
+        for corner in rng.permutation(40)[: min(number, 40)]:
+            x, y = centre + (ring[corner] - centre) * rng.normal(0.9, 0.04)
             dark = float(rng.uniform(0.65, 0.95))
-            nuclei.append((_oval(x, y, 0.022 * zoom, 1.5, t[place], size), dark))
+            nuclei.append((_oval(x, y, 0.022 * zoom, 1.5, t[corner], size), dark))
     return canvas.polygons(bodies), canvas.polygons(lumens)
 
 
@@ -209,8 +209,8 @@ def endoscopy(label: int, canvas: Canvas) -> Drawing:
     }
     picture, mask = _bowel_finding(label, view, picture, wall, attributes)
     glints = int(rng.integers(2, 10))
-    places = rng.uniform(-0.8, 0.8, (glints, 2))
-    shine = view.spots(places, rng.uniform(0.01, 0.03, glints), np.full(glints, 0.8, np.float32))
+    points = rng.uniform(-0.8, 0.8, (glints, 2))
+    shine = view.spots(points, rng.uniform(0.01, 0.03, glints), np.full(glints, 0.8, np.float32))
     picture = picture + np.clip(shine, 0, 1)[..., None]
     edge = rng.uniform(0.95, 1.2)
     px, py = plane(canvas.size)
@@ -229,11 +229,11 @@ def _bowel_finding(
         finding = view.pick({"none": 0.6, "white crater": 0.25, "blood": 0.15})
     attributes["bowel finding"] = finding
     mask = view.empty()
-    place = (rng.uniform(-0.45, 0.45), rng.uniform(-0.45, 0.45))
+    centre = (rng.uniform(-0.45, 0.45), rng.uniform(-0.45, 0.45))
     if finding == "raised lump":
         shape = view.pick({"round": 0.5, "oval": 0.3, "lobulated": 0.2})
         radius = rng.uniform(0.16, 0.4) if label == 1 else rng.uniform(0.12, 0.2)
-        field, mask = view.lesion(place, radius, shape=shape, margin="smooth")
+        field, mask = view.lesion(centre, radius, shape=shape, margin="smooth")
         dome = np.sqrt(np.clip(field / radius, 0, 1))
         tone = np.clip(wall * rng.uniform(0.95, 1.2), 0, 1) * (0.55 + 0.55 * dome)[..., None]
         picture = picture * (1.0 - 0.35 * soft(field + 0.1, 0.2))[..., None]  # its shadow
@@ -244,12 +244,12 @@ def _bowel_finding(
         count = 1 if label == 2 else int(rng.integers(1, 4))
         for _ in range(count):
             radius = rng.uniform(0.13, 0.34) if label == 2 else rng.uniform(0.07, 0.16)
-            field, here = view.lesion(place, radius, shape="irregular", margin="indistinct")
+            field, here = view.lesion(centre, radius, shape="irregular", margin="indistinct")
             picture = mix(picture, rgb(0.7, 0.18, 0.15), 0.5 * soft(field + 0.1, 0.15)[..., None])
             tone = rgb(0.93, 0.86, 0.68) * (0.9 + 0.06 * view.clouds(14))[..., None]
             picture = mix(picture, tone, veil * here[..., None])
             mask = np.maximum(mask, here)
-            place = (rng.uniform(-0.6, 0.6), rng.uniform(-0.6, 0.6))
+            centre = (rng.uniform(-0.6, 0.6), rng.uniform(-0.6, 0.6))
     elif finding == "blood":
         pool = view.clouds(4) + 0.3 * view.clouds(12)
         share = rng.uniform(0.4, 1.5) if label == 4 else 1.5

@@ -43,9 +43,9 @@ def us_breast(label: int, canvas: Canvas) -> Drawing:
         # A fat lobule or a shadowing ligament is normal, and looks a little like a lesion.
         attributes["finding"] = view.pick({"none": 0.55, "fat lobule": 0.3, "shadow": 0.15})
         if attributes["finding"] == "fat lobule":
-            place = (rng.uniform(-0.5, 0.5), rng.uniform(-0.3, 0.3))
+            centre = (rng.uniform(-0.5, 0.5), rng.uniform(-0.3, 0.3))
             _, lobule = view.lesion(
-                place, rng.uniform(0.2, 0.35), shape="oval", margin="indistinct", angle=0
+                centre, rng.uniform(0.2, 0.35), shape="oval", margin="indistinct", angle=0
             )
             tissue = mix(tissue, 0.3, lobule * 0.7)
         elif attributes["finding"] == "shadow":
@@ -56,21 +56,21 @@ def us_breast(label: int, canvas: Canvas) -> Drawing:
         echo, posterior = view.pick(_ECHO[kind]), view.pick(_POSTERIOR[kind])
         tall = rng.random() < _TALL[kind]
         radius = float(np.clip(rng.lognormal((-1.35, -1.3, -1.2)[kind], 0.28), 0.14, 0.5))
-        place = (rng.uniform(-0.4, 0.4), rng.uniform(-0.25, 0.25))
+        centre = (rng.uniform(-0.4, 0.4), rng.uniform(-0.25, 0.25))
         angle = rng.normal(1.57 if tall else 0.0, 0.25)
-        field, mask = view.lesion(place, radius, shape=shape, margin=margin, angle=angle)
+        field, mask = view.lesion(centre, radius, shape=shape, margin=margin, angle=angle)
         inner = _LEVEL[echo] * (1.0 + (0.2 + 0.2 * kind) * 0.5 * view.clouds(9))
         tissue = mix(tissue, inner, mask)
         if margin == "smooth" and rng.random() < 0.6:
             tissue = tissue + 0.16 * soft(0.035 - np.abs(field), 0.04)  # a thin bright capsule
         strength = {"enhancement": 0.55, "none": 0.0, "shadow": -0.72}[posterior]
         behind += strength * _column(
-            view.x, view.y, place[0], place[1] + 0.4 * radius, radius * 0.75
+            view.x, view.y, centre[0], centre[1] + 0.4 * radius, radius * 0.75
         )
         foci = rng.random() < _FOCI[kind]
         if foci:
             count = int(rng.integers(3, 9))
-            points = np.array(place) + rng.normal(0.0, radius * 0.4, (count, 2))
+            points = np.array(centre) + rng.normal(0.0, radius * 0.4, (count, 2))
             tissue += view.spots(points, np.full(count, 0.018), np.full(count, 0.9, np.float32))
         attributes |= {
             "shape": shape,
@@ -175,8 +175,8 @@ def _lung_disease(
         opacity = view.pick({"dense patch": 0.8, "hazy": 0.2}) if label else "hazy"
         sides = view.pick({"one lung": 0.85, "both lungs": 0.15})
         for which in (0, 1) if sides == "both lungs" else (side,):
-            place = ((-0.44, 0.44)[which] + rng.normal(0, 0.08), rng.uniform(-0.4, 0.4))
-            patch = view.blob(place, rng.uniform(0.17, 0.32), waves=[(3, 0.15, rng.uniform(0, 6))])
+            centre = ((-0.44, 0.44)[which] + rng.normal(0, 0.08), rng.uniform(-0.4, 0.4))
+            patch = view.blob(centre, rng.uniform(0.17, 0.32), waves=[(3, 0.15, rng.uniform(0, 6))])
             dense = rng.uniform(0.6, 0.95) if opacity == "dense patch" else rng.uniform(0.3, 0.5)
             ragged = patch + 0.07 * view.clouds(12)
             disease = np.maximum(disease, dense * soft(ragged, 0.16))
