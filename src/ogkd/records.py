@@ -38,12 +38,12 @@ def read_record(path: Path, kind: type[Record], *, newest: int) -> Record:
     `newest` is the latest schema that this version knows; ConfigError if the file has a later one.
     """
     content = read_json(path)
-    found = content.get("schema_version") if isinstance(content, dict) else None
-    if found is not None and not isinstance(found, int):
+    schema = content.get("schema_version") if isinstance(content, dict) else None
+    if schema is not None and not isinstance(schema, int):
         raise ValueError("field 'schema_version': it is not a whole number")
-    if found is not None and found > newest:
+    if schema is not None and schema > newest:
         raise ConfigError(
-            f"{path} was written by a newer ogkd (schema {found}, this one reads up to {newest}). "
+            f"{path} was written by a newer ogkd (schema {schema}, this one reads up to {newest}). "
             "Upgrade with: pip install --upgrade ogkd."
         )
     check_seal(content if isinstance(content, dict) else {})
@@ -56,7 +56,7 @@ def read_record(path: Path, kind: type[Record], *, newest: int) -> Record:
 def first_problem(error: ValidationError) -> str:
     """The first field that is wrong, and why."""
     problem = error.errors(include_input=False, include_url=False)[0]
-    place = ".".join(str(part) for part in problem["loc"])
+    field = ".".join(str(part) for part in problem["loc"])
     words = problem["msg"].removeprefix("Value error, ")
     # The names in a damaged file can be anything: on one line, and not long.
-    return f"field '{repr(place)[1:-1][:80]}': {words}" if place else words
+    return f"field '{repr(field)[1:-1][:80]}': {words}" if field else words

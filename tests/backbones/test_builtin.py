@@ -38,7 +38,7 @@ def features(model, images):
 
 def test_the_statistics_are_of_the_present_model_and_small(builtin):
     assert statistics().digest == builtin.digest, "run tools/phantom_statistics.py"
-    assert len(statistics().mean) == len(PHANTOMS)
+    assert len(statistics().mean) >= len(PHANTOMS)  # also of families that are no longer drawn
     assert STATISTICS.stat().st_size < 300_000
 
 

@@ -60,7 +60,7 @@ def words_of(pictures, out):
         "import-checkpoint": [context, "--classes", names, own, "--out", out / "imported"],
         "prompts check": [bank, own, "--data", pictures],
         "backbones verify": [FIXTURE],
-        "data check": [pictures, own, "--labels"],
+        "data check": [pictures, own],
         "label next": [test, own, "--labels", out / "labels.csv", "-n", 2],
         "start": [pictures, own, "--yes", "--out", out / "start", "--method", "fused"],
         "bench run": [grid, "--out", out / "runs", "--workers", 0],

@@ -42,7 +42,7 @@ def test_a_crop_of_the_graph_is_pillow_s_within_two_levels(shape, interpolation,
 
 
 def test_on_pictures_most_pixels_are_equal():
-    image = render("fundus", 1, seed=0, index=0, size=333).image[:300]
+    image = render("endoscopy", 1, seed=0, index=0, size=333).image[:300]
     prep = Preprocessing()
     assert (resized(prep, image) == center_crop(image, prep)).mean() > 0.999
 

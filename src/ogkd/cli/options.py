@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typer import Argument, Option
 
 from ogkd.errors import ConfigError
+from ogkd.files import check_replaceable
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
@@ -249,10 +250,12 @@ def require_calibration(classifier: Classifier, **wanted: float | None) -> None:
 
 
 def refuse_folders(**files: Path | None) -> None:
-    """Refuse options that name an existing folder although a file is to be written."""
+    """Refuse folders, and files that a result must not replace, before any work is done."""
     for option, file in files.items():
         if file is not None and file.is_dir():
             raise ConfigError(f"--{option} {file} is a folder. Give the name of a file in it.")
+        if file is not None:
+            check_replaceable(file)
 
 
 def refuse_excel(excel: bool, format: str) -> None:

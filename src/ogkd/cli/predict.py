@@ -281,7 +281,8 @@ def _draw(classifier: Classifier, row: Decision, folder: Path, number: int) -> N
         row = replace(row, patches=patches[0].cpu(), crop=batch.crops[0])
     found = evidence_of(classifier, row)
     stem = re.sub(r"[^\w.-]+", "_", Path(str(row.image)).stem, flags=re.ASCII)[:60]
-    with write_atomically(folder / f"{number:06}-{stem}.png") as aside:
+    file = folder / f"{number:06}-{stem}.png"
+    with write_atomically(file, suffixes=(".png",)) as aside:
         ogkd.draw(found).save(aside, format="PNG")
 
 

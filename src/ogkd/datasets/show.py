@@ -37,9 +37,9 @@ def manifest_html(manifest: Manifest) -> str:
 
 def _title(manifest: Manifest) -> str:
     groups = len({item.group for item in manifest.items if item.group is not None})
-    found = f" of {groups} patients or groups" if groups else ""
+    patients = f" of {groups} patients or groups" if groups else ""
     what = "with {} findings" if manifest.has_findings else "in {} classes"
-    return f"{len(manifest.items)} images{found} {what.format(len(manifest.class_names))}"
+    return f"{len(manifest.items)} images{patients} {what.format(len(manifest.class_names))}"
 
 
 def _rest(manifest: Manifest) -> list[str]:
@@ -63,10 +63,10 @@ def _counts(manifest: Manifest) -> tuple[list[str], list[list[object]]]:
 def _thumbnails(manifest: Manifest, label: int) -> Html:
     images = [item.image for item in manifest.items if label in item.present]
     chosen = np.linspace(0, len(images) - 1, min(_EACH, len(images))).astype(int)
-    found, lost = [], 0
+    thumbnails, lost = [], 0
     for number in chosen:
         try:
-            found.append(data_uri(Image.fromarray(read_image(images[number])), most=_SIDE))
+            thumbnails.append(data_uri(Image.fromarray(read_image(images[number])), most=_SIDE))
         except OgkdError:
             lost += 1
-    return pictures(found, lost=lost)
+    return pictures(thumbnails, lost=lost)

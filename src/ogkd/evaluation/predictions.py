@@ -20,8 +20,7 @@ from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import UNKNOWN, Item, Manifest, by_bag
 from ogkd.datasets.read import require_files
 from ogkd.errors import DataError
-from ogkd.features.blank import blank_pictures
-from ogkd.features.store import FeatureStore
+from ogkd.features.store import FeatureStore, blank_pictures
 from ogkd.fitting.bags import few_of_each
 from ogkd.images import ImageRef
 from ogkd.model.answers import probabilities_of

@@ -135,7 +135,10 @@ def export_onnx(
     total = max(len(refs), sum(BATCHES))
     how = {"include_preprocessing": include_preprocessing, "raw_pixels": raw_pixels}
     card = file_metadata(classifier, **how, max_risk=max_risk, int8=int8)
-    with write_atomically(place) as aside, tempfile.TemporaryDirectory() as folder:
+    with (
+        write_atomically(place, suffixes=(".onnx",)) as aside,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         model = build(classifier, **how)
         full = Path(folder) / "float32.onnx"
         full.write_bytes(model.SerializeToString())

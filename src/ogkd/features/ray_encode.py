@@ -16,7 +16,7 @@ from torch import Tensor
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import ConfigError, OgkdError
-from ogkd.features.encode import EncodedBatch, encode_files
+from ogkd.features.encode import EncodedBatch, encode_files, raw
 from ogkd.features.ray_cluster import (
     absolute,
     cluster,
@@ -25,7 +25,6 @@ from ogkd.features.ray_cluster import (
     gpus_for,
     use_folders,
 )
-from ogkd.features.safetensors_stream import raw
 from ogkd.images import ImageRef
 
 _MOST_BLOCKS = 1000  # parts that the work is cut into; a lost part is encoded again

@@ -22,8 +22,7 @@ from ogkd.datasets.manifest import Item, Manifest, first_lines
 from ogkd.datasets.read import require_files
 from ogkd.datasets.splits import Sampling, keep_classes, shortfalls, support_and_val
 from ogkd.errors import ConfigError, DataError, counted
-from ogkd.features.blank import blank_pictures
-from ogkd.features.store import FeatureStore
+from ogkd.features.store import FeatureStore, blank_pictures
 from ogkd.features.unreadable import BadFile, readable_items, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
 from ogkd.fitting.bags import BagSupport, few_of_each

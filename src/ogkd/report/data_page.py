@@ -36,7 +36,9 @@ def write_data_check(audit: Audit, *, images: Sequence[ImageRef], out: Path) -> 
                 image = Image.fromarray(read_image(images[number]))
                 thumbs[number] = data_uri(image, most=_THUMB)
             bar.advance()
-    write_text(out, data_check_page(audit, lambda number: thumbs.get(number, "")))
+    write_text(
+        out, data_check_page(audit, lambda number: thumbs.get(number, "")), suffixes=(".html",)
+    )
 
 
 def data_check_page(audit: Audit, thumb: Callable[[int], str]) -> str:

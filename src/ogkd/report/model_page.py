@@ -131,7 +131,7 @@ def write_report(
         command=facts.plain_command(command, show_names=show_names),
         **values,
     )
-    write_text(Path(path), page)
+    write_text(Path(path), page, suffixes=(".html",))
 
 
 def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:

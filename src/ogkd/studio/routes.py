@@ -19,7 +19,7 @@ from ogkd.app.models import Model
 from ogkd.app.server import Settings, guarded, make_uploads
 from ogkd.app.uploads import FORMATS
 from ogkd.app.web import INTERNAL_ERROR, Line, describe, problem, receive_file, use_routes
-from ogkd.datasets.archive import extract_into
+from ogkd.datasets.fetch import unpack
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import folder_atomically, home, parse_json
 from ogkd.images.decode import EXTENSIONS
@@ -324,7 +324,7 @@ def _keep(file: Path, target: Path) -> None:
     if file.suffix.lower() == ".zip":
         place = _free(target / file.stem)
         with folder_atomically(place) as aside:
-            extract_into(file, aside)
+            unpack(file, aside)
         return
     if not file.name.lower().endswith(tuple(EXTENSIONS)):
         raise ConfigError(f"'{file.name}' is not an image or a zip archive of images.")

@@ -1,4 +1,4 @@
-"""Haematoxylin and eosin tissue: nuclei, fibres, fat, glands, mucus and debris."""
+"""Colour images: haematoxylin and eosin tissue, and the bowel wall by endoscopy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from ogkd.datasets.phantoms._draw import (
     Attributes,
     Canvas,
     Drawing,
+    Frame,
     Rng,
     mix,
+    plane,
     resize,
     rgb,
     soft,
@@ -37,15 +39,15 @@ def histology(label: int, canvas: Canvas) -> Drawing:
     number, spread = _number(kind, rng)
     nuclear = 0.028 * zoom * {"tumor": rng.uniform(1.1, 1.7), "lymphocytes": 0.85}.get(kind, 1.0)
     long = {"stroma": 2.4, "muscle": 2.8, "adipose": 1.8}.get(kind, rng.uniform(1.0, 1.5))
-    places = rng.uniform(0, 1, (number, 2))
+    points = rng.uniform(0, 1, (number, 2))
     if kind in ("tumor", "lymphocytes", "debris") and rng.random() < 0.7:
         # Crowds rather than an even spread.
         hubs = rng.uniform(0, 1, (4, 2))
-        places = hubs[rng.integers(0, 4, number)] + rng.normal(
+        points = hubs[rng.integers(0, 4, number)] + rng.normal(
             0, rng.uniform(0.1, 0.22), (number, 2)
         )
     along = {"stroma": 0.25, "muscle": 0.12}.get(kind, 1.6)
-    for x, y in places:
+    for x, y in points:
         radius = nuclear * float(np.exp(rng.normal(0, spread)))
         dark = float(np.clip(rng.normal(0.8, 0.12), 0.35, 1.0))
         nuclei.append((_oval(x, y, radius, long, angle + rng.normal(0, along), size), dark))
@@ -165,10 +167,10 @@ def _glands(
         bodies.append((ring * size, 1.0))
         lumens.append(((centre + (ring - centre) * rng.uniform(0.25, 0.5)) * size, 1.0))
         number = int(2 * np.pi * radius / (0.03 * zoom))
-        for place in rng.permutation(40)[: min(number, 40)]:
-            x, y = centre + (ring[place] - centre) * rng.normal(0.9, 0.04)
+        for corner in rng.permutation(40)[: min(number, 40)]:
+            x, y = centre + (ring[corner] - centre) * rng.normal(0.9, 0.04)
             dark = float(rng.uniform(0.65, 0.95))
-            nuclei.append((_oval(x, y, 0.022 * zoom, 1.5, t[place], size), dark))
+            nuclei.append((_oval(x, y, 0.022 * zoom, 1.5, t[corner], size), dark))
     return canvas.polygons(bodies), canvas.polygons(lumens)
 
 
@@ -181,3 +183,77 @@ def _oval(x: float, y: float, radius: float, long: float, angle: float, size: in
     cos, sin = np.cos(angle), np.sin(angle)
     u, v = _RING[:, 0] * radius * long**0.5, _RING[:, 1] * radius / long**0.5
     return np.stack([(x + u * cos - v * sin) * size, (y + u * sin + v * cos) * size], axis=1)
+
+
+def endoscopy(label: int, canvas: Canvas) -> Drawing:
+    """0 normal mucosa, 1 polyp, 2 ulcer, 3 diffuse inflammation, 4 bleeding."""
+    rng, view = canvas.rng, canvas.frame(turn=3.0, zoom=(0.85, 1.2), shift=0.1, bend=0.05)
+    x, y = view.x, view.y
+    redness = float(np.clip(rng.normal((0.2, 0.28, 0.42, 0.8, 0.45)[label], 0.14), 0, 1))
+    wall = rgb(0.86, 0.5, 0.4) + np.float32(redness) * rgb(-0.06, -0.26, -0.2)
+    hole = (rng.normal(0, 0.35), rng.normal(0, 0.35))
+    distance = np.sqrt((x - hole[0]) ** 2 + (y - hole[1]) ** 2)
+    folds = 0.5 + 0.5 * np.cos(distance * rng.uniform(9, 15) + 0.6 * view.clouds(5))
+    light = 0.35 + 0.65 * soft(distance - 0.35, 0.9) - 0.16 * folds * soft(distance - 0.2, 0.4)
+    granular = rng.random() < (0.08, 0.1, 0.3, 0.65, 0.2)[label]
+    bumpy = (0.1 if granular else 0.03) * view.clouds(30)
+    picture = wall * (light + bumpy + 0.04 * view.clouds(6))[..., None]
+    veined = rng.random() < (0.8, 0.6, 0.4, 0.15, 0.5)[label]
+    web = (0.35 if veined else 0.05) * view.ridges(7) ** 4
+    picture = picture * (1.0 - web[..., None] * rgb(0.2, 0.6, 0.5))
+    attributes: Attributes = {
+        "redness": "pale" if redness < 0.22 else ("pink" if redness < 0.52 else "red"),
+        "surface": "granular" if granular else "smooth",
+        "vessel pattern": "visible" if veined else "lost",
+        "red level": redness,
+    }
+    picture, mask = _bowel_finding(label, view, picture, wall, attributes)
+    glints = int(rng.integers(2, 10))
+    points = rng.uniform(-0.8, 0.8, (glints, 2))
+    shine = view.spots(points, rng.uniform(0.01, 0.03, glints), np.full(glints, 0.8, np.float32))
+    picture = picture + np.clip(shine, 0, 1)[..., None]
+    edge = rng.uniform(0.95, 1.2)
+    px, py = plane(canvas.size)
+    corner = soft(edge - np.maximum(np.abs(px), np.abs(py)) * 0.6 - 0.4 * np.hypot(px, py), 0.03)
+    return view.finish(picture * corner[..., None], noise=(0.005, 0.03)), attributes, mask
+
+
+def _bowel_finding(
+    label: int, view: Frame, picture: Array, wall: Array, attributes: Attributes
+) -> tuple[Array, Array]:
+    rng = view.rng
+    finding = ("none", "raised lump", "white crater", "none", "blood")[label]
+    if label == 0:  # a fold seen end-on, or a little mucus
+        finding = view.pick({"none": 0.8, "raised lump": 0.12, "white crater": 0.08})
+    if label == 3:
+        finding = view.pick({"none": 0.6, "white crater": 0.25, "blood": 0.15})
+    attributes["bowel finding"] = finding
+    mask = view.empty()
+    centre = (rng.uniform(-0.45, 0.45), rng.uniform(-0.45, 0.45))
+    if finding == "raised lump":
+        shape = view.pick({"round": 0.5, "oval": 0.3, "lobulated": 0.2})
+        radius = rng.uniform(0.16, 0.4) if label == 1 else rng.uniform(0.12, 0.2)
+        field, mask = view.lesion(centre, radius, shape=shape, margin="smooth")
+        dome = np.sqrt(np.clip(field / radius, 0, 1))
+        tone = np.clip(wall * rng.uniform(0.95, 1.2), 0, 1) * (0.55 + 0.55 * dome)[..., None]
+        picture = picture * (1.0 - 0.35 * soft(field + 0.1, 0.2))[..., None]  # its shadow
+        picture = mix(picture, tone, mask[..., None])
+        attributes["shape"] = shape
+    elif finding == "white crater":
+        veil = rng.uniform(0.35, 0.95)
+        count = 1 if label == 2 else int(rng.integers(1, 4))
+        for _ in range(count):
+            radius = rng.uniform(0.13, 0.34) if label == 2 else rng.uniform(0.07, 0.16)
+            field, here = view.lesion(centre, radius, shape="irregular", margin="indistinct")
+            picture = mix(picture, rgb(0.7, 0.18, 0.15), 0.5 * soft(field + 0.1, 0.15)[..., None])
+            tone = rgb(0.93, 0.86, 0.68) * (0.9 + 0.06 * view.clouds(14))[..., None]
+            picture = mix(picture, tone, veil * here[..., None])
+            mask = np.maximum(mask, here)
+            centre = (rng.uniform(-0.6, 0.6), rng.uniform(-0.6, 0.6))
+    elif finding == "blood":
+        pool = view.clouds(4) + 0.3 * view.clouds(12)
+        share = rng.uniform(0.4, 1.5) if label == 4 else 1.5
+        mask = soft(pool - share, 0.25)
+        tone = rgb(0.5, 0.02, 0.03) * (0.8 + 0.15 * view.clouds(10))[..., None]
+        picture = mix(picture, tone, 0.92 * mask[..., None])
+    return picture, mask
