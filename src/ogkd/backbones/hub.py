@@ -78,7 +78,7 @@ def fetch(record: Record, *, force: bool = False, revision: str | None = None) -
             return folder
         hub = Repository(record, revision or record.revision)
         kind, marker = _recognise(record, hub)
-        files = [marker, *(found for name in _SMALL[kind] if (found := hub.optional(name)))]
+        files = [marker, *(path for name in _SMALL[kind] if (path := hub.optional(name)))]
         if kind == "open_clip":
             files += _from_other_repositories(record, marker, {file.name for file in files})
         return _keep(record, hub, kind, files, *_fetch_weights(record, hub, kind))
@@ -118,15 +118,15 @@ def _from_other_repositories(record: Record, marker: Path, have: set[str]) -> li
         wanted.append(("hf_model_name", ("config.json",)))
     if not {"tokenizer.json", "vocab.txt"} & have:
         wanted.append(("hf_tokenizer_name", _TOKENIZER))
-    found = []
+    paths = []
     for key, names in wanted:
         other = str(peek(marker, "model_cfg", "text_cfg", key) or "")
         if other.count("/") == 1:
             hub = Repository(record.model_copy(update={"hub_id": other}))
             # The loader may work without them, and reports what is missing if it cannot.
             with contextlib.suppress(BackboneError):
-                found += [path for name in names if (path := hub.optional(name))]
-    return found
+                paths += [path for name in names if (path := hub.optional(name))]
+    return paths
 
 
 def _fetch_weights(record: Record, hub: Repository, kind: str) -> tuple[Path, str]:
@@ -140,17 +140,17 @@ def _fetch_weights(record: Record, hub: Repository, kind: str) -> tuple[Path, st
         needs = {hub.cache: 0 if facts.cached else facts.size, cache_dir(): facts.size}
         check_space(needs, what=record.name, remedy=_LARGER_DISK)
         path = hub.download(name)
-        found = sha256_file(path)
+        digest = sha256_file(path)
         expected = (record.sha256 if name == record.weights else None) or facts.sha256
-        if expected and found != expected:
+        if expected and digest != expected:
             hub.forget(path)
             raise BackboneError(
                 f"{name} of {record.hub_id} is not the expected file and was deleted.\n"
-                f"  expected sha256 {expected}\n  found    sha256 {found}\n"
+                f"  expected sha256 {expected}\n  found    sha256 {digest}\n"
                 "Try again. If the hash still differs, the publisher has changed the file: compare "
                 "the hashes on its page before you trust it."
             )
-        return path, found
+        return path, digest
     raise hub.lacking(f"a weight file that ogkd reads ({', '.join(candidates)})")
 
 
