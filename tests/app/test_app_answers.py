@@ -213,10 +213,10 @@ def test_the_threshold_of_a_risk_comes_from_the_calibration(folders):
 
 
 def test_a_backbone_that_moved_keeps_the_engine_of_each_model(folders, phantoms, image, tmp_path):
-    fitted = ogkd.fit(phantoms, method="zero-shot", engine="onnx-int8", out=tmp_path / "fast")
+    fitted = ogkd.fit(phantoms, method="zero-shot", engine="bf16", out=tmp_path / "fast")
     asked = [folders / "zero", tmp_path / "fast", tmp_path / "fast"]
     plain, fast, again = (model.classifier for model in load_models(asked, backbone="builtin"))
-    assert (plain.backbone.engine, fast.backbone.engine) == ("torch", "onnx-int8")
+    assert (plain.backbone.engine, fast.backbone.engine) == ("torch", "bf16")
     assert again.backbone is fast.backbone
     expected = fitted.predict_proba([image.image])
     np.testing.assert_array_equal(fast.predict_proba([image.image]), expected)

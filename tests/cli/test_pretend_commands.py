@@ -59,7 +59,6 @@ def words_of(pictures, out):
         "embed": [test, own, "--out", out / "features.safetensors", "--patches"],
         "import-checkpoint": [context, "--classes", names, own, "--out", out / "imported"],
         "prompts check": [bank, own, "--data", pictures],
-        "backbones verify": [FIXTURE],
         "data check": [pictures, own],
         "label next": [test, own, "--labels", out / "labels.csv", "-n", 2],
         "start": [pictures, own, "--yes", "--out", out / "start", "--method", "fused"],

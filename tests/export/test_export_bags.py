@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import ogkd
-from ogkd.backbones._onnx_tower import quiet_exporter
 from ogkd.core.pooling import Pooling
 from ogkd.datasets.manifest import by_bag
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError
 from ogkd.export import export_onnx
 from ogkd.export.bags import PooledBag
+from ogkd.export.graph import quiet_exporter
 from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.bags import OpenBag

@@ -14,8 +14,8 @@ import pytest
 import ogkd
 from ogkd.download import download
 from ogkd.errors import ConfigError, DataError, OgkdError
-from ogkd.prompts.chat import Endpoint
 from ogkd.prompts.check import check_bank
+from ogkd.prompts.generate import chat
 from relative_time import units
 from tiny_backbones import make_clip
 
@@ -41,8 +41,7 @@ PLACES = (
     "bench plan phantoms/few-shot --seeds 1-{number}",
     "bench plan phantoms/few-shot --shots 1-{number}",
     "bench run phantoms/few-shot --workers {number} --out runs",
-    "prompts generate --classes a,b --model m --url http://localhost/v1 --count {number} --out b",
-    "prompts generate --classes a,b --model m --url http://localhost/v1 --timeout {number} --out b",
+    "prompts new --classes a,b --model m --url http://localhost/v1 --count {number} --out b",
     "app {model} --port {number}",
 )
 
@@ -114,7 +113,7 @@ def test_an_invalid_url_is_refused(url, tmp_path):
     with pytest.raises(DataError, match=r"not a valid URL|not https"):
         download(url, tmp_path / "file")
     with pytest.raises(ConfigError, match="not a valid URL"):
-        Endpoint(url, "model")
+        chat(url, "model")
 
 
 HALF = "a\ud800b"  # in a JSON file; a folder's name that is not UTF-8 gives "a\udcffb"

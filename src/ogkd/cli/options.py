@@ -58,9 +58,7 @@ DeviceOption = Annotated[str, Option(help=HELP["device"])]
 EngineOption = Annotated[str, Option(help=HELP["engine"])]
 EngineOverride = Annotated[
     str | None,
-    Option(
-        help="Encode images with another engine than the fit: torch, onnx, onnx-int8, bf16, fp16."
-    ),
+    Option(help="Encode images with another engine than the fit: torch, bf16, fp16."),
 ]
 
 # Output

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ogkd.backbones._onnx_tower import quiet_exporter
 from ogkd.errors import ConfigError
 from ogkd.export.bags import WEIGHTS, PooledBag, bag_metadata
 from ogkd.export.resizing import check_resizing, prepend_resizing
@@ -307,3 +310,16 @@ def _steps(prep: Preprocessing, *, bytes_in: bool, raw_pixels: bool) -> str:
     if not bytes_in:
         end = " Divide by 255, subtract mean and divide by std per channel, channels first."
     return f"{decode}{scale} with Pillow's {prep.interpolation} filter.{crop}{end}"
+
+
+@contextlib.contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Hide the exporter's advice about its own internals; errors still come through."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
