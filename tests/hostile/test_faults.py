@@ -112,9 +112,7 @@ def litter(folder):
 def test_any_failure_leaves_old_or_new_and_can_be_repeated(name, world, tmp_path, monkeypatch):
     monkeypatch.setenv("OGKD_CACHE", str(tmp_path / "w" / ".cache"))
     if name == "export":  # the graph takes seconds, and no files
-        made = write.build(
-            ogkd.load(world / "model"), include_preprocessing=False, raw_pixels=False
-        )
+        made = write.build(ogkd.load(world / "model"))
         monkeypatch.setattr(write, "build", lambda *_, **__: copy.deepcopy(made))
     words = COMMANDS[name].format(data=world / "data").split()
     seen, cold = tmp_path / "seen", name in COLD

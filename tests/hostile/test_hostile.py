@@ -62,7 +62,7 @@ def world(tmp_path_factory):
     done = harness.run(["bench", "run", root / "g.toml", "--workers", 0, "--out", root / "r"], work)
     assert done.code == 0, done.errors
     found = {"data": data, "table": root / "table.csv", "model": model, "image": image}
-    graph = write.build(ogkd.load(model), include_preprocessing=False, raw_pixels=False)
+    graph = write.build(ogkd.load(model))
     return {**found, "grid": root / "g.toml", "runs": root / "r", "graph": graph}
 
 

@@ -18,7 +18,6 @@ from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
     from ogkd.app.server import Settings
-    from ogkd.export import Exported
 
 _PASSWORD = "OGKD_APP_PASSWORD"
 _SHORTEST = 8  # characters of a password
@@ -43,27 +42,13 @@ def export(
             help="Take uint8 [N, H, W, 3] and normalise inside the graph; resizing stays outside.",
         ),
     ] = False,
-    raw_pixels: Annotated[
-        bool,
-        Option(
-            "--raw-pixels",
-            help="Take uint8 [H, W, 3], one image of any size; resize and crop inside the graph.",
-        ),
-    ] = False,
     check: Annotated[
         list[Path] | None,
         Option(help="Images or folders to compare on (default: phantoms). Repeatable."),
     ] = None,
-    data: Annotated[
-        Path | None, Option(help="Labelled images to compare on; they also show what --int8 costs.")
-    ] = None,
-    split: Annotated[str, Option(help="Which split of --data to use.")] = "test",
-    int8: Annotated[
-        bool, Option("--int8", help="8-bit weights in the image tower: smaller, less exact.")
-    ] = False,
     max_risk: Annotated[
         float | None,
-        Option(help="Store the threshold for this risk in the metadata (not with --int8)."),
+        Option(help="Store the threshold for this risk in the metadata."),
     ] = None,
     tolerance: Annotated[
         float, Option(min=0.0, help="Largest allowed difference from torch's probabilities.")
@@ -73,78 +58,37 @@ def export(
 ) -> None:
     """Write image encoder and head as one ONNX file for onnxruntime.
 
-    The file is compared with torch on the images of --check or --data, or on
-    phantoms, in batches of 1, 2 and 7. If a probability differs by more than
+    The file is compared with torch on the images of --check, or on phantoms, in
+    batches of 1, 2 and 7. If a probability differs by more than
     --tolerance, no file is written. The metadata describes how to prepare an
     image, and contains the class names and the calibration.
     """
-    from ogkd.evaluation import predict_labelled
-    from ogkd.export import export_onnx, place_for_onnx, require_extra
+    from ogkd.export import check_onnx_path, export_onnx, require_extra
     from ogkd.images import find_images
 
     require_extra()
-    place = place_for_onnx(onnx)
-    if check and data is not None:
-        raise ConfigError("Give --check or --data, not both: each names the images to compare on.")
+    target = check_onnx_path(onnx)
     images = find_images(check) if check else []
     classifier = ogkd.load(model, backbone=backbone, device="cpu", engine=engine)
-    if not int8:  # with int8, the library refuses max_risk whether calibrated or not
-        opt.require_calibration(classifier, max_risk=max_risk)
-    labels = None
-    if data is not None:
-        judged = predict_labelled(classifier, data, split=split)
-        images, labels = judged.images, judged.labels
+    opt.require_calibration(classifier, max_risk=max_risk)
     exported = export_onnx(
         classifier,
-        place,
+        target,
         images=images,
-        labels=labels,
         include_preprocessing=include_preprocessing,
-        raw_pixels=raw_pixels,
-        int8=int8,
         max_risk=max_risk,
         tolerance=tolerance,
     )
-    _print_export(exported, tolerance)
-    if exported.note:
-        say(f"Note: {exported.note} The file therefore has no sets and no threshold.")
-
-
-def _print_export(exported: Exported, tolerance: float) -> None:
-    images = f"{exported.images} images"
+    compared = f"{exported.images} images"
     if exported.phantoms:
-        images += f" ({exported.phantoms} of them phantoms; use --check for real ones)"
+        compared += f" ({exported.phantoms} of them phantoms; use --check for real ones)"
     typer.echo(
-        f"Compared with torch on {images}, in batches of 1, 2 and 7: largest difference of a "
+        f"Compared with torch on {compared}, in batches of 1, 2 and 7: largest difference of a "
         f"probability {exported.largest_difference:.1e}, allowed {tolerance:.0e}."
     )
-    if (resizing := exported.resizing) is not None:
-        typer.echo(
-            f"Resizing inside the graph instead of with Pillow: largest difference "
-            f"{resizing.largest_difference:.1e}, same class in {100 * resizing.agreement:.1f} % of "
-            f"{resizing.images} images."
-        )
-    rates = exported.images_per_second
-    shown = ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
-    typer.echo(f"Images per second, one at a time: {shown}.")
-    if (cost := exported.int8) is not None:
-        typer.echo(
-            f"int8 on {cost.images} images: largest difference {cost.largest_difference:.1e}, "
-            f"same class in {100 * cost.agreement:.1f} %."
-        )
-        if cost.accuracy is not None and cost.float32_accuracy is not None:
-            gained = 100 * (cost.accuracy - cost.float32_accuracy)
-            typer.echo(
-                f"Accuracy {100 * cost.accuracy:.2f} % instead of "
-                f"{100 * cost.float32_accuracy:.2f} % ({gained:+.2f} points)."
-            )
-        typer.echo(
-            f"Size {exported.bytes / 1e6:.1f} MB instead of {cost.float32_bytes / 1e6:.1f} MB, "
-            f"{cost.speed_gain:.2f} times as fast as the float32 graph."
-        )
-        if cost.speed_gain < 1:
-            typer.echo("On this machine int8 is slower: use it only for its size.")
     typer.echo(f"Wrote {exported.path} ({exported.bytes / 1e6:.1f} MB).")
+    if exported.note:
+        say(f"Note: {exported.note} The file therefore has no sets and no threshold.")
 
 
 def app(
