@@ -61,7 +61,6 @@ def words_of(pictures, out):
         "prompts check": [bank, own, "--data", pictures],
         "backbones verify": [FIXTURE],
         "data check": [pictures, own, "--labels"],
-        "label next": [test, own, "--labels", out / "labels.csv", "-n", 2],
         "start": [pictures, own, "--yes", "--out", out / "start", "--method", "fused"],
         "bench run": [grid, "--out", out / "runs", "--workers", 0],
         "bench plan": [grid],

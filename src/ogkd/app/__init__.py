@@ -1,6 +1,6 @@
 """`ogkd app`: a page and an API that apply fitted models to one image at a time.
 
-`guard`, `limits`, `uploads` and `server` also carry the studio.
+`guard`, `uploads`, `web` and `server` also carry the studio.
 """
 
 from ogkd.app.models import Model, load_models

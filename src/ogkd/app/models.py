@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ogkd.app.exams import exams_of
-from ogkd.app.uploads import Upload
+from ogkd.app.uploads import Upload, exams_of
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
 from ogkd.datasets.bags import BagRule, grouped
@@ -124,15 +123,15 @@ def with_support_images(models: Sequence[Model], data: Path) -> list[Model]:
     their content and matched with the features.
     """
     manifest = resolve_data(data)
-    found = [replace(model, thumbnails=_thumbnails(model, manifest.items)) for model in models]
-    if not any(model.thumbnails for model in found):
+    shown = [replace(model, thumbnails=_thumbnails(model, manifest.items)) for model in models]
+    if not any(model.thumbnails for model in shown):
         names = ", ".join(model.name for model in models)
         raise ConfigError(
             f"{data} contains no image that {names} learned from. Give the data that was used "
             "for fitting, or start without support images.",
             argument="support",
         )
-    return found
+    return shown
 
 
 def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
@@ -142,7 +141,7 @@ def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
     images = classifier.refs(list(dict.fromkeys(item.image for item in items)))
     learned = set(classifier.card.support_images)
     known = [image for image in images if image.fingerprint in learned]
-    found: dict[int, str] = {}
+    thumbnails: dict[int, str] = {}
     with progress_bar("Reading support images", len(known)) as bar:
         for decision in classifier.decide(known):
             bar.advance()
@@ -150,8 +149,8 @@ def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
                 continue
             rows = np.flatnonzero(classifier.support.features @ decision.features > _SAME)
             if rows.size:
-                found |= dict.fromkeys(rows.tolist(), _thumbnail(decision.image, _THUMB))
-    return found
+                thumbnails |= dict.fromkeys(rows.tolist(), _thumbnail(decision.image, _THUMB))
+    return thumbnails
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class Answer:
         """The most probable class, or the findings answered with yes."""
         if self.findings is None:
             return self.ranked[0][0]
-        return "|".join(name for name, said in self.findings.items() if said == "yes") or NONE
+        return "|".join(name for name, answer in self.findings.items() if answer == "yes") or NONE
 
 
 def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -> list[Answer]:
@@ -191,10 +190,10 @@ def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -
     one answer for each exam of the upload.
     """
     encoded: dict[str, EncodedBatch] = {}
-    found = []
+    collected: list[Answer] = []
     for model in models:
         if model.classifier.card.bags is not None:
-            found += _bag_answers(model, upload, model.classifier.card.bags.rule, pictures)
+            collected += _bag_answers(model, upload, model.classifier.card.bags.rule, pictures)
             continue
         if len(upload.files) > 1:
             raise DataError(f"{model.name} answers one image at a time. Send one file.")
@@ -207,27 +206,28 @@ def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -
         decision = next(model.decider.decide_batches([batch]))
         if decision.error is not None:  # names our copy of the file, so it is not shown
             raise DataError("The image could not be resized for the model. Crop it first.")
-        found.append(_answer(model, decision, pictures=pictures))
-    return found
+        collected.append(_answer(model, decision, pictures=pictures))
+    return collected
 
 
 def _bag_answers(model: Model, upload: Upload, rule: BagRule, pictures: bool) -> list[Answer]:
     """An answer for each exam of the upload; what has none is named with the first."""
     files = upload.files or {upload.image.file: upload.name}
-    found: list[Answer] = []
-    lost: list[str] = []
+    collected: list[Answer] = []
+    failures: list[str] = []
     exams = exams_of(files, rule)
-    for name, mine in exams.items():
+    for name, members in exams.items():
         try:
-            found.append(_bag_answer(model, upload, name, mine, rule, pictures))
+            collected.append(_bag_answer(model, upload, name, members, rule, pictures))
         except DataError as error:
-            lost.append(f"{name}: {error}" if len(exams) > 1 else str(error))
-    if not found:
-        raise DataError(lost[0])
-    if lost:
-        note = " ".join(filter(None, [found[0].note, f"Not answered: {'; '.join(lost)}"]))
-        found[0] = replace(found[0], note=note)
-    return found
+            failures.append(f"{name}: {error}" if len(exams) > 1 else str(error))
+    if not collected:
+        raise DataError(failures[0])
+    if failures:
+        first = collected[0]
+        note = " ".join(filter(None, [first.note, f"Not answered: {'; '.join(failures)}"]))
+        collected[0] = replace(first, note=note)
+    return collected
 
 
 def _bag_answer(
@@ -237,11 +237,11 @@ def _bag_answer(
     classifier = model.classifier
     backbone, deep = classifier.backbone, classifier.deep
     by = "series" if all(kind_of(file) == "dicom" for file in files) else None
-    with warnings.catch_warnings(record=True) as odd:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OgkdWarning)
-        own = BagRule(by, rule.slices or SlicesRule())
+        exam_rule = BagRule(by, rule.slices or SlicesRule())
         try:
-            refs = [ref for _, ref in grouped([(ImageRef(f), name) for f in files], own)]
+            refs = [ref for _, ref in grouped([(ImageRef(f), name) for f in files], exam_rule)]
         except OgkdError as error:
             raise DataError(upload.in_user_words(str(error))) from None
     if len(refs) > _MOST_PICTURES:
@@ -257,16 +257,16 @@ def _bag_answer(
             crop = None if batch.crops is None else batch.crops[0]
             decision = replace(decision, patches=batch.features.patches[0].cpu(), crop=crop)
     answer = _answer(model, decision, pictures=pictures and decision.patches is not None)
-    notes = [answer.note, *(str(one.message) for one in odd)]
+    notes = [answer.note, *(str(warning.message) for warning in caught)]
     deciding = [
         {
-            "file": upload.files.get(one.image.file, name),
-            "part": one.image.part,
-            "share": round(one.share, 4),
-            **({"picture": _thumbnail(one.image, _DECIDING)} if pictures else {}),
+            "file": upload.files.get(part.image.file, name),
+            "part": part.image.part,
+            "share": round(part.share, 4),
+            **({"picture": _thumbnail(part.image, _DECIDING)} if pictures else {}),
         }
-        for one in decision.decided_by
-        if one.image is not None
+        for part in decision.decided_by
+        if part.image is not None
     ]
     bag = {"name": name, "pictures": decision.pictures, "decided_by": deciding}
     return replace(answer, bag=bag, note=" ".join(filter(None, notes)))
@@ -281,7 +281,7 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
     names, shares = classifier.class_names, decision.probabilities or ()
     order = np.argsort(-np.asarray(shares), kind="stable")
     ranked = tuple((names[label], shares[label]) for label in order)
-    inside, said = decision.set, decision.answers
+    plausible, findings = decision.set, decision.answers
     evidence = evidence_json(classifier, decision) if pictures else None
     return Answer(
         model=model.name,
@@ -289,13 +289,13 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
         ranked=ranked,
         calibrated=classifier.calibration is not None,
         coverage=model.decider.coverage,
-        plausible=None if inside is None else tuple(n for n, _ in ranked if n in inside),
+        plausible=None if plausible is None else tuple(n for n, _ in ranked if n in plausible),
         reasons=decision.reasons,
         similar=_similar(model, decision),
         evidence=evidence,
         note=model.note,
         withheld=bool(decision.unfamiliar or decision.abstain),
-        findings=None if said is None else dict(zip(names, said, strict=True)),
+        findings=None if findings is None else dict(zip(names, findings, strict=True)),
     )
 
 
@@ -305,24 +305,24 @@ def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any]:
     `picture` is a data URI, empty if blurring what the map marks takes no more of the answer away
     than blurring other places does. `kind` is "parts" (for and against, adding up) or "patches".
     """
-    found = parts_of(classifier, decision)
-    kind = "patches" if found is None else "parts"
-    if found is None:
-        found = evidence_of(classifier, decision)
-    check = check_evidence(classifier, found)
+    evidence = parts_of(classifier, decision)
+    kind = "patches" if evidence is None else "parts"
+    if evidence is None:
+        evidence = evidence_of(classifier, decision)
+    check = check_evidence(classifier, evidence)
     shown = check is None or check.holds
-    said: dict[str, Any] = {
+    body: dict[str, Any] = {
         "kind": kind,
-        "class": found.name,
-        "picture": data_uri(draw(found), most=_EVIDENCE) if shown else "",
+        "class": evidence.name,
+        "picture": data_uri(draw(evidence), most=_EVIDENCE) if shown else "",
     }
     if check is not None:
-        said["check"] = {
+        body["check"] = {
             "blurred": SHARE,
             "marked": round(check.marked, 4),
             "random": round(check.random, 4),
         }
-    return said
+    return body
 
 
 def _similar(model: Model, decision: Decision) -> tuple[tuple[str, float, str], ...]:
@@ -341,10 +341,12 @@ def _label(names: Sequence[str], label: Any) -> str:
     """The class of a support image, or the findings that it shows."""
     if np.ndim(label) == 0:
         return str(names[label])
-    return "|".join(name for name, said in zip(names, label, strict=True) if said == 1) or NONE
+    return (
+        "|".join(name for name, present in zip(names, label, strict=True) if present == 1) or NONE
+    )
 
 
-def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[str, Any]:
+def as_json(upload: Upload, given: Sequence[Answer], *, pictures: bool) -> dict[str, Any]:
     height, width = upload.pixels.shape[:2]
     return {
         "image": {"name": upload.name, "width": width, "height": height, "note": upload.note},
@@ -370,7 +372,7 @@ def as_json(upload: Upload, found: Sequence[Answer], *, pictures: bool) -> dict[
                 **({"findings": dict(answer.findings)} if answer.findings else {}),
                 **({"bag": dict(answer.bag)} if answer.bag else {}),
             }
-            for answer in found
+            for answer in given
         ],
         "caution": CAUTION,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
+import secrets
 import signal
 import socket
 import sys
@@ -12,18 +13,22 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ogkd.app.guard import PREDICT, Guard
-from ogkd.app.limits import patient_protocol
+from ogkd.app.guard import Guard
 from ogkd.app.models import Model
-from ogkd.app.uploads import Uploads
-from ogkd.app.web import Line, use_routes
+from ogkd.app.uploads import MIDDLE, UploadReader
+from ogkd.app.web import Worker, error_handlers, use_routes
 from ogkd.errors import ConfigError
+from ogkd.images import SliceRule
+
+if TYPE_CHECKING:
+    from starlette.routing import BaseRoute
 
 _PORT = 7860
-_MOST_BYTES = 2_000_000_000  # of all waiting uploads
+_CONCURRENCY = 256  # connections; uvicorn answers more with status 503
 _TRIED = 100  # ports, from the default one on
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 _CONNECTING = frozenset({"socket.connect", "socket.getaddrinfo", "socket.sendto"})
@@ -34,16 +39,19 @@ _serving, _hooked = threading.Event(), threading.Event()
 class Settings:
     host: str = "127.0.0.1"
     port: int | None = None  # None: 7860, or the next free one
-    password: str | None = None
     max_bytes: int = 50_000_000
     max_pixels: int = 50_000_000
-    waiting: int = 256  # images; more are refused
+
+    @cached_property
+    def token(self) -> str | None:
+        """What requests must carry; None if only this machine can connect."""
+        return None if is_loopback(self.host) else secrets.token_urlsafe(32)
 
 
 def require_server() -> None:
     """Raise a ConfigError if the extra is not installed, before any model is loaded."""
     try:
-        import h11  # noqa: F401
+        import python_multipart  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
@@ -66,11 +74,6 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
 
     `make` is given a private folder for uploads, which is removed at the end.
     """
-    if settings.password is None and not is_loopback(settings.host):
-        raise ConfigError(
-            f"{settings.host} can be reached from other machines, so the page needs a password.",
-            argument="host",
-        )
     require_server()
     import uvicorn
 
@@ -85,9 +88,12 @@ def serve(make: Callable[[Path], Guard], settings: Settings, *, say: Callable[[s
             proxy_headers=False,
             timeout_graceful_shutdown=2,
             ws="none",
-            http=patient_protocol(),
+            http="h11",
+            limit_concurrency=_CONCURRENCY,
         )
         address = _address(listener)
+        if settings.token is not None:
+            address += f"/?token={settings.token}"
 
         class Server(uvicorn.Server):
             async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -128,34 +134,33 @@ def serve_models(
 
 
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
-    from starlette.applications import Starlette
-
     slices = [model.classifier.card.slice for model in models if model.classifier.card.slice]
-    uploads = make_uploads(folder, settings, frame=slices[0] if slices else "index=middle")
-    line = Line(settings.waiting)
-    routes = use_routes(lambda: models, uploads, line, max_bytes=settings.max_bytes)
-    return guarded(Starlette(routes=routes), settings, line)
-
-
-def make_uploads(folder: Path, settings: Settings, *, frame: str) -> Uploads:
-    most = max(_MOST_BYTES, 2 * settings.max_bytes)
-    return Uploads(folder, max_pixels=settings.max_pixels, frame=frame, most_bytes=most)
+    frame = SliceRule.parse(slices[0]) if slices else MIDDLE
+    reader = UploadReader(settings.max_pixels, frame)
+    routes = use_routes(
+        lambda: models, reader, Worker(), folder=folder, max_bytes=settings.max_bytes
+    )
+    return guarded(routes, settings)
 
 
 def guarded(
-    app: Any, settings: Settings, line: Line, uploads: Mapping[str, int] | None = None
+    routes: Sequence[BaseRoute],
+    settings: Settings,
+    uploads: Mapping[str, int] | None = None,
+    handlers: Mapping[Any, Any] | None = None,
 ) -> Guard:
-    """The app behind its guard, which checks the host name or, if there is one, the password.
+    """The routes behind the guard, which checks the host name or, if there is one, the token.
 
-    `uploads` are routes that take files beside /predict, and their limits in bytes.
+    `uploads` are routes that take files beside /predict, and their limits in bytes; `handlers` turn
+    further exceptions into answers.
     """
-    hosts = _LOOPBACK | {settings.host.lower()}
+    from starlette.applications import Starlette
+
     return Guard(
-        app,
-        uploads={PREDICT: settings.max_bytes, **(uploads or {})},
-        hosts=hosts if settings.password is None else None,
-        password=settings.password,
-        busy=lambda: line.is_full,
+        Starlette(routes=routes, exception_handlers={**error_handlers(), **(handlers or {})}),
+        uploads={"/predict": settings.max_bytes, **(uploads or {})},
+        hosts=_LOOPBACK | {settings.host.lower()},
+        token=settings.token,
     )
 
 

@@ -1,4 +1,4 @@
-"""Uploaded files: used once, identified by their first bytes, decoded within limits, deleted."""
+"""Uploaded files: recognised by their first bytes, decoded within limits, grouped into exams."""
 
 from __future__ import annotations
 
@@ -6,28 +6,32 @@ import contextlib
 import gzip
 import re
 import shutil
-import time
-import uuid
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from ogkd.app.exams import listed
+from ogkd.datasets.bags import BagRule
 from ogkd.errors import DataError, OgkdError
 from ogkd.images import ImageRef, SliceRule
-from ogkd.images.dicom import frame_count, read_dicom
+from ogkd.images.dicom import Series, frame_count, read_dicom
 from ogkd.images.nifti import declared_bytes, read_nifti
 from ogkd.images.plain import TIFF_MARKS, read_plain
+from ogkd.images.ref import kind_of
 from ogkd.images.slices import AXIAL
 from ogkd.images.slide import is_slide, overview
 
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
 FORMATS = "PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI"
-_MARKS = (  # bytes, where they are, and the ending by which the file is then read
+_SIGNATURES = (  # bytes, their offset, and the suffix by which the file is then read
     (b"DICM", 128, ".dcm"),
     (b"\x89PNG\r\n\x1a\n", 0, ".png"),
     (b"\xff\xd8\xff", 0, ".jpg"),
@@ -37,13 +41,14 @@ _MARKS = (  # bytes, where they are, and the ending by which the file is then re
     (b"n+1\0", 344, ".nii"),
     (b"n+2\0", 4, ".nii"),
 )
+MIDDLE = SliceRule.parse("index=middle")
 _NOT_AN_IMAGE = f"The file is not a {FORMATS} image. Choose another."
 _DAMAGED = "The file is damaged or incomplete. Save it again, or choose another."
-_ABANDONED = 600.0  # seconds after which an upload that was never used is removed
-_NAME = 60  # characters of a file name that are kept; at 4 bytes each they still fit
+_NAME = 60  # characters of a file name that are shown
 _START = 30  # of these, how many from the start
-_MOST_FILES = 2000  # of one upload
-_HEAD = 348  # bytes of a file by which it is recognised
+_MAX_FILES = 2000  # of one upload
+_MAX_UNPACKED = 2_000_000_000  # bytes of a volume
+_HEADER = 348  # bytes of a file by which it is recognised
 
 
 @dataclass(frozen=True)
@@ -63,110 +68,93 @@ class Upload:
         return text
 
 
-class Uploads:
-    """The folder of all uploads; each is in a separate folder whose name cannot be guessed."""
+async def receive_files(request: Request, folder: Path) -> dict[Path, str]:
+    """Write the body, or the files of a form, into a folder; with the user's names for them."""
+    from starlette.datastructures import UploadFile
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        max_pixels: int,
-        frame: str = "index=middle",
-        most: int = 512,
-        most_bytes: int = 2_000_000_000,
-    ) -> None:
-        self.folder = folder.resolve()
-        self.most, self.most_bytes = most, most_bytes  # of waiting uploads, in number and in size
-        self.max_pixels = max_pixels
-        self.frame = SliceRule.parse(frame)  # used for a file with several frames
+    kind = request.headers.get("content-type", "").lower()
+    if not kind.startswith("multipart/form-data"):
+        file = folder / "0"
+        name = display_name(request.query_params.get("name", ""))
+        return {file: name} if await receive_file(request, file) else {}
+    files: dict[Path, str] = {}
+    async with request.form(max_files=_MAX_FILES) as form:
+        parts = [part for _, part in form.multi_items() if isinstance(part, UploadFile)]
+        for number, part in enumerate(parts):
+            file = folder / str(number)
+            with file.open("wb") as target:
+                shutil.copyfileobj(part.file, target)
+            files[file] = display_name(part.filename or "")
+    return files
 
-    def place(self, name: str) -> Path:
-        """Where to write a new upload with this name; a DataError if too much waits already."""
-        self.sweep()
-        count, size = 0, 0
-        for own in self.folder.iterdir():
-            count += 1
-            with contextlib.suppress(OSError):  # answered and deleted meanwhile
-                size += sum(file.stat().st_size for file in own.rglob("*") if file.is_file())
-        if count >= self.most or size >= self.most_bytes:
-            raise DataError("Too many uploads are waiting. Try again in a minute.")
-        own = self.folder / uuid.uuid4().hex
-        own.mkdir(mode=0o700)
-        return own / _clean(name)
 
-    def place_of_part(self, own: Path, name: str) -> Path:
-        """Where to write one of several files of an upload, whose folder is `own`."""
-        if (number := sum(1 for _ in own.iterdir())) >= _MOST_FILES:
-            raise DataError(f"An exam may have up to {_MOST_FILES:,} files.")
-        part = own / str(number)
-        part.mkdir()
-        return part / _clean(name)
+async def receive_file(request: Request, file: Path) -> int:
+    """Write the body of a request to a file; how many bytes it had."""
+    with file.open("wb") as target:
+        async for chunk in request.stream():
+            target.write(chunk)
+        return target.tell()
 
-    @contextlib.contextmanager
-    def take(self, *files: Path, exam: bool = False) -> Iterator[Upload]:
-        """Decode an upload; it is deleted at the end, whatever happens.
 
-        With `exam` its files belong together, and a file may be a volume or a slide.
+@dataclass(frozen=True)
+class UploadReader:
+    """Decodes uploads; `frame` is used for a file with several frames or slices."""
+
+    max_pixels: int
+    frame: SliceRule = MIDDLE
+
+    def read(self, files: Mapping[Path, str], *, exam: bool = False) -> Upload:
+        """Decode an upload; as an `exam`, its files belong together and may be volumes or slides.
+
+        Of an exam, what cannot be read is named in the note, unless it is all of the files.
         """
-        try:
-            yield self._exam(files) if exam else self._read(files)
-        finally:
-            for file in files:
-                own = self.folder / file.relative_to(self.folder).parts[0]
-                shutil.rmtree(own, ignore_errors=True)
-
-    def sweep(self) -> None:
-        for own in self.folder.iterdir():
-            with contextlib.suppress(OSError):
-                if time.time() - own.stat().st_mtime > _ABANDONED:
-                    shutil.rmtree(own, ignore_errors=True)
-
-    def _read(self, files: Sequence[Path]) -> Upload:
+        if exam:
+            return self._read_exam(files)
         if len(files) > 1:
             raise DataError("This model answers one image at a time. Send one file.")
-        file, ending = _renamed(files[0])
-        image, note = self._part(file, ending)
-        return Upload(files[0].name, image, self._pixels(image, ending), note, {file: "The file"})
+        [(received, name)] = files.items()
+        file, suffix = _with_suffix(received)
+        image, note = self._part(file, suffix)
+        return Upload(name, image, self._pixels(image, suffix), note, {file: "The file"})
 
-    def _exam(self, files: Sequence[Path]) -> Upload:
-        """What cannot be read is removed and named in the note, unless it is all of the files."""
+    def _read_exam(self, files: Mapping[Path, str]) -> Upload:
         names: dict[Path, str] = {}
         first: Upload | None = None
-        lost: list[str] = []
-        for upload in files:
+        unread: list[str] = []
+        for received, name in files.items():
             try:
-                file, ending = _renamed(upload)
-                image, _ = self._part(file, ending)
-                pixels = self._pixels(image, ending, exam=True)
+                file, suffix = _with_suffix(received)
+                image, _ = self._part(file, suffix)
+                pixels = self._pixels(image, suffix, exam=True)
             except OgkdError as error:
-                lost.append(f"{upload.name}: {error}")
+                unread.append(f"{name}: {error}")
                 continue
-            names[file] = upload.name
-            first = first or Upload(upload.name, image, pixels)
+            names[file] = name
+            first = first or Upload(name, image, pixels)
         if first is None:
-            raise DataError(lost[0] if len(lost) > 1 else lost[0].partition(": ")[2])
-        note = f"Not used ({len(lost)}): {'; '.join(lost[:3])}" if lost else ""
+            raise DataError(unread[0] if len(unread) > 1 else unread[0].partition(": ")[2])
+        note = f"Not used ({len(unread)}): {'; '.join(unread[:3])}" if unread else ""
         return replace(first, name=listed(list(names.values())), files=names, note=note)
 
-    def _part(self, file: Path, ending: str) -> tuple[ImageRef, str]:
-        """The picture of a file to show, and of several the words that say which."""
-        if ending == ".dcm" and (frames := frame_count(file)) > 1:
+    def _part(self, file: Path, suffix: str) -> tuple[ImageRef, str]:
+        """The image of a file to show, and of several the words that say which."""
+        if suffix == ".dcm" and (frames := frame_count(file)) > 1:
             part = self.frame.frame
             return ImageRef(file, part), f"The file has {frames} frames; the frame {part} is used."
-        if ending.startswith(".nii"):
+        if suffix.startswith(".nii"):
             axis = AXIAL if self.frame.axis is None else self.frame.axis
             part = str(SliceRule(axis, self.frame.index))
             return ImageRef(file, part), f"The file is a volume; the slice {part} is used."
         return ImageRef(file), ""
 
-    def _pixels(self, image: ImageRef, ending: str, *, exam: bool = False) -> NDArray[np.uint8]:
+    def _pixels(self, image: ImageRef, suffix: str, *, exam: bool = False) -> NDArray[np.uint8]:
         file, limit = image.file, self.max_pixels
         try:
-            if ending == ".dcm":
+            if suffix == ".dcm":
                 return read_dicom(file, image.part, max_pixels=limit)
-            if ending.startswith(".nii"):
-                if (size := declared_bytes(file)) > self.most_bytes:
-                    most = f"the limit of {self.most_bytes / 1e9:g} GB"
+            if suffix.startswith(".nii"):
+                if (size := declared_bytes(file)) > _MAX_UNPACKED:
+                    most = f"the limit of {_MAX_UNPACKED / 1e9:g} GB"
                     raise DataError(f"The file unpacks to {size / 1e9:.1f} GB, more than {most}.")
                 return read_nifti(file, image.part, max_pixels=limit)
             if exam and is_slide(file):
@@ -183,27 +171,74 @@ class Uploads:
             raise DataError(_DAMAGED) from error
 
 
-def _clean(name: str) -> str:
-    """Only what is harmless in a path and in a page; the extension is not used."""
+def display_name(name: str) -> str:
+    """A file name without folders and odd characters, and not too long to show."""
     clean = re.sub(r"[^\w. ()+-]", "_", Path(name).name).strip(" .") or "image"
     if len(clean) > _NAME:  # keep both ends and show that something is missing
         clean = f"{clean[:_START]}...{clean[_START + 3 - _NAME :]}"
     return clean
 
 
-def _renamed(upload: Path) -> tuple[Path, str]:
-    """The file under our own name: an extension or # in the user's must have no effect."""
-    ending = _ending(upload)
-    return upload.rename(upload.with_name(f"image{ending}")), ending
-
-
-def _ending(upload: Path) -> str:
-    with upload.open("rb") as stream:
-        start, packed = stream.read(_HEAD), ""
+def _with_suffix(received: Path) -> tuple[Path, str]:
+    """The file with the suffix of its content, by which it is read."""
+    with received.open("rb") as stream:
+        start, packed = stream.read(_HEADER), ""
     if start.startswith(b"\x1f\x8b"):
-        with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(upload) as stream:
-            start, packed = stream.read(_HEAD), ".gz"
-    for mark, place, ending in _MARKS:
-        if start[place : place + len(mark)] == mark and (ending == ".nii" or not packed):
-            return ending + packed
+        with contextlib.suppress(OSError, EOFError, zlib.error), gzip.open(received) as stream:
+            start, packed = stream.read(_HEADER), ".gz"
+    for signature, offset, suffix in _SIGNATURES:
+        matches = start[offset : offset + len(signature)] == signature
+        if matches and (suffix == ".nii" or not packed):
+            return received.rename(received.with_name(f"{received.name}{suffix}{packed}")), (
+                suffix + packed
+            )
     raise DataError(_NOT_AN_IMAGE)
+
+
+def exams_of(files: Mapping[Path, str], rule: BagRule) -> dict[str, list[Path]]:
+    """Files by exam, under names that the user knows; `files` come with the user's names.
+
+    DICOM files are grouped by series or study, as the model's bags are: by study where a table or
+    folders made these. Where each file was a bag, a volume, clip or slide is an exam by itself.
+    Other files do not say what they belong to: they are one exam.
+    """
+    groups: dict[str, list[Path]] = {}
+    titles: dict[str, str] = {}
+    for file in files:
+        key, title = _exam_key(file, rule)
+        groups.setdefault(key, []).append(file)
+        titles.setdefault(key, title)
+    # A table or a folder may put an image without a study beside those of a study.
+    separate = groups if rule.by in (None, "series", "study") else groups.keys() - {""}
+    if len(separate) < 2:
+        return {listed(list(files.values())): list(files)}
+    title_counts = Counter(titles.values())
+    exams: dict[str, list[Path]] = {}
+    for number, (key, members) in enumerate(groups.items(), 1):
+        title, name = titles[key], listed([files[file] for file in members])
+        if title:
+            name = f"{title} {key}: {name}" if title_counts[title] > 1 else f"{title}: {name}"
+        exams[f"{number}. {name}" if name in exams else name] = members
+    return exams
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first name, and how many more there are."""
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _exam_key(file: Path, rule: BagRule) -> tuple[str, str]:
+    """What identifies the file's exam ("" if nothing does), and what to call it."""
+    kind = kind_of(file)
+    several = kind in ("nifti", "slide") or is_slide(file)
+    if rule.by is None and (several or (kind == "dicom" and frame_count(file) > 1)):
+        return str(file), ""
+    if kind != "dicom":
+        return "", ""
+    try:
+        series = Series.of(file)
+    except DataError:  # reading the image will say why
+        return "", ""
+    if rule.by in (None, "series"):
+        return series.series, series.series_name
+    return series.study, series.study_name

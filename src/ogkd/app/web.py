@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from PIL import Image
 
 from ogkd.app.models import PREVIEW, Model, answers, as_json
-from ogkd.app.multipart import boundary_of, write_parts
-from ogkd.app.uploads import FORMATS, Uploads
+from ogkd.app.uploads import FORMATS, UploadReader, receive_files
 from ogkd.errors import DataError, OgkdError
 from ogkd.files import read_json
 from ogkd.images import data_uri
@@ -29,93 +27,59 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
 STATIC = Path(__file__).parent / "static"
-_MOST_SAID = 800  # characters of a refusal, which may quote what was sent
-INTERNAL_ERROR = "Something went wrong on the server. See its terminal for details."
+_MAX_MESSAGE = 800  # characters of a refusal, which may quote what was sent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _TYPES |= {".json": "application/json", ".svg": "image/svg+xml"}
 log = logging.getLogger("ogkd.app")
 T = TypeVar("T")
 
 
-class Line:
+class Worker:
     """Work in a thread, one job at a time: one model already keeps every core busy."""
 
-    def __init__(self, most: int) -> None:
-        self.most, self.waiting = most, 0
+    def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="ogkd-predict")
 
-    @property
-    def is_full(self) -> bool:
-        return self.waiting >= self.most
-
     async def run(self, job: Callable[[], T]) -> T:
-        self.waiting += 1
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, job)
-        finally:
-            self.waiting -= 1
+        return await asyncio.get_running_loop().run_in_executor(self._pool, job)
 
 
 def use_routes(
-    models: Callable[[], Sequence[Model]], uploads: Uploads, line: Line, *, max_bytes: int
+    models: Callable[[], Sequence[Model]],
+    reader: UploadReader,
+    worker: Worker,
+    *,
+    folder: Path,
+    max_bytes: int,
 ) -> list[Route]:
-    """The routes by which models are used; `models` gives those that answer now."""
+    """The routes by which models are used; `models` gives those that answer now.
+
+    An upload is in `folder` until it is answered.
+    """
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    def answer(files: Sequence[Path], pictures: bool) -> dict[str, Any]:
-        asked = models()
-        if not asked:
+    def answer(files: Mapping[Path, str], pictures: bool) -> dict[str, Any]:
+        current = models()
+        if not current:
             raise DataError("There is no model yet. Label at least one image of each class.")
-        exam = any(one.classifier.card.bags is not None for one in asked)
-        with uploads.take(*files, exam=exam) as upload:
-            found = answers(asked, upload, pictures=pictures)
-            said = as_json(upload, found, pictures=pictures)
-            if pictures:
-                said["image"]["preview"] = data_uri(Image.fromarray(upload.pixels), most=PREVIEW)
-        return said
+        exam = any(model.classifier.card.bags is not None for model in current)
+        upload = reader.read(files, exam=exam)
+        body = as_json(upload, answers(current, upload, pictures=pictures), pictures=pictures)
+        if pictures:
+            body["image"]["preview"] = data_uri(Image.fromarray(upload.pixels), most=PREVIEW)
+        return body
 
     async def predict(request: Request) -> Response:
-        try:
-            wanted = flag(request, "pictures")
-            place = uploads.place(request.query_params.get("name", "image"))
-        except DataError as error:
-            return JSONResponse({"detail": str(error)}, 503)
-        try:
-            if not (files := await receive_upload(request, place)):
-                return problem(
-                    "The file is empty. Send the bytes of an image file as the body of the request."
-                )
-            return JSONResponse(await line.run(lambda: answer(files, wanted)))
-        except OgkdError as error:
-            return problem(str(error), 422)
-        except Exception:
-            log.exception("An image could not be answered.")
-            return problem(INTERNAL_ERROR, 500)
-        finally:
-            shutil.rmtree(place.parent, ignore_errors=True)
-
-    async def receive_upload(request: Request, place: Path) -> list[Path]:
-        """The body is a file, or several as a form sends them."""
-        from starlette.requests import ClientDisconnect
-
-        boundary = boundary_of(request.headers.get("content-type", ""))
-        if boundary is None:
-            return [place] if await receive_file(request, place, max_bytes) else []
-        with contextlib.suppress(ClientDisconnect):
-            own = partial(uploads.place_of_part, place.parent)
-            return await write_parts(request.stream(), boundary, own)
-        return []
+        pictures = request.query_params.get("pictures", "").lower() in ("1", "true", "yes")
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as name:
+            files = await receive_files(request, Path(name))
+            if not files:
+                return problem("Send the bytes of an image file as the body of the request.")
+            return JSONResponse(await worker.run(lambda: answer(files, pictures)))
 
     async def model(_: Request) -> Response:
-        said = {
-            "models": [describe(one) for one in models()],
-            "caution": CAUTION,
-            "formats": FORMATS,
-            "max_bytes": max_bytes,
-            "max_pixels": uploads.max_pixels,
-        }
-        return JSONResponse(said)
+        return JSONResponse(describe_all(models(), max_bytes, reader.max_pixels))
 
     async def health(_: Request) -> Response:
         return JSONResponse({"status": "ok", "version": version("ogkd")})
@@ -126,6 +90,16 @@ def use_routes(
         Route("/health", health),
         *static_routes(),
     ]
+
+
+def describe_all(models: Sequence[Model], max_bytes: int, max_pixels: int) -> dict[str, Any]:
+    return {
+        "models": [describe(model) for model in models],
+        "caution": CAUTION,
+        "formats": FORMATS,
+        "max_bytes": max_bytes,
+        "max_pixels": max_pixels,
+    }
 
 
 def describe(model: Model) -> dict[str, Any]:
@@ -144,32 +118,29 @@ def describe(model: Model) -> dict[str, Any]:
     }
 
 
-def flag(request: Request, name: str) -> bool:
-    return request.query_params.get(name, "").lower() in ("1", "true", "yes")
-
-
 def problem(message: str, status: int = 400) -> Response:
     from starlette.responses import JSONResponse
 
-    if len(message) > _MOST_SAID:
-        message = f"{message[:_MOST_SAID]} ..."
+    if len(message) > _MAX_MESSAGE:
+        message = f"{message[:_MAX_MESSAGE]} ..."
     return JSONResponse({"detail": message}, status)
 
 
-async def receive_file(request: Request, place: Path, max_bytes: int) -> int:
-    """Write the body of a request to a file; how many bytes it had (0 if the sender left)."""
+def error_handlers() -> dict[Any, Callable[[Request, Any], Response]]:
+    """Errors as answers: one sentence, never a traceback."""
+    from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
 
-    size = 0
-    try:
-        with place.open("wb") as target:
-            async for chunk in request.stream():
-                if (size := size + len(chunk)) > max_bytes:
-                    raise DataError(f"The file is larger than the limit of {max_bytes / 1e6:g} MB.")
-                target.write(chunk)
-    except ClientDisconnect:
-        return 0
-    return size
+    def internal(_: Request, error: Exception) -> Response:
+        log.error("A request failed.", exc_info=error)
+        return problem("Something went wrong on the server. See its terminal for details.", 500)
+
+    return {
+        OgkdError: lambda _, error: problem(str(error), 422),
+        HTTPException: lambda _, error: problem(error.detail, error.status_code),
+        ClientDisconnect: lambda *_: problem("The request was cut off."),
+        Exception: internal,
+    }
 
 
 def static_routes() -> list[Route]:
@@ -198,6 +169,6 @@ def served_openapi(_: Request) -> Response:
 @cache
 def openapi() -> dict[str, Any]:
     """The description of the API that programs may rely on."""
-    found: dict[str, Any] = read_json(Path(__file__).parent / "openapi.json")
-    found["info"]["version"] = version("ogkd")
-    return found
+    description: dict[str, Any] = read_json(Path(__file__).parent / "openapi.json")
+    description["info"]["version"] = version("ogkd")
+    return description

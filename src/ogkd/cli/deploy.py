@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,10 +17,8 @@ from ogkd.errors import ConfigError
 if TYPE_CHECKING:
     from ogkd.app.server import Settings
 
-_PASSWORD = "OGKD_APP_PASSWORD"
-_SHORTEST = 8  # characters of a password
 HostOption = Annotated[
-    str, Option(help="Address to listen on. Other than loopback needs a password.")
+    str, Option(help="Address to listen on. Others than loopback need the token that is printed.")
 ]
 PortOption = Annotated[
     int | None, Option(min=0, max=65535, help="Port (default: 7860, or the next free one).")
@@ -115,8 +111,8 @@ def app(
     """Serve a web page that classifies one image at a time. Ctrl-C stops it.
 
     The page works offline and only this machine can reach it. With --host,
-    others can; it then needs a password, which is asked for or read from
-    OGKD_APP_PASSWORD. Uploads are deleted as soon as they are answered.
+    others can, by the address that is printed, which contains a secret token.
+    Uploads are deleted as soon as they are answered.
     """
     names = ", ".join(folder.name for folder in models)
     say(f"Starting the page for {names}: loading torch ...")
@@ -143,19 +139,15 @@ def app(
 
 
 def server_settings(host: str, port: int | None, max_mb: float, max_pixels: float) -> Settings:
-    """Where to serve and how much to take, checked; asks for a password if others can connect."""
-    from ogkd.app.server import Settings, is_loopback
+    """Where to serve and how much to take, checked."""
+    from ogkd.app.server import Settings
     from ogkd.images.decode import MAX_PIXELS
 
     limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
     limits["max_pixels"] = _count("--max-pixels", max_pixels)
     if limits["max_pixels"] > MAX_PIXELS:
-        raise ConfigError(
-            f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read. Cut them into "
-            "tiles or scale them down first."
-        )
-    password = None if is_loopback(host) else _ask_password(host)
-    return Settings(host=host, port=port, password=password, **limits)
+        raise ConfigError(f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read.")
+    return Settings(host=host, port=port, **limits)
 
 
 def announcement(what: str, settings: Settings, open_browser: bool) -> Callable[[str], None]:
@@ -164,8 +156,8 @@ def announcement(what: str, settings: Settings, open_browser: bool) -> Callable[
     def announce(address: str) -> None:
         typer.echo(what)
         typer.echo(f"Page: {address}    (Ctrl-C stops it)")
-        if settings.password is not None:
-            typer.echo("The password is sent unencrypted: use it only in a network that you trust.")
+        if settings.token is not None:
+            typer.echo("The token is sent unencrypted: use it only in a network that you trust.")
         if open_browser:
             typer.launch(address)
 
@@ -176,18 +168,3 @@ def _count(option: str, value: float) -> int:
     if not 1 <= value < 1e12:
         raise ConfigError(f"{option} must be a positive number, but is {value:g}.")
     return int(value)
-
-
-def _ask_password(host: str) -> str:
-    """Read it from the environment or the terminal, as other users can see a command line."""
-    password = os.environ.get(_PASSWORD)
-    if password is None:
-        if not sys.stdin.isatty():
-            raise ConfigError(
-                f"{host} can be reached from other machines, so the page needs a password. Set "
-                f"{_PASSWORD}, or run this in a terminal, which asks for one."
-            )
-        password = typer.prompt("Password for the page", hide_input=True, confirmation_prompt=True)
-    if len(password) < _SHORTEST:
-        raise ConfigError(f"The password must have at least {_SHORTEST} characters.")
-    return str(password)

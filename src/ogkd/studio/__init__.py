@@ -1,4 +1,4 @@
-"""The studio: label what helps most, fit, look, use (`ogkd studio`, `ogkd label next`)."""
+"""The studio: label what helps most, fit, look, use (`ogkd studio`, `label_next`)."""
 
 from ogkd.studio.project import Project
 from ogkd.studio.queue import next_images

@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import json
 import zipfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
 
 from ogkd.cells import harmless, harmless_path
-from ogkd.datasets.manifest import Item, Manifest
 from ogkd.datasets.tables import csv_text
 from ogkd.errors import ConfigError
 from ogkd.evaluation.predictions import LabelledPredictions
-from ogkd.fitting.pipeline import train
-from ogkd.fitting.pool import Pool
-from ogkd.fitting.prepare import Drawn, Prepared, default_preset
-from ogkd.fitting.request import FitRequest
-from ogkd.methods import make_method
+from ogkd.fitting.prepare import default_preset
+from ogkd.images import SliceRule
+from ogkd.methods import TextSide, make_method
+from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.report import write_report
 from ogkd.studio.fitted import Fitted
-from ogkd.studio.learn import METHOD, support_of
+from ogkd.studio.learn import METHOD, SEED
 from ogkd.studio.project import MODEL, Project
 from ogkd.studio.session import Session
 
@@ -51,36 +52,46 @@ def classifier_of(session: Session, *, whole_card: bool = True) -> Classifier:
             "There is no model yet: label at least one image of each class"
             + (f". Missing: {', '.join(missing)}." if missing else ".")
         )
-    gallery = session.gallery
-    items = [
-        Item(gallery.refs[row], int(label))
-        for row, label in zip(fitted.labelled.tolist(), fitted.labels, strict=True)
-    ]
-    X, rest = features[fitted.labelled], features[fitted.rest]
-    request = FitRequest(
-        Manifest(tuple(items), text.class_names),
-        backbone=text.backbone,
-        method=METHOD,
-        slice=session.project.facts.slice,
+    return Classifier(
+        text.backbone,
+        fitted.head,
+        _card(session, fitted, text, whole=whole_card),
+        calibration=fitted.calibration,
+        support=SupportFeatures(features[fitted.labelled], fitted.labels),
     )
+
+
+def _card(session: Session, fitted: Fitted, text: TextSide, *, whole: bool) -> ModelCard:
     preset = default_preset(METHOD)
-    unlabelled = [gallery.refs[row] for row in fitted.rest.tolist()] if whole_card else []
-    prepared = Prepared(
-        request,
-        (request.seed,),
-        make_method(METHOD, preset=preset),
-        preset,
-        text,
-        [Drawn(items, [])],
-        [support_of(X, fitted.labels, text, rest)],
-        [SupportFeatures(X, fitted.labels)],
-        [Pool(unlabelled, torch.from_numpy(rest))],
-        [],
+    refs = [session.gallery.refs[row] for row in fitted.labelled.tolist()]
+    rest = [session.gallery.refs[row] for row in fitted.rest.tolist()] if whole else []
+    labels = fitted.labels.tolist()
+    counts = Counter(labels)
+    rule = session.project.facts.slice
+    return ModelCard(
+        method=METHOD,
+        preset=preset,
+        config=make_method(METHOD, preset=preset).config.model_dump(mode="json"),
+        class_names=text.class_names,
+        normal=tuple(text.class_names[label] for label in text.normal),
+        backbone=BackboneCard.of(text.backbone),
+        logit_scale=text.backbone.logit_scale,
+        prompts_sha256=_digest(text.prompts),
+        data_sha256=_digest(sorted(zip((ref.key for ref in refs), labels, strict=True))),
+        support_counts=tuple(counts[label] for label in range(len(text.class_names))),
+        support_images=tuple(sorted({ref.fingerprint for ref in refs})),
+        support_pixels=tuple(sorted({ref.pixel_fingerprint for ref in refs})),
+        unlabelled_images=tuple(
+            sorted({mark for ref in rest for mark in (ref.fingerprint, ref.pixel_fingerprint)})
+        ),
+        seed=SEED,
+        slice=None if rule is None else str(SliceRule.parse(rule)),
+        versions=dict(versions()),
     )
-    with torch.no_grad():
-        found = train(prepared)[0]
-    found.calibration = fitted.calibration
-    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def _without_images(session: Session) -> list[str]:
@@ -89,9 +100,9 @@ def _without_images(session: Session) -> list[str]:
 
 
 def write_model(session: Session) -> Path:
-    place = session.project.folder / MODEL
-    classifier_of(session).save(place)
-    return place
+    folder = session.project.folder / MODEL
+    classifier_of(session).save(folder)
+    return folder
 
 
 def predictions_csv(session: Session) -> str:
@@ -109,21 +120,17 @@ def predictions_csv(session: Session) -> str:
             rows.append([harmless_path(address), label, "", "", "", "", error, *[""] * len(names)])
             continue
         p = fitted.probabilities[row]
-        inside = "" if fitted.sets is None else "; ".join(_members(fitted, row, names))
-        strange = "" if fitted.unfamiliar is None else str(bool(fitted.unfamiliar[row])).lower()
+        members = [] if fitted.sets is None else np.flatnonzero(fitted.sets[row]).tolist()
+        plausible = "; ".join(names[member] for member in members)
+        unfamiliar = "" if fitted.unfamiliar is None else str(bool(fitted.unfamiliar[row])).lower()
         best = int(p.argmax())
         shares = [f"{share:.4f}" for share in p]
-        said = [harmless(names[best]), f"{p[best]:.4f}", harmless(inside), strange, ""]
-        rows.append([harmless_path(address), label, *said, *shares])
+        cells = [harmless(names[best]), f"{p[best]:.4f}", harmless(plausible), unfamiliar, ""]
+        rows.append([harmless_path(address), label, *cells, *shares])
     return csv_text(rows)
 
 
-def _members(fitted: Fitted, row: int, names: tuple[str, ...]) -> list[str]:
-    inside = fitted.sets[row] if fitted.sets is not None else np.zeros(len(names), bool)
-    return [name for name, member in zip(names, inside, strict=True) if member]
-
-
-def report_html(session: Session, place: Path) -> Path:
+def report_html(session: Session, path: Path) -> Path:
     """The usual report, about what the model says of labels that it was not shown."""
     classifier, fitted = classifier_of(session), session.fitted
     features = session.gallery.features
@@ -133,7 +140,7 @@ def report_html(session: Session, place: Path) -> Path:
     rows = judged.rows.tolist()
     refs = [session.gallery.refs[row] for row in rows]
     names = session.project.class_names
-    held = LabelledPredictions(
+    predictions = LabelledPredictions(
         labels=judged.labels,
         logits=judged.logits,
         features=features[rows],
@@ -141,19 +148,19 @@ def report_html(session: Session, place: Path) -> Path:
         groups=[None] * len(rows),
         keys=[ref.fingerprint for ref in refs],
         class_names=names,
-        normal=tuple(n for n, one in enumerate(session.project.facts.classes) if one.normal),
+        normal=tuple(n for n, info in enumerate(session.project.facts.classes) if info.normal),
         warnings=(
             "These numbers are of labelled images that were held out in turn (leave-one-out), not "
             "of a separate test set. The studio asks for hard images, so other images may be "
             "easier or harder than these.",
         ),
     )
-    write_report(place, classifier, session.project.manifest(), held, images=False)
-    return place
+    write_report(path, classifier, session.project.manifest(), predictions, images=False)
+    return path
 
 
 def hand_over(project: Project, predictions: str) -> bytes:
-    """Model, labels and predictions as one archive; no picture is in it."""
+    """Model, labels and predictions as one archive; no image is in it."""
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("README.txt", HAND_OVER)

@@ -63,10 +63,10 @@ class Facts(BaseModel):
 def checked_classes(classes: Sequence[ClassInfo]) -> tuple[ClassInfo, ...]:
     if len(classes) > MOST_CLASSES:
         raise ConfigError(f"There can be at most {MOST_CLASSES} classes.")
-    names = read_class_names([one.name for one in classes])
+    names = read_class_names([info.name for info in classes])
     return tuple(
-        one.model_copy(update={"name": name, "texts": _checked_texts(one.texts)})
-        for one, name in zip(classes, names, strict=True)
+        info.model_copy(update={"name": name, "texts": _checked_texts(info.texts)})
+        for info, name in zip(classes, names, strict=True)
     )
 
 
@@ -82,24 +82,24 @@ def read_facts(path: Path) -> Facts:
         content = read_json(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}). Restore it from a backup.") from error
-    found = content.get("schema_version") if isinstance(content, dict) else None
-    if not isinstance(found, int):
+    schema = content.get("schema_version") if isinstance(content, dict) else None
+    if not isinstance(schema, int):
         raise DataError(f"{path} is not the file of a studio project. Choose another folder.")
-    if found > SCHEMA:
+    if schema > SCHEMA:
         raise ConfigError(
-            f"{path} was written by a newer ogkd (schema {found}, this one reads up to {SCHEMA}). "
+            f"{path} was written by a newer ogkd (schema {schema}, this one reads up to {SCHEMA}). "
             "Upgrade with: pip install --upgrade ogkd."
         )
-    old = found
-    while found < SCHEMA:
-        content = {**MIGRATIONS[found](content), "schema_version": found + 1}
-        found += 1
+    old = schema
+    while schema < SCHEMA:
+        content = {**MIGRATIONS[schema](content), "schema_version": schema + 1}
+        schema += 1
     try:
         facts = Facts.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"])) or "(all)"
-        raise DataError(f"{path} is damaged: '{place}' is wrong ({problem['msg']}).") from None
-    if found != old:
+        field = ".".join(map(str, problem["loc"])) or "(all)"
+        raise DataError(f"{path} is damaged: '{field}' is wrong ({problem['msg']}).") from None
+    if schema != old:
         write_json(path, facts.model_dump(mode="json"), ours=True)
     return facts

@@ -20,7 +20,7 @@ from ogkd.model.familiarity import Familiarity, SupportFeatures, can_judge
 from ogkd.model.support_sets import SupportSets
 from ogkd.model.temperature import softmax
 from ogkd.studio.learn import POOL, fit_head, hold_out, learnable, logits_of
-from ogkd.studio.queue import OPEN
+from ogkd.studio.queue import UNLABELLED
 
 COVERAGE = 0.9
 _NEIGHBOURS = 5
@@ -109,7 +109,9 @@ def fit_labels(
     rows = np.flatnonzero((labels >= 0) & known)
     X, y = features[rows], labels[rows]
     learned = len(set(y.tolist())) > 1
-    rest = np.array([row for row in order if labels[row] == OPEN and known[row]][:POOL], np.int64)
+    rest = np.array(
+        [row for row in order if labels[row] == UNLABELLED and known[row]][:POOL], np.int64
+    )
     rest = rest[learnable(X, y, text, features[rest])] if learned else rest[:0]
     head = fit_head(X, y, text, features[rest])
     logits = np.zeros((len(features), classes), np.float32)
@@ -140,13 +142,13 @@ def judge(
     """
     rows, y, X = fitted.labelled, fitted.labels, features[fitted.labelled]
     classes = len(text.class_names)
-    mine = [groups[int(row)] for row in rows]
-    held = hold_out(X, y, text, mine, features[fitted.rest])
+    labelled_groups = [groups[int(row)] for row in rows]
+    held = hold_out(X, y, text, labelled_groups, features[fitted.rest])
     judged, chosen = y[held.rows], rows[held.rows]
     calibration = None
     if len(judged) >= 2 * classes and not fitted.missing:
         names = [keys[row] for row in chosen]
-        units = [mine[row] for row in held.rows]
+        units = [labelled_groups[row] for row in held.rows]
         try:
             calibration = Calibration.fit(held.logits, judged, names, groups=units, engine=engine)
         except ValueError:  # all of one patient: there are no two sides
@@ -178,10 +180,10 @@ def exact_sets(
 ) -> NDArray[np.bool_] | None:
     """Sets that promise their coverage for each class, as the exported model gives them."""
     support = SupportFeatures(features[fitted.labelled], fitted.labels)
-    found = SupportSets.among(fitted.head, support, text.class_names)
-    if found is None or not found.holds(COVERAGE):
+    support_sets = SupportSets.among(fitted.head, support, text.class_names)
+    if support_sets is None or not support_sets.holds(COVERAGE):
         return None
-    return found.sets(features, coverage=COVERAGE)
+    return support_sets.sets(features, coverage=COVERAGE)
 
 
 def exact_interval(right: int, count: int, level: float = 0.95) -> tuple[float, float]:
@@ -200,16 +202,16 @@ def suspects(
     p: NDArray[np.float32],
 ) -> list[Suspect]:
     """Labels to look at again, the most doubtful first: `p` [M, C] is said of the rows `held`."""
-    found: list[tuple[float, Suspect]] = []
+    ranked: list[tuple[float, Suspect]] = []
     unit = X / np.maximum(np.linalg.norm(X, axis=1, keepdims=True), 1e-12)
-    for place, row in enumerate(held):
-        likely, given = int(p[place].argmax()), int(y[row])
-        if likely == given or p[place, likely] < _SURE:
+    for index, row in enumerate(held):
+        likely, given = int(p[index].argmax()), int(y[row])
+        if likely == given or p[index, likely] < _SURE:
             continue
         near = unit @ unit[row]
         near[row] = -2.0
         others = np.argsort(-near)[: min(_NEIGHBOURS, len(y) - 1)]
         if (y[others] != given).all():
             doubt = Suspect(int(rows[row]), given, likely, len(others))
-            found.append((float(p[place, given]), doubt))
-    return [doubt for _, doubt in sorted(found, key=lambda pair: pair[0])]
+            ranked.append((float(p[index, given]), doubt))
+    return [doubt for _, doubt in sorted(ranked, key=lambda pair: pair[0])]

@@ -6,24 +6,22 @@ start before the end. Thumbnails stay in memory: no copy of an image is written 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
 import re
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.images import ImageRef, SliceRule, read_image
 from ogkd.images.decode import images_below
@@ -34,71 +32,74 @@ THUMB, VIEW = 192, 1024  # pixels of the longer side
 _BATCH = 16
 _KEPT = 96_000_000  # bytes of small images in memory
 _MOST = 50_000  # images of a project
-_PATTERN_SECONDS = 5  # in which a pattern must have searched all names
 
 
 def find_project_images(project: Project) -> list[ImageRef]:
     """The images in the project's folders and those that were uploaded into it."""
     rule = None if project.facts.slice is None else SliceRule.parse(project.facts.slice)
-    own = project.folder / UPLOADS
+    uploads = project.folder / UPLOADS
     folders = [project.ref(folder).file for folder in project.facts.folders]
-    found: dict[Path, None] = {}
-    for folder in [*folders, *([own] if own.is_dir() else [])]:
+    files: dict[Path, None] = {}
+    for folder in [*folders, *([uploads] if uploads.is_dir() else [])]:
         if not folder.is_dir():
             raise DataError(f"There is no folder {folder}, which the project's images are in.")
         inside = images_below(folder)
-        if folder != own:  # a project may be inside the folder of its images
+        if folder != uploads:  # a project may be inside the folder of its images
             inside = [file for file in inside if not file.is_relative_to(project.folder)]
-        found.update(dict.fromkeys(inside))
-    if len(found) > _MOST:
+        files.update(dict.fromkeys(inside))
+    if len(files) > _MOST:
         raise DataError(
-            f"There are {len(found):,} images, more than the {_MOST:,} that the studio can show. "
+            f"There are {len(files):,} images, more than the {_MOST:,} that the studio can show. "
             "Choose a folder with fewer."
         )
-    if found and all(kind_of(file) == "slide" for file in found):
+    if files and all(kind_of(file) == "slide" for file in files):
         raise DataError(
             f"{', '.join(map(str, folders))} has whole slides, which the studio cannot show. Put "
             "the slides of each class in a folder of its own and fit on their tiles."
         )
     middle = rule or SliceRule.parse("axis=2,index=middle")
-    return [ImageRef(file).sliced(middle if kind_of(file) == "nifti" else rule) for file in found]
+    return [ImageRef(file).sliced(middle if kind_of(file) == "nifti" else rule) for file in files]
 
 
 def patients(project: Project, addresses: Sequence[str]) -> list[str | None]:
     """The patient of each image, as imported, or by the project's pattern of file names."""
     pattern = re.compile(project.facts.patient) if project.facts.patient else None
-    found: list[str | None] = []
+    names: list[str | None] = []
     for address in addresses:
         mark = project.marks.get(address)
         match = pattern.search(address) if pattern else None
         name = mark.patient if mark is not None else None
         if name is None and match:
             name = match.group(1) if match.groups() else match.group(0)
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
-def try_pattern(pattern: str, addresses: Sequence[str]) -> None:
-    """Refuse a pattern that may take for ever, by trying it where that stops nobody."""
-    code = "import re, sys; p = re.compile(sys.argv[1]); [*map(p.search, sys.stdin)]"
-    with contextlib.suppress(ValueError, OSError):  # what is wrong with it is said elsewhere
-        try:
-            subprocess.run(
-                [sys.executable, "-I", "-S", "-c", code, pattern],
-                input="\n".join(addresses).encode(errors="replace"),
-                stderr=subprocess.DEVNULL,
-                timeout=_PATTERN_SECONDS,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise ConfigError(
-                f"The pattern '{pattern}' takes more than {_PATTERN_SECONDS} seconds. Use "
-                "a simpler one, without repetitions inside repetitions."
-            ) from None
+def match_paths(paths: Sequence[str], addresses: Sequence[str]) -> list[int | None]:
+    """The number of the image that each path means: that with the longest common end.
+
+    Other tools name files from other folders. None if no image has that file name, or if two fit
+    equally well.
+    """
+    by_name: dict[str, list[int]] = {}
+    for number, address in enumerate(addresses):
+        by_name.setdefault(address.rpartition("/")[2], []).append(number)
+
+    def common(first: str, second: str) -> int:
+        parts = zip(reversed(first.split("/")), reversed(second.split("/")), strict=False)
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], parts)))
+
+    matches: list[int | None] = []
+    for path in paths:
+        candidates = by_name.get(path.rpartition("/")[2], [])
+        lengths = sorted(((common(path, addresses[n]), n) for n in candidates), reverse=True)
+        tie = len(lengths) > 1 and lengths[0][0] == lengths[1][0]
+        matches.append(lengths[0][1] if lengths and not tie else None)
+    return matches
 
 
 class Gallery:
-    """The images in order, their features as far as they are known, and small pictures of them."""
+    """The images in order, their features as far as they are known, and small copies of them."""
 
     def __init__(self, refs: Sequence[ImageRef], addresses: Sequence[str]) -> None:
         self.refs, self.addresses = list(refs), list(addresses)
@@ -132,8 +133,10 @@ class Gallery:
         """Images that have features or cannot be read."""
         return int(self.known.sum()) + len(self.errors)
 
-    def encode(self, store: FeatureStore, stop: threading.Event, told: Callable[[], None]) -> None:
-        """Compute all features; `told` is called after each batch."""
+    def encode(
+        self, store: FeatureStore, stop: threading.Event, notify: Callable[[], None]
+    ) -> None:
+        """Compute all features; `notify` is called after each batch."""
         backbone = store.backbone
         deep = bool(backbone.deep_parts)
         width = backbone.embed_dim + sum(backbone.deep_parts)
@@ -146,8 +149,8 @@ class Gallery:
                 return
             rows = self._readable(batch, keys)
             try:
-                found = store.get([self.refs[row] for row in rows], deep=deep)
-                features[rows] = found.rows[:, 0].numpy()
+                encoded = store.get([self.refs[row] for row in rows], deep=deep)
+                features[rows] = encoded.rows[:, 0].numpy()
                 self.known[rows] = True
             except DataError:  # one bad file: find it
                 for row in rows:
@@ -157,7 +160,7 @@ class Gallery:
                     except DataError as error:
                         self.errors[row] = str(error).partition("\n")[2].strip() or str(error)
             self.rate = (self.done - first) / max(time.monotonic() - began, 1e-6)
-            told()
+            notify()
 
     def _readable(self, rows: Sequence[int], keys: dict[str, int]) -> list[int]:
         """The rows whose files can be opened; equal files are noted."""
@@ -173,12 +176,12 @@ class Gallery:
             kept.append(row)
         return kept
 
-    def picture(self, row: int, side: int) -> bytes:
+    def thumbnail(self, row: int, side: int) -> bytes:
         """A JPEG of the image, its longer side at most `side` pixels."""
         with self._lock:
-            if (found := self._small.get((row, side))) is not None:
+            if (cached := self._small.get((row, side))) is not None:
                 self._small.move_to_end((row, side))
-                return found
+                return cached
         image = Image.fromarray(read_image(self.refs[row]))
         image.thumbnail((side, side))
         memory = io.BytesIO()

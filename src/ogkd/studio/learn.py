@@ -21,6 +21,7 @@ from ogkd.model.familiarity import SupportFeatures, of_this_kind
 from ogkd.model.temperature import softmax
 
 METHOD = "fused"
+SEED = 1
 TEXT_METHOD = "zero-shot-ensemble"  # until two classes have images
 POOL = 500  # most unlabelled images that are learned from: more take longer than a click may
 _FOLDS = 10  # of a check: with more labels several are held out together
@@ -35,9 +36,9 @@ def fit_head(features: Rows, labels: Labels, text: TextSide, rest: Rows | None =
     A class without an image is known by its texts; while fewer than two have one, all are.
     """
     if len(set(labels.tolist())) < 2:
-        return make_method(TEXT_METHOD).fit([], text, seeds=[1])[0]
+        return make_method(TEXT_METHOD).fit([], text, seeds=[SEED])[0]
     method = make_method(METHOD, preset=default_preset(METHOD))
-    return method.fit([support_of(features, labels, text, rest)], text, seeds=[1])[0]
+    return method.fit([support_of(features, labels, text, rest)], text, seeds=[SEED])[0]
 
 
 def support_of(features: Rows, labels: Labels, text: TextSide, rest: Rows | None = None) -> Support:
@@ -60,8 +61,8 @@ def learnable(features: Rows, labels: Labels, text: TextSide, rest: Rows) -> NDA
 
 
 def logits_of(head: Head, features: Rows) -> Rows:
-    found: Rows = head.of_rows(torch.from_numpy(features)).numpy()
-    return found
+    logits: Rows = head.of_rows(torch.from_numpy(features)).numpy()
+    return logits
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,8 @@ class Conflict(ConfigError):
     """Somebody else has said something of this image meanwhile; `mark` is what."""
 
     def __init__(self, mark: Mark) -> None:
-        said = mark.label or mark.state
-        super().__init__(f"Another window has marked this image as '{said}' meanwhile.")
+        state = mark.label or mark.state
+        super().__init__(f"Another window has marked this image as '{state}' meanwhile.")
         self.mark = mark
 
 
@@ -75,38 +75,38 @@ class Project:
     @classmethod
     def open(cls, folder: str | Path) -> Project:
         """Open a project, or begin one in a new or empty folder."""
-        place = Path(os.path.abspath(folder))  # noqa: PTH100 - links stay as they are
-        if not (place / SETTINGS).exists():
-            if place.exists() and (not place.is_dir() or holds_files(place)):
+        path = Path(os.path.abspath(folder))  # noqa: PTH100 - links stay as they are
+        if not (path / SETTINGS).exists():
+            if path.exists() and (not path.is_dir() or holds_files(path)):
                 raise ConfigError(
                     f"{folder} exists and is not a studio project. Choose a new folder.",
                     argument="out",
                 )
-            with storage_errors(place):
-                place.mkdir(parents=True, exist_ok=True)
-            write_json(place / SETTINGS, Facts().model_dump(mode="json"), ours=True)
-        facts = read_facts(place / SETTINGS)
-        marks, renamed = _read_log(place / LOG)
-        project = cls(place, facts, marks)
+            with storage_errors(path):
+                path.mkdir(parents=True, exist_ok=True)
+            write_json(path / SETTINGS, Facts().model_dump(mode="json"), ours=True)
+        facts = read_facts(path / SETTINGS)
+        marks, renamed = _read_log(path / LOG)
+        project = cls(path, facts, marks)
         project._repair(renamed)
         return project
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self.facts.classes)
+        return tuple(info.name for info in self.facts.classes)
 
     @property
     def labels(self) -> dict[str, str]:
         """The class of each labelled image, in the order of labelling."""
-        found = ((m.image, m.label) for m in self.marks.values() if m.state == "label")
-        return {image: label for image, label in found if label is not None}
+        pairs = ((m.image, m.label) for m in self.marks.values() if m.state == "label")
+        return {image: label for image, label in pairs if label is not None}
 
     def address(self, image: ImageRef) -> str:
         return relative_to(self.folder)(image)
 
     def ref(self, address: str) -> ImageRef:
-        place = ImageRef.of(self.folder / address)
-        return replace(place, file=Path(os.path.normpath(place.file)))
+        image = ImageRef.of(self.folder / address)
+        return replace(image, file=Path(os.path.normpath(image.file)))
 
     def mark(
         self,
@@ -144,24 +144,24 @@ class Project:
         """
         with self._lock:
             passed = 0
-            for place in range(len(self.history) - 1, -1, -1):
-                one = self.history[place]
-                if one.by == f"undo {by}":
+            for index in range(len(self.history) - 1, -1, -1):
+                last = self.history[index]
+                if last.by == f"undo {by}":
                     passed += 1
-                elif one.by == by and passed:
+                elif last.by == by and passed:
                     passed -= 1
-                elif one.by == by:
+                elif last.by == by:
                     break
             else:
                 return None
-            now = self.marks[one.image]
-            if now.number != one.number and now.by not in (by, f"undo {by}"):
+            now = self.marks[last.image]
+            if now.number != last.number and now.by not in (by, f"undo {by}"):
                 raise Conflict(now)
-            before = [m for m in self.history[:place] if m.image == one.image]
+            before = [m for m in self.history[:index] if m.image == last.image]
             state, label = (before[-1].state, before[-1].label) if before else ("clear", None)
             if label is not None and label not in self.class_names:
                 state, label = "clear", None
-            return self._append(one.image, state, label, f"undo {by}", one.patient)
+            return self._append(last.image, state, label, f"undo {by}", last.patient)
 
     def label_many(
         self, labels: Iterable[tuple[str, str, str | None]], *, by: str = "import"
@@ -212,15 +212,15 @@ class Project:
             facts = Facts.model_validate({**self.facts.model_dump(), **_plain(changes)})
         except ValidationError as error:
             problem = error.errors()[0]
-            place = ".".join(map(str, problem["loc"]))
-            raise ConfigError(f"{place}: {problem['msg']}.") from None
+            field = ".".join(map(str, problem["loc"]))
+            raise ConfigError(f"{field}: {problem['msg']}.") from None
         except UnicodeEncodeError:
             raise ConfigError("A setting has half a character (a lone surrogate).") from None
         facts = facts.model_copy(update={"classes": checked_classes(facts.classes)})
         used = set(self.labels.values())
         for old, new in (renames or {}).items():
             used = {new if name == old else name for name in used}
-        if lost := sorted(used - {one.name for one in facts.classes}):
+        if lost := sorted(used - {info.name for info in facts.classes}):
             raise ConfigError(
                 f"Images are labelled '{lost[0]}': label them differently before you remove the "
                 "class, or rename it."
@@ -229,8 +229,8 @@ class Project:
 
     def add_folder(self, folder: Path) -> None:
         """Add a folder of images; they stay there."""
-        place = self.address(ImageRef(folder.resolve()))
-        self.set_facts(folders=tuple(dict.fromkeys((*self.facts.folders, place))))
+        address = self.address(ImageRef(folder.resolve()))
+        self.set_facts(folders=tuple(dict.fromkeys((*self.facts.folders, address))))
 
     def manifest(self) -> Manifest:
         """The labelled images as a dataset."""
@@ -243,12 +243,12 @@ class Project:
 
     def write_table(self) -> Path:
         """Write `labels.csv` from the log, and `volumes.csv` if slices of volumes are labelled."""
-        place = self.folder / TABLE
+        path = self.folder / TABLE
         manifest = self.manifest()
         text = (
             table_text(manifest, self.folder) if manifest.items else csv_text([["path", "label"]])
         )
-        write_text(place, text, ours=True)
+        write_text(path, text, ours=True)
         whole = {
             ImageRef(item.image.file): item
             for item in manifest.items
@@ -258,7 +258,7 @@ class Project:
             items = tuple(replace(item, image=image) for image, item in whole.items())
             text = table_text(replace(manifest, items=items), self.folder)
             write_text(self.folder / VOLUMES, text, ours=True)
-        return place
+        return path
 
     @property
     def _number(self) -> int:
@@ -282,8 +282,8 @@ class Project:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         if not is_text(text):
             raise DataError("A file name has half a character (a lone surrogate). Rename the file.")
-        place = self.folder / LOG
-        with storage_errors(place), place.open("ab") as file:
+        path = self.folder / LOG
+        with storage_errors(path), path.open("ab") as file:
             start = file.tell()
             try:
                 file.write(text.encode())
@@ -297,8 +297,8 @@ class Project:
         self._write_lines([{"rename": [old, new]}])
         self._apply_rename(old, new)
         classes = [
-            one.model_copy(update={"name": new}) if one.name == old else one
-            for one in self.facts.classes
+            info.model_copy(update={"name": new}) if info.name == old else info
+            for info in self.facts.classes
         ]
         facts = self.facts.model_copy(update={"classes": tuple(classes)})
         write_json(self.folder / SETTINGS, facts.model_dump(mode="json"), ours=True)
@@ -318,8 +318,8 @@ class Project:
                 names[names.index(old)] = new
         missing = [label for label in dict.fromkeys(self.labels.values()) if label not in names]
         classes = [
-            one.model_copy(update={"name": name})
-            for one, name in zip(self.facts.classes, names, strict=True)
+            info.model_copy(update={"name": name})
+            for info, name in zip(self.facts.classes, names, strict=True)
         ]
         classes += [ClassInfo(name=name) for name in missing]
         if tuple(classes) != self.facts.classes:
@@ -328,7 +328,7 @@ class Project:
 
 def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        name: [one.model_dump() if isinstance(one, ClassInfo) else one for one in value]
+        name: [item.model_dump() if isinstance(item, ClassInfo) else item for item in value]
         if name == "classes"
         else value
         for name, value in changes.items()

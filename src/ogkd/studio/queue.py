@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ogkd.errors import ConfigError
 
-# In place of a label: to be asked for; never to be asked for; in somebody else's hands now.
-OPEN, LEFT_OUT, TAKEN = -1, -2, -3
+# In place of a label: to be asked for; never to be asked for; given to another window now.
+UNLABELLED, EXCLUDED, ASSIGNED = -1, -2, -3
 CHECK = 4  # every so many images one is random, to measure the accuracy on
 _MOST = 3000  # images that are to be covered; of more, evenly spaced ones
 _WIDTH = 0.8  # of the kernel exp((cosine - 1) / width) on centred features
@@ -40,7 +40,7 @@ def next_images(
 
     Args:
         features: [N, d], of all images.
-        labels: [N]: a class from 0 on, OPEN, LEFT_OUT or TAKEN.
+        labels: [N]: a class from 0 on, UNLABELLED, EXCLUDED or ASSIGNED.
         classes: how many there are.
         probabilities: [N, C] of the current model, if there is one.
         groups: the patient of each image, if known: the next patient comes before a second image
@@ -54,18 +54,18 @@ def next_images(
             f"There are {len(features)} features, but {len(labels)} labels"
             + ("." if groups is None else f" and {len(groups)} groups.")
         )
-    open_rows = np.flatnonzero(labels == OPEN)
+    open_rows = np.flatnonzero(labels == UNLABELLED)
     if not len(open_rows) or n < 1:
         return []
     known = np.flatnonzero(labels >= 0)
-    claimed = np.flatnonzero((labels >= 0) | (labels == TAKEN))
-    pool = np.flatnonzero(labels != LEFT_OUT)
+    claimed = np.flatnonzero((labels >= 0) | (labels == ASSIGNED))
+    pool = np.flatnonzero(labels != EXCLUDED)
     pool = pool[np.linspace(0, len(pool) - 1, min(len(pool), _MOST)).astype(np.intp)]
     unit = _centred(features, pool)
     K = np.exp((unit[pool] @ unit[open_rows].T - 1) / width)  # [P, U]
     best = np.zeros(len(pool), np.float32)  # how well each image of the pool is covered
-    for one in claimed:
-        np.maximum(best, np.exp((unit[pool] @ unit[one] - 1) / width), out=best)
+    for labelled_row in claimed:
+        np.maximum(best, np.exp((unit[pool] @ unit[labelled_row] - 1) / width), out=best)
     weights = np.ones(len(pool), np.float32)
     seen = {int(label) for label in labels[known]}
     if probabilities is not None and len(known) >= covered * classes and len(seen) == classes:
@@ -78,12 +78,12 @@ def next_images(
         gains[:] = weights @ np.maximum(K - best[:, None], 0)
         counts = np.array([asked[_group(groups, int(row))] for row in open_rows])
         allowed = free & (counts == counts[free].min()) if groups is not None else free
-        place = int(np.where(allowed, gains, -1.0).argmax())
-        free[place] = False
-        row = int(open_rows[place])
+        column = int(np.where(allowed, gains, -1.0).argmax())
+        free[column] = False
+        row = int(open_rows[column])
         chosen.append(row)
         asked[_group(groups, row)] += 1
-        np.maximum(best, K[:, place], out=best)
+        np.maximum(best, K[:, column], out=best)
     return chosen
 
 
@@ -95,23 +95,23 @@ def with_checks(
     `order` are all rows in an order that was drawn once. What the queue asks for is harder than
     the rest, so accuracy is measured on images of the random order: see `checked`.
     """
-    answered = int(((labels != OPEN) & (labels != TAKEN)).sum())
-    checks = (row for row in order if labels[row] == OPEN)
-    found: dict[int, None] = {}
+    answered = int(((labels != UNLABELLED) & (labels != ASSIGNED)).sum())
+    checks = (row for row in order if labels[row] == UNLABELLED)
+    mixed: dict[int, None] = {}
     rest = iter(queue)
-    for place in range(len(queue)):
-        source = checks if (answered + place) % every == every - 1 else rest
-        row = next((row for row in source if row not in found), None)
+    for position in range(len(queue)):
+        source = checks if (answered + position) % every == every - 1 else rest
+        row = next((row for row in source if row not in mixed), None)
         if row is not None:
-            found[row] = None
-    return list(found)
+            mixed[row] = None
+    return list(mixed)
 
 
 def checked(order: Sequence[int], labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Which labelled images are a random sample: those before the first open one of the order."""
     sample = np.zeros(len(labels), bool)
     for row in order:
-        if labels[row] == OPEN:
+        if labels[row] == UNLABELLED:
             break
         sample[row] = labels[row] >= 0
     return sample
@@ -120,8 +120,8 @@ def checked(order: Sequence[int], labels: NDArray[np.int64]) -> NDArray[np.bool_
 def uncertainty(probabilities: NDArray[np.float32]) -> NDArray[np.float32]:
     """One minus the lead of the most probable class over the second, [N]."""
     first_two = np.sort(probabilities, axis=1)[:, -2:]
-    found: NDArray[np.float32] = 1 - (first_two[:, 1] - first_two[:, 0])
-    return found
+    doubt: NDArray[np.float32] = 1 - (first_two[:, 1] - first_two[:, 0])
+    return doubt
 
 
 def _centred(features: NDArray[np.float32], pool: NDArray[np.intp]) -> NDArray[np.float32]:

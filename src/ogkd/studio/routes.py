@@ -7,29 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import re
 import shutil
+import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ogkd.app.guard import Guard
 from ogkd.app.models import Model
-from ogkd.app.server import Settings, guarded, make_uploads
-from ogkd.app.uploads import FORMATS
-from ogkd.app.web import INTERNAL_ERROR, Line, describe, problem, receive_file, use_routes
+from ogkd.app.server import Settings, guarded
+from ogkd.app.uploads import UploadReader, receive_file
+from ogkd.app.web import Worker, describe_all, problem, use_routes
 from ogkd.datasets.archive import extract_into
+from ogkd.datasets.tables import read_table
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import folder_atomically, home, parse_json
 from ogkd.images.decode import EXTENSIONS
-from ogkd.model.card import CAUTION
 from ogkd.model.decide import Decider
 from ogkd.studio import exports
 from ogkd.studio.facts import ClassInfo
 from ogkd.studio.fitted import Fitted
-from ogkd.studio.images import THUMB, VIEW, try_pattern
-from ogkd.studio.importing import match, read_labels
+from ogkd.studio.images import THUMB, VIEW, match_paths
 from ogkd.studio.project import UPLOADS, Conflict
 from ogkd.studio.session import Session, texts_for
 from ogkd.studio.state import detail, images_json, state_json
@@ -39,23 +38,26 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.routing import Route
 
-_MOST_ZIP = 2_000_000_000
-log = logging.getLogger("ogkd.studio")
+_MAX_ZIP = 2_000_000_000
 Body = dict[str, Any]
 
 
 def make_studio(session: Session, folder: Path, settings: Settings) -> Guard:
     """The page of the studio behind its guard."""
-    from starlette.applications import Starlette
-
-    uploads = make_uploads(folder, settings, frame="index=middle")
-    line = Line(settings.waiting)
+    reader, worker = UploadReader(settings.max_pixels), Worker()
     current = CurrentModel(session)
-    use = use_routes(current, uploads, line, max_bytes=settings.max_bytes)
-    own = [route for route in use if route.path != "/model"]
-    routes = [*own, *_routes(session, current, folder, settings, line)]
-    limits = {"/api/upload": _MOST_ZIP, "/api/import": settings.max_bytes}
-    return guarded(Starlette(routes=routes), settings, line, limits)
+    use = use_routes(current, reader, worker, folder=folder, max_bytes=settings.max_bytes)
+    routes = [route for route in use if route.path != "/model"]
+    routes += _routes(session, current, folder, settings, worker)
+    limits = {"/api/upload": _MAX_ZIP, "/api/import": settings.max_bytes}
+    return guarded(routes, settings, limits, {Conflict: _conflict})
+
+
+def _conflict(_: Request, error: Conflict) -> Response:
+    from starlette.responses import JSONResponse
+
+    mark = {"label": error.mark.label, "state": error.mark.state, "number": error.mark.number}
+    return JSONResponse({"detail": str(error), **mark}, 409)
 
 
 class CurrentModel:
@@ -71,26 +73,24 @@ class CurrentModel:
         if fitted is None or fitted.missing:
             return []
         if self._fitted is not fitted:
-            found = exports.classifier_of(self._session, whole_card=False)
-            self.made = [Model(self._session.project.folder.name, Decider(found))]
+            classifier = exports.classifier_of(self._session, whole_card=False)
+            self.made = [Model(self._session.project.folder.name, Decider(classifier))]
             self._fitted = fitted
         return self.made
 
 
 def _routes(
-    session: Session, current: CurrentModel, folder: Path, settings: Settings, line: Line
+    session: Session, current: CurrentModel, folder: Path, settings: Settings, worker: Worker
 ) -> list[Route]:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
     project = session.project
-    exporting = Line(settings.waiting)  # beside the other: nobody who labels waits for a file
+    exporting = Worker()  # beside the other: nobody who labels waits for a file
 
     async def model(_: Request) -> Response:
-        said: dict[str, Any] = {"models": [describe(one) for one in current.made]}
-        said |= {"caution": CAUTION, "formats": FORMATS, "studio": True}
-        said |= {"max_bytes": settings.max_bytes, "max_pixels": settings.max_pixels}
-        return JSONResponse(said)
+        body = describe_all(current.made, settings.max_bytes, settings.max_pixels)
+        return JSONResponse({**body, "studio": True})
 
     async def state(request: Request) -> Response:
         return JSONResponse(state_json(session))
@@ -100,18 +100,18 @@ def _routes(
 
     async def following(request: Request) -> Response:
         by = request.query_params.get("by", "")[:100]
-        rows = await line.run(lambda: session.queue(by=by))
+        rows = await worker.run(lambda: session.queue(by=by))
         return JSONResponse({"rows": rows, "version": session.version})
 
-    async def picture(request: Request, side: int) -> Response:
+    async def thumbnail(request: Request, side: int) -> Response:
         row = session.row(_number(request))
-        content = await asyncio.to_thread(session.gallery.picture, row, side)
+        content = await asyncio.to_thread(session.gallery.thumbnail, row, side)
         return Response(content, media_type="image/jpeg")
 
     async def look(request: Request) -> Response:
         row = session.row(_number(request))
         evidence = request.query_params.get("evidence") == "1"
-        return JSONResponse(await line.run(lambda: detail(session, current, row, evidence)))
+        return JSONResponse(await worker.run(lambda: detail(session, current, row, evidence)))
 
     async def similar(request: Request) -> Response:
         row = session.row(_number(request))
@@ -147,69 +147,60 @@ def _routes(
             raise ConfigError("Give a list of classes.")
         if not isinstance(renames, dict) or not all(isinstance(n, str) for n in renames.values()):
             raise ConfigError("'renames' must be an object of old and new names.")
-        await asyncio.to_thread(project.set_classes, [_class(one) for one in wanted], renames)
+        await asyncio.to_thread(project.set_classes, [_class(value) for value in wanted], renames)
         session.changed()
         return state_json(session)
 
     async def settings_changed(body: Body) -> Any:
         given = [key for key in ("patient", "slice") if key in body]
         changes: Body = {key: body[key] and (_word(body, key) or None) for key in given}
-        if changes.get("patient"):
-            await asyncio.to_thread(try_pattern, changes["patient"], session.gallery.addresses)
         await asyncio.to_thread(functools.partial(project.set_facts, **changes))
         session.changed()
         return state_json(session)
 
     async def choose_folder(body: Body) -> Any:
-        if settings.password is not None:
+        if settings.token is not None:
             raise ConfigError("Folders can only be chosen on the machine itself. Drop the files.")
-        place = home(_word(body, "folder"))
-        if not place.is_absolute() or not place.is_dir():
-            raise ConfigError(f"There is no folder '{place}' on this machine. Give its whole path.")
-        await asyncio.to_thread(session.add_folder, place)
+        chosen = home(_word(body, "folder"))
+        if not chosen.is_absolute() or not chosen.is_dir():
+            raise ConfigError(f"There is no folder '{chosen}' on this machine.")
+        await asyncio.to_thread(session.add_folder, chosen)
         return state_json(session)
 
     async def upload(request: Request) -> Response:
         """One image or a zip of images, which the user wants in the project."""
-        name = _clean(request.query_params.get("name", ""))
-        last = request.query_params.get("last") == "1"
-        aside = folder / f"upload-{id(request)}"
-        aside.mkdir()
-        try:
-            if not await receive_file(request, aside / name, _MOST_ZIP):
+        with tempfile.TemporaryDirectory(dir=folder) as received:
+            file = Path(received) / _clean(request.query_params.get("name", ""))
+            if not await receive_file(request, file):
                 return problem("The file is empty.")
-            await asyncio.to_thread(_keep, aside / name, project.folder / UPLOADS)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        if last:
+            await asyncio.to_thread(_keep, file, project.folder / UPLOADS)
+        if request.query_params.get("last") == "1":
             await asyncio.to_thread(session.rescan)
         return JSONResponse(state_json(session))
 
     async def imported(request: Request) -> Response:
-        """Labels of another tool."""
-        aside = folder / f"import-{id(request)}"
-        aside.mkdir()
-        try:
-            file = aside / _clean(request.query_params.get("name", "labels.csv"))
-            await receive_file(request, file, settings.max_bytes)
-            pairs, lost = match(
-                await asyncio.to_thread(read_labels, file), session.gallery.addresses
-            )
-        except OgkdError as error:  # nobody knows where the file was kept meanwhile
-            raise DataError(str(error).replace(f"{aside}/", "")) from error
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        places = session.gallery.addresses
-        rows = [(places[number], one.label, one.patient) for number, one in pairs]
+        """Labels of another tool: a table of path, label and perhaps patient."""
+        with tempfile.TemporaryDirectory(dir=folder) as received:
+            file = Path(received) / _clean(request.query_params.get("name", "labels.csv"))
+            await receive_file(request, file)
+            try:
+                table = await asyncio.to_thread(read_table, file, root=Path())
+                items = table.require_classes("The studio").items
+            except OgkdError as error:  # nobody knows where the file was kept meanwhile
+                raise DataError(str(error).replace(f"{received}/", "")) from error
+        addresses = session.gallery.addresses
+        paths = [item.image.as_posix() for item in items]
+        matches = match_paths(paths, addresses)
+        rows = [
+            (addresses[number], table.class_names[item.label], item.group)
+            for number, item in zip(matches, items, strict=True)
+            if number is not None
+        ]
+        lost = [path for path, number in zip(paths, matches, strict=True) if number is None]
         new = await asyncio.to_thread(project.label_many, rows)
         session.changed()
-        said = {
-            "labelled": new,
-            "known": len(rows) - new,
-            "lost": lost[:20],
-            "lost_count": len(lost),
-        }
-        return JSONResponse(said)
+        counts = {"labelled": new, "known": len(rows) - new, "lost_count": len(lost)}
+        return JSONResponse({**counts, "lost": lost[:20]})
 
     async def export(request: Request) -> Response:
         kind = request.path_params["kind"]
@@ -228,8 +219,8 @@ def _routes(
         "/api/settings": settings_changed,
         "/api/folder": choose_folder,
     }
-    small = functools.partial(picture, side=THUMB)
-    large = functools.partial(picture, side=VIEW)
+    small = functools.partial(thumbnail, side=THUMB)
+    large = functools.partial(thumbnail, side=VIEW)
     gets: dict[str, Callable[[Request], Any]] = {
         "/model": model,
         "/api/state": state,
@@ -243,10 +234,10 @@ def _routes(
         "/api/export/{kind}": export,
     }
     return [
-        *(Route(path, _kind(handler)) for path, handler in gets.items()),
-        *(Route(path, _kind(_json(handler)), methods=["POST"]) for path, handler in posts.items()),
-        Route("/api/upload", _kind(upload), methods=["POST"]),
-        Route("/api/import", _kind(imported), methods=["POST"]),
+        *(Route(path, handler) for path, handler in gets.items()),
+        *(Route(path, _json(handler), methods=["POST"]) for path, handler in posts.items()),
+        Route("/api/upload", upload, methods=["POST"]),
+        Route("/api/import", imported, methods=["POST"]),
     ]
 
 
@@ -263,29 +254,6 @@ def _json(handler: Callable[[Body], Awaitable[Any]]) -> Callable[[Request], Awai
         if not isinstance(body, dict):
             return problem("Send a JSON object.")
         return JSONResponse(await handler(body))
-
-    return called
-
-
-def _kind(handler: Callable[[Request], Any]) -> Callable[[Request], Awaitable[Response]]:
-    """A handler whose errors are answers: one sentence, never a traceback."""
-
-    async def called(request: Request) -> Response:
-        from starlette.responses import JSONResponse, Response
-
-        try:
-            found = handler(request)
-            found = await found if asyncio.iscoroutine(found) else found
-            assert isinstance(found, Response)
-            return found
-        except Conflict as error:
-            mark = {"label": error.mark.label, "state": error.mark.state}
-            return JSONResponse({"detail": str(error), "number": error.mark.number, **mark}, 409)
-        except OgkdError as error:
-            return problem(str(error), 422)
-        except Exception:
-            log.exception("A request failed.")
-            return problem(INTERNAL_ERROR, 500)
 
     return called
 
@@ -322,21 +290,20 @@ def _keep(file: Path, target: Path) -> None:
     """Move an image into the project, or the images of an archive."""
     target.mkdir(exist_ok=True)
     if file.suffix.lower() == ".zip":
-        place = _free(target / file.stem)
-        with folder_atomically(place) as aside:
-            extract_into(file, aside)
+        with folder_atomically(_unused(target / file.stem)) as temporary:
+            extract_into(file, temporary)
         return
     if not file.name.lower().endswith(tuple(EXTENSIONS)):
         raise ConfigError(f"'{file.name}' is not an image or a zip archive of images.")
-    shutil.move(file, _free(target / file.name))
+    shutil.move(file, _unused(target / file.name))
 
 
-def _free(place: Path) -> Path:
-    """The place, or one with a number if it is taken: nothing is replaced."""
-    number, first = 2, place
-    while place.exists():
-        place, number = first.with_stem(f"{first.stem}-{number}"), number + 1
-    return place
+def _unused(path: Path) -> Path:
+    """The path, or one with a number if it exists: nothing is replaced."""
+    number, first = 2, path
+    while path.exists():
+        path, number = first.with_stem(f"{first.stem}-{number}"), number + 1
+    return path
 
 
 def _export(session: Session, kind: str, folder: Path) -> tuple[bytes, str, str]:
@@ -346,15 +313,15 @@ def _export(session: Session, kind: str, folder: Path) -> tuple[bytes, str, str]
     if kind == "predictions":
         return exports.predictions_csv(session).encode(), f"{name}-predictions.csv", "text/csv"
     if kind == "report":
-        place = exports.report_html(session, folder / "report.html")
-        return place.read_bytes(), f"{name}-report.html", "text/html"
+        path = exports.report_html(session, folder / "report.html")
+        return path.read_bytes(), f"{name}-report.html", "text/html"
     if kind == "onnx":
         from ogkd.export import export_onnx, require_extra
 
         require_extra()
-        place = folder / "model.onnx"
-        export_onnx(exports.classifier_of(session), place)
-        return place.read_bytes(), f"{name}.onnx", "application/octet-stream"
+        path = folder / "model.onnx"
+        export_onnx(exports.classifier_of(session), path)
+        return path.read_bytes(), f"{name}.onnx", "application/octet-stream"
     if kind == "handover":
         exports.write_model(session)
         session.project.write_table()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.errors import ConfigError, DataError, OgkdError
+from ogkd.errors import DataError, OgkdError
 from ogkd.features.store import FeatureStore
 from ogkd.files import read_json, write_json
 from ogkd.fitting.choose import AUTO, choose_backbone
@@ -24,7 +24,7 @@ from ogkd.prompts.bank import fold, read_bank, shipped_banks, template_bank
 from ogkd.studio.fitted import Fitted, Judged, fit_labels, judge
 from ogkd.studio.images import Gallery, find_project_images, patients
 from ogkd.studio.project import Project
-from ogkd.studio.queue import LEFT_OUT, OPEN, TAKEN, checked, next_images, with_checks
+from ogkd.studio.queue import ASSIGNED, EXCLUDED, UNLABELLED, checked, next_images, with_checks
 
 CURVE = "curve.json"
 _AHEAD = 12  # images of the queue that are given at once
@@ -70,8 +70,8 @@ class Session:
     def rescan(self) -> None:
         """Look for images again, and encode those that are new."""
         refs = find_project_images(self.project)
-        place = self.project.address
-        addresses = [place(ref) for ref in refs]
+        address = self.project.address
+        addresses = [address(ref) for ref in refs]
         self._stop.set()
         if self._encoding is not None:
             self._encoding.join()
@@ -115,18 +115,18 @@ class Session:
             self._turn.notify_all()
 
     def labels(self) -> NDArray[np.int64]:
-        """The class of each image, OPEN or LEFT_OUT."""
+        """The class of each image, UNLABELLED or EXCLUDED."""
         names = {name: number for number, name in enumerate(self.project.class_names)}
-        found = np.full(len(self.gallery), OPEN, np.int64)
+        labels = np.full(len(self.gallery), UNLABELLED, np.int64)
         for address, mark in list(self.project.marks.items()):
             row = self.gallery.rows.get(address)
             if row is not None and mark.state != "clear":
-                label = names.get(mark.label or "", LEFT_OUT)
-                found[row] = label if mark.state == "label" else LEFT_OUT
+                label = names.get(mark.label or "", EXCLUDED)
+                labels[row] = label if mark.state == "label" else EXCLUDED
         for row in (*self.gallery.errors, *self.gallery.copies):
-            if found[row] == OPEN:
-                found[row] = LEFT_OUT
-        return found
+            if labels[row] == UNLABELLED:
+                labels[row] = EXCLUDED
+        return labels
 
     def queue(self, n: int = _AHEAD, *, by: str = "") -> list[int]:
         """Rows of the images to label next; what another window was just given is left out.
@@ -134,19 +134,19 @@ class Session:
         `by` is the window that asks. What only others have left is given to all.
         """
         now = time.monotonic()
-        self._lent = {row: one for row, one in self._lent.items() if one[1] > now}
+        self._lent = {row: loan for row, loan in self._lent.items() if loan[1] > now}
         others = [row for row, (who, _) in self._lent.items() if who != by]
-        found = self._queue(n, others) or self._queue(n, ())
-        self._lent |= dict.fromkeys(found[:_LENT], (by, now + _LENT_SECONDS))
-        return found
+        rows = self._queue(n, others) or self._queue(n, ())
+        self._lent |= dict.fromkeys(rows[:_LENT], (by, now + _LENT_SECONDS))
+        return rows
 
     def _queue(self, n: int, lent: Sequence[int]) -> list[int]:
         gallery, fitted = self.gallery, self.fitted
         if gallery.features is None or not gallery.known.any():
             return []
         labels = self.labels()
-        labels[~gallery.known & (labels == OPEN)] = LEFT_OUT
-        labels[[row for row in lent if row < len(labels) and labels[row] == OPEN]] = TAKEN
+        labels[~gallery.known & (labels == UNLABELLED)] = EXCLUDED
+        labels[[row for row in lent if row < len(labels) and labels[row] == UNLABELLED]] = ASSIGNED
         classes = max(2, len(self.project.class_names))
         p = None
         if fitted is not None and fitted.probabilities.shape == (len(gallery), classes):
@@ -156,8 +156,8 @@ class Session:
         # The queue's constants are for global features, the first numbers of a row.
         width = None if self.backbone is None else self.backbone.embed_dim
         features = gallery.features[:, :width]
-        found = next_images(features, labels, classes=classes, probabilities=p, groups=known, n=n)
-        return with_checks(found, gallery.order, labels)
+        queue = next_images(features, labels, classes=classes, probabilities=p, groups=known, n=n)
+        return with_checks(queue, gallery.order, labels)
 
     def neighbours(self, row: int, count: int = 6) -> list[tuple[int, int, float]]:
         """The labelled images most similar to one: row, class, cosine."""
@@ -166,11 +166,11 @@ class Session:
             return []
         support = SupportFeatures(features[fitted.labelled], fitted.labels)
         rows, cosines = nearest(support, features[row : row + 1], count + 1)
-        found = [
-            (int(fitted.labelled[place]), int(fitted.labels[place]), float(cosine))
-            for place, cosine in zip(rows[0], cosines[0], strict=True)
+        neighbours = [
+            (int(fitted.labelled[index]), int(fitted.labels[index]), float(cosine))
+            for index, cosine in zip(rows[0], cosines[0], strict=True)
         ]
-        return [one for one in found if one[0] != row][:count]
+        return [neighbour for neighbour in neighbours if neighbour[0] != row][:count]
 
     def similar(self, row: int) -> list[int]:
         """All images that have been read, the most similar to one first."""
@@ -179,8 +179,8 @@ class Session:
             return [row]
         rows = np.flatnonzero(gallery.known)
         support = SupportFeatures(gallery.features[rows], np.zeros(len(rows), np.int64))
-        found, _ = nearest(support, gallery.features[row : row + 1], len(rows))
-        return [int(one) for one in rows[found[0]]]
+        order, _ = nearest(support, gallery.features[row : row + 1], len(rows))
+        return [int(match) for match in rows[order[0]]]
 
     def text(self) -> TextSide | None:
         """The texts of the classes through the backbone's text tower; None without classes."""
@@ -188,9 +188,9 @@ class Session:
         if self.backbone is None or len(classes) < 2:
             return None
         if self._text is None or self._text[0] != classes:
-            bank = {one.name: list(one.texts or texts_for(one.name)) for one in classes}
-            names = [one.name for one in classes]
-            normal = [number for number, one in enumerate(classes) if one.normal]
+            bank = {info.name: list(info.texts or texts_for(info.name)) for info in classes}
+            names = [info.name for info in classes]
+            normal = [number for number, info in enumerate(classes) if info.normal]
             self._text = (classes, text_side(self.backbone, names, bank, normal))
         return self._text[1]
 
@@ -201,11 +201,7 @@ class Session:
             if self.backbone is None:
                 self.backbone = self._load()
             self.stage = "encoding"
-
-            def told() -> None:
-                self.changed()
-
-            gallery.encode(FeatureStore(self.backbone), stop, told)
+            gallery.encode(FeatureStore(self.backbone), stop, self.changed)
             self.stage = "ready"
         except OgkdError as error:
             self.stage, self.problem = "error", str(error)
@@ -283,10 +279,10 @@ class Session:
 
     def _read_curve(self) -> list[dict[str, Any]]:
         try:
-            found = read_json(self.project.folder / CURVE)
+            curve = read_json(self.project.folder / CURVE)
         except (OSError, ValueError):
             return []
-        return found if isinstance(found, list) else []
+        return curve if isinstance(curve, list) else []
 
     def _add_to_curve(self, judged: Judged) -> None:
         if judged.accuracy is None or judged.interval is None or not judged.fair:
@@ -298,13 +294,9 @@ class Session:
             "low": low,
             "high": high,
         }
-        kept = [one for one in self.curve if one["labels"] < point["labels"]]
+        kept = [earlier for earlier in self.curve if earlier["labels"] < point["labels"]]
         self.curve = [*kept, point]
         write_json(self.project.folder / CURVE, self.curve, ours=True)
-
-    def require_classes(self) -> None:
-        if len(self.project.facts.classes) < 2:
-            raise ConfigError("Name at least two classes first.")
 
     def row(self, number: object) -> int:
         """A row that a request names, checked."""
@@ -317,6 +309,6 @@ def texts_for(name: str) -> list[str]:
     """The texts of a shipped bank that has this class, else templates."""
     for path in shipped_banks().values():
         bank = {fold(known): texts for known, texts in read_bank(path).items()}
-        if found := bank.get(fold(name)):
-            return found
+        if texts_of_class := bank.get(fold(name)):
+            return texts_of_class
     return template_bank([name])[0]

@@ -25,7 +25,7 @@ def state_json(session: Session) -> dict[str, Any]:
     rows, bad = gallery.rows, sorted(gallery.errors)
     counts = Counter(label for image, label in project.labels.items() if image in rows)
     marks = Counter(m.state for image, m in list(project.marks.items()) if image in rows)
-    said: dict[str, Any] = {
+    body: dict[str, Any] = {
         "version": session.version,
         "name": project.folder.name,
         "folders": len(project.facts.folders),
@@ -42,8 +42,8 @@ def state_json(session: Session) -> dict[str, Any]:
         "volumes": gallery.volumes,
         "backbone": "" if session.backbone is None else session.backbone.name.rsplit("/", 1)[-1],
         "classes": [
-            {**one.model_dump(mode="json"), "labels": counts[one.name]}
-            for one in project.facts.classes
+            {**info.model_dump(mode="json"), "labels": counts[info.name]}
+            for info in project.facts.classes
         ],
         "labelled": sum(counts.values()),
         "marks": {state: marks[state] for state in ("unsure", "skip", "unusable")},
@@ -51,7 +51,7 @@ def state_json(session: Session) -> dict[str, Any]:
         "fit": None,
     }
     if fitted is not None:
-        said["fit"] = {
+        body["fit"] = {
             "learned": fitted.learned,
             "complete": not fitted.missing,
             "labels": len(fitted.labels),
@@ -61,14 +61,14 @@ def state_json(session: Session) -> dict[str, Any]:
             "exact": fitted.judged is not None and fitted.judged.exact is not None,
             "judged": None if fitted.judged is None else _judged(fitted.judged),
         }
-    return said
+    return body
 
 
 def _patients(session: Session) -> int | None:
     """How many patients the images are of; None if nothing says so."""
-    found = patients(session.project, session.gallery.addresses)
-    known = {name for name in found if name is not None}
-    return len(known) + found.count(None) if known else None
+    names = patients(session.project, session.gallery.addresses)
+    known = {name for name in names if name is not None}
+    return len(known) + names.count(None) if known else None
 
 
 def _judged(judged: Judged) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def _judged(judged: Judged) -> dict[str, Any]:
         "accuracy": judged.accuracy,
         "interval": judged.interval,
         "confusion": judged.confusion,
-        "suspects": [asdict(one) for one in judged.suspects[:50]],
+        "suspects": [asdict(suspect) for suspect in judged.suspects[:50]],
     }
 
 
@@ -89,27 +89,27 @@ def images_json(session: Session) -> dict[str, Any]:
     gallery, fitted = session.gallery, session.fitted
     labels = session.labels()
     marks = session.project.marks
-    found = [marks.get(address) for address in gallery.addresses]
-    said: dict[str, Any] = {
+    image_marks = [marks.get(address) for address in gallery.addresses]
+    body: dict[str, Any] = {
         "version": session.version,
         "names": gallery.addresses,
         "label": [int(label) if label >= 0 else -1 for label in labels],
-        "state": ["" if m is None or m.state == "clear" else m.state for m in found],
-        "mark": [0 if m is None else m.number for m in found],
+        "state": ["" if m is None or m.state == "clear" else m.state for m in image_marks],
+        "mark": [0 if m is None else m.number for m in image_marks],
         "known": gallery.known.astype(int).tolist(),
         "errors": {str(row): reason for row, reason in gallery.errors.items()},
         "copies": {str(row): first for row, first in gallery.copies.items()},
     }
     if fitted is not None and len(fitted.probabilities) == len(gallery):
         p = fitted.probabilities
-        said["predicted"] = np.where(fitted.known, p.argmax(axis=1), -1).tolist()
-        said["probability"] = [round(float(top), 4) for top in p.max(axis=1)]
-        said["doubt"] = [round(float(doubt), 4) for doubt in uncertainty(p)]
+        body["predicted"] = np.where(fitted.known, p.argmax(axis=1), -1).tolist()
+        body["probability"] = [round(float(top), 4) for top in p.max(axis=1)]
+        body["doubt"] = [round(float(doubt), 4) for doubt in uncertainty(p)]
         if fitted.sets is not None:
-            said["plausible"] = fitted.sets.sum(axis=1).tolist()
+            body["plausible"] = fitted.sets.sum(axis=1).tolist()
         if fitted.unfamiliar is not None:
-            said["unfamiliar"] = fitted.unfamiliar.astype(int).tolist()
-    return said
+            body["unfamiliar"] = fitted.unfamiliar.astype(int).tolist()
+    return body
 
 
 def detail(
@@ -118,7 +118,7 @@ def detail(
     """One image: what the model says of it and why."""
     gallery, fitted = session.gallery, session.fitted
     mark = session.project.marks.get(gallery.addresses[row])
-    said: dict[str, Any] = {
+    body: dict[str, Any] = {
         "row": row,
         "name": gallery.addresses[row],
         "state": "" if mark is None or mark.state == "clear" else mark.state,
@@ -128,24 +128,24 @@ def detail(
         "copy_of": gallery.copies.get(row),
     }
     if fitted is None or len(fitted.known) != len(gallery) or not fitted.known[row]:
-        return said
+        return body
     names = session.project.class_names
     p = fitted.probabilities[row]
     order = sorted(range(len(names)), key=lambda c: -p[c])
-    said["ranked"] = [[names[c], float(p[c])] for c in order]
+    body["ranked"] = [[names[c], float(p[c])] for c in order]
     if fitted.sets is not None:
-        said["plausible"] = [names[c] for c in order if fitted.sets[row, c]]
-    said["unfamiliar"] = bool(fitted.unfamiliar is not None and fitted.unfamiliar[row])
-    said["neighbours"] = [
+        body["plausible"] = [names[c] for c in order if fitted.sets[row, c]]
+    body["unfamiliar"] = bool(fitted.unfamiliar is not None and fitted.unfamiliar[row])
+    body["neighbours"] = [
         {"row": near, "label": names[label], "similarity": round(cosine, 3)}
         for near, label, cosine in session.neighbours(row)
     ]
-    said["learned"] = fitted.learned
+    body["learned"] = fitted.learned
     if evidence and (asked := models()):
         classifier = asked[0].classifier
         wanted = {"patches": True, "deep": classifier.deep}
         batch = next(encode_files(classifier.backbone, [gallery.refs[row]], **wanted))
         decision = next(asked[0].decider.decide_batches([batch]))
         if decision.error is None:
-            said["evidence"] = evidence_json(classifier, decision)
-    return said
+            body["evidence"] = evidence_json(classifier, decision)
+    return body

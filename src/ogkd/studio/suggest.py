@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.datasets.manifest import Manifest
@@ -19,7 +20,7 @@ from ogkd.images import ImageRef, find_images
 from ogkd.model.temperature import softmax
 from ogkd.prompts.bank import read_bank
 from ogkd.studio.learn import fit_head, logits_of
-from ogkd.studio.queue import OPEN, next_images
+from ogkd.studio.queue import UNLABELLED, next_images
 
 
 def label_next(
@@ -44,51 +45,59 @@ def label_next(
         device: where to compute.
         say: receives short notes for the user.
     """
-    images = find_images([folder])
-    known = labels if isinstance(labels, Manifest) else None
-    if labels is not None and known is None:
-        known = read_table(Path(str(labels)))
-    failed = unreadable(images)
-    if len(failed) == len(images):
-        raise unreadable_error(failed, "Give a folder with images that can be read.")
-    bad = {file.image for file in failed}
-    if bad and say is not None:
-        say(f"Note: {len(bad)} file(s) cannot be read and are left out.")
-    rows = {_place(image): image for image in images if image not in bad}
-    marked = {} if known is None else {_place(item.image): item for item in known.items}
-    if marked and not marked.keys() & rows.keys():
+    images = _readable(find_images([folder]), say)
+    table = labels
+    if labels is not None and not isinstance(labels, Manifest):
+        table = read_table(Path(str(labels)))
+    assert table is None or isinstance(table, Manifest)
+    y, groups = _labels_of(images, table)
+    if table is not None and (y < 0).all():
         raise DataError(
-            f"None of the {len(marked)} labelled images is in {folder}. The paths of a table count "
-            "from its own folder.",
+            f"None of the {len(table.items)} labelled images is in {folder}. The paths of a table "
+            "count from its own folder.",
             argument="labels",
         )
-    places = list(rows)
-    given = np.array([marked[p].label if p in marked else OPEN for p in places], np.int64)
-    groups = [marked[p].group if p in marked else None for p in places]
     if not isinstance(backbone, Backbone):
-        name = backbone
-        if name == AUTO:
-            name = choose_backbone(list(rows.values())[:24], say=say)
+        name = choose_backbone(images[:24], say=say) if backbone == AUTO else backbone
         backbone = load_backbone(name, device=device)
-    deep = bool(backbone.deep_parts)
-    features = FeatureStore(backbone).get(list(rows.values()), deep=deep).rows[:, 0].numpy()
-    p = None
-    names = known.class_names if known is not None else ()
-    if known is not None:
+    features = FeatureStore(backbone).get(images, deep=bool(backbone.deep_parts)).rows[:, 0].numpy()
+    names: tuple[str, ...] = ()
+    probabilities = None
+    if table is not None:
+        names = table.class_names
         bank = None if prompts is None else read_bank(Path(prompts))
-        text = text_side(backbone, names, bank, ())
-        head = fit_head(features[given >= 0], given[given >= 0], text)
-        p = softmax(logits_of(head, features), 1.0)
+        head = fit_head(features[y >= 0], y[y >= 0], text_side(backbone, names, bank, ()))
+        probabilities = softmax(logits_of(head, features), 1.0)
     chosen = next_images(
         features[:, : backbone.embed_dim],
-        given,
+        y,
         classes=max(2, len(names)),
-        probabilities=p,
+        probabilities=probabilities,
         groups=groups if any(groups) else None,
         n=n,
     )
-    return [rows[places[row]] for row in chosen]
+    return [images[row] for row in chosen]
 
 
-def _place(image: ImageRef) -> tuple[Path, str]:
+def _labels_of(
+    images: Sequence[ImageRef], table: Manifest | None
+) -> tuple[NDArray[np.int64], list[str | None]]:
+    """The label of each image, or UNLABELLED, and its patient."""
+    items = {} if table is None else {_identity(item.image): item for item in table.items}
+    matches = [items.get(_identity(image)) for image in images]
+    labels = [UNLABELLED if item is None else item.label for item in matches]
+    return np.array(labels, np.int64), [None if item is None else item.group for item in matches]
+
+
+def _readable(images: Sequence[ImageRef], say: Callable[[str], None] | None) -> list[ImageRef]:
+    failed = unreadable(images)
+    if len(failed) == len(images):
+        raise unreadable_error(failed, "Give a folder with images that can be read.")
+    if failed and say is not None:
+        say(f"Note: {len(failed)} file(s) cannot be read and are left out.")
+    bad = {file.image for file in failed}
+    return [image for image in images if image not in bad]
+
+
+def _identity(image: ImageRef) -> tuple[Path, str]:
     return image.file.resolve(), image.part
