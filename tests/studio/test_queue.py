@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from ogkd.errors import ConfigError
 from ogkd.studio.queue import (
+    ASSIGNED,
     EXCLUDED,
     UNLABELLED,
-    ASSIGNED,
     checked,
     next_images,
     uncertainty,

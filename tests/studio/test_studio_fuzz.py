@@ -32,25 +32,13 @@ from ogkd.studio.session import Session
 pytestmark = pytest.mark.slow
 DEEP = "[" * 5000 + "]" * 5000
 VALUES = [
-    *("null", "true", "false", "0", "-1", "1.5", "1e400", "-1e400", "NaN", "Infinity", "-Infinity"),
-    *("1" * 400, "1" * 5000, '""', '" "', '"\\u0000"', '"\\ud800"', '"a\\udcff"', '"\\u001b[2J"'),
-    *('"../../etc/passwd"', '"/etc/passwd"', '"~nosuchuser/x"', '"/dev/zero"', '"/proc/self/mem"'),
-    *('"http://127.0.0.1:1/x"', '"<script>"', '"=cmd()"', '"nan"', '"a\\nb"', '"\\u202e"', '"("'),
-    *(f'"{"x" * 5000}"', f'"{"é" * 300}"', "[]", "{}", "[[]]", "[null]", '["a", 1]', '{"a": "b"}'),
-    *('{"": ""}', '{"a": {"a": {}}}', "[" * 90 + "]" * 90, DEEP, '"' + "a" * 900_000 + '"'),
+    *("null", "true", "-1", "1.5", "1e400", "NaN", "1" * 5000, '""', '"\\u0000"', '"\\ud800"'),
+    *('"../../etc/passwd"', '"~nosuchuser/x"', '"/dev/zero"', '"<script>"', '"=cmd()"', '"("'),
+    *(f'"{"x" * 5000}"', "[]", "{}", "[null]", '["a", 1]', '{"a": "b"}', DEEP),
 ]
-WORDS = [json.loads(one) for one in VALUES if one.startswith('"') and len(one) < 10_000]
-WORDS += ["1" * 5000, "-1", "1e9", "٣", "%00", "..%2f..%2fx", "a/b", "x.png#index=9", "x.zip", "."]
-FILES = [
-    b"",
-    b"\0",
-    b"PK\3\4",
-    b"path,label\n",
-    b"\xff\xfe",
-    b"path,label\n\xff,b\n",
-    DEEP.encode(),
-]
-FILES += [b'{"images": [{}]}', b'[{"annotations": [null]}]', b"[1]", b"1" * 5000, b'{"a": NaN}']
+WORDS = ["../../etc/passwd", "\0", "\ud800", "x" * 5000, "1" * 5000, "-1", "1e9", "٣", "%00"]
+WORDS += ["..%2f..%2fx", "a/b", "x.png#index=9", "x.zip", "."]
+FILES = [b"", b"\0", b"PK\3\4", b"path,label\n", b"\xff\xfe", b"path,label\n\xff,b\n", b"[1]"]
 # Every route with its arguments: those of a JSON body by templates in which $value stands.
 _LABEL = '{"row": 0, "label": "CLASS", '
 _CLASS = '{"classes": [*, {"name": "new", '
@@ -196,7 +184,7 @@ def test_a_file_is_taken_or_refused_in_words(server, tmp_path, path, name):
         where = f"{path}?{fixed}{name}={query}"
         reply = server.request("POST", where, FILES[number % len(FILES)])
         before = checked(server, before, reply, where)
-    for suffix, content in itertools.product(("csv", "json", "zip", "tsv"), FILES):
+    for suffix, content in itertools.product(("csv", "zip"), FILES):
         where = f"{path}?name=labels.{suffix}"
         reply = server.request("POST", where, content)
         before = checked(server, before, reply, f"{where} {content[:60]!r}")
@@ -215,14 +203,6 @@ def test_an_archive_cannot_write_outside(server):
     checked(server, before, reply, "a path that leads out")
     assert reply.status == 422
     assert not list(server.temp.parent.parent.rglob("outside.png"))
-
-
-def test_a_pattern_that_takes_for_ever_is_refused_and_stops_nobody(server):
-    before = on_disk(server)
-    reply = post(server, "/api/settings", b'{"patient": "((.|..)*)*!$"}')
-    assert reply.status == 422
-    assert "seconds" in reply.json["detail"]
-    assert on_disk(server) == before
 
 
 def test_a_folder_that_cannot_be_used_is_not_added(tmp_path, pile, monkeypatch):

@@ -57,7 +57,7 @@ export function setupStep(refresh) {
     id: "add-labels",
     label: t("setup.import"),
     hint: t("setup.import.hint"),
-    accept: ".csv,.tsv,.json",
+    accept: ".csv,.tsv",
     taken: ([file]) => attempt(async () => {
       const got = await send(`/api/import?name=${encodeURIComponent(file.name)}`, file);
       await refresh({ force: true });
