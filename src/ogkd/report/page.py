@@ -1,13 +1,16 @@
-"""What a report is about: a model and its answers on labelled images, and how images are shown."""
+"""What all pages share: templates, how numbers are printed, and cards of images. No scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -20,6 +23,46 @@ from ogkd.progress import progress_bar
 
 SIDE = 256  # pixels of an image on a card
 _OUTLINED = 8  # patches; more would hide the image
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("ogkd.report"),
+        autoescape=True,
+        undefined=StrictUndefined,  # a misspelt name in a template is an error, not a gap
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(percent=percent, share=share, between=between)
+    return environment
+
+
+def render(template: str, **values: object) -> str:
+    """The page's text, with the style sheet inside; all values are escaped."""
+    sheet = Path(__file__).with_name("templates") / "style.css"
+    style = Markup(sheet.read_text(encoding="utf-8"))  # ours, so not escaped
+    return _environment().get_template(template).render(style=style, **values)
+
+
+def percent(value: float) -> str:
+    """A percentage in a sentence, with one decimal if it needs one."""
+    return f"{100 * value:.1f}".removesuffix(".0") + "\u00a0%"
+
+
+def share(value: float | None) -> str:
+    """A percentage in a table, always with one decimal so that columns align."""
+    return "-" if value is None else f"{100 * value:.1f}\u00a0%"
+
+
+def between(ends: Sequence[float] | None) -> str:
+    return "" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f} %"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """The words in a row, with commas and a final "and"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 class Words(NamedTuple):
@@ -64,20 +107,20 @@ class Subject:
         refs = [self.predictions.images[number] for number, _ in chosen]
         labels = [label for _, label in chosen]
         maps = evidence(self.classifier, refs, labels=labels, top=min(_OUTLINED, rows * columns))
-        made = []
+        cards = []
         with progress_bar("Drawing evidence", len(chosen)) as bar:
-            for (number, label), found in zip(chosen, maps, strict=True):
-                both = found.image.convert("RGB"), heat_map(found).convert("RGB")
+            for (number, label), map_ in zip(chosen, maps, strict=True):
+                both = map_.image.convert("RGB"), heat_map(map_).convert("RGB")
                 image, heat = (
-                    data_uri(one.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for one in both
+                    data_uri(copy.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for copy in both
                 )
-                said = describe(number, label)
+                words = describe(number, label)
                 name = self.predictions.class_names[label]
                 pictures = (
-                    (image, said.image, said.caption),
-                    (heat, said.heat, f"evidence for {name}"),
+                    (image, words.image, words.caption),
+                    (heat, words.heat, f"evidence for {name}"),
                 )
-                card = {"title": said.title, "words": said.text, "pictures": pictures}
-                made.append(card | {"file": self.file(number)})
+                card = {"title": words.title, "words": words.text, "pictures": pictures}
+                cards.append(card | {"file": self.file(number)})
                 bar.advance()
-        return made
+        return cards
