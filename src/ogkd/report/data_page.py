@@ -77,7 +77,8 @@ def _galleries(audit: Audit) -> list[tuple[str, int, list[Card]]]:
     suspects: list[Card] = [
         (
             (suspect.image,),
-            f"labelled {suspect.given} (probability {suspect.score:.3f}), looks like {suspect.suggested}",
+            f"labelled {suspect.given} (probability {suspect.score:.3f}), "
+            f"looks like {suspect.suggested}",
         )
         for suspect in (audit.labels.suspects if audit.labels else ())
     ]

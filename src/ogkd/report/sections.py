@@ -253,11 +253,12 @@ def frequent_confusions(result: Values) -> str:
     totals = counts.sum(axis=1)
     np.fill_diagonal(counts, 0)
     order = np.argsort(-counts, axis=None, kind="stable")[:_PAIRS]
+    pairs = (divmod(int(cell), len(names)) for cell in order)
     return join_words(
         [
-            f"{names[true]} mistaken for {names[predicted]} ({counts[true, predicted]} of {totals[true]})"
-            for true, predicted in (divmod(int(cell), len(names)) for cell in order)
-            if counts[true, predicted]
+            f"{names[a]} mistaken for {names[b]} ({counts[a, b]} of {totals[a]})"
+            for a, b in pairs
+            if counts[a, b]
         ]
     )
 
