@@ -1,23 +1,24 @@
-"""`project.json`: classes, texts and settings of a project, with a schema version and migration."""
+"""The files of a project: `project.json` (classes, texts, settings), `labels.jsonl` (clicks)."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ogkd.datasets.manifest import read_class_names
 from ogkd.errors import ConfigError, DataError
-from ogkd.files import is_text, read_json, write_json
+from ogkd.files import is_text, parse_json, read_bytes, read_json, storage_errors
 from ogkd.images import SliceRule
 
 SCHEMA = 1
 MOST_CLASSES = 100
-# From the schema of the key to the next one; applied one after the other.
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+State = Literal["label", "unsure", "skip", "unusable", "clear"]
+_MAX_LOG = 1 << 30  # bytes
 
 
 class ClassInfo(BaseModel):
@@ -85,21 +86,60 @@ def read_facts(path: Path) -> Facts:
     schema = content.get("schema_version") if isinstance(content, dict) else None
     if not isinstance(schema, int):
         raise DataError(f"{path} is not the file of a studio project. Choose another folder.")
-    if schema > SCHEMA:
+    if schema != SCHEMA:
         raise ConfigError(
-            f"{path} was written by a newer ogkd (schema {schema}, this one reads up to {SCHEMA}). "
-            "Upgrade with: pip install --upgrade ogkd."
+            f"{path} was written by another version of ogkd (schema {schema}, this one reads "
+            f"{SCHEMA})."
         )
-    old = schema
-    while schema < SCHEMA:
-        content = {**MIGRATIONS[schema](content), "schema_version": schema + 1}
-        schema += 1
     try:
-        facts = Facts.model_validate(content)
+        return Facts.model_validate(content)
     except ValidationError as error:
         problem = error.errors()[0]
         field = ".".join(map(str, problem["loc"])) or "(all)"
         raise DataError(f"{path} is damaged: '{field}' is wrong ({problem['msg']}).") from None
-    if schema != old:
-        write_json(path, facts.model_dump(mode="json"), ours=True)
-    return facts
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What was last said of an image; `number` counts the lines of the log from 1."""
+
+    number: int
+    image: str
+    state: State
+    label: str | None = None  # the class, for the state "label"
+    by: str = ""  # which browser
+    time: float = 0.0
+    patient: str | None = None
+
+
+def read_log(path: Path) -> tuple[list[Mark], list[tuple[str, str]]]:
+    """The marks and renames; a last line that a kill has cut was never acknowledged and goes."""
+    try:
+        content = read_bytes(path, most=_MAX_LOG)
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}. Check the file.") from error
+    whole, _, torn = content.rpartition(b"\n")
+    if torn:
+        with storage_errors(path), path.open("r+b") as file:
+            file.truncate(len(content) - len(torn))
+    marks: list[Mark] = []
+    renamed: list[tuple[str, str]] = []
+    for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
+        try:
+            record = parse_json(line)
+            if "rename" in record:
+                old, new = map(str, record["rename"])
+                renamed.append((old, new))
+                marks = [replace(m, label=new) if m.label == old else m for m in marks]
+                continue
+            mark = Mark(**record)
+            if mark.state not in get_args(State) or not isinstance(mark.image, str):
+                raise ValueError(f"state {mark.state!r}")
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"{path}, line {number} is damaged ({error}). Remove the line, or restore the file."
+            ) from error
+        marks.append(mark)
+    return marks, renamed

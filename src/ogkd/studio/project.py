@@ -12,9 +12,9 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -24,34 +24,25 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.files import (
     holds_files,
     is_text,
-    parse_json,
-    read_bytes,
     storage_errors,
     write_json,
     write_text,
 )
 from ogkd.images import ImageRef
 from ogkd.images.ref import kind_of
-from ogkd.studio.facts import ClassInfo, Facts, checked_classes, read_facts
+from ogkd.studio.facts import (
+    ClassInfo,
+    Facts,
+    Mark,
+    State,
+    checked_classes,
+    read_facts,
+    read_log,
+)
 
 SETTINGS, LOG, TABLE = "project.json", "labels.jsonl", "labels.csv"
 VOLUMES = "volumes.csv"  # the labels of slices as labels of their volumes
 UPLOADS, MODEL = "images", "model"  # folders inside it
-State = Literal["label", "unsure", "skip", "unusable", "clear"]
-_MOST_LOG = 1 << 30  # bytes
-
-
-@dataclass(frozen=True)
-class Mark:
-    """What was last said of an image; `number` counts the lines of the log from 1."""
-
-    number: int
-    image: str
-    state: State
-    label: str | None = None  # the class, for the state "label"
-    by: str = ""  # which browser
-    time: float = 0.0
-    patient: str | None = None
 
 
 class Conflict(ConfigError):
@@ -86,7 +77,7 @@ class Project:
                 path.mkdir(parents=True, exist_ok=True)
             write_json(path / SETTINGS, Facts().model_dump(mode="json"), ours=True)
         facts = read_facts(path / SETTINGS)
-        marks, renamed = _read_log(path / LOG)
+        marks, renamed = read_log(path / LOG)
         project = cls(path, facts, marks)
         project._repair(renamed)
         return project
@@ -333,36 +324,3 @@ def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
         else value
         for name, value in changes.items()
     }
-
-
-def _read_log(path: Path) -> tuple[list[Mark], list[tuple[str, str]]]:
-    """The marks and renames; a last line that a kill has cut was never acknowledged and goes."""
-    try:
-        content = read_bytes(path, most=_MOST_LOG)
-    except FileNotFoundError:
-        return [], []
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}. Check the file.") from error
-    whole, _, torn = content.rpartition(b"\n")
-    if torn:
-        with storage_errors(path), path.open("r+b") as file:
-            file.truncate(len(content) - len(torn))
-    marks: list[Mark] = []
-    renamed: list[tuple[str, str]] = []
-    for number, line in enumerate(whole.split(b"\n") if whole else [], 1):
-        try:
-            record = parse_json(line)
-            if "rename" in record:
-                old, new = map(str, record["rename"])
-                renamed.append((old, new))
-                marks = [replace(m, label=new) if m.label == old else m for m in marks]
-                continue
-            mark = Mark(**record)
-            if mark.state not in get_args(State) or not isinstance(mark.image, str):
-                raise ValueError(f"state {mark.state!r}")
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError(
-                f"{path}, line {number} is damaged ({error}). Remove the line, or restore the file."
-            ) from error
-        marks.append(mark)
-    return marks, renamed
