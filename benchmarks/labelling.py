@@ -32,8 +32,8 @@ from ogkd.fitting.prepare import text_side
 from ogkd.methods import Head, TextSide
 from ogkd.model.temperature import softmax
 from ogkd.prompts.bank import read_bank, shipped_banks
-from ogkd.studio.learn import POOL, fit_head, hold_out, logits_of
-from ogkd.studio.queue import UNLABELLED, checked, next_images, uncertainty, with_checks
+from ogkd.serve.studio.learn import POOL, fit_head, hold_out, logits_of
+from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, uncertainty, with_checks
 
 STRATEGIES = ("random", "uncertainty", "medoids", "queue", "studio")
 SHOTS = 16  # images per class of the model to compare with

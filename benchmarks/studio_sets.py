@@ -26,8 +26,8 @@ from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_side
 from ogkd.methods import TextSide
-from ogkd.studio.fitted import COVERAGE, fit_labels, judge
-from ogkd.studio.queue import UNLABELLED, checked, next_images, with_checks
+from ogkd.serve.studio.fitted import COVERAGE, fit_labels, judge
+from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, with_checks
 
 BUDGETS = (4, 8, 12, 16, 20)  # labels per class, on average
 

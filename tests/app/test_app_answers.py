@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 from app_models import by_hand
 
-import ogkd.app.models as asking
-from ogkd.app.models import Model, answers, as_json, load_models, with_support_images
-from ogkd.app.uploads import Upload
-from ogkd.app.web import describe
+import ogkd.serve.models as asking
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.model.evidence_check import EvidenceCheck
 from ogkd.model.policy import Policy
+from ogkd.serve.models import Model, answers, as_json, load_models, with_support_images
+from ogkd.serve.uploads import Upload
+from ogkd.serve.web import describe
 from tiny_data import write_image
 
 

@@ -12,16 +12,16 @@ from test_app_server import fits
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
-from ogkd.app import models
-from ogkd.app.models import Model, answers, load_models
-from ogkd.app.server import Settings, make_app
-from ogkd.app.uploads import UploadReader
-from ogkd.app.web import openapi
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.decide import Decider
 from ogkd.model.load import load
+from ogkd.serve import models
+from ogkd.serve.models import Model, answers, load_models
+from ogkd.serve.server import Settings, make_app
+from ogkd.serve.uploads import UploadReader
+from ogkd.serve.web import openapi
 from tiny_images import dicom, volume
 
 

@@ -8,15 +8,15 @@ import sys
 import pytest
 from app_models import by_hand
 
-import ogkd.app.models as loading
-import ogkd.app.server as serving
-from ogkd.app.models import Model
-from ogkd.app.server import Settings, is_loopback
+import ogkd.serve.models as loading
+import ogkd.serve.server as serving
 from ogkd.cli import main
 from ogkd.errors import ConfigError
 from ogkd.images.decode import MAX_PIXELS
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
+from ogkd.serve.models import Model
+from ogkd.serve.server import Settings, is_loopback
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ pytest.importorskip("starlette")
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from ogkd.app.guard import COOKIE, Guard
-from ogkd.app.server import Settings, make_app
+from ogkd.serve.guard import COOKIE, Guard
+from ogkd.serve.server import Settings, make_app
 
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 ADDRESS = "http://127.0.0.1:7860"

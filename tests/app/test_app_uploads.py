@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ogkd.app.uploads import UploadReader, display_name, exams_of
 from ogkd.datasets.bags import BagRule
 from ogkd.errors import DataError
 from ogkd.images import SliceRule, read_image
+from ogkd.serve.uploads import UploadReader, display_name, exams_of
 from tiny_images import SHADES, dicom, own_range, png, volume
 
 RGB = np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from typer.main import get_command
 
-from ogkd.app.models import answers
-from ogkd.app.uploads import Upload
 from ogkd.backbones import loading
 from ogkd.cli import app
 from ogkd.images import ImageRef, read_image
+from ogkd.serve.models import answers
+from ogkd.serve.uploads import Upload
 from pretend_device import THERE, pretending
 from tiny_data import CLASSES, write_dataset
 
@@ -88,9 +88,9 @@ def _without_waiting(pictures, monkeypatch):
     def make_studio(session, *_):
         session._encoding.join(timeout=300)
 
-    monkeypatch.setattr("ogkd.app.server.serve_models", serve_models)
-    monkeypatch.setattr("ogkd.app.server.serve", serve)
-    monkeypatch.setattr("ogkd.studio.routes.make_studio", make_studio)
+    monkeypatch.setattr("ogkd.serve.server.serve_models", serve_models)
+    monkeypatch.setattr("ogkd.serve.server.serve", serve)
+    monkeypatch.setattr("ogkd.serve.studio.routes.make_studio", make_studio)
 
 
 def probabilities_in(table):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ogkd.errors import ConfigError
-from ogkd.studio.queue import (
+from ogkd.serve.studio.queue import (
     ASSIGNED,
     EXCLUDED,
     UNLABELLED,

@@ -22,12 +22,12 @@ from studio_world import CLASSES, until
 pytest.importorskip("uvicorn")
 from app_client import started
 
-from ogkd.app.server import Settings
 from ogkd.errors import DataError
-from ogkd.studio import images
-from ogkd.studio.project import Project
-from ogkd.studio.routes import _routes
-from ogkd.studio.session import Session
+from ogkd.serve.server import Settings
+from ogkd.serve.studio import images
+from ogkd.serve.studio.project import Project
+from ogkd.serve.studio.routes import _routes
+from ogkd.serve.studio.session import Session
 
 pytestmark = pytest.mark.slow
 DEEP = "[" * 5000 + "]" * 5000

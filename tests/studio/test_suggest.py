@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ogkd.errors import DataError
-from ogkd.studio import label_next
-from ogkd.studio.images import match_paths
+from ogkd.serve.studio import label_next
+from ogkd.serve.studio.images import match_paths
 
 
 def test_without_labels_the_first_are_of_different_kinds_and_readable(pile):

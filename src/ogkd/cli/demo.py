@@ -155,7 +155,7 @@ def _few_labels(name: str, backbone: Any, out: Path, seed: int) -> str:
     from ogkd.datasets.phantoms import phantom
     from ogkd.evaluation import predict_labelled, summary_metrics
     from ogkd.features.store import FeatureStore
-    from ogkd.studio.queue import UNLABELLED, next_images
+    from ogkd.serve.studio.queue import UNLABELLED, next_images
 
     record, folder = phantom(name), out / "images" / name
     manifest = ogkd.read_manifest(folder)

@@ -15,7 +15,7 @@ from ogkd.cli.output import say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ogkd.app.server import Settings
+    from ogkd.serve.server import Settings
 
 HostOption = Annotated[
     str, Option(help="Address to listen on. Others than loopback need the token that is printed.")
@@ -116,12 +116,12 @@ def app(
     """
     names = ", ".join(folder.name for folder in models)
     say(f"Starting the page for {names}: loading torch ...")
-    from ogkd.app.server import require_server, serve_models
+    from ogkd.serve.server import require_server, serve_models
 
     require_server()
     settings = server_settings(host, port, max_mb, max_pixels)
 
-    from ogkd.app.models import load_models, with_support_images
+    from ogkd.serve.models import load_models, with_support_images
 
     say(f"Loading {len(models)} model(s) and their backbones ...")
     loaded = load_models(
@@ -140,8 +140,8 @@ def app(
 
 def server_settings(host: str, port: int | None, max_mb: float, max_pixels: float) -> Settings:
     """Where to serve and how much to take, checked."""
-    from ogkd.app.server import Settings
     from ogkd.images.decode import MAX_PIXELS
+    from ogkd.serve.server import Settings
 
     limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
     limits["max_pixels"] = _count("--max-pixels", max_pixels)

@@ -43,11 +43,11 @@ def studio(
     Ctrl-C stops it.
     """
     say("Starting the studio: loading torch ...")
-    from ogkd.app.server import require_server, serve
     from ogkd.files import not_twice
-    from ogkd.studio.project import SETTINGS, VOLUMES, Project
-    from ogkd.studio.routes import make_studio
-    from ogkd.studio.session import Session
+    from ogkd.serve.server import require_server, serve
+    from ogkd.serve.studio.project import SETTINGS, VOLUMES, Project
+    from ogkd.serve.studio.routes import make_studio
+    from ogkd.serve.studio.session import Session
 
     require_server()
     settings = server_settings(host, port, max_mb, max_pixels)

@@ -30,7 +30,7 @@ from ogkd.files import (
 )
 from ogkd.images import ImageRef
 from ogkd.images.ref import kind_of
-from ogkd.studio.facts import (
+from ogkd.serve.studio.facts import (
     ClassInfo,
     Facts,
     Mark,

@@ -17,12 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ogkd.app.guard import Guard
-from ogkd.app.models import Model
-from ogkd.app.uploads import MIDDLE, UploadReader
-from ogkd.app.web import Worker, error_handlers, use_routes
 from ogkd.errors import ConfigError
 from ogkd.images import SliceRule
+from ogkd.serve.guard import Guard
+from ogkd.serve.models import Model
+from ogkd.serve.uploads import MIDDLE, UploadReader
+from ogkd.serve.web import Worker, error_handlers, use_routes
 
 if TYPE_CHECKING:
     from starlette.routing import BaseRoute

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from PIL import Image
 
-from ogkd.app.models import PREVIEW, Model, answers, as_json
-from ogkd.app.uploads import FORMATS, UploadReader, receive_files
 from ogkd.errors import DataError, OgkdError
 from ogkd.files import read_json
 from ogkd.images import data_uri
 from ogkd.model.card import CAUTION
+from ogkd.serve.models import PREVIEW, Model, answers, as_json
+from ogkd.serve.uploads import FORMATS, UploadReader, receive_files
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,7 +30,7 @@ STATIC = Path(__file__).parent / "static"
 _MAX_MESSAGE = 800  # characters of a refusal, which may quote what was sent
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _TYPES |= {".json": "application/json", ".svg": "image/svg+xml"}
-log = logging.getLogger("ogkd.app")
+log = logging.getLogger("ogkd.serve")
 T = TypeVar("T")
 
 

@@ -23,10 +23,10 @@ from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.report import write_report
-from ogkd.studio.fitted import Fitted
-from ogkd.studio.learn import METHOD, SEED
-from ogkd.studio.project import MODEL, Project
-from ogkd.studio.session import Session
+from ogkd.serve.studio.fitted import Fitted
+from ogkd.serve.studio.learn import METHOD, SEED
+from ogkd.serve.studio.project import MODEL, Project
+from ogkd.serve.studio.session import Session
 
 HAND_OVER = """This archive was made by ogkd studio. It contains no images.
 

@@ -19,8 +19,8 @@ from ogkd.model.calibration import Calibration
 from ogkd.model.familiarity import Familiarity, SupportFeatures, can_judge
 from ogkd.model.support_sets import SupportSets
 from ogkd.model.temperature import softmax
-from ogkd.studio.learn import POOL, fit_head, hold_out, learnable, logits_of
-from ogkd.studio.queue import UNLABELLED
+from ogkd.serve.studio.learn import POOL, fit_head, hold_out, learnable, logits_of
+from ogkd.serve.studio.queue import UNLABELLED
 
 COVERAGE = 0.9
 _NEIGHBOURS = 5

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ogkd.app.models import Model, evidence_json
 from ogkd.features.encode import encode_files
-from ogkd.studio.fitted import COVERAGE, Judged
-from ogkd.studio.images import patients
-from ogkd.studio.queue import uncertainty
-from ogkd.studio.session import Session
+from ogkd.serve.models import Model, evidence_json
+from ogkd.serve.studio.fitted import COVERAGE, Judged
+from ogkd.serve.studio.images import patients
+from ogkd.serve.studio.queue import uncertainty
+from ogkd.serve.studio.session import Session
 
 _NAMED = 5  # files that cannot be read
 

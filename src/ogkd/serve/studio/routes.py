@@ -14,24 +14,24 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ogkd.app.guard import Guard
-from ogkd.app.models import Model
-from ogkd.app.server import Settings, guarded
-from ogkd.app.uploads import UploadReader, receive_file
-from ogkd.app.web import Worker, describe_all, problem, use_routes
 from ogkd.datasets.archive import extract_into
 from ogkd.datasets.tables import read_table
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import folder_atomically, home, parse_json
 from ogkd.images.decode import EXTENSIONS
 from ogkd.model.decide import Decider
-from ogkd.studio import exports
-from ogkd.studio.facts import ClassInfo
-from ogkd.studio.fitted import Fitted
-from ogkd.studio.images import THUMB, VIEW, match_paths
-from ogkd.studio.project import UPLOADS, Conflict
-from ogkd.studio.session import Session, texts_for
-from ogkd.studio.state import detail, images_json, state_json
+from ogkd.serve.guard import Guard
+from ogkd.serve.models import Model
+from ogkd.serve.server import Settings, guarded
+from ogkd.serve.studio import exports
+from ogkd.serve.studio.facts import ClassInfo
+from ogkd.serve.studio.fitted import Fitted
+from ogkd.serve.studio.images import THUMB, VIEW, match_paths
+from ogkd.serve.studio.project import UPLOADS, Conflict
+from ogkd.serve.studio.session import Session, texts_for
+from ogkd.serve.studio.state import detail, images_json, state_json
+from ogkd.serve.uploads import UploadReader, receive_file
+from ogkd.serve.web import Worker, describe_all, problem, use_routes
 
 if TYPE_CHECKING:
     from starlette.requests import Request

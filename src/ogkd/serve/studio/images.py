@@ -26,7 +26,7 @@ from ogkd.features.store import FeatureStore
 from ogkd.images import ImageRef, SliceRule, read_image
 from ogkd.images.decode import images_below
 from ogkd.images.ref import kind_of
-from ogkd.studio.project import UPLOADS, Project
+from ogkd.serve.studio.project import UPLOADS, Project
 
 THUMB, VIEW = 192, 1024  # pixels of the longer side
 _BATCH = 16

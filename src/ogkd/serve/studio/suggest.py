@@ -19,8 +19,8 @@ from ogkd.fitting.prepare import text_side
 from ogkd.images import ImageRef, find_images
 from ogkd.model.temperature import softmax
 from ogkd.prompts.bank import read_bank
-from ogkd.studio.learn import fit_head, logits_of
-from ogkd.studio.queue import UNLABELLED, next_images
+from ogkd.serve.studio.learn import fit_head, logits_of
+from ogkd.serve.studio.queue import UNLABELLED, next_images
 
 
 def label_next(

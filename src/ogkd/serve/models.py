@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ogkd.app.uploads import Upload, exams_of
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
 from ogkd.datasets.bags import BagRule, grouped
@@ -36,6 +35,7 @@ from ogkd.model.load import load
 from ogkd.model.picture import draw
 from ogkd.model.policy import Policy
 from ogkd.progress import progress_bar
+from ogkd.serve.uploads import Upload, exams_of
 
 PREVIEW = 640  # pixels of the longer side
 _EVIDENCE = 1024  # pixels of the longer side of an evidence picture, so that its words are legible

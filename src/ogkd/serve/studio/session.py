@@ -21,17 +21,24 @@ from ogkd.fitting.prepare import text_side
 from ogkd.methods import TextSide
 from ogkd.model.familiarity import SupportFeatures, nearest
 from ogkd.prompts.bank import fold, read_bank, shipped_banks, template_bank
-from ogkd.studio.fitted import Fitted, Judged, fit_labels, judge
-from ogkd.studio.images import Gallery, find_project_images, patients
-from ogkd.studio.project import Project
-from ogkd.studio.queue import ASSIGNED, EXCLUDED, UNLABELLED, checked, next_images, with_checks
+from ogkd.serve.studio.fitted import Fitted, Judged, fit_labels, judge
+from ogkd.serve.studio.images import Gallery, find_project_images, patients
+from ogkd.serve.studio.project import Project
+from ogkd.serve.studio.queue import (
+    ASSIGNED,
+    EXCLUDED,
+    UNLABELLED,
+    checked,
+    next_images,
+    with_checks,
+)
 
 CURVE = "curve.json"
 _AHEAD = 12  # images of the queue that are given at once
 _SAMPLE = 24  # images by which a backbone is chosen
 _LENT, _LENT_SECONDS = 4, 60.0  # images that a window has to itself, and for how long
 _STALE = 4  # labels after which a head is judged again even if more labels are coming in
-log = logging.getLogger("ogkd.studio")
+log = logging.getLogger("ogkd.serve.studio")
 
 
 class Session:
