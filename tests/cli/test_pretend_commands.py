@@ -80,7 +80,7 @@ def _without_waiting(pictures, monkeypatch):
 
     def serve_models(models, settings, *, say):
         found = answers(models, Upload("a.png", image, read_image(image)), pictures=True)
-        assert found[0].evidence is not None
+        assert found[0]["evidence"] is not None
 
     def serve(make, settings, *, say):
         make("private")

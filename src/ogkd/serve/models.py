@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -45,6 +45,7 @@ _THUMB = 160  # pixels
 _DECIDING = 320  # of a picture that decided the answer for a bag
 _MOST_PICTURES = 4096  # of one bag
 _NO_PICTURE = "None of its pictures can be read."
+Answer = dict[str, Any]  # `ModelAnswer` of openapi.json
 
 
 @dataclass(frozen=True)
@@ -153,41 +154,11 @@ def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
     return thumbnails
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What one model says; `reasons` are why a specialist should look, if there are any."""
-
-    model: str
-    method: str
-    ranked: tuple[tuple[str, float], ...]  # class name, probability; most probable first
-    calibrated: bool
-    coverage: float
-    plausible: tuple[str, ...] | None  # the prediction set, if the model is calibrated
-    reasons: tuple[str, ...]
-    similar: tuple[tuple[str, float, str], ...]  # support images: class, cosine, data URI or ""
-    evidence: Mapping[str, Any] | None = None  # see `evidence_json`
-    note: str = ""  # a warning if the calibration was made with another engine
-    withheld: bool = False  # an unfamiliar image or an abstention: no number to rely on
-    findings: Mapping[str, str] | None = None  # yes, no or unsure for each, if it has several
-    bag: Mapping[str, Any] | None = None  # its name, how many pictures were seen, which decided
-
-    @property
-    def uncertain(self) -> bool:
-        return bool(self.reasons)
-
-    @property
-    def prediction(self) -> str:
-        """The most probable class, or the findings answered with yes."""
-        if self.findings is None:
-            return self.ranked[0][0]
-        return "|".join(name for name, answer in self.findings.items() if answer == "yes") or NONE
-
-
 def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -> list[Answer]:
-    """Ask every model; models with the same backbone share one encoding of the image.
+    """What every model says about an upload.
 
-    Predictions and evidence maps (`pictures`) come from the same encoding. A model of bags gives
-    one answer for each exam of the upload.
+    Models with the same backbone share one encoding of the image; predictions and evidence maps
+    (`pictures`) come from it. A model of bags gives one answer for each exam of the upload.
     """
     encoded: dict[str, EncodedBatch] = {}
     collected: list[Answer] = []
@@ -224,9 +195,7 @@ def _bag_answers(model: Model, upload: Upload, rule: BagRule, pictures: bool) ->
     if not collected:
         raise DataError(failures[0])
     if failures:
-        first = collected[0]
-        note = " ".join(filter(None, [first.note, f"Not answered: {'; '.join(failures)}"]))
-        collected[0] = replace(first, note=note)
+        _add_note(collected[0], f"Not answered: {'; '.join(failures)}")
     return collected
 
 
@@ -257,7 +226,8 @@ def _bag_answer(
             crop = None if batch.crops is None else batch.crops[0]
             decision = replace(decision, patches=batch.features.patches[0].cpu(), crop=crop)
     answer = _answer(model, decision, pictures=pictures and decision.patches is not None)
-    notes = [answer.note, *(str(warning.message) for warning in caught)]
+    for warning in caught:
+        _add_note(answer, str(warning.message))
     deciding = [
         {
             "file": upload.files.get(part.image.file, name),
@@ -269,7 +239,11 @@ def _bag_answer(
         if part.image is not None
     ]
     bag = {"name": name, "pictures": decision.pictures, "decided_by": deciding}
-    return replace(answer, bag=bag, note=" ".join(filter(None, notes)))
+    return {**answer, "bag": bag}
+
+
+def _add_note(answer: Answer, note: str) -> None:
+    answer["note"] = f"{answer['note']} {note}".strip()
 
 
 def _thumbnail(image: ImageRef, most: int) -> str:
@@ -280,23 +254,28 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
     classifier = model.classifier
     names, shares = classifier.class_names, decision.probabilities or ()
     order = np.argsort(-np.asarray(shares), kind="stable")
-    ranked = tuple((names[label], shares[label]) for label in order)
-    plausible, findings = decision.set, decision.answers
-    evidence = evidence_json(classifier, decision) if pictures else None
-    return Answer(
-        model=model.name,
-        method=classifier.card.method,
-        ranked=ranked,
-        calibrated=classifier.calibration is not None,
-        coverage=model.decider.coverage,
-        plausible=None if plausible is None else tuple(n for n, _ in ranked if n in plausible),
-        reasons=decision.reasons,
-        similar=_similar(model, decision),
-        evidence=evidence,
-        note=model.note,
-        withheld=bool(decision.unfamiliar or decision.abstain),
-        findings=None if findings is None else dict(zip(names, findings, strict=True)),
-    )
+    ranked = {names[label]: round(shares[label], 6) for label in order}
+    plausible, prediction = decision.set, next(iter(ranked))
+    findings: dict[str, str] = {}
+    if decision.answers is not None:
+        findings = dict(zip(names, decision.answers, strict=True))
+        prediction = _joined(name for name, answer in findings.items() if answer == "yes")
+    return {
+        "model": model.name,
+        "method": classifier.card.method,
+        "prediction": prediction,
+        "probabilities": ranked,
+        "calibrated": classifier.calibration is not None,
+        "conformal_set": None if plausible is None else [n for n in ranked if n in plausible],
+        "coverage": model.decider.coverage,
+        "uncertain": bool(decision.reasons),
+        "withheld": bool(decision.unfamiliar or decision.abstain),
+        "reasons": list(decision.reasons),
+        "note": model.note,
+        "similar": _similar(model, decision, pictures=pictures),
+        **({"evidence": evidence_json(classifier, decision)} if pictures else {}),
+        **({"findings": findings} if findings else {}),
+    }
 
 
 def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any]:
@@ -325,54 +304,33 @@ def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any]:
     return body
 
 
-def _similar(model: Model, decision: Decision) -> tuple[tuple[str, float, str], ...]:
-    support = model.classifier.support
+def _similar(model: Model, decision: Decision, *, pictures: bool) -> list[dict[str, Any]]:
+    """The nearest support images: class, cosine and, where it is known, the image."""
+    support, names = model.classifier.support, model.classifier.class_names
     if support is None or decision.features is None:
-        return ()
-    rows, cosines = nearest(support, decision.features[None], _SIMILAR)
-    names = model.classifier.class_names
-    return tuple(
-        (_label(names, support.labels[row]), float(cosine), model.thumbnails.get(int(row), ""))
-        for row, cosine in zip(rows[0], cosines[0], strict=True)
-    )
+        return []
+    [rows], [cosines] = nearest(support, decision.features[None], _SIMILAR)
+    similar = []
+    for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
+        entry = {"class": _label(names, support.labels[row]), "similarity": round(cosine, 4)}
+        if pictures and row in model.thumbnails:
+            entry["picture"] = model.thumbnails[row]
+        similar.append(entry)
+    return similar
 
 
 def _label(names: Sequence[str], label: Any) -> str:
     """The class of a support image, or the findings that it shows."""
     if np.ndim(label) == 0:
         return str(names[label])
-    return (
-        "|".join(name for name, present in zip(names, label, strict=True) if present == 1) or NONE
-    )
+    return _joined(name for name, present in zip(names, label, strict=True) if present == 1)
 
 
-def as_json(upload: Upload, given: Sequence[Answer], *, pictures: bool) -> dict[str, Any]:
+def _joined(findings: Iterable[str]) -> str:
+    return "|".join(findings) or NONE
+
+
+def as_json(upload: Upload, given: Sequence[Answer]) -> dict[str, Any]:
     height, width = upload.pixels.shape[:2]
-    return {
-        "image": {"name": upload.name, "width": width, "height": height, "note": upload.note},
-        "models": [
-            {
-                "model": answer.model,
-                "method": answer.method,
-                "prediction": answer.prediction,
-                "probabilities": {name: round(value, 6) for name, value in answer.ranked},
-                "calibrated": answer.calibrated,
-                "conformal_set": None if answer.plausible is None else list(answer.plausible),
-                "coverage": answer.coverage,
-                "uncertain": answer.uncertain,
-                "withheld": answer.withheld,
-                "reasons": list(answer.reasons),
-                "note": answer.note,
-                "similar": [
-                    {"class": name, "similarity": round(cosine, 4)}
-                    | ({"picture": picture} if pictures and picture else {})
-                    for name, cosine, picture in answer.similar
-                ],
-                **({"evidence": dict(answer.evidence)} if answer.evidence else {}),
-                **({"findings": dict(answer.findings)} if answer.findings else {}),
-                **({"bag": dict(answer.bag)} if answer.bag else {}),
-            }
-            for answer in given
-        ],
-        "caution": CAUTION,
-    }
+    image = {"name": upload.name, "width": width, "height": height, "note": upload.note}
+    return {"image": image, "models": list(given), "caution": CAUTION}

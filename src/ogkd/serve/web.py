@@ -65,7 +65,7 @@ def use_routes(
             raise DataError("There is no model yet. Label at least one image of each class.")
         exam = any(model.classifier.card.bags is not None for model in current)
         upload = reader.read(files, exam=exam)
-        body = as_json(upload, answers(current, upload, pictures=pictures), pictures=pictures)
+        body = as_json(upload, answers(current, upload, pictures=pictures))
         if pictures:
             body["image"]["preview"] = data_uri(Image.fromarray(upload.pixels), most=PREVIEW)
         return body
