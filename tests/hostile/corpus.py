@@ -209,7 +209,6 @@ LINES = {
     "bench run": "bench run {grid} --workers 0 --out new",
     "bench plan": "bench plan {grid}",
     "bench tune": "bench tune {grid} --workers 0 --out new",
-    "label next": "label next {data} --backbone builtin",
     "app": "app {model} --port 0",
     "studio": "studio {data} --backbone builtin --out new --port 0",
 }

@@ -67,7 +67,6 @@ app.add_typer(data.app, name="data")
 bench.app.command("plan")(plan.plan)
 bench.app.command("tune")(tune.tune)
 app.add_typer(bench.app, name="bench")
-app.add_typer(studio.label_app, name="label")
 
 
 def _show_version(value: bool) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from ogkd.cells import text_table
 from ogkd.errors import counted
 from ogkd.files import write_atomically
-from ogkd.notebook import text_table
 
 if TYPE_CHECKING:
     from ogkd.model.findings import FindingsCalibration

@@ -29,12 +29,11 @@ from ogkd.model.answers import probabilities_of
 from ogkd.model.bags import Bags, decide_bags, named_pictures
 from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.calibration_file import CalibrationFile
-from ogkd.model.card import CAUTION, ModelCard, method_of
+from ogkd.model.card import ModelCard, method_of
 from ogkd.model.decide import Decider, Decision
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.findings import FindingsCalibration
 from ogkd.model.policy import Policy
-from ogkd.notebook import panel, small, table
 
 WEIGHTS = "weights.safetensors"
 CARD = "model.json"
@@ -67,14 +66,6 @@ class Classifier:
         what = "findings" if self.card.findings else "classes"
         classes = f"{len(shown)} {what} (images learned from): {', '.join(shown[:_SHOWN])}{more}"
         return f"<Classifier: {self._made}. {classes}>"
-
-    def _repr_html_(self) -> str:
-        card = self.card
-        rows = [(*known, "yes" if known[0] in card.normal else "") for known in self._learned_from]
-        head = ("finding" if card.findings else "class", "images learned from", "means normal")
-        columns = len(head) if card.normal else 2
-        classes = table(head[:columns], [row[:columns] for row in rows])
-        return panel(f"Classifier: {self._made}", classes, small(CAUTION))
 
     @property
     def _made(self) -> str:
