@@ -42,7 +42,6 @@ COMMANDS = {
     "export": "export model --onnx m.onnx",
     "bench": "bench run g.toml --workers 0 --out runs",
     "bench again": "bench run g.toml --workers 0 --out runs-of-one",
-    "bench collect": "bench collect runs-of-one",
     "label": "label next drawer --backbone builtin --labels labels.csv",
 }
 CHANCE = re.compile(r"[0-9a-f]{8}-\d+\.\w{8}(?=\.(part|old))")  # of a process, and of tempfile

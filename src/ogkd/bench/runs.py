@@ -129,7 +129,7 @@ class FinishedRun:
 
     def metric(self, name: str, part: str = "test") -> float:
         """One metric of one part; NaN if it is not defined for these images."""
-        value = self.result["metrics"][part][name]
+        value = self.result["metrics"][part].get(name)
         return float("nan") if value is None else float(value)
 
     @property

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from ogkd.cells import BOM
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_facts, say
@@ -188,7 +187,8 @@ def _list_missing(folder: RunsFolder, plan: Plan, sources: dict[str, Source]) ->
     for spec in missing:
         typer.echo(f"{spec.hash}  {spec}")
     done = len(plan.specs) - len(missing)
-    say(f"{plan.title}: {len(plan.specs)} runs on {len(sources)} dataset(s), {done} of them done.")
+    count = f"{len(plan.specs)} runs on {len(sources)} dataset(s)"
+    typer.echo(f"{plan.title}: {count}, {done} of them done.")
     try:
         require_banks(sources)
     except ConfigError as error:
@@ -303,21 +303,18 @@ def table(
     plan: PlanOption = None,
     metric: Annotated[str, Option(help="accuracy, macro_f1, aurc, ece, ...")] = "accuracy",
     format: Annotated[
-        Literal["markdown", "latex", "csv"], Option(help="Output format.")
+        Literal["markdown", "latex", "csv", "runs"],
+        Option(help="Output format; runs: every finished run of the folder, as CSV."),
     ] = "markdown",
-    every_dataset: Annotated[
-        bool, Option("--datasets/--average", help="Also a table per dataset, or only the average.")
-    ] = True,
-    excel: opt.ExcelOption = False,
 ) -> None:
     """Print the paper's table from finished runs; best bold, second underlined."""
     from ogkd.bench.tables import make_table
+    from ogkd.bench.tidy import collect, records_csv
 
-    opt.refuse_excel(excel, format)
-    found = make_table(
-        *_chosen(runs, plan), metric=metric, format=format, per_dataset=every_dataset
-    )
-    typer.echo(BOM * excel + found)
+    if format == "runs":
+        typer.echo(records_csv(collect(_open(runs))), nl=False)
+    else:
+        typer.echo(make_table(*_chosen(runs, plan), metric=metric, format=format))
 
 
 @app.command()
@@ -347,7 +344,6 @@ def compare(
         Argument(help="Two row labels to compare (default: compare with published numbers)."),
     ] = None,
     plan: PlanOption = None,
-    part: Annotated[str | None, Option(help="For two methods: test, base, novel or hm.")] = None,
     as_csv: Annotated[bool, Option("--csv", help="Print CSV (for published numbers).")] = False,
 ) -> None:
     """Compare with published numbers, or two methods by a paired bootstrap."""
@@ -357,11 +353,11 @@ def compare(
 
     folder, chosen = _chosen(runs, plan)
     if methods and len(methods) != 2:
-        raise ConfigError(f"Give two labels to compare, or none, but not {len(methods)}.")
+        raise ConfigError(f"Give two labels or none, not {len(methods)}.", argument="methods")
     if methods:
         first, second = methods
-        found = compare_labels(folder, chosen, first, second, part=part)
-        typer.echo(differences_markdown(found, first, second))
+        differences = compare_labels(folder, chosen, first, second)
+        typer.echo(differences_markdown(differences, first, second))
         return
     rows = compare_with_published(folder, chosen)
     text = comparison_markdown(rows, changed_settings(chosen))

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ogkd.bench.figures import style
 from ogkd.bench.figures.inputs import FigureInput
 from ogkd.bench.figures.style import Drawn, Floats, Look, header, shown
 from ogkd.bench.runs import LabelledRuns, Plan
-from ogkd.bench.tidy import Condition, Seeds, Summary, average_and_spread
+from ogkd.bench.tidy import Condition, Summary, average_and_spread
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 _BANDS = 5  # with more curves than this, only the pair has bands
 _IN_CELL = 12  # lines of a legend that fit into the place of a panel
-Values = Mapping[tuple[str, float | None], Mapping[str, Seeds]]
-"""(label, place on the axis; None: the row does not vary along it) -> dataset -> seeds."""
+Values = Mapping[tuple[str, float | None], pd.DataFrame]
+"""(label, position on the axis; None: the row does not vary along it) -> datasets x seeds."""
 
 _AXES = {
     "gamma": "Geometry strength γ",
@@ -60,9 +61,9 @@ def few_shot(given: FigureInput) -> Drawn:
     """Accuracy against shots, one panel for each dataset."""
     values = _few_shot_values(given)
     panels = []
-    for name in dict.fromkeys(name for cells in values.values() for name in cells):
-        mine = {key: {name: cells[name]} for key, cells in values.items() if name in cells}
-        panels.append(panel_of(name, "test", mine))
+    for name in dict.fromkeys(name for scores in values.values() for name in scores.index):
+        single = {key: scores.loc[[name]] for key, scores in values.items() if name in scores.index}
+        panels.append(panel_of(name, "test", single))
     yield "few-shot", draw_panels(_drawable(panels), given, "Shots per class", shots=True)
 
 
@@ -103,52 +104,55 @@ def panel_of(title: str, part: str, *tables: Values) -> Panel:
     a point with less than half as many datasets as the fullest point is left out first.
     """
     common = [key for key in tables[0] if all(key in table for table in tables)]
-    cells = {key: [table[key] for table in tables] for key in common}
-    names = {key: set.intersection(*map(set, cell)) for key, cell in cells.items()}
+    scores = {key: [table[key] for table in tables] for key in common}
+    names = {key: set.intersection(*(set(f.index) for f in scores[key])) for key in common}
     everything = set().union(*names.values())
     fullest = max(map(len, names.values()), default=0)
-    shown = [key for key, mine in names.items() if 2 * len(mine) >= fullest]
+    shown = [key for key in common if 2 * len(names[key]) >= fullest]
     kept = sorted(everything.intersection(*(names[key] for key in shown)))
-    points: dict[str, list[tuple[float | None, float, float]]] = {}
-    for label, place in shown if kept else ():
-        values = [[table[name] for name in kept] for table in cells[label, place]]
-        points.setdefault(label, []).append((place, *average_and_spread(part, values)))
-    curves = []
-    for label, mine in points.items():
-        along = sorted((place, mean, std) for place, mean, std in mine if place is not None)
-        level = [(0.0, mean, std) for place, mean, std in mine if place is None]
-        for found, flat in ((along, False), (level, True)):
-            if found:
-                x, mean, std = np.array(found, dtype=np.float64).T
-                curves.append(Curve(label, x, mean, std, flat=flat))
+    points = pd.DataFrame(
+        [
+            (*key, *average_and_spread(part, [frame.loc[kept] for frame in scores[key]]))
+            for key in (shown if kept else ())
+        ],
+        columns=["label", "x", "mean", "std"],
+    )
+    curves = [
+        Curve(label, rows["x"].fillna(0).to_numpy(float), rows["mean"].to_numpy(float),
+              rows["std"].to_numpy(float), flat=flat)
+        for (label, flat), rows in points.sort_values("x").groupby(
+            ["label", points["x"].isna()], sort=False
+        )
+    ]  # fmt: skip
+    order = list(points["label"].unique())
+    curves.sort(key=lambda curve: (order.index(curve.label), curve.flat))
     missing = sorted(everything.difference(kept))
-    hidden = [key for key in names if key not in shown]
-    missing += [f"{label} at {place:g}" for label, place in hidden if place is not None]
+    missing += [
+        f"{label} at {x:g}" for label, x in common if x is not None and (label, x) not in shown
+    ]
     return Panel(title, tuple(curves), tuple(kept), tuple(missing))
 
 
 def _values(
     summary: Summary, conditions: Sequence[Condition], axis: str, part: str
-) -> dict[tuple[str, float | None], dict[str, Seeds]]:
-    """The finished seeds of a part along an axis, in percent."""
-    found: dict[tuple[str, float | None], dict[str, Seeds]] = {}
+) -> dict[tuple[str, float | None], pd.DataFrame]:
+    """The finished scores of a part along an axis, in percent."""
+    values: dict[tuple[str, float | None], pd.DataFrame] = {}
     for label, condition in itertools.product(summary.labels, conditions):
-        cells: dict[str, Seeds] = {}
-        for name in summary.datasets:
-            if seeds := summary.seeds(label, name, condition, part):
-                cells[name] = {seed: summary.metric.scale * v for seed, v in seeds.items()}
-        if cells:
-            place = _place(condition, axis)
-            if (label, place) in found:
-                raise ConfigError(
-                    f"'{label}' has runs under several conditions with {axis} = {place}, and the "
-                    f"figure has one place for them. Make a grid that varies {axis} only."
-                )
-            found[label, place] = cells
-    return found
+        (scores,) = summary.scores(label, condition, part)
+        if not len(scores):
+            continue
+        key = (label, _position(condition, axis))
+        if key in values:
+            raise ConfigError(
+                f"'{label}' has runs under several conditions with {axis} = {key[1]}: make a grid "
+                f"that varies {axis} only."
+            )
+        values[key] = summary.metric.scale * scores
+    return values
 
 
-def _place(condition: Condition, axis: str) -> float | None:
+def _position(condition: Condition, axis: str) -> float | None:
     value = {"shots": condition.shots, "flips": condition.flips}.get(axis, condition.value)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ConfigError(f"A curve needs numbers along its axis, but {axis} is '{value}'.")
