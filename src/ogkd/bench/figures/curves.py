@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
 from ogkd.bench.figures import style
 from ogkd.bench.figures.inputs import FigureInput
@@ -22,13 +21,14 @@ from ogkd.bench.tidy import Condition, Summary, average_and_spread
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _BANDS = 5  # with more curves than this, only the pair has bands
 _IN_CELL = 12  # lines of a legend that fit into the place of a panel
-Values = Mapping[tuple[str, float | None], pd.DataFrame]
+Values = Mapping[tuple[str, float | None], "pd.DataFrame"]
 """(label, position on the axis; None: the row does not vary along it) -> datasets x seeds."""
 
 _AXES = {
@@ -110,22 +110,15 @@ def panel_of(title: str, part: str, *tables: Values) -> Panel:
     fullest = max(map(len, names.values()), default=0)
     shown = [key for key in common if 2 * len(names[key]) >= fullest]
     kept = sorted(everything.intersection(*(names[key] for key in shown)))
-    points = pd.DataFrame(
-        [
-            (*key, *average_and_spread(part, [frame.loc[kept] for frame in scores[key]]))
-            for key in (shown if kept else ())
-        ],
-        columns=["label", "x", "mean", "std"],
-    )
+    points: dict[tuple[str, bool], list[tuple[float, float, float]]] = {}
+    for label, x in shown if kept else ():
+        average = average_and_spread(part, [frame.loc[kept] for frame in scores[label, x]])
+        points.setdefault((label, x is None), []).append((x or 0.0, *average))
+    order = list(dict.fromkeys(label for label, _ in points))
     curves = [
-        Curve(label, rows["x"].fillna(0).to_numpy(float), rows["mean"].to_numpy(float),
-              rows["std"].to_numpy(float), flat=flat)
-        for (label, flat), rows in points.sort_values("x").groupby(
-            ["label", points["x"].isna()], sort=False
-        )
-    ]  # fmt: skip
-    order = list(points["label"].unique())
-    curves.sort(key=lambda curve: (order.index(curve.label), curve.flat))
+        Curve(label, *np.array(sorted(points[label, flat]), dtype=np.float64).T, flat=flat)
+        for label, flat in sorted(points, key=lambda key: (order.index(key[0]), key[1]))
+    ]
     missing = sorted(everything.difference(kept))
     missing += [
         f"{label} at {x:g}" for label, x in common if x is not None and (label, x) not in shown
