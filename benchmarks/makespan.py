@@ -7,8 +7,8 @@
 With --runs every group takes as long as it did. With --grids its time is put together by phase from
 the costs measured at BiomedCLIP's size (docs: performance; one worker has two cores); the paper's
 settings encode a new crop of every image in every epoch (views = "online"), in each run. A free
-worker takes the next group: one of each dataset in turn, as workers do, or longest first. The first
-worker on a dataset encodes its test images; others that need them wait.
+worker takes the next group: in the order in which workers claim them, or strictly longest first.
+The first worker on a dataset encodes its test images; others that need them wait.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ import numpy as np
 from ogkd.bench.grid import expand, protocols, read_grid
 from ogkd.bench.runner import RunGroup, group_runs, method_of
 from ogkd.bench.runs import RunsFolder, RunSpec
+from ogkd.bench.worker import claim_order
 from ogkd.core.optimisers import TrainConfig
 from ogkd.datasets.catalog import benchmarks
 from ogkd.files import write_json
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
-ORDERS = ("datasets in turn", "longest first")
+ORDERS = ("as claimed", "longest first")
 TRAINED = "clip-adapter tip-adapter-f linear-probe lp++ coop cocoop kgcoop prograd biomedcoop ogkd"
 
 # Docs, performance; two cores, BiomedCLIP's size: seconds of a step for each run of 1, 3 and
@@ -127,7 +128,7 @@ def measured(root: Path) -> list[Task]:
     """The groups of finished runs, with the seconds that they took."""
     runs = {run.spec.hash: run for run in RunsFolder(root).runs()}
     tasks = []
-    for group in group_runs([run.spec for run in runs.values()]):
+    for group in claim_order(group_runs([run.spec for run in runs.values()])):
         phases: dict[str, float] = {}
         for spec in group.specs:
             for phase, seconds in runs[spec.hash].result["seconds"].items():
@@ -137,20 +138,11 @@ def measured(root: Path) -> list[Task]:
     return tasks
 
 
-def in_turn(tasks: Sequence[Task]) -> list[Task]:
-    """One group of each dataset after the other."""
-    by_dataset: dict[str, list[Task]] = {}
-    for task in tasks:
-        by_dataset.setdefault(task.dataset, []).append(task)
-    rounds = itertools.zip_longest(*by_dataset.values())
-    return [task for group in rounds for task in group if task is not None]
-
-
 def simulate(
     tasks: Sequence[Task], workers: int, order: str, encode: Mapping[str, float]
 ) -> dict[str, float]:
     """List scheduling: whoever is free takes the next group."""
-    waiting = in_turn(tasks)
+    waiting = list(tasks)
     if order == "longest first":
         waiting.sort(key=lambda task: -task.seconds)
     free = [(0.0, number) for number in range(workers)]
@@ -259,7 +251,7 @@ def main() -> None:
         for name in names:
             plan, _ = expand(read_grid(name, {"only": only, "settings": settings}))
             specs |= {cell.spec.hash: cell.spec for cell in plan.cells}
-        tasks = [modelled(group) for group in group_runs(list(specs.values()))]
+        tasks = [modelled(group) for group in claim_order(group_runs(list(specs.values())))]
         names = {task.dataset for task in tasks}
         encode = {name: benchmarks()[name].counts.test / IMAGES_PER_S for name in names}
         content = report(tasks, encode)

@@ -60,10 +60,13 @@ def test_finished_runs_are_not_run_again(bench, monkeypatch):
     work(job)
 
 
-def test_workers_start_on_different_datasets(bench):
+def test_long_groups_come_first_and_datasets_take_turns(bench):
     _, _, job = bench()
-    datasets = [group.specs[0].dataset for group in job.groups()]
-    assert datasets[:4] == ["first", "second"] * 2
+    first = [group.specs[0] for group in job.groups()]
+    assert [spec.dataset for spec in first[:4]] == ["first", "second"] * 2
+    assert [spec.shots for spec in first[:4]] == [3, 3, 3, 3]
+    assert {spec.method for spec in first[:8]} == {"coop", "ogkd"}
+    assert {spec.method for spec in first[-4:]} == {"zero-shot"}
 
 
 def test_failed_run_is_recorded_and_the_rest_continues(bench, datasets, monkeypatch):
@@ -318,7 +321,7 @@ def test_time_left_follows_the_runs_that_end(bench, monkeypatch, capsys):
     first = job.model_copy(update={"specs": job.specs[:2]})
     work(first)
     progress()
-    assert capsys.readouterr().err == "done 2/4, about 20 s left\n"
+    assert capsys.readouterr().err == "done 2/4, at most about 20 s left\n"
     for spec in job.specs[2:]:
         folder.write_failure(spec, "bad luck")
     progress()

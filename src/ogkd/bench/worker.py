@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import sys
 import threading
@@ -27,9 +28,11 @@ from ogkd.bench.runs import FrozenRecord, RunsFolder, RunSpec
 from ogkd.bench.sources import Source
 from ogkd.errors import ConfigError, OgkdError, StorageError, out_of_memory
 from ogkd.files import storage_errors
+from ogkd.methods import METHODS
 
 MOST_ATTEMPTS = 3  # at a group whose processes die
 ATTEMPTS = ".tries"  # suffix of the file that counts them
+_COSTS = {"instant": 0, "seconds": 1, "minutes": 2, "slow": 3}
 _PAUSE = 0.5  # seconds between checks of groups that other processes are working on
 
 
@@ -49,15 +52,26 @@ class Job(FrozenRecord):
         return RunsFolder(Path(self.out))
 
     def groups(self) -> list[RunGroup]:
-        """The groups, one of each dataset in turn.
+        return claim_order(group_runs(self.specs))
 
-        One worker encodes a dataset while others wait for it, so they start on different ones.
-        """
-        by_dataset: dict[str, list[RunGroup]] = {}
-        for group in group_runs(self.specs):
-            by_dataset.setdefault(group.specs[0].dataset, []).append(group)
-        rounds = itertools.zip_longest(*by_dataset.values())
-        return [group for groups in rounds for group in groups if group is not None]
+
+def claim_order(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """Expensive methods and many images first, so that no long group starts last.
+
+    Equals take turns by dataset: one worker encodes a dataset while others wait for it.
+    """
+    by_dataset: dict[str, list[RunGroup]] = {}
+    for group in groups:
+        by_dataset.setdefault(group.specs[0].dataset, []).append(group)
+    rounds = itertools.zip_longest(*by_dataset.values())
+    in_turn = [group for some in rounds for group in some if group is not None]
+
+    def cost(group: RunGroup) -> tuple[int, float]:
+        spec = group.specs[0]
+        method = METHODS[spec.method]
+        return _COSTS.get(method.cost, 1), len(group.specs) * (spec.shots or math.inf)
+
+    return sorted(in_turn, key=cost, reverse=True)
 
 
 def work(job: Job, notify: Callable[[], object] = lambda: None) -> None:

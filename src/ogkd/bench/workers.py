@@ -201,9 +201,9 @@ class Progress:
 
     @property
     def time_left(self) -> str:
-        """An estimate from the runs that were finished since the start."""
+        """An estimate from the runs that were finished since the start: long ones come first."""
         each = (time.monotonic() - self._began) / max(1, self.settled - self._before)
-        return f"about {duration(each * len(self._left))}"
+        return f"at most about {duration(each * len(self._left))}"
 
 
 def duration(seconds: float) -> str:
