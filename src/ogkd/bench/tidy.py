@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from ogkd.bench.analysis import harmonic_mean
@@ -37,11 +38,6 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
 from ogkd.methods import METHODS, RivalConfig
 from ogkd.prompts.bank import shipped_banks
-
-try:
-    import pandas as pd
-except ImportError:
-    raise ConfigError('Tables and figures need pandas: pip install "ogkd[bench]".') from None
 
 _VALUES = 3  # of a setting that are named
 

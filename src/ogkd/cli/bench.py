@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -308,6 +309,7 @@ def table(
     ] = "markdown",
 ) -> None:
     """Print the paper's table from finished runs; best bold, second underlined."""
+    _require_pandas()
     from ogkd.bench.tables import make_table
     from ogkd.bench.tidy import collect, records_csv
 
@@ -330,6 +332,7 @@ def figure(
     out: Annotated[Path, Option("--out", "-o", help="Folder for SVG and PNG.")] = Path("figures"),
 ) -> None:
     """Draw the paper's figures from finished runs, as SVG and PNG."""
+    _require_pandas()
     from ogkd.bench.figures import make_figures
 
     for path in make_figures(*_chosen(runs, plan), out, names=names or None, pair=pair):
@@ -347,6 +350,7 @@ def compare(
     as_csv: Annotated[bool, Option("--csv", help="Print CSV (for published numbers).")] = False,
 ) -> None:
     """Compare with published numbers, or two methods by a paired bootstrap."""
+    _require_pandas()
     from ogkd.bench.compare import compare_with_published, comparison_csv, comparison_markdown
     from ogkd.bench.stats import compare_labels, differences_markdown
     from ogkd.bench.tidy import changed_settings
@@ -362,6 +366,11 @@ def compare(
     rows = compare_with_published(folder, chosen)
     text = comparison_markdown(rows, changed_settings(chosen))
     typer.echo(comparison_csv(rows) if as_csv else text)
+
+
+def _require_pandas() -> None:
+    if importlib.util.find_spec("pandas") is None:
+        raise ConfigError('Tables and figures need pandas: pip install "ogkd[bench]".')
 
 
 def _open(runs: Path) -> RunsFolder:

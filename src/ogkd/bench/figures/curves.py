@@ -43,10 +43,10 @@ class Curve:
     """Averages and their spread (NaN for one seed) along an axis."""
 
     label: str
+    flat: bool  # does not vary along the axis: one value, drawn as a level
     x: Floats
     mean: Floats
     std: Floats
-    flat: bool = False  # does not vary along the axis: one value, drawn as a level
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def panel_of(title: str, part: str, *tables: Values) -> Panel:
         points.setdefault((label, x is None), []).append((x or 0.0, *average))
     order = list(dict.fromkeys(label for label, _ in points))
     curves = [
-        Curve(label, *np.array(sorted(points[label, flat]), dtype=np.float64).T, flat=flat)
+        Curve(label, flat, *np.array(sorted(points[label, flat]), dtype=np.float64).T)
         for label, flat in sorted(points, key=lambda key: (order.index(key[0]), key[1]))
     ]
     missing = sorted(everything.difference(kept))
@@ -230,11 +230,18 @@ def draw_panels(
     free = rows * columns - len(panels)
     cell = figure.add_subplot(grid[-len(ratios), columns - free :]) if free else None
     _legend(figure, cell, handles, look)
-    difference = f"Δ = {pair[0]} − {pair[1]}, in points" if pair else ""
-    left = ", ".join(dict.fromkeys(name for panel in panels for name in panel.left_out))
-    missing = f"Not finished, left out: {left}" if left else ""
-    header(figure, _averaged_over(panels, given.runs, bands), difference, missing)
+    header(figure, *_header_lines(panels, given, bands, pair))
     return figure
+
+
+def _header_lines(
+    panels: Sequence[Panel], given: FigureInput, bands: set[str], pair: tuple[str, str] | None
+) -> Iterable[str]:
+    yield _averaged_over(panels, given.runs, bands)
+    if pair:
+        yield f"Δ = {pair[0]} − {pair[1]}, in points"
+    if left := dict.fromkeys(name for panel in panels for name in panel.left_out):
+        yield f"Not finished, left out: {', '.join(left)}"
 
 
 def _legend(
