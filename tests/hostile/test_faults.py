@@ -39,7 +39,6 @@ COMMANDS = {
     "export": "export model --onnx m.onnx",
     "bench": "bench run g.toml --workers 0 --out runs",
     "bench again": "bench run g.toml --workers 0 --out runs-of-one",
-    "bench collect": "bench collect runs-of-one",
 }
 CHANCE = re.compile(r"[0-9a-f]{8}-\d+\.\w{8}(?=\.(part|old))")  # of a process, and of tempfile
 UNREAD = "Files that cannot be read: 1 of"
