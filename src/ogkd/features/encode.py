@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import BinaryIO, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.errors import BackboneError, DataError
