@@ -35,7 +35,7 @@ from torch import Tensor
 
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
-from ogkd.datasets.phantoms.films import TABLE, write_films
+from ogkd.datasets.phantoms import TABLE, write_films
 from ogkd.datasets.read import read_manifest
 from ogkd.evaluation.findings import areas
 from ogkd.features.store import FeatureStore

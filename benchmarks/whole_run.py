@@ -40,8 +40,7 @@ from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.backbones.open_clip_format import OpenClipBackbone
 from ogkd.features.encode import whole_image
-from ogkd.features.store import FeatureStore
-from ogkd.features.texts import text_features
+from ogkd.features.store import FeatureStore, text_features
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
 from ogkd.images import ImageRef

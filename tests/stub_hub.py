@@ -127,7 +127,7 @@ def _weights() -> dict[str, torch.Tensor]:
 
 def _dataset(record: Benchmark, *, with_split: bool) -> tuple[bytes, bytes]:
     """An archive FOLDER/FOLDER/CLASS/N.png with its split file, and that file."""
-    kinds = len(PHANTOMS["derm"].class_names)
+    kinds = len(PHANTOMS["endoscopy"].class_names)
     split: dict[str, list[list[object]]] = {part: [] for part in COUNTS}
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w") as archive:
@@ -137,7 +137,7 @@ def _dataset(record: Benchmark, *, with_split: bool) -> tuple[bytes, bytes]:
                 path = f"{name.replace(' ', '_')}/{number}.png"
                 split[part].append([path, label, name])
                 seed = len(record.name) + label // kinds
-                drawn = render("derm", label % kinds, seed=seed, index=number, size=64)
+                drawn = render("endoscopy", label % kinds, seed=seed, index=number, size=64)
                 image = io.BytesIO()
                 Image.fromarray(drawn.image).save(image, format="PNG")
                 archive.writestr(f"{record.folder}/{record.folder}/{path}", image.getvalue())

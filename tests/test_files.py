@@ -9,9 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save
 
 from ogkd.errors import ConfigError, StorageError
 from ogkd.files import (
@@ -189,45 +187,29 @@ def test_what_a_running_process_writes_is_not_swept(tmp_path):
     assert (tmp_path / "a.txt").read_text() == "one"
 
 
-PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"
+@pytest.mark.parametrize("name", ["scan.png", "notes", "results.csv", "RESULTS.TXT"])
+def test_only_a_file_with_the_suffix_of_the_result_is_replaced(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("old")
+    with pytest.raises(StorageError) as caught:
+        write_json(path, {})
+    assert caught.value.argument == "out"
+    assert path.read_text() == "old"
+    assert names(tmp_path) == [name]
+    path.write_text("")  # nothing is lost
+    write_json(path, {})
+    write_text(path, "anything", ours=True)
+    write_json(tmp_path / "a.JSON", {"new": 1})
+    write_json(tmp_path / "a.JSON", {"new": 2})
 
 
-@pytest.mark.parametrize(
-    "old",
-    [
-        PNG,
-        b"\xff\xd8\xff\xe0\0",
-        b"path,label\na.png,cyst\n",
-        b'{"weights_sha256": "x"}',
-        b"My notes.",
-    ],
-)
-def test_a_file_of_another_kind_is_never_replaced(tmp_path, old):
-    place = tmp_path / "out.csv"
-    place.write_bytes(old)
-    with pytest.raises(StorageError, match=r"not overwritten.*out-2\.csv"):
-        write_text(place, "path,prediction,probability\nb.png,cyst,0.9\n")
-    assert place.read_bytes() == old
-    assert (tmp_path / "out-2.csv").read_text().startswith("path,prediction")
-    assert len(names(tmp_path)) == 2
-
-
-@pytest.mark.parametrize(("place", "name"), [("a", "T"), ("model/support", "features")])
-def test_tensors_of_other_names_and_files_of_a_model_are_never_replaced(tmp_path, place, name):
-    def write(path):
-        with write_atomically(path) as aside:
-            aside.write_bytes(save({"features": np.ones(3)}))
-
-    write(tmp_path / "e.safetensors")
-    write(tmp_path / "e.safetensors")  # of the same names
-    old = tmp_path / f"{place}.safetensors"
-    if old.parent != tmp_path:
-        old.parent.mkdir()
-        (old.parent / "model.json").write_text("{}")
-    old.write_bytes(before := save({name: np.zeros(3)}))
-    with pytest.raises(StorageError, match="not overwritten"):
-        write(old)
-    assert old.read_bytes() == before
+@pytest.mark.parametrize("name", ["model.json", "weights.safetensors", "calibration.json"])
+def test_files_of_a_model_are_never_replaced(tmp_path, name):
+    (tmp_path / "model.json").write_text("{}")
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(StorageError), write_atomically(tmp_path / name):
+        pass
+    assert (tmp_path / name).read_text() == "{}"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="devices of Linux")
@@ -248,40 +230,6 @@ def test_half_a_character_is_not_written(tmp_path):
     with pytest.raises(ConfigError, match="half a character"):
         write_json(tmp_path / "a.json", {"method": "a\udc00b"})
     assert names(tmp_path) == []
-
-
-def test_what_a_model_must_not_hold_goes_beside_its_folder(tmp_path):
-    model = tmp_path / "m"
-    model.mkdir()
-    (model / "model.json").write_text('{"schema_version": 1}')
-    with pytest.raises(StorageError, match=r"not overwritten.*model-2\.json"):
-        write_text(model / "model.json", "path,prediction,probability\nb.png,cyst,0.9\n")
-    assert names(model) == ["model.json"]  # a later fit finds nothing foreign in it
-    assert (tmp_path / "model-2.json").read_text().startswith("path,prediction")
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("path,prediction,a,b\n", "path,prediction,c\n"),
-        ('{"images": 3, "accuracy": 1}', '{"images": 4, "accuracy": 2, "nll": 1}'),
-        ("[1]", "[2, 3]"),
-        ("", "anything"),
-        ("<!DOCTYPE html><title>ogkd</title>", "<!doctype html>ogkd"),
-        ('{"epoch": 1}\n{"epoch": 2}\n', '{"epoch": 1}\n'),
-        ("| a |", "| b, c |".replace(",", "")),
-    ],
-)
-def test_a_file_of_the_same_kind_is_replaced(tmp_path, old, new):
-    (tmp_path / "out").write_text(old)
-    write_text(tmp_path / "out", new)
-    assert (tmp_path / "out").read_text() == new
-
-
-def test_a_page_of_someone_else_is_not_replaced(tmp_path):
-    (tmp_path / "a.html").write_text("<!DOCTYPE html><title>Mine</title>")
-    with pytest.raises(StorageError, match="not overwritten"):
-        write_text(tmp_path / "a.html", "<!DOCTYPE html><title>ogkd</title>")
 
 
 def test_a_pipe_or_a_loop_of_links_is_refused(tmp_path):

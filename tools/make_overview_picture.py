@@ -20,7 +20,7 @@ from matplotlib.figure import SubFigure
 from PIL import Image
 
 OUT = Path(__file__).parents[1] / "docs" / "pictures" / "overview.png"
-KIND, STRANGER = "derm", "fundus"
+KIND, STRANGER = "endoscopy", "histology"
 COLOURS = {"good": "#1a7f4b", "unsure": "#b26a00", "strange": "#a4262c"}
 
 
@@ -34,11 +34,13 @@ def ogkd(folder: Path, *words: str) -> str:
 
 def decisions(folder: Path) -> list[dict[str, object]]:
     """Fit, calibrate and predict: one record per image, and its map in maps/."""
-    ogkd(folder, "phantoms", KIND, "--out", "skin", "--train", "16", "--val", "60", "--test", "12")
-    ogkd(folder, "phantoms", STRANGER, "--out", "eye", "--train", "0", "--val", "0", "--test", "1")
-    ogkd(folder, "fit", "skin", "--shots", "16", "--method", "fused", "--out", "model")
-    ogkd(folder, "calibrate", "model", "skin", "--split", "val")
-    words = ["predict", "model", "skin/test", "eye/test", "--max-risk", "0.2"]
+    ogkd(folder, "phantoms", KIND, "--out", "bowel", "--train", "16", "--val", "60", "--test", "12")
+    ogkd(
+        folder, "phantoms", STRANGER, "--out", "tissue", "--train", "0", "--val", "0", "--test", "1"
+    )
+    ogkd(folder, "fit", "bowel", "--shots", "16", "--method", "fused", "--out", "model")
+    ogkd(folder, "calibrate", "model", "bowel", "--split", "val")
+    words = ["predict", "model", "bowel/test", "tissue/test", "--max-risk", "0.2"]
     lines = ogkd(folder, *words, "--format", "jsonl", "--explain", "maps").splitlines()
     rows = [json.loads(line) for line in lines]
     maps = sorted((folder / "maps").glob("*.png"))
@@ -51,10 +53,10 @@ def choose(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     def right(row: dict[str, object]) -> bool:
         return str(row["prediction"]).replace(" ", "_") == Path(str(row["path"])).parent.name
 
-    known = [row for row in rows if str(row["path"]).startswith("skin") and not row["unfamiliar"]]
+    known = [row for row in rows if str(row["path"]).startswith("bowel") and not row["unfamiliar"]]
     sure = [row for row in known if right(row) and not row["abstain"]]
     unsure = [row for row in known if row["abstain"] and len(row["set"]) in (2, 3)]
-    strange = [row for row in rows if row["unfamiliar"] and str(row["path"]).startswith("eye")]
+    strange = [row for row in rows if row["unfamiliar"] and str(row["path"]).startswith("tissue")]
     best = min(sure, key=lambda row: abs(float(row["probability"]) - 0.95))
     closest = min(unsure, key=lambda row: float(row["probability"]))
     return [best, closest, strange[0]]
@@ -101,7 +103,7 @@ def verdict(row: dict[str, object]) -> tuple[str, str]:
 
 def support(figure: SubFigure, folder: Path) -> None:
     """Some of the labelled images, one row for each class."""
-    classes = sorted((folder / "skin" / "train").iterdir())
+    classes = sorted((folder / "bowel" / "train").iterdir())
     ratios = (1, 1, 1, 1, 2)
     box = {"left": 0.02, "right": 0.99, "top": 0.98, "bottom": 0.02}
     grid = figure.add_gridspec(
@@ -129,7 +131,7 @@ def main() -> None:
         top, below = figure.subfigures(2, 1, height_ratios=(0.17, 1))
         mono = {"family": "DejaVu Sans Mono", "fontsize": 8.5, "va": "center"}
         small = {"fontsize": 9, "color": "#555", "va": "center"}
-        top.text(0.01, 0.68, "$ ogkd fit skin --shots 16 --method fused --out model", **mono)
+        top.text(0.01, 0.68, "$ ogkd fit bowel --shots 16 --method fused --out model", **mono)
         top.text(0.01, 0.22, "a few labelled images per class (phantoms)", **small)
         top.text(0.43, 0.68, "$ ogkd predict model new/ --max-risk 0.2 --explain maps", **mono)
         top.text(

@@ -56,9 +56,9 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether memory has run out, which libraries report in several ways."""
     words = ("allocate", "bad_alloc", "out of memory", "not enough memory", "start new thread")
     kinds = (RuntimeError, ImportError, OSError)
-    said = str(error).lower()
+    message = str(error).lower()
     return isinstance(error, MemoryError) or (
-        isinstance(error, kinds) and any(word in said for word in words)
+        isinstance(error, kinds) and any(word in message for word in words)
     )
 
 

@@ -7,7 +7,6 @@ import ctypes
 import errno
 import glob
 import hashlib
-import itertools
 import json
 import os
 import platform
@@ -20,19 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from ogkd.errors import ConfigError, StorageError
-from ogkd.kinds import may_replace
 
 _Hook = Callable[[list[tuple[str, Any]]], Any]
 
 _SMALL = 1 << 26  # bytes that a text file may have
-_OF_THE_PLACE = (errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.EMFILE, errno.EINVAL)
+_PATH_ERRORS = (errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.EMFILE, errno.EINVAL)
+# What commands write as results, by suffix: only such a file is replaced by a new result.
+RESULTS = (
+    *(".csv", ".tsv", ".json", ".jsonl", ".html", ".md", ".tex", ".txt"),
+    *(".onnx", ".safetensors"),
+)
+# Only a fit and a calibration write these, with `ours`.
+_OF_A_MODEL = ("model.json", "weights.safetensors", "support.safetensors", "calibration.json")
 _MANY = 200  # files in a folder from which on one sync serves all of them
 
 
 def cache_dir() -> Path:
     """The folder for converted weights and cached features (`OGKD_CACHE` moves it)."""
-    if own := os.environ.get("OGKD_CACHE"):
-        return home(own)
+    if folder := os.environ.get("OGKD_CACHE"):
+        return home(folder)
     return home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "ogkd"
 
 
@@ -139,23 +144,46 @@ def storage_errors(path: Path) -> Iterator[None]:
                 f"Cannot write {path}: a file is where a folder should be, or the other way round. "
                 "Choose another place."
             )
-        elif error.errno in _OF_THE_PLACE:
+        elif error.errno in _PATH_ERRORS:
             why = f"Cannot write {path}: {os.strerror(error.errno)}. Choose another place."
         else:
             raise
         raise StorageError(why, argument="out") from error
 
 
+def check_replaceable(path: Path, suffixes: Sequence[str] = RESULTS) -> None:
+    """Raise a StorageError if `path` is a file that a result with these suffixes must not replace.
+
+    An existing file is replaced only if it has one of the suffixes and is not part of a model.
+    """
+    _refuse_special(path)
+    if not path.is_file() or not path.stat().st_size:
+        return
+    if path.name in _OF_A_MODEL and (path.parent / _OF_A_MODEL[0]).is_file():
+        what = "belongs to a model"
+    elif path.suffix.lower() not in suffixes:
+        what = f"does not end in {' or '.join(suffixes)}"
+    else:
+        return
+    raise StorageError(
+        f"{path} exists and {what}, so it is not overwritten. Choose another name.", argument="out"
+    )
+
+
 @contextlib.contextmanager
-def write_atomically(path: Path, *, ours: bool = False) -> Iterator[Path]:
+def write_atomically(
+    path: Path, *, ours: bool = False, suffixes: Sequence[str] = RESULTS
+) -> Iterator[Path]:
     """Yield a temporary path to write to; it replaces `path`, synced, only if all went well.
 
-    It only replaces a file of the same kind, so that no images, tables or models of the user are
-    overwritten; otherwise the result is kept under another name, which the error states. `ours`
-    marks a place that only ogkd writes to: anything there may be replaced.
+    What may be replaced is up to `check_replaceable`, so that no images or models of the user are
+    overwritten. `ours` marks a path that only ogkd writes to: anything there may be replaced.
     """
     with storage_errors(path):
-        _refuse_special(path)
+        if ours:
+            _refuse_special(path)
+        else:
+            check_replaceable(path, suffixes)
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path)
         handle, name = tempfile.mkstemp(prefix=_prefix(path), suffix=".part", dir=path.parent)
@@ -166,22 +194,15 @@ def write_atomically(path: Path, *, ours: bool = False) -> Iterator[Path]:
             _sync(aside)
             # mkstemp makes private files; a result is as readable as any other new file.
             aside.chmod(0o666 & ~_umask())
-            place = path if ours or may_replace(aside, path) else _free_name(path)
-            aside.replace(place)
+            aside.replace(path)
             _sync(path.parent)
         finally:
             aside.unlink(missing_ok=True)
-    if place != path:
-        raise StorageError(
-            f"{path} exists and is another kind of file, so it was not overwritten. The result is "
-            f"in {place}; choose another name next time.",
-            argument="out",
-        )
 
 
 def holds_files(folder: Path) -> bool:
     """Whether a folder contains anything other than the leftovers of a killed write."""
-    return any(not (one.name[0] == "." and one.suffix == ".part") for one in folder.iterdir())
+    return any(not (path.name[0] == "." and path.suffix == ".part") for path in folder.iterdir())
 
 
 def _refuse_special(path: Path) -> None:
@@ -189,17 +210,6 @@ def _refuse_special(path: Path) -> None:
         raise StorageError(
             f"{path} is a pipe or a device, not a file. Choose another place.", argument="out"
         )
-
-
-def _free_name(path: Path) -> Path:
-    """A name that is not taken, never that of an image, and not in the folder of a model."""
-    first = path if path.suffix in (".csv", ".json", ".jsonl", ".html") else Path(f"{path}.out")
-    if (path.parent / "model.json").exists():
-        first = path.parent.parent / first.name
-    numbers = itertools.count(2)
-    return next(
-        place for n in numbers if not (place := first.with_stem(f"{first.stem}-{n}")).exists()
-    )
 
 
 @contextlib.contextmanager
@@ -298,14 +308,14 @@ def recover(path: Path) -> None:
             old.rmdir()
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Exchange two folders in one step, where the system can (Linux)."""
     try:
         call = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
         return False
     here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(call(here, os.fsencode(one), here, os.fsencode(other), swap) == 0)
+    return bool(call(here, os.fsencode(first), here, os.fsencode(second), swap) == 0)
 
 
 def _prefix(path: Path) -> str:
@@ -328,20 +338,23 @@ def _sweep(path: Path) -> None:
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str, *, ours: bool = False) -> None:
-    """Write UTF-8 text in one step; `ours` as in `write_atomically`."""
+def write_text(
+    path: Path, text: str, *, ours: bool = False, suffixes: Sequence[str] = RESULTS
+) -> None:
+    """Write UTF-8 text in one step; the options are those of `write_atomically`."""
     if not is_text(text):
         raise ConfigError(
             f"{path} cannot be written: a name or a setting has half a character (a lone "
             "surrogate). Type it again."
         )
-    with write_atomically(path, ours=ours) as aside:
+    with write_atomically(path, ours=ours, suffixes=suffixes) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any, *, ours: bool = False) -> None:
     """Write indented JSON in one step; `ours` as in `write_atomically`."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", ours=ours)
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    write_text(path, text, ours=ours, suffixes=(".json",))
 
 
 def write_new(path: Path, text: str) -> None:

@@ -119,12 +119,12 @@ def _import_module(name: str) -> ModuleType:
     if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is None:
         raise _refusal(f"The plugin '{name}' is neither a Python file nor the name of a module.")
     try:
-        found = util.find_spec(name) is not None
+        exists = util.find_spec(name) is not None
     except ModuleNotFoundError:
-        found = False
+        exists = False
     except Exception:  # importing the parent package failed: said below
-        found = True
-    if not found:
+        exists = True
+    if not exists:
         raise _refusal(
             f"There is no module '{name}' to load as a plugin. Install the package, or give the "
             "path of its file."
@@ -139,8 +139,8 @@ def _guarded(work: Callable[[], T], what: str, advice: str) -> T:
     except OgkdError as error:
         raise _refusal(f"{what} cannot be used: {error}") from error
     except (Exception, SystemExit) as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        at = error if isinstance(error, SyntaxError) else place
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        at = error if isinstance(error, SyntaxError) else frame
         raise _refusal(
             f"{what} cannot be loaded: {type(error).__name__}: {error} ({at.filename}, line "
             f"{at.lineno}). {advice}"

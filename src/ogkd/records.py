@@ -61,7 +61,7 @@ def read_record(path: Path, kind: type[Record], *, newest: int, oldest: int = 0)
 def first_problem(error: ValidationError) -> str:
     """The first field that is wrong, and why."""
     problem = error.errors(include_input=False, include_url=False)[0]
-    place = ".".join(str(part) for part in problem["loc"])
+    field = ".".join(str(part) for part in problem["loc"])
     words = problem["msg"].removeprefix("Value error, ")
     # The names in a damaged file can be anything: on one line, and not long.
-    return f"field '{repr(place)[1:-1][:80]}': {words}" if place else words
+    return f"field '{repr(field)[1:-1][:80]}': {words}" if field else words

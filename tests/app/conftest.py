@@ -25,8 +25,8 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An image of another modality."""
-    out = tmp_path_factory.mktemp("phantoms") / "derm"
-    write_folder("derm", out, splits={"test": 1}, size=128)
+    out = tmp_path_factory.mktemp("phantoms") / "endoscopy"
+    write_folder("endoscopy", out, splits={"test": 1}, size=128)
     return min(out.rglob("*.png"))
 
 

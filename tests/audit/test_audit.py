@@ -187,7 +187,7 @@ def test_no_images_are_refused(tmp_path: Path) -> None:
 
 
 def test_swapped_labels_of_phantoms_are_found_with_the_builtin_model(tmp_path: Path) -> None:
-    names = ("cxr", "derm", "histology")  # three kinds of image: nobody would confuse them
+    names = ("cxr", "endoscopy", "histology")  # three kinds of image: nobody would confuse them
     for name in names:
         (tmp_path / name).mkdir()
         for index in range(12):

@@ -93,7 +93,6 @@ def test_control_codes_in_names_are_shown_not_obeyed(check: Run, data: Path) -> 
         (("no/such/place",), "no/such/place"),
         (("{data}", "--json", "{data}"), "is a folder"),
         (("{data}", "--html", "{data}"), "is a folder"),
-        (("{data}", "--near", "16"), "15"),
         (("{data}", "--backbone", "no/such/model"), "no/such/model"),
         (("{data}/train",), ""),
     ],

@@ -6,7 +6,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from ogkd.audit import audit_data
-from ogkd.audit.result import Audit, Case, Facts, Finding, LabelReport, NearPair, Record, Suspect
+from ogkd.audit.result import (
+    Audit,
+    Facts,
+    Finding,
+    LabelReport,
+    NearPair,
+    Occurrence,
+    Record,
+    Suspect,
+)
 from ogkd.datasets.read import read_manifest
 from ogkd.report import data_check_page, write_data_check
 
@@ -39,7 +48,7 @@ class Reader(HTMLParser):
 def evil_audit() -> Audit:
     records = tuple(Record(f"{EVIL}{n}.png", EVIL, EVIL, EVIL) for n in range(2))
     facts = Facts({EVIL: {EVIL: 2}}, 1.0, {"3 x 4": 2}, 2, 0, 1, 0)
-    finding = Finding("kind", "error", EVIL, EVIL, (Case((EVIL,), EVIL),))
+    finding = Finding("kind", "error", EVIL, EVIL, (Occurrence((EVIL,), EVIL),))
     suspects = LabelReport((Suspect(0, EVIL, EVIL, 0.1),), 2, 0.5)
     return Audit(EVIL, records, facts, (finding,), ((0, 1),), (NearPair(0, 1, 2, 0.99),), suspects)
 

@@ -13,7 +13,7 @@ from ogkd.errors import DataError
 
 
 def keep(name: str, folder: Path) -> Path:
-    """An empty benchmark in its place, which `list` and `info` take for present."""
+    """An empty benchmark in its place, which `list` takes for present."""
     record = benchmark(name)
     (folder / name / record.folder).mkdir(parents=True)
     (folder / name / record.split_file).write_text("{}")
@@ -45,7 +45,7 @@ def test_list_as_json_is_the_catalogue(ogkd, place):
 
 
 def test_info_tells_all_that_is_known(ogkd, place):
-    out = ogkd("data", "info", "BUSI").out
+    out = ogkd("data", "list", "BUSI").out
     for words in (
         "benign tumor, malignant tumor",
         "normal scan",
@@ -60,15 +60,15 @@ def test_info_tells_all_that_is_known(ogkd, place):
     protocols = next(line for line in out.splitlines() if line.startswith("protocols"))
     assert protocols.split(maxsplit=1)[1] == "few-shot"
     folder = keep("busi", place)
-    assert f"here       {folder}" in ogkd("data", "info", "busi").out
-    assert json.loads(ogkd("data", "info", "busi", "--json").out)["path"] == str(folder)
+    assert f"here       {folder}" in ogkd("data", "list", "busi").out
+    assert json.loads(ogkd("data", "list", "busi", "--json").out)["path"] == str(folder)
 
 
 def test_download_says_where_it_went_and_what_comes_next(ogkd, place, monkeypatch):
     asked = []
 
-    def download(record: Benchmark, *, folder: Path | None, force: bool) -> Path:
-        asked.append((record.name, folder, force))
+    def download(record: Benchmark, *, folder: Path | None) -> Path:
+        asked.append((record.name, folder))
         return keep(record.name, folder or place)
 
     monkeypatch.setattr(fetch, "download_benchmark", download)
@@ -81,11 +81,11 @@ def test_download_says_where_it_went_and_what_comes_next(ogkd, place, monkeypatc
     assert outcome.out == f"btmri is already present: {place / 'btmri'}\n"
     other = place.parent / "other"
     assert f"ogkd fit {other / 'busi'}" in ogkd("data", "download", "busi", "--folder", other).out
-    assert asked[2:] == [("busi", other, False)]
+    assert asked[2:] == [("busi", other)]
 
 
 def test_all_goes_on_after_a_failure_and_tells_it_at_the_end(ogkd, place, monkeypatch):
-    def download(record: Benchmark, *, folder: Path | None, force: bool) -> Path:
+    def download(record: Benchmark, *, folder: Path | None) -> Path:
         if record.name in ("busi", "retina"):
             raise DataError(f"no {record.archive} today")
         return keep(record.name, place)
@@ -109,7 +109,7 @@ def test_an_interrupt_says_how_to_go_on(ogkd, place, monkeypatch):
 
 
 def test_what_cannot_be_done_is_refused(refused, place):
-    assert "Did you mean 'btmri'" in refused("data", "info", "btmr")
+    assert "Did you mean 'btmri'" in refused("data", "list", "btmr")
     assert "Did you mean 'btmri'" in refused("data", "download", "btmri", "btmr")
     assert "give it alone" in refused("data", "download", "all", "btmri")
     assert "Missing argument" in refused("data", "download")

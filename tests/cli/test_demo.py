@@ -57,7 +57,7 @@ def test_the_demo_leaves_a_table_images_prompts_and_models(ogkd, quick, tmp_path
 
 def test_the_demo_ends_with_the_path_of_a_report_on_its_first_dataset(ogkd, quick, tmp_path):
     out = tmp_path / "d"
-    outcome = ogkd("demo", "--out", out, "--datasets", "ct-kidney,derm")
+    outcome = ogkd("demo", "--out", out, "--datasets", "ct-kidney,cxr")
     assert outcome.code == 0, outcome.err
     last = outcome.out.splitlines()[-1]
     place = Path(last.split(": ", 1)[1])
@@ -71,7 +71,7 @@ def test_the_demo_ends_with_the_path_of_a_report_on_its_first_dataset(ogkd, quic
     assert "data:image/jpeg" in page
     assert "The data was not checked" not in page
     assert str(tmp_path) not in page
-    assert load(out / "models" / "derm").calibration is None
+    assert load(out / "models" / "cxr").calibration is None
 
 
 def _hits(**right):
@@ -87,14 +87,14 @@ def test_a_trained_method_below_an_untrained_one_is_explained():
 
 def test_a_small_difference_is_called_chance():
     hits = _hits(zero_shot=150, zero_shot_ensemble=100, fused=149, ogkd=150)
-    (note,) = demo._notes("derm", hits)
-    assert note.startswith("derm: fused is 0.5 points below zero-shot, which may be chance (200 te")
+    (note,) = demo._notes("cxr", hits)
+    assert note.startswith("cxr: fused is 0.5 points below zero-shot, which may be chance (200 te")
 
 
 def test_a_demo_prints_its_explanations(ogkd, quick, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "_notes", lambda name, hits: [f"{name}: {len(hits)} methods."])
-    outcome = ogkd("demo", "--out", tmp_path / "d", "--datasets", "derm")
-    assert "\nderm: 4 methods.\n" in outcome.out
+    outcome = ogkd("demo", "--out", tmp_path / "d", "--datasets", "cxr")
+    assert "\ncxr: 4 methods.\n" in outcome.out
 
 
 def test_a_demo_replaces_an_earlier_demo_only(ogkd, refused, quick, tmp_path):

@@ -139,7 +139,7 @@ def test_out_must_be_a_file_of_ours(refused, clip, pictures, tmp_path):
     assert "is a folder" in refused("embed", pictures, "-b", clip, "-o", tmp_path)
     picture = pictures / "b" / "2.png"
     before = picture.read_bytes()
-    assert "left unchanged" in refused("embed", pictures, "-b", clip, "-o", picture)
+    assert "--out" in refused("embed", pictures, "-b", clip, "-o", picture)
     assert picture.read_bytes() == before
     below = picture / "f.safetensors"
     assert "Cannot write" in refused("embed", pictures, "-b", clip, "-o", below)

@@ -70,7 +70,7 @@ def test_the_command_line_has_the_defaults_of_a_fit():
 
 def test_phantoms_get_the_builtin_model_and_other_images_are_refused(ogkd, refused, tmp_path):
     out = tmp_path / "m"
-    write_folder("fundus", tmp_path / "eyes", splits={"train": 2})
+    write_folder("endoscopy", tmp_path / "eyes", splits={"train": 2})
     outcome = ogkd("fit", tmp_path / "eyes", "-o", out, "-m", "zero-shot")
     assert outcome.code == 0, outcome.err
     assert "WARNING" not in outcome.err

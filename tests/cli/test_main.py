@@ -79,35 +79,15 @@ def commands(command, path=()):
         yield from commands(inner, (*path, name))
 
 
-def test_every_option_given_twice_is_refused_or_taken_twice():
-    repeatable = set()
-    for path, command in commands(typer.main.get_command(ogkd_app)):
-        for option in command.params:
-            if option.param_type_name == "argument" or option.is_eager:
-                continue
-            name = max(option.opts, key=len)
-            value = [] if option.is_flag else ["1"] * option.nargs
-            context = command.context_class(command, info_name=" ".join(path))
-            for other in (*option.opts, *option.secondary_opts):  # -o, --no-...
-                words = [name, *value, other, *value]
-                if option.multiple:
-                    repeatable.add(name)
-                    given, *_ = command.make_parser(context).parse_args(args=words)
-                    assert given[option.name] == ["1", "1"]
-                else:
-                    with pytest.raises(Exception, match=f"'{name}' was given 2 times"):
-                        command.parse_args(context, words)
-    several = {"--plugin", "--set", "--normal", "--unlabelled", "--check", "--classes", "--split"}
-    assert repeatable == several
+def test_a_setting_given_twice_is_a_mistake(refused):
+    assert "--set" in refused("fit", "x", "--out", "y", "--set", "rho=1", "--set", "rho = 2")
 
 
-def test_an_option_given_twice_is_a_mistake_unless_help_is_asked_for(ogkd, refused):
-    words = ["phantoms", "busi", "--seed", "1", "--seed", "2"]
-    assert "Option '--seed' was given 2 times" in refused(*words)
-    assert ogkd(*words, "--help").code == 0
-    assert "--set gives 'rho' twice" in refused(
-        "fit", "x", "--out", "y", "--set", "rho=1", "--set", "rho = 2"
-    )
+def test_an_input_is_never_overwritten(refused, tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("path,label\n")
+    assert "--out" in refused("data", "split", table, "--out", table)
+    assert table.read_text() == "path,label\n"
 
 
 def test_no_words_show_the_help(ogkd):

@@ -89,4 +89,4 @@ def test_shares_are_sizes_in_any_unit(ogkd, refused, images, tmp_path):
     assert Counter(row["split"] for row in rows_of(tmp_path / "s.csv")) == {"train": 24, "test": 6}
     for wrong in ("1", "a,b", "1,0", "1,1,1,1", "nan,1"):
         said = refused("data", "split", images, "--out", tmp_path / "t.csv", "--shares", wrong)
-        assert "--shares takes two or three numbers" in said
+        assert "--shares" in said

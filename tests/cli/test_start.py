@@ -83,7 +83,7 @@ def test_other_options_or_data_are_refused_and_nothing_is_overwritten(ogkd, clip
     out = tmp_path / "out"
     assert ogkd("start", images, "-y", "-b", clip, "-o", out).code == 0
     before = contents(out)
-    for words in (["--seed", 2], ["--shots", 3], ["--method", "gda"]):
+    for words in (["--normal", "normal lung"], ["--method", "gda"]):
         outcome = ogkd("start", images, "-y", "-b", clip, "-o", out, *words)
         assert outcome.code == 2
         assert "another start" in outcome.err
@@ -203,7 +203,7 @@ def test_results_never_go_into_the_data_nor_into_a_stranger_s_folder(
 def test_the_script_of_single_commands_gives_the_same_results(ogkd, clip, images, tmp_path):
     data = images.rename(tmp_path / "my 'images'")
     write_image(data / "normal_lung" / "= one.png", 77)
-    words = ("-y", "-b", clip, "--shots", 5, "--normal", "normal lung", "--seed", 3)
+    words = ("-y", "-b", clip, "--normal", "normal lung")
     assert ogkd("start", data, *words, "-o", tmp_path / "out").code == 0
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -213,10 +213,10 @@ def test_the_script_of_single_commands_gives_the_same_results(ogkd, clip, images
     command = ["sh", "out/commands.sh", "again"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    mine, theirs = contents(tmp_path / "out"), contents(tmp_path / "again")
+    started, single = contents(tmp_path / "out"), contents(tmp_path / "again")
     for only in ("start.json", "commands.sh"):
-        del mine[only]
-    assert mine == theirs
+        del started[only]
+    assert started == single
 
 
 def test_a_start_that_is_killed_again_and_again_ends_with_the_same_bits(clip, tmp_path):

@@ -8,17 +8,18 @@ import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ogkd.datasets import archive as archive_module
 from ogkd.datasets import catalog
 from ogkd.datasets import fetch as module
 from ogkd.datasets.catalog import Benchmark, benchmarks
@@ -179,18 +180,39 @@ def test_a_split_file_that_points_outside_is_refused(server: TinyServer) -> None
     refused(record(server, split_sha256=None), "leaves the data folder")
 
 
-def test_a_hostile_archive_is_refused_and_not_kept(server: TinyServer) -> None:
-    server.files["/TINY.zip"] = packed({"../../evil": b"1"})
-    refused(record(server), "refused: its entry")
-    assert not list(module.data_dir().rglob("*.zip"))
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"../../evil": b"1"},
+        {"/tmp/../../evil": b"1"},
+        {"zeros": bytes(5_000_000)},
+        {str(number): b"1" for number in range(30)},
+    ],
+)
+def test_a_hostile_archive_is_refused(
+    server: TinyServer, members: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(module, "_MAX_MEMBERS", 20)
+    server.files["/TINY.zip"] = packed(members)
+    refused(record(server), "refused|does not contain")
     assert not list(module.data_dir().parent.rglob("evil"))
-    server.files["/TINY.zip"] = content()
-    assert download_benchmark(record(server))  # and the next attempt is a fresh one
 
 
-def test_a_damaged_archive_is_fetched_anew(server: TinyServer) -> None:
+def test_a_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        file.writestr(info, "/etc/passwd")
+    module.unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out" / "link").is_symlink()
+
+
+@pytest.mark.parametrize("keep", [0, 50, 0.6, 0.999])
+def test_a_damaged_archive_is_fetched_anew(server: TinyServer, keep: float) -> None:
     good = server.files["/TINY.zip"]
-    server.files["/TINY.zip"] = good[:-30]
+    server.files["/TINY.zip"] = good[: int(keep * len(good)) if keep < 1 else int(keep)]
     refused(record(server), "damaged or incomplete")
     server.files["/TINY.zip"] = good
     assert download_benchmark(record(server))
@@ -245,7 +267,7 @@ def test_a_full_disk_leaves_the_archive_for_the_next_attempt(
 
     tiny = record(server)
     with monkeypatch.context() as patch:
-        patch.setattr(archive_module, "check_space", full)
+        patch.setattr(module, "unpack", full)
         with pytest.raises(StorageError):
             download_benchmark(tiny)
     assert left_in(module.data_dir()) == [".tiny.download"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from ogkd.features.safetensors_stream import SafetensorsStream
+from ogkd.features.encode import SafetensorsStream
 
 
 @pytest.mark.parametrize("batches", [[3, 2], [1], []])

@@ -9,7 +9,7 @@ import torch
 
 import ogkd
 from ogkd.backbones.base import Backbone
-from ogkd.features.texts import text_features
+from ogkd.features.store import text_features
 from tiny_data import write_dataset
 
 TEXTS = ["a scan of a cyst.", "normal tissue", "a small bright lesion with a dark margin"]

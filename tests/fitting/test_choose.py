@@ -15,7 +15,9 @@ from tiny_backbones import make_clip
 
 @pytest.fixture(scope="module")
 def phantoms(tmp_path_factory):
-    return write_folder("oct", tmp_path_factory.mktemp("p") / "oct", splits={"train": 3, "test": 2})
+    return write_folder(
+        "endoscopy", tmp_path_factory.mktemp("p") / "oct", splits={"train": 3, "test": 2}
+    )
 
 
 def put_in_cache(name):

@@ -104,7 +104,7 @@ def test_too_few_images_are_not_used_and_change_nothing(world):
 
 
 def test_images_unlike_the_labelled_ones_are_left_out(world, tmp_path):
-    write_folder("fundus", tmp_path / "other", splits={"train": 5}, seed=3)
+    write_folder("endoscopy", tmp_path / "other", splits={"train": 5}, seed=3)
     _, said = fit(world, tmp_path / "other", shots=4)
     assert "unlike the labelled images" in said
     assert "not used" in said

@@ -18,7 +18,6 @@ from ogkd.prompts.check import check_bank
 from ogkd.prompts.generate import chat
 from relative_time import units
 from tiny_backbones import make_clip
-from tiny_data import write_dataset
 
 from . import harness
 
@@ -26,7 +25,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="forks"),
 ]
-HUGE = ("99999999999", "99999999999999999999", "1" * 5000)
+EVERY = os.environ.get("OGKD_HOSTILE") == "all"
+HUGE = ("99999999999999999999", "99999999999", "1" * 5000)[: None if EVERY else 1]
 PLACES = (
     "fit {data} --backbone builtin --method gda --seed {number} --out m",
     "fit {data} --backbone builtin --method coop --set train.epochs={number} --out m",
@@ -37,25 +37,13 @@ PLACES = (
     "phantoms histology --train {number} --out new",
     "phantoms histology --train 1 --size {number} --out new",
     "phantoms histology --train 1 --test 0 --val 0 --seed {number} --out new",
-    "bench plan phantoms/few-shot --seeds {number}",
-    "bench plan phantoms/few-shot --seeds 1-{number}",
-    "bench plan phantoms/few-shot --shots 1-{number}",
+    "bench run phantoms/few-shot --out new --dry-run --seeds {number}",
+    "bench run phantoms/few-shot --out new --dry-run --seeds 1-{number}",
+    "bench run phantoms/few-shot --out new --dry-run --shots 1-{number}",
     "bench run phantoms/few-shot --workers {number} --out runs",
     "prompts new --classes a,b --model m --url http://localhost/v1 --count {number} --out b",
     "app {model} --port {number}",
 )
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    root = tmp_path_factory.mktemp("limits")
-    os.environ["OGKD_CACHE"] = str(root / "cache")
-    harness.warm_up()
-    data = write_dataset(root / "data", splits={"train": 4, "test": 6})
-    line = f"fit {data} --method fused --backbone builtin --out {root / 'model'}"
-    done = harness.run(line.split(), root)
-    assert done.code == 0, done.errors
-    return {"data": data, "model": root / "model"}
 
 
 def refused(words, folder, **options):
@@ -72,16 +60,6 @@ def test_a_number_that_multiplies_work_has_a_limit(line, number, world, tmp_path
     refused(line.format(number=number, **world).split(), tmp_path)
 
 
-def test_a_grid_of_too_many_runs_is_refused(tmp_path):
-    (tmp_path / "g.toml").write_text(
-        'data = "phantoms"\ndatasets = ["histology"]\nmethods = ["gda"]\nbackbone = "builtin"\n'
-        f"seeds = {list(range(2000))}\nshots = {list(range(1, 200))}\n"
-    )
-    assert "398,000 runs" in refused(["bench", "plan", "g.toml"], tmp_path)
-    (tmp_path / "g.toml").write_text(f"seeds = [{'1' * 5000}]\n")
-    assert "not valid TOML" in refused(["bench", "plan", "g.toml"], tmp_path)
-
-
 SIZES = {
     "num_hidden_layers": 10**9,
     "hidden_size": 10**9,
@@ -94,7 +72,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize("key", SIZES)
-@pytest.mark.parametrize("number", [None, 100_000, 1e300])
+@pytest.mark.parametrize("number", [None, 100_000, 1e300][: None if EVERY else 1])
 def test_a_configuration_of_an_impossible_network_is_refused_before_it_is_built(
     key, number, world, tmp_path
 ):
@@ -131,17 +109,11 @@ ADDRESSES = ("http://[::1", "https://", "http://a\x00b", "https://" + "x" * 70_0
 
 
 @pytest.mark.parametrize("url", ADDRESSES, ids=range(len(ADDRESSES)))
-def test_an_address_that_is_none_is_one_message(url, tmp_path, monkeypatch):
+def test_an_invalid_url_is_refused(url, tmp_path):
     with pytest.raises(DataError, match=r"not a valid URL|not https"):
         download(url, tmp_path / "file")
     with pytest.raises(ConfigError, match="not a valid URL"):
         chat(url, "model")
-    if "\0" in url:
-        return
-    monkeypatch.setenv("HF_ENDPOINT", url)
-    for line in ("backbones fetch pubmedclip", "data fetch btmri"):
-        said = refused(line.split(), tmp_path)
-        assert "HF_ENDPOINT is wrong" in said or line.startswith("data")
 
 
 HALF = "a\ud800b"  # in a JSON file; a folder's name that is not UTF-8 gives "a\udcffb"
@@ -188,7 +160,7 @@ def short_of_memory(megabytes):
     return limit
 
 
-@pytest.mark.parametrize("megabytes", [0, 1, 4, 8, 16, 32, 64])
+@pytest.mark.parametrize("megabytes", [0, 1, 4, 8, 16, 32, 64] if EVERY else [0, 8])
 @pytest.mark.parametrize(
     "line",
     [

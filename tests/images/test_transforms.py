@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ogkd.images.scaling import gray_to_rgb
+from ogkd.images.plain import gray_to_rgb
 from ogkd.images.transforms import (
     Preprocessing,
     center_crop,

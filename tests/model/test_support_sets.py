@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import ogkd
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate_predictions, predict_labelled
-from ogkd.export.graph import guarantee_note
+from ogkd.export.metadata import guarantee_note
 from ogkd.model.calibration import Calibration
 from ogkd.model.decide import Decider
 from ogkd.model.policy import Policy
@@ -239,9 +239,9 @@ def test_a_single_class_that_is_not_the_prediction_is_a_reason(fitted, rows):
 
 
 def test_an_exported_file_says_that_it_has_no_sets(fitted):
-    assert "need the model folder" in guarantee_note(fitted[0], int8=False)
+    assert "need the model folder" in guarantee_note(fitted[0])
     bare = ogkd.Classifier(fitted[0].backbone, fitted[0].head, fitted[0].card)
-    assert guarantee_note(bare, int8=True) == ""
+    assert guarantee_note(bare) == ""
 
 
 def test_another_engine_is_said(fitted):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,13 +18,15 @@ from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, Finding, LabelReport, Record, ScannedImage
 from ogkd.datasets.groups import components
 from ogkd.errors import ConfigError, DataError
-from ogkd.images import ImageRef, pixel_digest, read_image
+from ogkd.images import ImageRef, look_at, pixel_digest
+from ogkd.images.ref import file_state
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
     from ogkd.datasets.manifest import Manifest
 
+Scans = MutableMapping[tuple[object, ...], ScannedImage | str]  # of a file's state and part
 NEAR = 6  # differing bits of 64 up to which two images count as nearly the same
 
 
@@ -35,10 +37,12 @@ def audit_data(
     name: str = "",
     near: int = NEAR,
     backbone: Backbone | None = None,
+    scans: Scans | None = None,
 ) -> Audit:
     """Check a dataset; file names are relative to `root`. With a backbone, labels are checked too.
 
-    `near` is how many bits of 64 may differ between near duplicates.
+    `near` is how many bits of 64 may differ between near duplicates. `scans` remembers files from
+    one check to the next, which then does not read them again.
     """
     if not 0 <= near <= MAX_DISTANCE:
         raise ConfigError(f"near must be 0 to {MAX_DISTANCE} bits, but is {near}.", argument="near")
@@ -60,7 +64,7 @@ def audit_data(
         for item in manifest.items
     )
     refs = [item.image for item in manifest.items]
-    images, unreadable = scan_images(refs)
+    images, unreadable = scan_images(refs, scans)
     duplicates = find_duplicates(images, near=near)
     labels = None
     if backbone is not None:
@@ -80,7 +84,7 @@ def audit_data(
             (
                 *_never_absent(manifest),
                 *all_findings(facts, records, images, reasons, duplicates, labels),
-                *(Finding("left-out", "warning", *said) for said in manifest.ignored),
+                *(Finding("left-out", "warning", *words) for words in manifest.ignored),
             )
         ),
         duplicates.exact,
@@ -105,35 +109,45 @@ def _never_absent(manifest: Manifest) -> Iterator[Finding]:
 
 
 def scan_images(
-    refs: Sequence[ImageRef],
+    refs: Sequence[ImageRef], scans: Scans | None = None
 ) -> tuple[list[ScannedImage | None], dict[int, str]]:
     """Read all files; an unreadable one is None, with the reason under its number."""
     began = time.perf_counter()
+    scans = {} if scans is None else scans
     images: list[ScannedImage | None] = []
     unreadable: dict[int, str] = {}
     with (
         ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool,
         progress_bar("Reading images", len(refs)) as bar,
     ):
-        for number, found in enumerate(pool.map(_scan, refs)):
-            images.append(None if isinstance(found, str) else found)
-            if isinstance(found, str):
-                unreadable[number] = found
+        for number, scan in enumerate(pool.map(lambda ref: _scan(ref, scans), refs)):
+            images.append(None if isinstance(scan, str) else scan)
+            if isinstance(scan, str):
+                unreadable[number] = scan
             bar.advance()
             if number % 50 == 0:
                 bar.describe(f"{(number + 1) / (time.perf_counter() - began):.0f} images/s")
     return images, unreadable
 
 
-def _scan(ref: ImageRef) -> ScannedImage | str:
+def _scan(ref: ImageRef, scans: Scans) -> ScannedImage | str:
     """The image's summary, or why it cannot be read."""
     try:
-        image = read_image(ref, blank=False)  # fitting stops at a blank image too
+        key = (*file_state(ref.file), ref.part)
+        if (known := scans.get(key)) is not None:
+            return known
+    except (OSError, ValueError):
+        key = ()  # reading it will say why
+    try:
+        image = look_at(ref, blank=False)  # fitting stops at a blank image too
     except DataError as error:
         return str(error)
     height, width = image.shape[:2]
     gray = bool((image[..., 0] == image[..., 1]).all() and (image[..., 1] == image[..., 2]).all())
-    return ScannedImage(width, height, gray, pixel_digest(image), small_gray(image))
+    scan = ScannedImage(width, height, gray, pixel_digest(image), small_gray(image))
+    if key:
+        scans[key] = scan
+    return scan
 
 
 def _check_labels(

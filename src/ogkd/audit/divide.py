@@ -50,12 +50,12 @@ class Division:
 
     def counts(self) -> dict[str, Counter[str]]:
         """Images of each class, or with each finding, in each part: counts[part][name]."""
-        found: dict[str, Counter[str]] = {}
+        counts: dict[str, Counter[str]] = {}
         parts = [*SHARES, *sorted({item.split for item in self.manifest.items} - set(SHARES))]
         for part in parts:
             labels = (c for item in self.manifest.items if item.split == part for c in item.present)
-            found[part] = Counter(self.manifest.class_names[label] for label in labels)
-        return found
+            counts[part] = Counter(self.manifest.class_names[label] for label in labels)
+        return counts
 
     def size(self, part: str) -> int:
         """How many images a part has."""
@@ -63,7 +63,7 @@ class Division:
 
     def reasons(self) -> str:
         """How many images are left out, and why."""
-        kinds = Counter(one.kind for one in self.left_out)
+        kinds = Counter(image.kind for image in self.left_out)
         return ", ".join(f"{kinds[kind]} {words}" for kind, words in _WORDS.items() if kinds[kind])
 
     def absent(self, part: str) -> list[str]:
@@ -77,83 +77,96 @@ def divide_checked(
 ) -> Division:
     """Divide a dataset by what its check found; splits that it has stay as they are.
 
-    Left out are unreadable files, pictures that occur with several labels, all but one of equal
-    pictures (it gets what is known about findings in the others), and training images that show a
-    patient or a picture of a stricter part. Similar images stay in one part.
+    Left out are unreadable files, images that occur with several labels, all but one of equal
+    images (it gets what is known about findings in the others), and training images that show a
+    patient or an image of a stricter part. Similar images stay in one part.
     """
     bad = unusable(manifest, audit)
     good = [number for number in range(len(manifest.items)) if number not in bad]
-    known = {  # findings of an image or of an equal one, which is left out
-        number: found
-        for members in audit.exact
-        if (found := united([audit.records[number] for number in members]))
-        for number in members
-    }
-    items = [
-        replace(item, findings=known.get(number, item.findings))
-        for number, item in enumerate(manifest.items)
-        if number not in bad
+    excluded = [
+        _left_out(manifest, manifest.items[number], *why) for number, why in sorted(bad.items())
     ]
-    left = [_left_out(manifest, item, *bad[n]) for n, item in enumerate(manifest.items) if n in bad]
+    items = _united_findings(manifest, audit, good)
     present = sorted({label for item in items for label in item.present})
     lost = [name for label, name in enumerate(manifest.class_names) if label not in present]
     if len(present) < (1 if manifest.has_findings else 2):
         raise DataError(
             f"{len(present)} class(es) have images that can be used; at least 2 are needed. "
-            f"Left out are {len(left)} of {len(manifest.items)} images:\n"
-            f"{first_lines([one.reason for one in left])}\nFix or replace them."
+            f"Left out are {len(excluded)} of {len(manifest.items)} images:\n"
+            f"{first_lines([image.reason for image in excluded])}\nFix or replace them."
         )
     kept = keep_classes(Manifest(tuple(items), manifest.class_names), present)
-    links = _similar(audit, good)
-    note = ""
+    divided, leaks, note = _divide(kept, shares, seed, _similar(audit, good))
+    why = "its patient, or a copy of it, is in a part that the model is evaluated on"
+    excluded += [_left_out(kept, item, "leak", f"{item.image}: {why}") for item in leaks]
+    return Division(divided, tuple(excluded), tuple(lost), note)
+
+
+def _united_findings(manifest: Manifest, audit: Audit, good: Sequence[int]) -> list[Item]:
+    """The usable items; one of equal images gets what is known about findings in the others."""
+    known = {
+        number: findings
+        for members in audit.exact
+        if (findings := united([audit.records[number] for number in members]))
+        for number in members
+    }
+    items = ((number, manifest.items[number]) for number in good)
+    return [replace(item, findings=known.get(n, item.findings)) for n, item in items]
+
+
+def _divide(
+    manifest: Manifest,
+    shares: Mapping[str, float],
+    seed: int,
+    together: Sequence[tuple[int, int]],
+) -> tuple[Manifest, Sequence[Item], str]:
+    """Complete the splits; without a part to calibrate on if there are too few images for it."""
     try:
-        divided, leaks = complete_splits(kept, shares, seed, together=links)
+        return *complete_splits(manifest, shares, seed, together=together), ""
     except DataError:
         # Better to test than to calibrate if there is not enough for both.
         fewer = {part: share for part, share in shares.items() if part != "val"}
         if len(fewer) < 2 or len(fewer) == len(shares):
             raise
-        fewer = {part: share / sum(fewer.values()) for part, share in fewer.items()}
-        divided, leaks = complete_splits(kept, fewer, seed, together=links)
-        note = "There are too few images for a part to calibrate on (val)."
-    why = "its patient, or a copy of it, is in a part that the model is evaluated on"
-    left += [_left_out(kept, item, "leak", f"{item.image}: {why}") for item in leaks]
-    return Division(divided, tuple(left), tuple(lost), note)
+    fewer = {part: share / sum(fewer.values()) for part, share in fewer.items()}
+    note = "There are too few images for a part to calibrate on (val)."
+    return *complete_splits(manifest, fewer, seed, together=together), note
 
 
 def unusable(manifest: Manifest, audit: Audit) -> dict[int, tuple[str, str]]:
     """The images that cannot be used, by number: the kind of reason, and the reason."""
     items = manifest.items
-    found = {number: ("unreadable", reason) for number, reason in audit.unreadable.items()}
+    reasons = {number: ("unreadable", reason) for number, reason in audit.unreadable.items()}
     for number, item in enumerate(items):
-        if not writable(item.image) and number not in found:
+        if not writable(item.image) and number not in reasons:
             why = "the file name is not valid UTF-8 text or ends in a space; rename the file"
-            found[number] = ("file name", f"{str(item.image)!a}: {why}")
+            reasons[number] = ("file name", f"{str(item.image)!a}: {why}")
     for members in audit.exact:
         records = [audit.records[number] for number in members]
         if united(records) is None:
             names = sorted({record.label for record in records})
             for number in members:
-                others = [audit.records[one].file for one in members if one != number]
-                why = f"the same picture is {' and '.join(names)} (see {', '.join(others)})"
-                found[number] = ("several labels", f"{audit.records[number].file}: {why}")
+                others = [audit.records[other].file for other in members if other != number]
+                why = f"the same image is {' and '.join(names)} (see {', '.join(others)})"
+                reasons[number] = ("several labels", f"{audit.records[number].file}: {why}")
             continue
         order = sorted(members, key=lambda n: (_rank(items[n].split), items[n].image.as_posix()))
-        keep = next((number for number in order if number not in found), None)
+        keep = next((number for number in order if number not in reasons), None)
         for number in order:
-            if keep is not None and number != keep and number not in found:
-                why = f"the same picture as {audit.records[keep].file}"
-                found[number] = ("copy", f"{audit.records[number].file}: {why}")
-    return found
+            if keep is not None and number != keep and number not in reasons:
+                why = f"the same image as {audit.records[keep].file}"
+                reasons[number] = ("copy", f"{audit.records[number].file}: {why}")
+    return reasons
 
 
 def left_out_text(division: Division, folder: Path) -> str:
     """A table of what is left out and why, for a file in `folder`."""
-    place = relative_to(folder)
+    relative = relative_to(folder)
     rows = [["path", "label", "why", "reason"]]
-    for one in division.left_out:
-        address = place(one.item.image) if writable(one.item.image) else ascii(str(one.item.image))
-        rows.append([address, harmless(one.label), one.kind, harmless(one.reason)])
+    for image in division.left_out:
+        ref = image.item.image
+        address = relative(ref) if writable(ref) else ascii(str(ref))
+        rows.append([address, harmless(image.label), image.kind, harmless(image.reason)])
     return csv_text(rows)
 
 
@@ -166,11 +179,14 @@ def _rank(split: str) -> int:
 
 
 def _similar(audit: Audit, good: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs of similar images, as places in `good`."""
-    place = {number: row for row, number in enumerate(good)}
-    # One of equal images stands for all of them in the pairs; the one that is kept takes its place.
+    """Pairs of similar images, as positions in `good`."""
+    rows = {number: row for row, number in enumerate(good)}
+    # One of equal images stands for all of them in the pairs: the one that is kept.
     for members in audit.exact:
-        kept = [place[number] for number in members if number in place]
-        place.update(dict.fromkeys(members, kept[0]) if kept else {})
-    pairs = ((pair.first, pair.second) for pair in audit.near)
-    return [(place[one], place[two]) for one, two in pairs if one in place and two in place]
+        kept = [rows[number] for number in members if number in rows]
+        rows.update(dict.fromkeys(members, kept[0]) if kept else {})
+    return [
+        (rows[pair.first], rows[pair.second])
+        for pair in audit.near
+        if pair.first in rows and pair.second in rows
+    ]

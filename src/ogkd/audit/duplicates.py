@@ -55,17 +55,19 @@ def find_duplicates(images: Sequence[ScannedImage | None], *, near: int) -> Dupl
     small = np.array([image.small for _, image in readable], np.uint8).reshape(-1, SIDE, SIDE)
     spread = small.max(axis=(1, 2)) - small.min(axis=(1, 2))
     # Two black images are equal, but neither shows anything that the other could give away.
-    exact = _equal([one for one, range_ in zip(readable, spread, strict=True) if range_ > _BLANK])
+    exact = _equal(
+        [image for image, range_ in zip(readable, spread, strict=True) if range_ > _BLANK]
+    )
     # One image represents each set of equal ones: the others would repeat its pairs.
     repeated = {number for members in exact for number in members[1:]}
     hashes, flat = perceptual_hashes(small)
     rows = np.flatnonzero(~flat & ~np.isin(numbers, list(repeated)))
     pairs: list[NearPair] = []
     for first, second, bits in close_pairs(hashes[rows], near):
-        one, other = rows[first], rows[second]
-        alike = likeness(small, one, other)
+        left, right = rows[first], rows[second]
+        alike = likeness(small, left, right)
         pairs += [
-            NearPair(int(numbers[one[n]]), int(numbers[other[n]]), int(bits[n]), float(alike[n]))
+            NearPair(int(numbers[left[n]]), int(numbers[right[n]]), int(bits[n]), float(alike[n]))
             for n in np.flatnonzero(alike >= MIN_LIKENESS)
         ]
         if len(pairs) > MAX_PAIRS:
@@ -91,8 +93,8 @@ def small_gray(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _cosines(count: int) -> NDArray[np.float32]:
     """The first rows of the orthonormal DCT-II: [count, SIDE]."""
-    place = (np.arange(SIDE) + 0.5) * np.pi / SIDE
-    waves = np.cos(np.arange(count)[:, None] * place) * np.sqrt(2.0 / SIDE)
+    phase = (np.arange(SIDE) + 0.5) * np.pi / SIDE
+    waves = np.cos(np.arange(count)[:, None] * phase) * np.sqrt(2.0 / SIDE)
     waves[0] /= np.sqrt(2.0)
     return np.asarray(waves, np.float32)
 
@@ -175,8 +177,8 @@ def close_pairs(hashes: NDArray[np.uint64], distance: int) -> Iterator[Pairs]:
         starts = np.concatenate([[0], np.cumsum(sizes)])
         for mask in _masks(radius):
             wanted = values ^ mask
-            for first, places in _expand(starts[wanted], sizes[wanted]):
-                second = order[places]
+            for first, positions in _expand(starts[wanted], sizes[wanted]):
+                second = order[positions]
                 keep = first < second
                 first, second = first[keep], second[keep]
                 bits = hamming(hashes[first], hashes[second])
@@ -191,7 +193,7 @@ def close_pairs(hashes: NDArray[np.uint64], distance: int) -> Iterator[Pairs]:
 def _expand(
     starts: NDArray[np.intp], counts: NDArray[np.intp]
 ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """Each row with each place of its range, in chunks that fit into memory."""
+    """Each row with each position of its range, in chunks that fit into memory."""
     rows = np.flatnonzero(counts)
     total = np.cumsum(counts[rows])
     begin = 0

@@ -7,10 +7,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from ogkd.audit.duplicates import Duplicates
 from ogkd.audit.result import (
-    Case,
     Facts,
     Finding,
     LabelReport,
+    Occurrence,
     Record,
     ScannedImage,
     Severity,
@@ -54,11 +54,13 @@ _ADVICE = {
 Images = Sequence[ScannedImage | None]
 
 
-def _finding(kind: str, severity: Severity, what: str, where: Sequence[Case] = ()) -> Finding:
+def _finding(kind: str, severity: Severity, what: str, where: Sequence[Occurrence] = ()) -> Finding:
     return Finding(kind, severity, what, _ADVICE[kind], tuple(where))
 
 
-def _counted(kind: str, severity: Severity, what: str, where: Sequence[Case]) -> list[Finding]:
+def _counted(
+    kind: str, severity: Severity, what: str, where: Sequence[Occurrence]
+) -> list[Finding]:
     """A finding that ends in the number of its cases; nothing if there are none."""
     return [_finding(kind, severity, f"{what}: {len(where)}.", where)] if where else []
 
@@ -72,7 +74,9 @@ def all_findings(
     labels: LabelReport | None,
 ) -> list[Finding]:
     short, install = advice_once(list(unreadable.values()))
-    bad = [Case((records[n].file,), reason) for n, reason in zip(unreadable, short, strict=True)]
+    bad = [
+        Occurrence((records[n].file,), reason) for n, reason in zip(unreadable, short, strict=True)
+    ]
     unread = f"Files that cannot be read: {len(bad)} of {len(records)}. {install}".rstrip()
     return [
         *([_finding("unreadable", "error", unread, bad)] if bad else []),
@@ -82,10 +86,10 @@ def all_findings(
     ]
 
 
-def in_order(found: Sequence[Finding]) -> tuple[Finding, ...]:
+def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """Errors first, then warnings, then notes."""
     order = ("error", "warning", "note")
-    return tuple(sorted(found, key=lambda finding: order.index(finding.severity)))
+    return tuple(sorted(findings, key=lambda finding: order.index(finding.severity)))
 
 
 def gather_facts(
@@ -136,7 +140,7 @@ def data_findings(facts: Facts, records: Sequence[Record], images: Images) -> It
     yield from _groups(facts, records)
     yield from _shortcuts(records, images)
     tiny = [
-        Case((record.file,), f"{image.width} x {image.height}")
+        Occurrence((record.file,), f"{image.width} x {image.height}")
         for record, image in zip(records, images, strict=True)
         if image is not None and min(image.width, image.height) < _SMALL
     ]
@@ -153,7 +157,7 @@ def _groups(facts: Facts, records: Sequence[Record]) -> Iterator[Finding]:
         what = "The data does not say which images come from the same patient."
         yield _finding("groups-unknown", "warning", what)
         return
-    alone = [Case((record.file,)) for record in records if record.group is None]
+    alone = [Occurrence((record.file,)) for record in records if record.group is None]
     what = "Images without a patient, although others have one"
     yield from _counted("groups-partial", "note", what, alone)
     by_group: dict[str, dict[str, str]] = defaultdict(dict)
@@ -161,7 +165,7 @@ def _groups(facts: Facts, records: Sequence[Record]) -> Iterator[Finding]:
         if record.group is not None:
             by_group[record.group].setdefault(record.split, record.file)
     shared = [
-        Case(tuple(files.values()), f"{group}: {', '.join(files)}")
+        Occurrence(tuple(files.values()), f"{group}: {', '.join(files)}")
         for group, files in by_group.items()
         if len(files) > 1
     ]
@@ -200,8 +204,8 @@ def _accuracy_from(values: Sequence[Hashable], labels: Sequence[str]) -> tuple[f
     return right / len(labels), most / len(labels)
 
 
-def _duplicates(records: Sequence[Record], found: Duplicates) -> Iterator[Finding]:
-    leaks, mixed, plain = _by_harm(records, [(members, "") for members in found.exact])
+def _duplicates(records: Sequence[Record], duplicates: Duplicates) -> Iterator[Finding]:
+    leaks, mixed, plain = _by_harm(records, [(members, "") for members in duplicates.exact])
     what = "Images that occur in more than one split, pixel for pixel"
     yield from _counted("exact-leak", "error", what, leaks)
     what = "Images with more than one label, pixel for pixel"
@@ -210,31 +214,31 @@ def _duplicates(records: Sequence[Record], found: Duplicates) -> Iterator[Findin
     yield from _counted("exact", "warning", what, plain)
     pairs = [
         ((pair.first, pair.second), f"{pair.bits} bits, likeness {pair.likeness:.3f}; ")
-        for pair in found.near
+        for pair in duplicates.near
     ]
     leaks, mixed, plain = _by_harm(records, pairs)
     what = "Pairs of nearly identical images"
     yield from _counted("near-leak", "warning", f"{what} in different splits", leaks)
     yield from _counted("near-labels", "warning", f"{what} with different labels", mixed)
     yield from _counted("near", "note", f"{what} with one label in one split", plain)
-    if not found.complete:
+    if not duplicates.complete:
         what = "There are so many similar images that the list of near duplicates was cut."
         yield _finding("near-cut", "warning", what)
-    flat = [Case((records[number].file,)) for number in found.flat]
+    flat = [Occurrence((records[number].file,)) for number in duplicates.flat]
     what = "Images that show (almost) nothing but one shade of grey"
     yield from _counted("flat", "warning", what, flat)
 
 
 def _by_harm(
     records: Sequence[Record], copies: Sequence[tuple[Sequence[int], str]]
-) -> tuple[list[Case], list[Case], list[Case]]:
+) -> tuple[list[Occurrence], list[Occurrence], list[Occurrence]]:
     """Copies across splits, copies across labels (a set may be both), and all others."""
     cases = []
     for members, words in copies:
         images = [records[member] for member in members]
-        places = dict.fromkeys(f"{one.split}/{one.label}".removeprefix("/") for one in images)
-        case = Case(tuple(one.file for one in images), words + " = ".join(places))
-        across = len({one.split for one in images}) > 1, united(images) is None
+        labels = dict.fromkeys(f"{image.split}/{image.label}".removeprefix("/") for image in images)
+        case = Occurrence(tuple(image.file for image in images), words + " = ".join(labels))
+        across = len({image.split for image in images}) > 1, united(images) is None
         cases.append((case, *across))
     return (
         [case for case, splits, _ in cases if splits],
@@ -252,11 +256,11 @@ def _labels(records: Sequence[Record], report: LabelReport) -> Iterator[Finding]
         yield _finding("labels-skipped", "warning", what)
     if report.suspects:
         cases = [
-            Case(
-                (records[one.image].file,),
-                f"labelled {one.given} ({one.score:.3f}), looks like {one.suggested}",
+            Occurrence(
+                (records[suspect.image].file,),
+                f"labelled {suspect.given} ({suspect.score:.3f}), looks like {suspect.suggested}",
             )
-            for one in report.suspects
+            for suspect in report.suspects
         ]
         what = (
             f"Labels that look wrong: {len(cases)} of {report.checked}, according to a classifier"

@@ -92,8 +92,8 @@ def _issues(given: NDArray[np.intp], probabilities: NDArray[np.float64]) -> list
     with warnings.catch_warnings():
         # It warns about classes that are never predicted, and handles them itself.
         warnings.simplefilter("ignore")
-        found = find_label_issues(
+        rows = find_label_issues(
             given, probabilities, return_indices_ranked_by="self_confidence", n_jobs=1
         )
     # Labels that the classifier agrees with are not worth a look.
-    return [int(row) for row in found if probabilities[row].argmax() != given[row]]
+    return [int(row) for row in rows if probabilities[row].argmax() != given[row]]

@@ -15,7 +15,7 @@ Severity = Literal["error", "warning", "note"]
 
 
 @dataclass(frozen=True)
-class Case:
+class Occurrence:
     """One occurrence of a finding: the files, relative to the data, and a short note."""
 
     files: tuple[str, ...]
@@ -30,7 +30,7 @@ class Finding:
     severity: Severity
     what: str
     next: str
-    where: tuple[Case, ...] = ()
+    where: tuple[Occurrence, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class Record:
 
 
 def united(images: Sequence[Record]) -> tuple[int, ...] | None:
-    """What copies of one picture say about each finding, taken together; () if they have a label.
+    """What copies of one image say about each finding, taken together; () if they have a label.
 
-    None if they contradict each other. One that does not know a finding contradicts nobody.
+    None if they contradict each other. An unknown finding contradicts nothing.
     """
-    answers = [one.findings for one in images if one.findings is not None]
+    answers = [image.findings for image in images if image.findings is not None]
     if not answers:
-        return () if len({one.label for one in images}) == 1 else None
-    said = [set(finding) - {UNKNOWN} for finding in zip(*answers, strict=True)]
-    if any(len(different) > 1 for different in said):
+        return () if len({image.label for image in images}) == 1 else None
+    known = [set(finding) - {UNKNOWN} for finding in zip(*answers, strict=True)]
+    if any(len(different) > 1 for different in known):
         return None
-    return tuple(next(iter(known), UNKNOWN) for known in said)
+    return tuple(next(iter(values), UNKNOWN) for values in known)
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,9 @@ def load_folder(folder: Path, *, name: str, device: torch.device) -> Backbone:
 
         return load_transformers(folder, name=name, device=device)
     family = peek(folder / "config.json", "model_type")
-    seen = f" Its config.json has model_type {family!r}." if family else ""
+    named = f" Its config.json has model_type {family!r}." if family else ""
     raise BackboneError(
-        f"{folder} contains no model that ogkd can load.{seen} It needs open_clip_config.json (a "
+        f"{folder} contains no model that ogkd can load.{named} It needs open_clip_config.json (a "
         f"timm ViT with a BERT), or config.json with model_type {', '.join(FAMILIES)}."
     )
 

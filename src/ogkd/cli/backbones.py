@@ -176,11 +176,6 @@ def embed(
     if texts and patches:
         raise ConfigError("Texts have no patches: leave out --patches.")
     opt.refuse_folders(out=out)
-    if out.exists() and out.suffix != ".safetensors":
-        raise ConfigError(
-            f"--out {out} exists and is not a .safetensors file, so it is left unchanged. Choose "
-            "another name."
-        )
     if texts:
         lines = _read_lines(texts)
         _embed_texts(ogkd.load_backbone(backbone, device=encoding.device), lines, out)
@@ -203,7 +198,7 @@ def _embed_images(
 ) -> None:
     import torch
 
-    from ogkd.features.safetensors_stream import SafetensorsStream
+    from ogkd.features.encode import SafetensorsStream
     from ogkd.features.unreadable import list_reasons, unreadable, unreadable_error
     from ogkd.progress import progress_bar
 
@@ -216,7 +211,7 @@ def _embed_images(
         )
     began = time.perf_counter()
     with (
-        write_atomically(out) as aside,
+        write_atomically(out, suffixes=(".safetensors",)) as aside,
         SafetensorsStream(aside.open("wb"), "patches", header_room=room) as stream,
         progress_bar("Encoding images", len(paths)) as bar,
     ):
@@ -257,7 +252,7 @@ def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
     if cut:
         say(f"{cut} text(s) longer than {room} tokens are truncated.")
     metadata = _metadata(backbone, lines=lines)
-    with write_atomically(out) as aside:
+    with write_atomically(out, suffixes=(".safetensors",)) as aside:
         # Written by Python, as safetensors does not tell a full disk from other errors.
         aside.write_bytes(save({"texts": backbone.encode_texts(lines)}, metadata))
     typer.echo(f"{len(lines)} texts -> {out}")

@@ -1,4 +1,4 @@
-"""Commands and groups of them: an option is given once, and an error names the option."""
+"""Commands and groups of them: no input is overwritten, and an error names its option."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ogkd.errors import OgkdError, StorageError
+from ogkd.errors import ConfigError, OgkdError, StorageError
 from ogkd.files import resolved
 
 # The library's name of an argument -> the command line's, if they differ.
@@ -28,11 +27,11 @@ def with_option(message: str, argument: str, params: Sequence[Any]) -> str | Non
     `params` are those of a command. A message that names the option already stays as it is.
     """
     by_name = {param.name: param for param in params}
-    found = by_name.get(argument) or by_name.get(_OTHER_NAMES.get(argument, ""))
-    if found is None:
+    param = by_name.get(argument) or by_name.get(_OTHER_NAMES.get(argument, ""))
+    if param is None:
         return None
-    kind = found.param_type_name
-    shown = str(found.name).upper() if kind == "argument" else max(found.opts, key=len)
+    kind = param.param_type_name
+    shown = str(param.name).upper() if kind == "argument" else max(param.opts, key=len)
     if re.search(rf"(?<![\w-]){re.escape(shown)}(?![\w-])", message):
         return message
     stop = "." if message.endswith(".") else ""
@@ -43,30 +42,33 @@ def _written_to(message: str, values: Mapping[str, Any]) -> str | None:
     """Return the parameter whose path could not be written; None if it is the cache's."""
     for name, value in values.items():
         for path in (value, resolved(value)) if isinstance(value, Path) else ():
-            if re.search(rf"writ(e|ing) {re.escape(str(path))}(?=[/.:])", message):
+            if re.search(rf"(^|writ(e|ing) ){re.escape(str(path))}(?=[ /.:])", message):
                 return name
     return None
 
 
+def _check_outputs(params: Sequence[Any], values: Mapping[str, Any]) -> None:
+    """Refuse an option that names the same file as an argument: a result would replace an input."""
+    paths: dict[str, list[tuple[str, Path]]] = {"argument": [], "option": []}
+    for param in params:
+        value = values.get(param.name)
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(path, Path) and path.is_file():
+                paths[param.param_type_name].append((param.name, resolved(path)))
+    inputs = {path for _, path in paths["argument"]}
+    for name, path in paths["option"]:
+        if path in inputs:
+            raise ConfigError(f"{path} is an input, so it is not overwritten.", argument=name)
+
+
 class _OurCommand:
-    """A command or group that refuses an option given twice; library errors name their option."""
+    """A command or group whose errors name the option that they are about."""
 
     params: list[Any]
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        # The parser keeps the last value only; the order that it reports has every occurrence.
-        given = self.make_parser(ctx).parse_args(args=list(args))[2]  # type: ignore[attr-defined]
-        for one, times in Counter(given).items():
-            single = one.param_type_name == "option" and not one.multiple
-            if single and times > 1 and not any(other.is_eager for other in given):  # --help
-                ctx.fail(
-                    f"Option '{max(one.opts, key=len)}' was given {times} times. Give it once."
-                )
-        found: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
-        return found
-
     def invoke(self, ctx: Any) -> Any:
         try:
+            _check_outputs(self.params, ctx.params)
             return super().invoke(ctx)  # type: ignore[misc]  # the other base class has it
         except OgkdError as error:
             if isinstance(error, StorageError):
@@ -106,10 +108,10 @@ class CommandGroup(typer.Typer):
     def names_only(self) -> CommandGroup:
         """The same without the commands' options, which cost time and a list does not show."""
         listed = copy.copy(self)
-        listed.registered_commands = [copy.copy(one) for one in self.registered_commands]
-        for one in listed.registered_commands:
-            one.help, one.callback = inspect.getdoc(one.callback), lambda: None
-        listed.registered_groups = [copy.copy(one) for one in self.registered_groups]
+        listed.registered_commands = [copy.copy(command) for command in self.registered_commands]
+        for command in listed.registered_commands:
+            command.help, command.callback = inspect.getdoc(command.callback), lambda: None
+        listed.registered_groups = [copy.copy(group) for group in self.registered_groups]
         for group in listed.registered_groups:
             group.typer_instance = copy.copy(group.typer_instance)
             group.typer_instance.registered_commands = []  # type: ignore[union-attr]
@@ -125,23 +127,32 @@ class _SingleOptions:
 
     @functools.cached_property
     def groups(self) -> dict[str, Any]:
-        found = inspect.signature(self.function, eval_str=True).parameters
-        return {name: one.annotation for name, one in found.items() if is_dataclass(one.annotation)}
+        parameters = inspect.signature(self.function, eval_str=True).parameters
+        return {
+            name: parameter.annotation
+            for name, parameter in parameters.items()
+            if is_dataclass(parameter.annotation)
+        }
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature:
         single: list[tuple[str, Any, Any]] = []
-        for name, one in inspect.signature(self.function, eval_str=True).parameters.items():
+        for name, parameter in inspect.signature(self.function, eval_str=True).parameters.items():
             if kind := self.groups.get(name):
                 hints = get_type_hints(kind, include_extras=True)
-                single += [(one.name, hints[one.name], one.default) for one in fields(kind)]
+                single += [
+                    (parameter.name, hints[parameter.name], parameter.default)
+                    for parameter in fields(kind)
+                ]
             else:
-                single.append((name, one.annotation, one.default))
+                single.append((name, parameter.annotation, parameter.default))
         return signature_of(single)
 
     def __call__(self, **options: Any) -> None:
         for name, group in self.groups.items():
-            options[name] = group(**{one.name: options.pop(one.name) for one in fields(group)})
+            options[name] = group(
+                **{option.name: options.pop(option.name) for option in fields(group)}
+            )
         self.function(**options)
 
 

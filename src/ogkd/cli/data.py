@@ -26,20 +26,29 @@ if TYPE_CHECKING:
     from ogkd.datasets.catalog import Benchmark
     from ogkd.datasets.manifest import Manifest
 
-app = CommandGroup("Benchmark datasets and your own data: list, info, download, check, split.")
+app = CommandGroup("Benchmark datasets and your own data: list, download, check, split.")
 
 _SHOWN = 5  # files listed under a finding; the JSON has all
-_NearOption = Annotated[
-    int, Option(min=0, max=15, help="Bits (of 64) in which near duplicates differ at most.")
-]
 _COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "note": "blue"}
 
 
 @app.command("list")
-def list_benchmarks(as_json: opt.JsonOption = False) -> None:
+def list_benchmarks(
+    name: Annotated[
+        str | None, Argument(help="A benchmark, such as btmri, to show all that is known about it.")
+    ] = None,
+    as_json: opt.JsonOption = False,
+) -> None:
     """Show the benchmark datasets and whether they are on this machine."""
-    from ogkd.datasets.catalog import known_benchmarks
+    from ogkd.datasets.catalog import benchmark, known_benchmarks
 
+    if name is not None:
+        record = benchmark(name)
+        if as_json:
+            print_json(_facts(record))
+        else:
+            print_facts(_lines(record))
+        return
     rows = [_facts(record) for record in known_benchmarks().values()]
     if as_json:
         print_json(rows)
@@ -51,24 +60,13 @@ def list_benchmarks(as_json: opt.JsonOption = False) -> None:
         cells.append([row["name"], here, row["modality"], row["organ"], *counts])
     numbers = ("classes", "train", "val", "test")
     print_table(("name", "here", "modality", "organ", *numbers), cells, numbers=numbers)
-    typer.echo("More: `ogkd data info NAME`. Download: `ogkd data download NAME`.")
+    typer.echo("More: `ogkd data list NAME`. Download: `ogkd data download NAME`.")
 
 
-@app.command("info")
-def info(
-    name: Annotated[str, Argument(help="A benchmark, such as btmri.")],
-    as_json: opt.JsonOption = False,
-) -> None:
-    """Show what is known about a benchmark: classes, counts, licence, location, hashes."""
-    from ogkd.datasets.catalog import benchmark
-
-    record = benchmark(name)
+def _lines(record: Benchmark) -> dict[str, str]:
     facts = _facts(record)
-    if as_json:
-        print_json(facts)
-        return
     parts = ", ".join(f"{split} {count:,}" for split, count in facts["counts"].items())
-    lines = {
+    return {
         "name": f"{record.name} ({record.title} in the paper)",
         "images": f"{record.modality}, {record.organ}; {parts}",
         "base": ", ".join(record.base_classes),
@@ -83,7 +81,6 @@ def info(
         "split": f"{record.split_file}, sha256 {record.split_sha256 or 'not known'}",
         "here": facts["path"] or f"no: run `ogkd data download {record.name}`",
     }
-    print_facts(lines)
 
 
 @app.command("download")
@@ -93,9 +90,6 @@ def download(
         Path | None,
         Option(help="Where to put them, one folder each (default: OGKD_DATA or the cache)."),
     ] = None,
-    force: Annotated[
-        bool, Option("--force", help="Start over and replace existing files.")
-    ] = False,
 ) -> None:
     """Download benchmarks and check them. Run the same command again to resume."""
     from ogkd.datasets.catalog import benchmark, benchmarks
@@ -109,12 +103,11 @@ def download(
     failed = 0
     for name, record in records.items():
         try:
-            found = locate_benchmark(record, folder=folder)
-            if found and not force:
-                typer.echo(f"{name} is already present: {found}")
+            if present := locate_benchmark(record, folder=folder):
+                typer.echo(f"{name} is already present: {present}")
                 continue
             say(f"{name}: licence: {record.licence}")
-            path = download_benchmark(record, folder=folder, force=force)
+            path = download_benchmark(record, folder=folder)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 "Stopped. What has been downloaded is kept: run the same command again to resume."
@@ -137,13 +130,13 @@ def download(
 def _facts(record: Benchmark) -> dict[str, Any]:
     from ogkd.datasets.fetch import locate_benchmark
 
-    found = locate_benchmark(record)
+    path = locate_benchmark(record)
     return {
         **record.model_dump(mode="json"),
         "base_classes": list(record.base_classes),
         "novel_classes": list(record.novel_classes),
-        "present": found is not None,
-        "path": str(found) if found else None,
+        "present": path is not None,
+        "path": str(path) if path else None,
     }
 
 
@@ -156,16 +149,15 @@ def check(
     html: Annotated[
         Path | None, Option("--html", help="Write a page with thumbnails to this file.")
     ] = None,
-    near: _NearOption = 6,
-    labels: Annotated[
-        bool, Option("--labels", help="Also look for suspicious labels (needs cleanlab).")
-    ] = False,
     backbone: Annotated[
         str | None,
-        Option("--backbone", "-b", help="Model that checks the labels; implies --labels."),
+        Option(
+            "--backbone",
+            "-b",
+            help="Also look for suspicious labels, with this model (auto: as `fit` chooses).",
+        ),
     ] = None,
     slice: opt.SliceOption = None,
-    device: opt.DeviceOption = "auto",
 ) -> None:
     """Count classes, read every file, and look for duplicates, shared patients and wrong labels.
 
@@ -175,23 +167,25 @@ def check(
     from ogkd.audit.labels import require_cleanlab
     from ogkd.datasets.fetch import resolve_data
     from ogkd.fitting.choose import choose_backbone, warning_about
+    from ogkd.images import decode_once
     from ogkd.report import write_data_check
 
-    wanted = labels or backbone is not None
-    if wanted:
+    if backbone is not None:
         require_cleanlab()
     manifest = sliced(resolve_data(data, empty_classes=True), slice)
-    model = None
-    if wanted:
-        images = [item.image for item in manifest.items]
-        model = ogkd.load_backbone(backbone or choose_backbone(images, say=say), device=device)
-        if warning := warning_about(model, images):
-            say(f"WARNING: {warning}")
-    audit = checked(data, manifest, near=near, backbone=model)
-    if as_json is not None:
-        write_json(as_json, audit.as_json())
-    if html is not None:
-        write_data_check(audit, images=[item.image for item in manifest.items], out=html)
+    images = [item.image for item in manifest.items]
+    with decode_once():
+        model = None
+        if backbone is not None:
+            name = choose_backbone(images, say=say) if backbone == "auto" else backbone
+            model = ogkd.load_backbone(name)
+            if warning := warning_about(model, images):
+                say(f"WARNING: {warning}")
+        audit = checked(data, manifest, backbone=model)
+        if as_json is not None:
+            write_json(as_json, audit.as_json())
+        if html is not None:
+            write_data_check(audit, images=images, out=html)
     _print_audit(audit)
     for file in filter(None, (as_json, html)):
         say(f"-> {file}")
@@ -213,8 +207,7 @@ def split(
     classes: opt.ClassesOption = None,
     findings: opt.FindingsOption = None,
     slice: opt.SliceOption = None,
-    bags: opt.CasesOption = None,
-    near: _NearOption = 6,
+    cases: opt.CasesOption = None,
 ) -> None:
     """Divide a dataset into parts to learn from, calibrate and test on; writes a CSV file.
 
@@ -238,7 +231,7 @@ def split(
         empty_classes=True,
     )
     manifest = named_bags(manifest, bags)
-    audit = checked(data, sliced(manifest, slice), near=near)
+    audit = checked(data, sliced(manifest, slice))
     division = divide_checked(manifest, audit, shares=wanted, seed=seed)
     write_new(out, table_text(division.manifest, out.parent))
     if left_out is not None:
@@ -302,8 +295,7 @@ def _read_shares(text: str) -> dict[str, float]:
     names = {2: ("train", "test"), 3: ("train", "val", "test")}.get(len(sizes), ())
     if not names or not all(0 < size < math.inf for size in sizes):
         raise ConfigError(
-            f"--shares takes two or three numbers above 0, such as 0.6,0.2,0.2 or 80,20, but got "
-            f"'{text}'."
+            f"shares must be two or three numbers above 0, but are '{text}'.", argument="shares"
         )
     return {name: size / sum(sizes) for name, size in zip(names, sizes, strict=True)}
 
@@ -313,8 +305,8 @@ def data_folder(data: Path) -> Path:
     from ogkd.datasets.fetch import locate_benchmark, named_benchmark
 
     named = named_benchmark(data)
-    place = data if named is None else locate_benchmark(named) or data
-    return place if place.is_dir() else place.parent
+    path = data if named is None else locate_benchmark(named) or data
+    return path if path.is_dir() else path.parent
 
 
 def _print_audit(audit: Audit) -> None:

@@ -37,6 +37,7 @@ _TRAINED = {
     "ogkd": "a prompt learned from {shots} labelled images per class, guided by the descriptions",
 }
 _METHODS = (*_UNTRAINED, *_TRAINED)
+_SEED = 1
 _SHOTS = 16
 _FEW = 4  # labels per class, where the other training images have none
 _VAL = 30  # images per class to calibrate on
@@ -49,7 +50,6 @@ _MARK = ".ogkd-demo"
 def demo(
     out: Annotated[Path, Option("--out", "-o", help="The folder for the results.")] = _OUT,
     datasets: Annotated[str, Option(help="Phantom datasets, separated by commas.")] = _DATASETS,
-    seed: Annotated[int, Option(min=0, help="Seed for images and training.")] = 1,
 ) -> None:
     """Make phantom images, adapt the built-in backbone, calibrate the model and write a report.
 
@@ -59,7 +59,7 @@ def demo(
 
     names = [phantom(name).name for name in dict.fromkeys(opt.split_list(datasets))]
     if not names:
-        raise ConfigError("Give at least one phantom dataset with --datasets, such as us-breast.")
+        raise ConfigError("Give at least one phantom dataset, such as cxr.", argument="datasets")
     began = time.perf_counter()
     backbone = ogkd.load_backbone("builtin")
     _clear(out)
@@ -67,10 +67,10 @@ def demo(
     notes: list[str] = []
     few: list[str] = []
     for name in names:
-        found, hits = _one_dataset(name, backbone, out, seed, first=name == names[0])
-        rows += found
+        results, hits = _one_dataset(name, backbone, out, first=name == names[0])
+        rows += results
         notes += _notes(name, hits)
-        few.append(_few_labels(name, backbone, out, seed))
+        few.append(_few_labels(name, backbone, out))
     write_json(out / "results.json", rows)
     with write_csv(out / "results.csv") as file:
         table = csv.DictWriter(file, list(rows[0]))
@@ -98,7 +98,7 @@ Open the report in a browser: {out / "report.html"}"""
 
 
 def _one_dataset(
-    name: str, backbone: Any, out: Path, seed: int, *, first: bool
+    name: str, backbone: Any, out: Path, *, first: bool
 ) -> tuple[list[dict[str, Any]], dict[str, NDArray[Any]]]:
     """The rows of a dataset, and for each method which test images it gets right."""
     from ogkd.datasets.phantoms import phantom, write_folder
@@ -108,22 +108,22 @@ def _one_dataset(
     folder = out / "images" / name
     typer.echo(f"{record.title}: {', '.join(record.class_names)}")
     splits = {"train": _SHOTS, **({"val": _VAL} if first else {}), "test": _TEST}
-    write_folder(name, folder, splits=splits, seed=seed)
+    write_folder(name, folder, splits=splits, seed=_SEED)
     bank = dict(zip(record.class_names, record.descriptions, strict=True))
     write_json(out / "prompts" / f"{name}.json", {key: list(texts) for key, texts in bank.items()})
     manifest = ogkd.read_manifest(folder)
     rows, hits = [], {}
     for method in _METHODS:
         began = time.perf_counter()
-        place = out / "models" / name if method == FitRequest.method else None
+        folder_out = out / "models" / name if method == FitRequest.method else None
         model = ogkd.fit(
             manifest,
             backbone=backbone,
             method=method,
             shots=_SHOTS,
-            seed=seed,
+            seed=_SEED,
             prompts=bank,
-            out=place,
+            out=folder_out,
         )
         seconds = time.perf_counter() - began
         judged = predict_labelled(model, manifest)
@@ -143,34 +143,34 @@ def _one_dataset(
             }
         )
         typer.echo(f"  {method:20} accuracy {rows[-1]['accuracy']:6.2f} %  ({seconds:.1f} s)")
-        if first and place is not None:
-            _report(model, manifest, judged, out, place)
+        if first and folder_out is not None:
+            _report(model, manifest, judged, out, folder_out)
     return rows, hits
 
 
-def _few_labels(name: str, backbone: Any, out: Path, seed: int) -> str:
+def _few_labels(name: str, backbone: Any, out: Path) -> str:
     """What unlabelled images give, and labels of chosen images instead of random ones."""
     import numpy as np
 
     from ogkd.datasets.phantoms import phantom
     from ogkd.evaluation import predict_labelled, summary_metrics
     from ogkd.features.store import FeatureStore
-    from ogkd.studio.queue import OPEN, next_images
+    from ogkd.serve.studio.queue import UNLABELLED, next_images
 
     record, folder = phantom(name), out / "images" / name
     manifest = ogkd.read_manifest(folder)
     bank = dict(zip(record.class_names, record.descriptions, strict=True))
 
     def accuracy(data: Manifest, **options: Any) -> str:
-        fit = {"backbone": backbone, "method": FitRequest.method, "seed": seed, "prompts": bank}
+        fit = {"backbone": backbone, "method": FitRequest.method, "seed": _SEED, "prompts": bank}
         judged = predict_labelled(ogkd.fit(data, **fit, **options), manifest)
-        found = summary_metrics(judged.labels, judged.probabilities())["accuracy"]
-        return f"{100 * found:.1f} %"
+        share = summary_metrics(judged.labels, judged.probabilities())["accuracy"]
+        return f"{100 * share:.1f} %"
 
     train = manifest.part("train")
     features = FeatureStore(backbone).get([item.image for item in train]).globals[:, 0].numpy()
     classes = len(record.class_names)
-    open_rows = np.full(len(train), OPEN)
+    open_rows = np.full(len(train), UNLABELLED)
     rows = next_images(features, open_rows, classes=classes, n=_FEW * classes)
     asked = [train[row] for row in rows]
     line = f"  {name}: random images {accuracy(manifest, shots=_FEW)}"
@@ -201,7 +201,7 @@ def _notes(name: str, hits: Mapping[str, NDArray[Any]]) -> Iterator[str]:
 
 
 def _report(
-    model: Classifier, manifest: Manifest, judged: LabelledPredictions, out: Path, place: Path
+    model: Classifier, manifest: Manifest, judged: LabelledPredictions, out: Path, folder: Path
 ) -> None:
     """Calibrate the model, write its report, and print some predictions.
 
@@ -215,7 +215,7 @@ def _report(
     from ogkd.report import write_report
 
     model.calibration = ogkd.calibrate(model, manifest)
-    model.calibration.write(place / CALIBRATION)
+    model.calibration.write(folder / CALIBRATION)
     typer.echo(f"  calibrated on {model.calibration.images} other images")
     write_report(
         out / "report.html",
@@ -223,22 +223,22 @@ def _report(
         manifest,
         judged,
         command=f"ogkd demo --out {out}",
-        audit=audit_data(manifest, root=out / "images" / place.name),
+        audit=audit_data(manifest, root=out / "images" / folder.name),
     )
     chosen = np.linspace(0, len(judged.labels) - 1, _SHOWN).round().astype(int)
     decisions = Decider(model).decide(judged.features[chosen])
     rows = []
-    for label, said in zip(judged.labels[chosen], decisions, strict=True):
-        sure, names = f"{100 * (said.probability or 0):.0f} %", ", ".join(said.set or ())
-        rows.append([judged.class_names[label], said.prediction, sure, names])
+    for label, decision in zip(judged.labels[chosen], decisions, strict=True):
+        sure, names = f"{100 * (decision.probability or 0):.0f} %", ", ".join(decision.set or ())
+        rows.append([judged.class_names[label], decision.prediction, sure, names])
     print_table(("true class", "prediction", "probability", "set (90 %)"), rows)
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
     cells = []
     for name in dict.fromkeys(row["dataset"] for row in rows):
-        mine = [row for row in rows if row["dataset"] == name]
-        shares = [100 / mine[0]["classes"], *(row["accuracy"] for row in mine)]
+        results = [row for row in rows if row["dataset"] == name]
+        shares = [100 / results[0]["classes"], *(row["accuracy"] for row in results)]
         cells.append([name, *(f"{share:.1f}" for share in shares)])
     numbers = ("chance", *_METHODS)
     typer.echo(f"\nTest accuracy on phantoms ({_SHOTS} shots)")
@@ -251,13 +251,17 @@ def _print(rows: list[dict[str, Any]]) -> None:
 def _clear(out: Path) -> None:
     """Empty the folder for a new demo, but remove only what a demo has written."""
     if out.exists():
-        found = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
-        if found and (_MARK not in found or not found <= {_MARK, *_OURS}):
-            raise ConfigError(f"{out} exists and was not written by a demo. Choose another --out.")
-        for name in found - {_MARK}:
+        names = {path.name for path in out.iterdir()} if out.is_dir() else {out.name}
+        if names and (_MARK not in names or not names <= {_MARK, *_OURS}):
+            raise ConfigError(
+                f"{out} exists and was not written by a demo. Choose another folder.",
+                argument="out",
+            )
+        for name in names - {_MARK}:
             path = out / name
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    write_text(out / _MARK, "Written by `ogkd demo`, which replaces the content of this folder.\n")
+    text = "Written by `ogkd demo`, which replaces the content of this folder.\n"
+    write_text(out / _MARK, text, ours=True)

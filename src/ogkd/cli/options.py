@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from typer import Argument, Option
 
 from ogkd.errors import ConfigError
+from ogkd.files import check_replaceable
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
     from ogkd.datasets.case import Case
     from ogkd.features import EncodedBatch
-    from ogkd.features.ray_encode import RayWorkers
+    from ogkd.features.cluster import Cluster
     from ogkd.images import ImageRef
 
 # What the options of a fit do; other commands have some of them too.
@@ -71,9 +72,12 @@ class RayOptions:
 
     without_ray: ClassVar[tuple[str, ...]] = ()  # options that have an effect without --ray too
 
-    ray: Annotated[bool, Option("--ray", help="Spread the work over a Ray cluster.")] = False
-    address: Annotated[
-        str | None, Option(help="Ray cluster: auto or HOST:PORT (default: start one here).")
+    ray: Annotated[
+        str | None,
+        Option(
+            metavar="ADDRESS",
+            help="Spread the work over a Ray cluster: auto or HOST:PORT; local starts one here.",
+        ),
     ] = None
     workers: Annotated[
         int | None, Option(min=1, max=10_000, help="Ray workers (default: as many as fit).")
@@ -81,28 +85,19 @@ class RayOptions:
     cpus_per_worker: Annotated[
         float, Option(min=0.1, max=10_000, help="CPU cores for each Ray worker.")
     ] = 1.0
-    gpus_per_worker: Annotated[
-        float | None,
-        Option(
-            min=0.0,
-            max=10_000,
-            help="GPUs for each Ray worker: 1, or 0.25 (default: 1 or a share, if there are any).",
-        ),
-    ] = None
 
-    def cluster(self) -> RayWorkers | None:
-        """The Ray workers to use; None without --ray, where its options are refused."""
-        if self.ray:
-            from ogkd.features.ray_encode import RayWorkers
+    def cluster(self) -> Cluster | None:
+        """The Ray cluster to use; None without --ray, where its options are refused."""
+        if self.ray is not None:
+            from ogkd.features.cluster import Cluster
 
-            count = self.workers or None
-            return RayWorkers(self.address, count, self.cpus_per_worker, self.gpus_per_worker)
+            return Cluster(self.ray, self.workers or None, self.cpus_per_worker)
         for option in fields(RayOptions):
             value = getattr(self, option.name)
             if value != option.default and option.name not in self.without_ray:
                 raise ConfigError(
-                    f"--{option.name.replace('_', '-')} has no effect without --ray. Add --ray, or "
-                    "leave it out."
+                    f"--{option.name.replace('_', '-')} has no effect without --ray.",
+                    argument=option.name,
                 )
         return None
 
@@ -151,16 +146,16 @@ class EncodingOptions(RayOptions):
     ) -> Iterator[EncodedBatch]:
         """Encode here, or on the workers of a cluster, which load the backbone from `place`."""
         from ogkd.features import encode_files
-        from ogkd.features.ray_encode import encode_files_on_ray
+        from ogkd.features.cluster import encode_files_on_ray
 
         size = self.batch_size
-        if (workers := self.cluster()) is None:
+        if (cluster := self.cluster()) is None:
             return encode_files(backbone, images, patches=patches, deep=deep, batch_size=size)
         return encode_files_on_ray(
             backbone,
             list(images),
-            place=place,
-            workers=workers,
+            source=place,
+            cluster=cluster,
             device=self.device,
             engine=engine,
             patches=patches,
@@ -219,10 +214,12 @@ def read_settings(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def refuse_folders(**files: Path | None) -> None:
-    """Refuse options that name an existing folder although a file is to be written."""
+    """Refuse folders, and files that a result must not replace, before any work is done."""
     for option, file in files.items():
         if file is not None and file.is_dir():
             raise ConfigError(f"--{option} {file} is a folder. Give the name of a file in it.")
+        if file is not None:
+            check_replaceable(file)
 
 
 def refuse_excel(excel: bool, format: str) -> None:

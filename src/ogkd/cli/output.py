@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
-from ogkd.errors import StorageError, counted
+from ogkd.cells import text_table
+from ogkd.errors import counted
 from ogkd.files import write_atomically
-from ogkd.kinds import is_text_file
-from ogkd.notebook import text_table
 
 if TYPE_CHECKING:
     from ogkd.model.calibration import Calibration
@@ -67,13 +66,8 @@ def write_csv(path: Path, *, excel: bool = False) -> Iterator[TextIO]:
     With `excel` it starts with the mark (BOM) by which Excel recognises UTF-8.
     """
     encoding = "utf-8-sig" if excel else "utf-8"
-    if path.is_file() and not is_text_file(path):  # now, not after an hour of work
-        raise StorageError(
-            f"{path} exists and is not a table, so it is not overwritten. Choose another name.",
-            argument="out",
-        )
     with (
-        write_atomically(path) as aside,
+        write_atomically(path, suffixes=(".csv", ".tsv", ".jsonl", ".txt")) as aside,
         # A file name that is not valid text is written as the bytes it consists of.
         aside.open("w", encoding=encoding, errors="surrogateescape", newline="") as file,
     ):

@@ -318,7 +318,8 @@ def _draw(classifier: Classifier, decision: Decision, folder: Path, number: int)
     """Write the evidence for the predicted class; the row number makes file names unique."""
     from ogkd.model.explain import evidence_of
 
-    found = evidence_of(classifier, decision)
+    evidence = evidence_of(classifier, decision)
     stem = re.sub(r"[^\w.-]+", "_", Path(str(decision.image)).stem, flags=re.ASCII)[:60]
-    with write_atomically(folder / f"{number:06}-{stem}.png") as aside:
-        ogkd.draw(found).save(aside, format="PNG")
+    file = folder / f"{number:06}-{stem}.png"
+    with write_atomically(file, suffixes=(".png",)) as aside:
+        ogkd.draw(evidence).save(aside, format="PNG")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,18 +20,34 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.data import checked, division_notes, named_bags, sliced
 from ogkd.cli.output import say
-from ogkd.cli.start_commands import anywhere, commands, summary
 from ogkd.errors import ConfigError, DataError, Interrupted, counted
-from ogkd.files import holds_files, resolved, sha256_file, write_json, write_new
+from ogkd.files import holds_files, home, resolved, sha256_file, write_json, write_new
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
+    from ogkd.audit.check import Scans
     from ogkd.audit.divide import Division
     from ogkd.datasets.manifest import Manifest
 
-# The first result that depends on an option; all others are used by the model.
-_FIXED = {**dict.fromkeys(("data", "slice", "bags", "slices"), "check.json"), "seed": "split.csv"}
+# The options whose first result is the check; all others are used by the model.
+_OF_THE_CHECK = ("data", "slice", "bags", "slices")
+_FEW = 5  # test images of a class that say next to nothing about it
+_SCRIPT = """\
+#!/bin/sh
+# What `ogkd start` did, as single commands. They write to a new folder:
+#   sh commands.sh NEW_FOLDER
+set -e
+out=${{1:?Give the name of a new folder}}
+mkdir -p "$out"
+ogkd data check {data} {slice} --json "$out/check.json" --html "$out/check.html" || [ $? -eq 1 ]
+ogkd data split {data} {slice} {bags} \\
+  --out "$out/split.csv" --left-out "$out/left-out.csv"
+ogkd fit "$out/split.csv" {fit} --out "$out/model"
+{calibrate}
+ogkd evaluate "$out/model" "$out/split.csv" --split test --out "$out/evaluation.json"
+ogkd report "$out/model" "$out/split.csv" --split test --out "$out/report.html"
+"""
 
 
 def start(
@@ -41,7 +58,6 @@ def start(
     yes: Annotated[bool, Option("--yes", "-y", help="Ask nothing: accept the defaults.")] = False,
     backbone: opt.BackboneOption = str(FitRequest.backbone),
     method: Annotated[str, Option("--method", "-m", help=opt.HELP["method"])] = "fused",
-    shots: Annotated[int | None, Option(min=1, help=opt.HELP["shots"])] = None,
     prompts: Annotated[Path | None, Option(help=opt.HELP["prompts"])] = None,
     normal: Annotated[
         list[str] | None, Option("--normal", help=f"{opt.HELP['normal']} Repeatable.")
@@ -49,8 +65,6 @@ def start(
     slice: opt.SliceOption = None,
     bags: opt.CasesOption = None,
     slices: opt.SlicesOption = None,
-    seed: Annotated[int, Option(min=0, help="Divides the images, and all other randomness.")] = 1,
-    device: opt.DeviceOption = "auto",
 ) -> None:
     """From a folder of images to a tested model and a report, in one command.
 
@@ -65,43 +79,40 @@ def start(
             "Add --yes to accept the defaults."
         )
     options: dict[str, Any] = {
-        "backbone": anywhere(backbone),
+        "backbone": _anywhere(backbone),
         "method": method,
-        "shots": shots,
-        "prompts": None if prompts is None else anywhere(str(prompts)),
+        "prompts": None if prompts is None else _anywhere(str(prompts)),
         "normal": normal,
         "slice": slice,
         "bags": bags,
         "slices": slices,
-        "seed": seed,
     }
-    work = _Start(data, _place(data, out), options, device, ask=not yes)
+    from ogkd.images import decode_once
+
+    work = _Start(data, _results_folder(data, out), options, ask=not yes)
     try:
-        work.run()
+        with decode_once():
+            work.run()
     except KeyboardInterrupt as error:
         raise Interrupted("Stopped. Run the same command again to resume.") from error
 
 
-def _place(data: Path, out: Path | None) -> Path:
+def _results_folder(data: Path, out: Path | None) -> Path:
     """The folder for results: never inside the data, where it would become a class."""
     real = resolved(data)
     name = real.name.removesuffix(data.suffix) + "-ogkd"
     inside = data.is_dir() and Path.cwd().is_relative_to(real)
-    place = out or (real.parent / name if inside else Path(name))
-    if data.is_dir() and resolved(place).is_relative_to(real):
-        raise ConfigError(
-            f"{place} is inside the data {data}, where it would be read as a class. Choose another "
-            "place.",
-            argument="out",
-        )
-    if place.exists() and not place.is_dir():
-        raise ConfigError(f"{place} is a file. Choose the name of a folder.", argument="out")
-    if place.is_dir() and holds_files(place) and not (place / "start.json").is_file():
-        raise ConfigError(
-            f"{place} is not empty and was not made by `ogkd start`. Choose another folder.",
-            argument="out",
-        )
-    return place
+    folder = out or (real.parent / name if inside else Path(name))
+    problem = ""
+    if data.is_dir() and resolved(folder).is_relative_to(real):
+        problem = f"is inside the data {data}, where it would be read as a class"
+    elif folder.exists() and not folder.is_dir():
+        problem = "is a file"
+    elif folder.is_dir() and holds_files(folder) and not (folder / "start.json").is_file():
+        problem = "is not empty and was not made by `ogkd start`"
+    if problem:
+        raise ConfigError(f"{folder} {problem}. Choose another folder.", argument="out")
+    return folder
 
 
 @dataclass
@@ -111,9 +122,9 @@ class _Start:
     data: Path
     out: Path
     options: dict[str, Any]
-    device: str
     ask: bool
     notes: list[str] = field(default_factory=list)  # of the step that runs
+    scans: Scans = field(default_factory=dict)  # files that were checked, by what they contain
 
     def run(self) -> None:
         steps = {"Reading": self._read, "Checking": self._check, "Dividing": self._divide}
@@ -121,7 +132,7 @@ class _Start:
         steps |= {"Evaluating": self._evaluate, "Report": self._report}
         for number, (name, step) in enumerate(steps.items(), 1):
             self._step(f"[{number}/{len(steps)}] {name}", step)
-        for line in summary(self.out):
+        for line in _summary(self.out):
             typer.echo(line)
 
     def _step(self, title: str, step: Callable[[], str]) -> None:
@@ -139,8 +150,8 @@ class _Start:
     def manifest(self) -> Manifest:
         from ogkd.datasets.fetch import resolve_data
 
-        found = resolve_data(self.data, bags=self.options["bags"], empty_classes=True)
-        return named_bags(found, self.options["bags"], self.options["normal"])
+        manifest = resolve_data(self.data, bags=self.options["bags"], empty_classes=True)
+        return named_bags(manifest, self.options["bags"], self.options["normal"])
 
     @property
     def shown(self) -> str | None:
@@ -152,13 +163,13 @@ class _Start:
 
     @cached_property
     def audit(self) -> Audit:
-        return checked(self.data, sliced(self.manifest, self.shown))
+        return checked(self.data, sliced(self.manifest, self.shown), scans=self.scans)
 
     @cached_property
     def division(self) -> Division:
         from ogkd.audit.divide import divide_checked
 
-        return divide_checked(self.manifest, self.audit, seed=self.options["seed"])
+        return divide_checked(self.manifest, self.audit)
 
     @cached_property
     def divided(self) -> Manifest:
@@ -196,7 +207,8 @@ class _Start:
         changed = [
             key
             for key in {**before, **now}
-            if now.get(key) != before.get(key) and (self.out / _FIXED.get(key, "model")).exists()
+            if now.get(key) != before.get(key)
+            and (self.out / ("check.json" if key in _OF_THE_CHECK else "model")).exists()
         ]
         if changed:
             other = "; ".join(
@@ -221,8 +233,7 @@ class _Start:
         write_data_check(self.audit, images=images, out=page)
         write_json(json_file, self.audit.as_json())
         # What is known about patients is said with the division.
-        found = (one for one in self.audit.findings if one.kind != "groups-unknown")
-        self.notes += [finding.what for finding in found]
+        self.notes += [f.what for f in self.audit.findings if f.kind != "groups-unknown"]
         counts = [counted(self.audit.count(kind), kind) for kind in ("error", "warning", "note")]
         return f"{', '.join(counts)} -> {page}"
 
@@ -288,15 +299,14 @@ class _Start:
         from ogkd.fitting.choose import NoRealBackbone
         from ogkd.fitting.pipeline import fit_request, progress_of
 
-        place = self.out / "model"
-        if place.is_dir():
-            shutil.rmtree(progress_of(place), ignore_errors=True)  # left by a kill just after it
+        folder = self.out / "model"
+        if folder.is_dir():
+            shutil.rmtree(progress_of(folder), ignore_errors=True)  # left by a kill just after it
             return _DONE
         request = FitRequest(
             self.out / "split.csv",
             **self.options,
-            out=place,
-            device=self.device,
+            out=folder,
             say=self.notes.append,
         )
         try:
@@ -308,7 +318,7 @@ class _Start:
         images, name = sum(card.support_counts), card.backbone.short_name
         if card.findings:
             images = len(card.support_images)
-        return f"{card.method} on {name} learned from {images} {self.unit}s -> {place}"
+        return f"{card.method} on {name} learned from {images} {self.unit}s -> {folder}"
 
     @property
     def unit(self) -> str:
@@ -330,19 +340,21 @@ class _Start:
                 "with 90 % coverage."
             )
         try:
-            model = ogkd.load(self.out / "model", device=self.device, calibrated=False)
-            found = ogkd.calibrate(model, self.divided, split="val", say=self.notes.append)
+            model = ogkd.load(self.out / "model", calibrated=False)
+            calibration = ogkd.calibrate(model, self.divided, split="val", say=self.notes.append)
         except DataError as error:
             return f"skipped: {error}"
-        found.write(file)
-        what = f", temperature {found.temperature:.3f}" if isinstance(found, Calibration) else ""
-        return f"on {found.images} {self.unit}s{what}"
+        calibration.write(file)
+        what = ""
+        if isinstance(calibration, Calibration):
+            what = f", temperature {calibration.temperature:.3f}"
+        return f"on {calibration.images} {self.unit}s{what}"
 
     @cached_property
     def evaluation(self) -> Any:
         from ogkd.cli.evaluate import EvaluationOptions, InputOptions
 
-        inputs = InputOptions(self.out / "model", self.out / "split.csv", device=self.device)
+        inputs = InputOptions(self.out / "model", self.out / "split.csv")
         return EvaluationOptions().evaluate(inputs)
 
     def _evaluate(self) -> str:
@@ -354,10 +366,11 @@ class _Start:
 
     def _report(self) -> str:
         file = self.out / "report.html"
-        write_new(self.out / "commands.sh", commands(self.data, self.out, self.options))
+        write_new(self.out / "commands.sh", _commands(self.data, self.out, self.options))
         if file.is_file():
             return _DONE
-        audit = checked(self.data, sliced(self.divided, self.shown))
+        # Of the division: what leaks between its parts. No file is read again.
+        audit = checked(self.data, sliced(self.divided, self.shown), scans=self.scans)
         self.evaluation.write_report(file, audit)
         return f"-> {file}"
 
@@ -379,3 +392,60 @@ def _digest(manifest: Manifest) -> str:
 def _one_line(words: str) -> str:
     """Text without line breaks and control codes, which file names may contain."""
     return "".join(letter if letter.isprintable() else " " for letter in words)
+
+
+def _commands(data: Path, out: Path, options: Mapping[str, Any]) -> str:
+    """The script for a start with these options, whose model is in `out`."""
+    from ogkd.images.slices import SlicesRule
+    from ogkd.model.calibration import CALIBRATION
+    from ogkd.model.card import ModelCard
+    from ogkd.model.classifier import CARD
+
+    used = {**options, "backbone": ModelCard.read(out / "model" / CARD).backbone.name}
+    words: list[str] = []
+    keys = ("backbone", "method", "prompts", "slice", "bags", "slices", "normal")
+    for key in keys:
+        values = used[key] if isinstance(used[key], list) else [used[key]]
+        words += [
+            word for value in values if value is not None for word in (f"--{key}", str(value))
+        ]
+    calibrate = 'ogkd calibrate "$out/model" "$out/split.csv" --split val'
+    if not (out / "model" / CALIBRATION).is_file():
+        calibrate = f"# too few images: {calibrate}"
+    rule, bags = options["slice"], options["bags"]
+    if options["slices"] is not None:  # one slice stands for all where files are checked
+        rule = str(SlicesRule.parse(options["slices"]).middle)
+    return _SCRIPT.format(
+        data=shlex.quote(_anywhere(str(data))),
+        slice="" if rule is None else f"--slice {shlex.quote(rule)}",
+        bags="" if bags is None else f"--bags {shlex.quote(bags)}",
+        fit=shlex.join(words),
+        calibrate=calibrate,
+    )
+
+
+def _anywhere(name: str) -> str:
+    """A name as it is; a path that exists so that it can be used from other folders."""
+    path = home(name)
+    return str(path.resolve()) if path.exists() else name
+
+
+def _summary(out: Path) -> Iterator[str]:
+    """The last lines of a start: the verdict, what was hardly tested, and what is where."""
+    result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
+    yield ""
+    yield result["verdict"]["text"]
+    if result.get("asks") == "findings":
+        few = {name: row["present"] for name, row in result["per_finding"].items()}
+    else:
+        few = {name: row["images"] for name, row in result["per_class"].items()}
+    if untested := [name for name, images in few.items() if not images]:
+        yield f"Not tested, because there were no images to test on: {', '.join(untested)}."
+    if hardly := [f"{name} ({n})" for name, n in few.items() if 0 < n < _FEW]:
+        yield f"Tested on very few images: {', '.join(hardly)}."
+    yield f"\nEverything is in {out}:"
+    yield "  report.html     how good the model is, and when to trust it (open it in a browser)"
+    yield "  check.html      what is wrong with the images; left-out.csv: what was left out"
+    yield "  split.csv       which image was learned from, calibrated on, tested on"
+    yield "  model           the model; commands.sh: the single commands that make all this"
+    yield f"Next:  ogkd predict {shlex.quote(str(out / 'model'))} NEW_IMAGES > out.csv"

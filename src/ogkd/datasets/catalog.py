@@ -82,11 +82,11 @@ def read_catalog(path: Path) -> dict[str, Benchmark]:
     try:
         tables = read_toml(path)
         source = tables.pop("source")
-        found = {}
+        records = {}
         for name, table in tables.items():
             folder = table["folder"]
             archive, split_file = f"{folder}.zip", f"split_{folder}.json"
-            found[name] = Benchmark(
+            records[name] = Benchmark(
                 name=name,
                 archive=archive,
                 url=f"{HUB}/datasets/{source['hub']}/resolve/main/{archive}",
@@ -94,7 +94,7 @@ def read_catalog(path: Path) -> dict[str, Benchmark]:
                 split_url=f"{source['splits']}/{folder}/{split_file}",
                 **table,
             )
-        return found
+        return records
     except (tomllib.TOMLDecodeError, ValidationError, TypeError, KeyError) as error:
         raise ConfigError(f"The catalogue {path} is not valid: {error}") from error
 
@@ -119,13 +119,13 @@ def add_catalog(path: str | os.PathLike[str]) -> None:
 @functools.cache
 def _load_plugins() -> None:
     """Add the catalogues of plugins: an entry point is a path, or a module that adds its own."""
-    for what, _, found in plugins.installed(plugins.DATASETS):
-        if isinstance(found, ModuleType):
+    for what, _, entry in plugins.installed(plugins.DATASETS):
+        if isinstance(entry, ModuleType):
             continue
-        if not isinstance(found, str | os.PathLike):
-            raise ConfigError(f"{what} is not the path of a catalogue file, but {found!r}.")
+        if not isinstance(entry, str | os.PathLike):
+            raise ConfigError(f"{what} is not the path of a catalogue file, but {entry!r}.")
         try:
-            add_catalog(found)
+            add_catalog(entry)
         except (OSError, ConfigError) as error:
             raise ConfigError(f"{what} cannot be used: {error}") from error
 

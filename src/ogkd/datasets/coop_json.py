@@ -29,26 +29,26 @@ def read_coop_json(
     """
     folder = path.parent if root is None else root
     names: dict[int, str] = {}
-    places = []
+    rows_read = []
     for split, rows in _parts(path):
         for number, row in enumerate(rows):
-            place = f"{split}[{number}]"
-            relative, label, name = _row(path, place, row)
+            where = f"{split}[{number}]"
+            relative, label, name = _row(path, where, row)
             if names.setdefault(label, name) != name:
                 raise DataError(
-                    f"{path}, {place}: label {label} is '{name}' here, but '{names[label]}' "
+                    f"{path}, {where}: label {label} is '{name}' here, but '{names[label]}' "
                     "before. One label must have one class name."
                 )
             image = ImageRef.of(folder / relative)
-            places.append((place, Case.single(image, label, split=split_name(split))))
+            rows_read.append((where, Case.single(image, label, split=split_name(split))))
     ordered = _in_order(path, names)
     if class_names is not None and class_labels(path, ordered, class_names)[0] != ordered:
         raise DataError(
             f"{path} numbers its classes {', '.join(ordered)}, but the class list is "
             f"{', '.join(class_names)}. Give the classes in the file's order."
         )
-    refuse_twice(path, places)
-    return Dataset(tuple(case for _, case in places), OneOf(ordered))
+    refuse_twice(path, rows_read)
+    return Dataset(tuple(case for _, case in rows_read), OneOf(ordered))
 
 
 def _parts(path: Path) -> list[tuple[str, list[Any]]]:
@@ -76,20 +76,20 @@ def _parts(path: Path) -> list[tuple[str, list[Any]]]:
     return list(content.items())
 
 
-def _row(path: Path, place: str, row: Any) -> tuple[str, int, str]:
+def _row(path: Path, where: str, row: Any) -> tuple[str, int, str]:
     if not isinstance(row, list) or len(row) != 3:
-        raise DataError(f"{path}, {place}: not [path, label, class name] but {_short(row)}.")
+        raise DataError(f"{path}, {where}: not [path, label, class name] but {_short(row)}.")
     relative, label, name = row
-    for right, rule, found in (
+    for right, rule, value in (
         (isinstance(relative, str) and relative.strip(), "path must be text", relative),
         (type(label) is int and label >= 0, "label must be a whole number from 0 on", label),
         (isinstance(name, str), "class name must be text", name),
     ):
         if not right:
-            raise DataError(f"{path}, {place}: the {rule}, but is {_short(found)}.")
+            raise DataError(f"{path}, {where}: the {rule}, but is {_short(value)}.")
     if _leaves(relative):
         raise DataError(
-            f"{path}, {place}: the path {_short(relative)} leaves the data folder. In a split "
+            f"{path}, {where}: the path {_short(relative)} leaves the data folder. In a split "
             "file, paths must be relative and without '..'."
         )
     return relative, label, name

@@ -11,6 +11,8 @@ import hashlib
 import os
 import shutil
 import warnings
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING
 from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks, find_benchmark
 from ogkd.errors import DataError, OgkdWarning
 from ogkd.files import alone, blob_id, cache_dir, folder_atomically, home, sha256_file, write_json
+from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:  # reading images needs torch, so it is imported only when something is read
     from ogkd.datasets.case import Dataset
@@ -27,12 +30,15 @@ if TYPE_CHECKING:  # reading images needs torch, so it is imported only when som
 _SHOWN = 5  # missing files that a message names
 _CHANGED = "Its publisher may have changed it: see the dataset's page."
 _DEEPEST = 4  # levels of folders in an archive above the images
+_MAX_BYTES, _MAX_MEMBERS = 64 * 1024**3, 400_000  # of an unpacked archive
+# What zipfile raises on files that are cut short, encrypted or something else.
+_ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, IndexError, RuntimeError)
 
 
 def data_dir() -> Path:
     """The folder with one folder per benchmark (`OGKD_DATA` moves it)."""
-    if own := os.environ.get("OGKD_DATA"):
-        return home(own)
+    if folder := os.environ.get("OGKD_DATA"):
+        return home(folder)
     return cache_dir() / "datasets"
 
 
@@ -42,25 +48,25 @@ def locate_benchmark(name: str | Benchmark, *, folder: Path | None = None) -> Pa
     A folder of the released code (`data/BTMRI`) is recognised as well.
     """
     record = _record(name)
-    place = folder or data_dir()
-    for found in (place / record.name, place / record.folder):
-        if _is_benchmark(record, found):
-            return found
+    root = folder or data_dir()
+    for path in (root / record.name, root / record.folder):
+        if _is_benchmark(record, path):
+            return path
     return None
 
 
 def read_benchmark(name: str | Benchmark) -> Dataset:
     """The images and labels of a benchmark that is on this machine, in its official order."""
     record = _record(name)
-    found = locate_benchmark(record)
-    if found is None:
+    path = locate_benchmark(record)
+    if path is None:
         raise DataError(
             f"The benchmark '{record.name}' is not in {data_dir()}.\n"
             f"  Download it:  ogkd data download {record.name}\n"
             "  If you have it elsewhere, set OGKD_DATA to the folder that contains it as "
             f"{record.name} or {record.folder}."
         )
-    return _read(record, found)
+    return _read(record, path)
 
 
 def named_benchmark(source: str | Path) -> Benchmark | None:
@@ -117,21 +123,19 @@ def download_benchmark(
     After an interruption, even by SIGKILL, the next call resumes. `force` starts from the
     beginning and replaces what is there.
     """
-    from ogkd.datasets.archive import extract_into
-
     record = _record(name)
-    place = folder or data_dir()
-    target = place / record.name
+    root = folder or data_dir()
+    target = root / record.name
     with alone(target):
-        if not force and (found := locate_benchmark(record, folder=place)):
-            return found
+        if not force and (present := locate_benchmark(record, folder=root)):
+            return present
         work = target.with_name(f".{target.name}.download")
         if force:
             shutil.rmtree(work, ignore_errors=True)
         archive = _fetch_archive(record, work / record.archive)
         with folder_atomically(target) as aside:
             try:
-                extract_into(archive.path, aside / ".unpacked")
+                unpack(archive.path, aside / ".unpacked")
             except DataError:
                 archive.path.unlink(missing_ok=True)  # or else every later attempt would use it
                 raise
@@ -176,16 +180,43 @@ def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
     return download(mirrored(url), target, sha256=sha256)
 
 
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a zip of limited size into a new folder; `zipfile` keeps every entry inside it."""
+    from ogkd.download import check_space
+
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = opened.infolist()
+            total = sum(member.file_size for member in members)
+            if total > _MAX_BYTES or len(members) > _MAX_MEMBERS:
+                raise DataError(
+                    f"{archive} was refused: unpacked, it has {total / 1e9:,.1f} GB in "
+                    f"{len(members):,} files."
+                )
+            remedy = "choose another folder (OGKD_DATA sets the one for all benchmarks)"
+            check_space({folder: total}, what=f"{archive.name}, unpacked,", remedy=remedy)
+            folder.mkdir(parents=True, exist_ok=True)
+            with progress_bar(f"Unpacking {archive.name}", len(members)) as bar:
+                for member in members:
+                    opened.extract(member, folder)
+                    bar.advance()
+    except _ZIP_ERRORS as error:
+        reason = str(error) or type(error).__name__
+        raise DataError(
+            f"{archive} is damaged or incomplete ({reason}). Download it again."
+        ) from error
+
+
 def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
     """Move the split file and the images to where `_is_benchmark` expects them."""
     from ogkd.datasets.read import read_dataset
 
     unpacked = aside / ".unpacked"
     # Archives differ: the split file may be at the top, one folder down, or absent.
-    found = sorted(unpacked.rglob(record.split_file), key=lambda path: len(path.parts))
+    candidates = sorted(unpacked.rglob(record.split_file), key=lambda path: len(path.parts))
     split = aside / record.split_file
-    if found:
-        found[0].rename(split)
+    if candidates:
+        candidates[0].rename(split)
     elif record.split_url:
         fetched = _fetch(record.split_url, work / record.split_file, record.split_sha256)
         shutil.copyfile(fetched.path, split)
@@ -193,7 +224,7 @@ def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
         raise DataError(f"{record.archive} does not contain {record.split_file}. {_CHANGED}")
     _check_hash(record, split)
     first = read_dataset(split, root=unpacked).cases[0].image.file.relative_to(unpacked)
-    images = next((place for place in _folders(unpacked) if (place / first).is_file()), None)
+    images = next((folder for folder in _folders(unpacked) if (folder / first).is_file()), None)
     if images is None:
         raise DataError(
             f"{record.archive} does not contain {first}, the first image of {record.split_file}. "
@@ -225,14 +256,14 @@ def _read(record: Benchmark, folder: Path) -> Dataset:
 
 def _check_hash(record: Benchmark, split: Path) -> None:
     content = split.read_bytes()
-    for kind, expected, found in (
+    for kind, expected, actual in (
         ("sha256", record.split_sha256, hashlib.sha256(content).hexdigest()),
         ("git blob", record.split_git_blob, blob_id(content)),
     ):
-        if expected not in (None, found):
+        if expected not in (None, actual):
             raise DataError(
                 f"{split} is not the official split file of '{record.name}', so results would not "
-                f"be comparable.\n  expected {kind} {expected}\n  found    {kind} {found}\n"
+                f"be comparable.\n  expected {kind} {expected}\n  found    {kind} {actual}\n"
                 "Delete the folder and download the benchmark again; to use your own split, give "
                 "the file another name and pass its path as the data."
             )
@@ -246,11 +277,11 @@ def _check(record: Benchmark, folder: Path) -> None:
             f"{record.split_file} has the classes {', '.join(dataset.names)}, but "
             f"'{record.name}' has {', '.join(record.class_names)}. {_CHANGED}"
         )
-    found = Counter(case.split for case in dataset.cases)
+    counts = Counter(case.split for case in dataset.cases)
     for split, expected in record.counts.model_dump().items():
-        if found[split] != expected:
+        if counts[split] != expected:
             problem = (
-                f"{record.split_file} has {found[split]:,} {split} images, but '{record.name}' "
+                f"{record.split_file} has {counts[split]:,} {split} images, but '{record.name}' "
                 f"officially has {expected:,}."
             )
             if record.split_sha256 is not None:

@@ -59,17 +59,17 @@ def read_medmnist(path: Path, *, class_names: Sequence[str] | None = None) -> Da
 
 def _splits(path: Path, archive: zipfile.ZipFile) -> list[str]:
     arrays = {name.removesuffix(".npy") for name in archive.namelist()}
-    found = [split for split in SPLITS if f"{split}_images" in arrays]
-    if not found:
+    splits = [split for split in SPLITS if f"{split}_images" in arrays]
+    if not splits:
         listed = ", ".join(sorted(arrays)[:10]) or "nothing"
         raise DataError(
             f"{path} is not a MedMNIST file: it needs train_images and train_labels (and val_, "
             f"test_), but has: {listed}."
         )
-    alone = [split for split in found if f"{split}_labels" not in arrays]
-    if alone:
-        raise DataError(f"{path} has {alone[0]}_images but no {alone[0]}_labels.")
-    return found
+    unlabelled = [split for split in splits if f"{split}_labels" not in arrays]
+    if unlabelled:
+        raise DataError(f"{path} has {unlabelled[0]}_images but no {unlabelled[0]}_labels.")
+    return splits
 
 
 def _labels(path: Path, archive: zipfile.ZipFile, split: str) -> list[int]:

@@ -17,9 +17,8 @@ from ogkd.datasets.case import Case, Dataset, require_files
 from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.task import Task
 from ogkd.errors import DataError
-from ogkd.features.blank import without_blank
 from ogkd.features.encode import EncodedBatch
-from ogkd.features.store import FeatureStore, stored_batches
+from ogkd.features.store import FeatureStore, stored_batches, without_blank
 from ogkd.images import ImageRef
 from ogkd.model.calibration import Calibration
 from ogkd.model.card import ModelCard

@@ -2,7 +2,8 @@
 
 The key is the image's bytes, the backbone's digest, the preprocessing, the kind of device and the
 view. Entries are kept in safetensors shards that are written whole. A shard is named by the SHA-256
-of its bytes, which is checked before it is used; what fails is computed again.
+of its bytes, which is checked before it is used; what fails is computed again. Text features are
+kept by the list of texts and the backbone.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
-from ogkd.errors import DataError
+from ogkd.datasets.case import Case, images_of
+from ogkd.datasets.names import first_lines
+from ogkd.errors import DataError, StorageError, counted
 from ogkd.features.encode import EncodedBatch, encode_crops, whole_image
 from ogkd.features.unreadable import decode_ahead, unreadable, unreadable_error
 from ogkd.files import cache_dir, sha256_file, write_atomically
 from ogkd.images import ImageRef, look_at
+from ogkd.images.decode import BlankImage
 from ogkd.images.transforms import ADAPTER_AREAS, random_resized_crop
 from ogkd.progress import progress_bar
 
@@ -110,11 +114,11 @@ class FeatureStore:
                     raise unreadable_error(bad) from None
                 raise
             try:
-                found = self._read(keys, kinds)
+                features = self._read(keys, kinds)
             except _Damaged as error:
                 self._forget(error.shard)
                 continue
-            kept = {kind: tensor.unflatten(0, shape) for kind, tensor in found.items()}
+            kept = {kind: tensor.unflatten(0, shape) for kind, tensor in features.items()}
             return ImageFeatures(kept[_GLOBALS], kept.get(_PATCHES), kept.get(_DEEP))
 
     def has(self, image: ImageRef) -> bool:
@@ -141,8 +145,8 @@ class FeatureStore:
     def _find_shards(self) -> None:
         """Read the headers of shards not seen yet (other processes may have added some)."""
         # The oldest first, so that results do not depend on what was added later.
-        found = sorted((path.stat().st_mtime_ns, path) for path in self.folder.glob(_NAME))
-        for _, shard in found:
+        shards = sorted((path.stat().st_mtime_ns, path) for path in self.folder.glob(_NAME))
+        for _, shard in shards:
             if shard in self._shards:
                 continue
             with contextlib.suppress(SafetensorError, OSError), safe_open(shard, "pt") as file:
@@ -158,29 +162,29 @@ class FeatureStore:
             _PATCHES: (grid, backbone.embed_dim),
             _DEEP: (sum(backbone.deep_parts),),
         }
-        found = {
+        features = {
             kind: torch.empty(
                 len(keys), *shapes[kind], dtype=torch.float16 if kind == _PATCHES else torch.float32
             )
             for kind in (_GLOBALS, *kinds)
         }
         by_shard: dict[Path, list[tuple[str, Tensor]]] = {}
-        for kind, places in found.items():
-            for key, place in zip(keys, places, strict=True):
+        for kind, rows in features.items():
+            for key, row in zip(keys, rows, strict=True):
                 name = f"{key}{kind}"
-                by_shard.setdefault(self._entries[name], []).append((name, place))
+                by_shard.setdefault(self._entries[name], []).append((name, row))
         for shard, wanted in by_shard.items():
             try:
                 self._check(shard)
                 with safe_open(shard, "pt") as file:
-                    for name, place in wanted:
+                    for name, row in wanted:
                         tensor = file.get_tensor(name)
-                        if tensor.shape != place.shape:  # copy_ would stretch it
+                        if tensor.shape != row.shape:  # copy_ would stretch it
                             raise _Damaged(shard)
-                        place.copy_(tensor)
+                        row.copy_(tensor)
             except (SafetensorError, OSError) as error:
                 raise _Damaged(shard) from error
-        return found
+        return features
 
     def _check(self, shard: Path) -> None:
         """Compare a shard with its name, once."""
@@ -190,7 +194,7 @@ class FeatureStore:
 
     def _forget(self, shard: Path) -> None:
         self.damaged.add(shard)
-        self._entries = {key: place for key, place in self._entries.items() if place != shard}
+        self._entries = {key: path for key, path in self._entries.items() if path != shard}
         # Deleted, so that what is computed now does not lose to it again.
         with contextlib.suppress(OSError):
             shard.unlink(missing_ok=True)
@@ -200,8 +204,8 @@ class FeatureStore:
         keys = list(missing)
         done, began = 0, time.perf_counter()
         with progress_bar("Encoding images", len(keys)) as bar:
-            for found in decode_ahead(self._crop, list(missing.values()), batch_size=_BATCH):
-                crops = [_or_raise(outcome) for _, outcome in found]
+            for batch in decode_ahead(self._crop, list(missing.values()), batch_size=_BATCH):
+                crops = [_or_raise(outcome) for _, outcome in batch]
                 self._encode_batch(keys[done : done + len(crops)], crops, shard, kinds)
                 done += len(crops)
                 bar.advance(len(crops))
@@ -249,10 +253,10 @@ class FeatureStore:
 
     def _write(self, shard: dict[str, Tensor]) -> None:
         content = save(shard)
-        place = self.folder / f"{hashlib.sha256(content).hexdigest()}.safetensors"
-        with write_atomically(place, ours=True) as aside:
+        path = self.folder / f"{hashlib.sha256(content).hexdigest()}.safetensors"
+        with write_atomically(path, ours=True) as aside:
             aside.write_bytes(content)  # a full disk is then an OSError
-        self._shards.discard(place)  # a damaged one may have had its name
+        self._shards.discard(path)  # a damaged one may have had its name
 
 
 def _or_raise(outcome: NDArray[np.uint8] | DataError) -> NDArray[np.uint8]:
@@ -277,3 +281,59 @@ def given_batches(rows: Tensor, images: Iterable[ImageRef]) -> Iterator[EncodedB
     """Images in order with features [N, d] that the caller has."""
     refs = list(images)
     yield EncodedBatch(refs, ImageFeatures(rows), {})
+
+
+def without_blank(store: FeatureStore, cases: Sequence[Case]) -> tuple[list[Case], str]:
+    """The cases without blank images, and a note that names those; "" if there are none.
+
+    A case that has no others keeps them: reading says what is wrong. Parts of volumes and slides
+    were chosen among those that are not blank, and what has features is not blank either: only new
+    files are looked at.
+    """
+
+    def look(image: ImageRef) -> NDArray[np.uint8] | None:
+        return None if store.has(image) else look_at(image, blank=False)
+
+    images = dict.fromkeys(image for image in images_of(cases) if not image.part)
+    looked = itertools.chain.from_iterable(decode_ahead(look, images))
+    blank = {image for image, error in looked if isinstance(error, BlankImage)}
+    kept = [case.without(blank) or case for case in cases]
+    gone = sorted(map(str, blank.difference(images_of(kept))))
+    return (
+        kept,
+        f"Left out {counted(len(gone), 'blank image')}:\n{first_lines(gone)}" if gone else "",
+    )
+
+
+def text_features(backbone: Backbone, texts: Sequence[str], *, root: Path | None = None) -> Tensor:
+    """Features [N, d] of `backbone.encode_texts(texts)`, found in the cache or kept there.
+
+    One file for each list of texts, because a batch's rounding depends on all that is in it: a
+    list that is encoded again has the same bits whatever else was encoded before.
+    """
+    address = hashlib.sha256(json.dumps([backbone.digest, *texts]).encode()).hexdigest()
+    file = (root or cache_dir() / "texts") / address[:2] / f"{address}.safetensors"
+    cached = _read_texts(file)
+    if cached is not None and cached.shape == (len(texts), backbone.embed_dim):
+        return cached
+    features = backbone.encode_texts(texts)
+    if features.isfinite().all():
+        # A cache that cannot be written costs time, nothing else.
+        with contextlib.suppress(StorageError), write_atomically(file, ours=True) as aside:
+            aside.write_bytes(save({"features": features}, {"sha256": _digest(features)}))
+    return features
+
+
+def _read_texts(path: Path) -> Tensor | None:
+    """What is kept there; None if there is nothing, or it is not what was written."""
+    try:
+        with safe_open(path, "pt") as file:
+            features: Tensor = file.get_tensor("features").clone()  # not a map of the file
+            digest = (file.metadata() or {}).get("sha256")
+    except (SafetensorError, OSError):
+        return None
+    return features if digest == _digest(features) else None
+
+
+def _digest(features: Tensor) -> str:
+    return hashlib.sha256(features.contiguous().numpy().tobytes()).hexdigest()

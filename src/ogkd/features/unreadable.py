@@ -71,8 +71,8 @@ def decode_ahead(
 
 def unreadable(images: Sequence[ImageRef]) -> list[BadFile]:
     """The images that cannot be decoded, found without encoding anything."""
-    found = itertools.chain.from_iterable(decode_ahead(_look, images))
-    return [BadFile(image, str(error)) for image, error in found if isinstance(error, DataError)]
+    results = itertools.chain.from_iterable(decode_ahead(_look, images))
+    return [BadFile(image, str(error)) for image, error in results if isinstance(error, DataError)]
 
 
 def read_each(images: Sequence[ImageRef]) -> Iterator[tuple[ImageRef, NDArray[np.uint8]]]:
@@ -132,10 +132,10 @@ def readable_cases(cases: Sequence[Case], task: Task) -> tuple[list[Case], list[
     return good, bad
 
 
-def write_skipped(place: Path, bad: Sequence[BadFile]) -> None:
+def write_skipped(path: Path, bad: Sequence[BadFile]) -> None:
     """Write a table of the skipped files and the reasons; only its header if there are none."""
     with (
-        write_atomically(place) as aside,
+        write_atomically(path) as aside,
         # A name that is not valid text is written as the bytes it is.
         aside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):

@@ -84,7 +84,7 @@ class OnlineViews:
     def __init__(self, backbone: Backbone, images: Sequence[ImageRef], *, patches: bool) -> None:
         self.backbone = backbone
         self.patches = patches
-        held = {image.key: found for image in images if (found := _DECODED.get(image.key))}
+        held = {image.key: picture for image in images if (picture := _DECODED.get(image.key))}
         missing = {image.key: image for image in images if image.key not in held}
         room = psutil.virtual_memory().available * _SHARE
         for image, pixels in read_each(list(missing.values())):
@@ -107,9 +107,9 @@ class OnlineViews:
 
     def some(self, images: Tensor) -> OnlineViews:
         """The views of some of the images."""
-        found = copy.copy(self)
-        found.pictures = [self.pictures[number] for number in images.tolist()]
-        return found
+        subset = copy.copy(self)
+        subset.pictures = [self.pictures[number] for number in images.tolist()]
+        return subset
 
     def look(self, images: NDArray[np.int64], rng: np.random.Generator) -> ImageFeatures:
         """A fresh crop of each image through the image tower."""
@@ -118,7 +118,10 @@ class OnlineViews:
     def draw(self, images: NDArray[np.int64], rng: np.random.Generator) -> list[Cut]:
         """Which part of each image is seen next."""
         chosen = [self.pictures[row] for row in images]
-        return [Cut(one.image.key, draw_crop(one.height, one.width, rng), one) for one in chosen]
+        return [
+            Cut(picture.image.key, draw_crop(picture.height, picture.width, rng), picture)
+            for picture in chosen
+        ]
 
     def cut(self, drawn: Cut) -> NDArray[np.uint8]:
         """The pixels of a crop, at the model's size."""
@@ -128,13 +131,13 @@ class OnlineViews:
 
     def encode(self, crops: Sequence[NDArray[np.uint8]]) -> ImageFeatures:
         """Crops of this or of other runs' images through the image tower, a few passes for all."""
-        found = [
+        parts = [
             encode_crops(self.backbone, crops[start : start + _AT_ONCE], patches=self.patches)
             for start in range(0, len(crops), _AT_ONCE)
         ]
-        patches = [some.patches for some in found if some.patches is not None]
+        patches = [part.patches for part in parts if part.patches is not None]
         return ImageFeatures(
-            torch.cat([some.globals for some in found]), torch.cat(patches) if patches else None
+            torch.cat([part.globals for part in parts]), torch.cat(patches) if patches else None
         )
 
 

@@ -37,8 +37,7 @@ from ogkd.datasets.splits import (
 )
 from ogkd.datasets.task import Task
 from ogkd.errors import ConfigError, DataError, counted
-from ogkd.features.blank import without_blank
-from ogkd.features.store import FeatureStore
+from ogkd.features.store import FeatureStore, without_blank
 from ogkd.features.unreadable import BadFile, readable_cases, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
 from ogkd.fitting.cases import CaseSupport

@@ -8,11 +8,14 @@ import logging
 import os
 import stat
 import tempfile
+import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
@@ -21,7 +24,14 @@ from ogkd.images.dicom import read_dicom
 from ogkd.images.memory import ImageLike, InMemory, array_to_rgb, as_ref
 from ogkd.images.nifti import read_nifti
 from ogkd.images.npz import read_npz
-from ogkd.images.plain import FORMATS, check_size, read_plain, rgb_of
+from ogkd.images.plain import (
+    FORMATS,
+    check_size,
+    is_gray_view,
+    own_pixels,
+    read_plain,
+    rgb_of,
+)
 from ogkd.images.ref import (
     DICOM,
     NIFTI,
@@ -31,15 +41,16 @@ from ogkd.images.ref import (
     Broken,
     ImageRef,
     damaged,
+    file_state,
     kind_of,
     starts_as_dicom,
 )
-from ogkd.images.scaling import own_pixels
 from ogkd.images.slide import read_tile
 
 EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI, *SLIDES})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
 
+_SHARE = 0.25  # of the free memory, for decoded files that a command keeps
 _NOWHERE = logging.NullHandler()
 
 
@@ -54,6 +65,46 @@ def silence_decoders() -> None:
 
 
 silence_decoders()
+
+
+class _DecodedFiles:
+    """Pixels of files, by what identifies their content; once memory is used up, no more are kept.
+
+    Nothing is evicted: a second pass over more files than fit would find none of them.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self._room = budget  # bytes
+        self._pixels: dict[tuple[object, ...], NDArray[np.uint8]] = {}
+        self._lock = threading.Lock()
+
+    def read(self, ref: ImageRef) -> NDArray[np.uint8]:
+        key = (file_state(ref.file), ref.file.suffix, ref.part)
+        if (kept := self._pixels.get(key)) is not None:
+            return kept
+        pixels = _read_file(ref)
+        pixels.flags.writeable = False  # several callers may get it
+        size = pixels.nbytes // (3 if is_gray_view(pixels) else 1)
+        with self._lock:
+            if size <= self._room and key not in self._pixels:
+                self._room -= size
+                self._pixels[key] = pixels
+        return pixels
+
+
+_decoded: _DecodedFiles | None = None
+
+
+@contextmanager
+def decode_once() -> Iterator[None]:
+    """Within it, a file is decoded once as far as memory allows: for commands of several steps."""
+    global _decoded
+    before = _decoded
+    _decoded = before or _DecodedFiles(int(psutil.virtual_memory().available * _SHARE))
+    try:
+        yield
+    finally:
+        _decoded = before
 
 
 class BlankImage(DataError):
@@ -77,7 +128,10 @@ def look_at(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
     if isinstance(ref, Broken):
         raise DataError(ref.reason)
     try:
-        pixels = _read_memory(ref) if isinstance(ref, InMemory) else _read_file(ref)
+        if isinstance(ref, InMemory):
+            pixels = _read_memory(ref)
+        else:
+            pixels = _decoded.read(ref) if _decoded is not None else _read_file(ref)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
             raise ValueError(f"an array of shape {pixels.shape}, not an image")
         if not blank and _is_blank(pixels):
@@ -171,28 +225,28 @@ def find_images(paths: Iterable[str | Path]) -> list[ImageRef]:
     so a loop of links cannot trap the search. Hidden files are skipped. A file without an ending
     counts if it has DICOM's mark.
     """
-    found: dict[ImageRef, None] = {}
+    images: dict[ImageRef, None] = {}
     for path in map(Path, paths):
         if path.is_dir():
-            found.update(dict.fromkeys(map(ImageRef, images_below(path))))
+            images.update(dict.fromkeys(map(ImageRef, images_below(path))))
         elif os.path.lexists((ref := ImageRef.of(path)).file):  # a broken link fails when read
-            found[ref] = None
+            images[ref] = None
         else:
             raise DataError(f"There is no file or folder {path}. Check the path.")
-    if not found:
+    if not images:
         raise DataError(
             "No images found. Give image files or folders that contain "
             f"{', '.join(sorted(EXTENSIONS))} files."
         )
-    return list(found)
+    return list(images)
 
 
 def images_below(folder: Path) -> list[Path]:
     """The image files in a folder, at any depth, sorted; there may be none."""
     inside: list[Path] = []
-    for place, folders, names in os.walk(folder, onerror=_refuse_folder):
+    for folder_path, folders, names in os.walk(folder, onerror=_refuse_folder):
         folders[:] = [name for name in folders if not name.startswith(".")]  # prunes the walk
-        inside += [file for name in names if _is_image(file := Path(place, name))]
+        inside += [file for name in names if _is_image(file := Path(folder_path, name))]
     return sorted(inside, key=Path.as_posix)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import DataError
+from ogkd.images.plain import gray_to_rgb, stretch, to_bytes
 from ogkd.images.ref import decoding, needs_extra, slice_in
-from ogkd.images.scaling import gray_to_rgb, stretch, to_bytes
 
 _SHAPE_TAGS = [
     *("Rows", "Columns", "NumberOfFrames", "SamplesPerPixel", "PhotometricInterpretation"),
@@ -84,23 +84,23 @@ class Series:
             raise needs_extra(file, "a DICOM file") from error
         with decoding(file):
             _check_syntax(file)
-            found = dcmread(file, stop_before_pixels=True, specific_tags=_SERIES_TAGS)
-            number = found.get("InstanceNumber")
-            place = tuple(float(x) for x in found.get("ImagePositionPatient") or ())
-            rows = np.array([float(x) for x in found.get("ImageOrientationPatient") or ()])
+            header = dcmread(file, stop_before_pixels=True, specific_tags=_SERIES_TAGS)
+            number = header.get("InstanceNumber")
+            position = tuple(float(x) for x in header.get("ImagePositionPatient") or ())
+            rows = np.array([float(x) for x in header.get("ImageOrientationPatient") or ()])
             normal: tuple[float, ...] = ()
             if len(rows) == 6:
                 normal = tuple((np.cross(rows[:3], rows[3:]).round(1) + 0.0).tolist())
             return cls(
-                str(found.get("StudyInstanceUID") or ""),
-                str(found.get("SeriesInstanceUID") or ""),
+                str(header.get("StudyInstanceUID") or ""),
+                str(header.get("SeriesInstanceUID") or ""),
                 None if number is None else int(number),
-                place,
+                position,
                 normal,
-                str(found.get("Modality") or ""),
-                (int(found.get("Columns") or 0), int(found.get("Rows") or 0)),
-                _called("series", found.get("SeriesNumber"), found.get("SeriesDescription")),
-                _called("study", None, found.get("StudyDescription")),
+                str(header.get("Modality") or ""),
+                (int(header.get("Columns") or 0), int(header.get("Rows") or 0)),
+                _called("series", header.get("SeriesNumber"), header.get("SeriesDescription")),
+                _called("study", None, header.get("StudyDescription")),
             )
 
     @property
@@ -208,14 +208,14 @@ def _gray(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
     if pixels.dtype.kind not in "iu" or pixels.dtype.itemsize > 2:
         return _levels(pixels, header, index)
     # Negative numbers are the upper half of the table.
-    places = np.ascontiguousarray(pixels).view(f"u{pixels.dtype.itemsize}")
-    blocks = np.array_split(places.reshape(-1), places.size // _BLOCK + 1)
-    table = np.zeros(np.iinfo(places.dtype).max + 1, np.uint8)
+    codes = np.ascontiguousarray(pixels).view(f"u{pixels.dtype.itemsize}")
+    blocks = np.array_split(codes.reshape(-1), codes.size // _BLOCK + 1)
+    table = np.zeros(np.iinfo(codes.dtype).max + 1, np.uint8)
     for block in blocks:
         table[block.astype(np.intp)] = 1  # indices of another type take three times as long
-    found = np.flatnonzero(table).astype(places.dtype)
-    table[found] = _levels(found.view(pixels.dtype), header, index)
-    return np.concatenate([np.take(table, block) for block in blocks]).reshape(places.shape)
+    used = np.flatnonzero(table).astype(codes.dtype)
+    table[used] = _levels(used.view(pixels.dtype), header, index)
+    return np.concatenate([np.take(table, block) for block in blocks]).reshape(codes.shape)
 
 
 def _levels(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
@@ -310,8 +310,8 @@ def _table(item: Any, header: Any) -> tuple[int, NDArray[Any]]:
 
 
 def _look_up(values: NDArray[Any], first: int, table: NDArray[Any]) -> NDArray[Any]:
-    place = np.clip(np.nan_to_num(values).astype(np.int64) - first, 0, len(table) - 1)
-    return np.asarray(table[place])
+    rows = np.clip(np.nan_to_num(values).astype(np.int64) - first, 0, len(table) - 1)
+    return np.asarray(table[rows])
 
 
 def _palette(pixels: NDArray[Any], header: Any) -> NDArray[np.uint8]:
@@ -328,10 +328,10 @@ def _check_size(stream: bytes, syntax: Any, rows: int, columns: int, samples: in
     """
     if "RLE" in syntax.name:
         return  # unpacked into the declared size
-    found = _jpeg_2000(stream) if b"\xff\x4f\xff\x51" in stream[:512] else _jpeg(stream)
-    if found != (rows, columns, samples):
+    declared = _jpeg_2000(stream) if b"\xff\x4f\xff\x51" in stream[:512] else _jpeg(stream)
+    if declared != (rows, columns, samples):
         raise ValueError(
-            f"the compressed image says rows, columns, samples {found}, the file says "
+            f"the compressed image says rows, columns, samples {declared}, the file says "
             f"{(rows, columns, samples)}"
         )
 
@@ -344,15 +344,15 @@ def _jpeg_2000(stream: bytes) -> tuple[int, int, int]:
 
 
 def _jpeg(stream: bytes) -> tuple[int, int, int]:
-    place = 2
-    while place + 9 < len(stream) and stream[place] == 0xFF:
-        marker = stream[place + 1]
+    offset = 2
+    while offset + 9 < len(stream) and stream[offset] == 0xFF:
+        marker = stream[offset + 1]
         if marker == 0xFF:  # a filling byte
-            place += 1
+            offset += 1
             continue
-        (length,) = struct.unpack_from(">H", stream, place + 2)
+        (length,) = struct.unpack_from(">H", stream, offset + 2)
         if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in _NOT_FRAMES):
-            rows, columns, samples = struct.unpack_from(">HHB", stream, place + 5)
+            rows, columns, samples = struct.unpack_from(">HHB", stream, offset + 5)
             return rows, columns, samples
-        place += 2 + length
+        offset += 2 + length
     raise ValueError("no JPEG frame header in the compressed image")

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ogkd.errors import DataError
+from ogkd.images.plain import gray_to_rgb, stretch
 from ogkd.images.ref import ImageRef, SliceRule
-from ogkd.images.scaling import gray_to_rgb, stretch
 
 ImageLike = str | Path | ImageRef | bytes | Image.Image | NDArray[Any] | Tensor
 Images = ImageLike | Iterable[Any] | Dataset[Any]
@@ -121,7 +121,9 @@ def _are_labels(values: Any) -> bool:
     if isinstance(values, np.ndarray | Tensor):
         return values.ndim < 2
     if isinstance(values, tuple | list):  # (path, 3) is an image with its label
-        return any(all(isinstance(one, kind) for one in values) for kind in (str, numbers.Number))
+        return any(
+            all(isinstance(value, kind) for value in values) for kind in (str, numbers.Number)
+        )
     return False
 
 
@@ -159,14 +161,14 @@ def _to_bytes(image: NDArray[Any], name: str) -> NDArray[np.uint8]:
         return image.astype(np.uint8) * np.uint8(255)
     if image.dtype.name in _DEEP:
         return stretch(image)
-    found = f"{image.dtype} values"
+    values = f"{image.dtype} values"
     if image.dtype.kind == "f":
         low, high = float(image.min()), float(image.max())
         if low >= 0 and high <= 1:  # false for NaN too
             return np.asarray(np.rint(image.astype(np.float64) * 255), dtype=np.uint8)
-        found += " with NaN" if np.isnan(low) else f" from {low:.3g} to {high:.3g}"
+        values += " with NaN" if np.isnan(low) else f" from {low:.3g} to {high:.3g}"
     raise DataError(
-        f"{name} has {found}. Give uint8 from 0 to 255, or floats from 0 to 1, that are not "
+        f"{name} has {values}. Give uint8 from 0 to 255, or floats from 0 to 1, that are not "
         "normalised: the model does that."
     )
 

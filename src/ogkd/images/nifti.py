@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import DataError
+from ogkd.images.plain import gray_to_rgb, to_bytes
 from ogkd.images.ref import WHICH_SLICE, SliceRule, decoding, file_state, needs_extra, slice_in
-from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 MAX_VOLUME_BYTES = 8 * 1024**3  # of the volume in the file, unpacked
 _EMPTY = 0.05  # share of the volume's range that the values of an empty slice spread over
@@ -38,13 +38,13 @@ def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
     volume = _open(file)
     axis = rule.axis or 0
     try:
-        place = rule.position(volume.count(axis))
+        index = rule.position(volume.count(axis))
     except ValueError as error:
         raise DataError(f"{file}, axis {axis}: {error}. Choose a slice that is there.") from None
     if math.prod(volume.shape) // volume.count(axis) > max_pixels:
         raise DataError(f"{file}: a slice of {volume.shape} along axis {axis} has too many pixels.")
     stored = volume.stored(axis)
-    values = volume.slice(axis, place)
+    values = volume.slice(axis, index)
     rest = [part for number, part in enumerate(volume.orientation) if number != stored]
     return _rgb(_upright(values, rest))
 
@@ -57,14 +57,14 @@ def filled_slices(file: Path, axis: int) -> list[int]:
     """
     with decoding(file):
         volume = _open(file)
-        spans = [_span(volume.slice(axis, place)) for place in range(volume.count(axis))]
+        spans = [_span(volume.slice(axis, index)) for index in range(volume.count(axis))]
     known = [span for span in spans if span is not None]
     if not known:
         return []
     low, high = min(low for low, _ in known), max(high for _, high in known)
     return [
-        place
-        for place, span in enumerate(spans)
+        index
+        for index, span in enumerate(spans)
         if span is not None and span[1] - span[0] > _EMPTY * (high - low)
     ]
 
@@ -74,11 +74,11 @@ def _span(values: NDArray[Any]) -> tuple[float, float] | None:
     if values.dtype.names:
         values = values[values.dtype.names[0]]
     step = max(1, min(values.shape) // 128)
-    some = values[::step, ::step].astype(np.float64)
-    some = some[np.isfinite(some)]
-    if not some.size:
+    sample = values[::step, ::step].astype(np.float64)
+    sample = sample[np.isfinite(sample)]
+    if not sample.size:
         return None
-    low, high = np.quantile(some, [0.005, 0.995])
+    low, high = np.quantile(sample, [0.005, 0.995])
     return float(low), float(high)
 
 
@@ -98,12 +98,12 @@ class _Volume:
     def count(self, axis: int) -> int:
         return self.shape[self.stored(axis)]
 
-    def slice(self, axis: int, place: int) -> NDArray[Any]:
+    def slice(self, axis: int, index: int) -> NDArray[Any]:
         stored = self.stored(axis)
         if self.orientation[stored][1] < 0:
-            place = self.shape[stored] - 1 - place
+            index = self.shape[stored] - 1 - index
         where: list[Any] = [slice(None)] * 3
-        where[stored] = place
+        where[stored] = index
         where += [0] * (len(self.image.shape) - 3)
         chosen = tuple(where[: len(self.image.shape)])
         values = _values(self.file, self.image.dataobj, chosen)
@@ -202,9 +202,9 @@ def _three(file: Path, shape: tuple[int, ...]) -> tuple[int, int, int]:
 def _orientation(nibabel: Any, affine: NDArray[np.float64]) -> list[tuple[int, int]]:
     """For each axis of the file: which anatomical axis it is, and its direction along it."""
     if np.isfinite(affine).all():
-        found = nibabel.io_orientation(affine)
-        if np.isfinite(found).all():
-            return [(int(axis), int(sign)) for axis, sign in found]
+        axes = nibabel.io_orientation(affine)
+        if np.isfinite(axes).all():
+            return [(int(axis), int(sign)) for axis, sign in axes]
     return [(0, 1), (1, 1), (2, 1)]  # no usable orientation: the file's own axes
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import DataError
+from ogkd.images.plain import gray_to_rgb, to_bytes
 from ogkd.images.ref import file_state
-from ogkd.images.scaling import gray_to_rgb, to_bytes
 
 MAX_ARRAY_BYTES = 4 * 1024**3
 _DENSEST = 200  # times that images are packed at most; more is a decompression bomb

@@ -52,13 +52,13 @@ class SliceRule:
     @classmethod
     def parse(cls, text: str) -> SliceRule:
         """Read "axis=2,index=middle" or "index=40"; anything else is a ConfigError."""
-        found: dict[str, str] = {}
+        parts: dict[str, str] = {}
         for part in text.split(","):
             key, _, value = (word.strip() for word in part.partition("="))
-            if key in found or key not in ("axis", "index"):
+            if key in parts or key not in ("axis", "index"):
                 raise _no_rule(text)
-            found[key] = value
-        axis, index = found.get("axis"), found.get("index", "")
+            parts[key] = value
+        axis, index = parts.get("axis"), parts.get("index", "")
         number = re.fullmatch(r"[0-9]{1,9}", index)
         if axis not in (None, "0", "1", "2") or not (number or index in _WORDS):
             raise _no_rule(text)
@@ -149,9 +149,9 @@ class ImageRef:
         text = str(image)
         if "#" not in text or os.path.lexists(text):
             return cls(Path(image))
-        for place in reversed([match.start() for match in re.finditer("#", text)]):
-            if os.path.isfile(text[:place]):  # noqa: PTH113 - pathlib raises where this says no
-                return cls(Path(text[:place]), text[place + 1 :])
+        for position in reversed([match.start() for match in re.finditer("#", text)]):
+            if os.path.isfile(text[:position]):  # noqa: PTH113 - pathlib raises where this says no
+                return cls(Path(text[:position]), text[position + 1 :])
         if match := _PART.search(text):
             return cls(Path(text[: match.start()]), match.group(1))
         return cls(Path(image))

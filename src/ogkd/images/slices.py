@@ -40,19 +40,19 @@ class SlicesRule:
     @classmethod
     def parse(cls, text: str) -> SlicesRule:
         """Read "all", "every=4" or "N=16", perhaps after "axis=1,"; else a ConfigError."""
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"(?:axis=([012]),)?(?:x=(\d{1,3}(?:\.\d{1,3})?),|side=([1-9]\d{1,5}),)?"
             r"(?:all|every=([1-9]\d{0,5})|N=([1-9]\d{0,5}))",
             text.strip(),
         )
-        if found is None or float(found[2] or MAGNIFICATION) <= 0:
+        if match is None or float(match[2] or MAGNIFICATION) <= 0:
             raise ConfigError(
                 f"'{text}' does not name slices. Write all, every=4 or N=16; put an axis before it "
                 "for slices that are not axial (axis=1,all), and the magnification for tiles of a "
                 "whole slide (x=20,all).",
                 argument="slices",
             )
-        axis, power, side, step, count = found.groups()
+        axis, power, side, step, count = match.groups()
         return cls(
             int(axis or AXIAL),
             int(step or 1),
@@ -75,34 +75,34 @@ class SlicesRule:
         """The slice to take where only one is wanted."""
         return SliceRule(self.axis, "middle")
 
-    def choose(self, places: Sequence[int]) -> list[int]:
+    def choose(self, indices: Sequence[int]) -> list[int]:
         """Some of the places, in their order; the ends are not preferred.
 
         >>> SlicesRule.parse("N=2").choose(range(10, 20)), SlicesRule.parse("every=4").choose([7])
         ([12, 17], [7])
         """
-        if not places:
+        if not indices:
             return []
         if self.count is None:
-            return list(places[min(self.step // 2, len(places) - 1) :: self.step])
-        count = min(self.count, len(places))
-        return [places[(2 * k + 1) * len(places) // (2 * count)] for k in range(count)]
+            return list(indices[min(self.step // 2, len(indices) - 1) :: self.step])
+        count = min(self.count, len(indices))
+        return [indices[(2 * k + 1) * len(indices) // (2 * count)] for k in range(count)]
 
 
 def parts_of(image: ImageRef, rule: SlicesRule) -> list[ImageRef]:
     """The pictures of a volume or clip; any other image, or a named part, is one by itself."""
     kind = "" if image.part else kind_of(image.file)
     if kind == "nifti":
-        places = filled_slices(image.file, rule.axis)
-        found = [f"axis={rule.axis},index={place}" for place in rule.choose(places)]
+        filled = filled_slices(image.file, rule.axis)
+        parts = [f"axis={rule.axis},index={index}" for index in rule.choose(filled)]
     elif kind == "dicom" and (frames := frame_count(image.file)) > 1:
-        chosen = [f"index={place}" for place in rule.choose(range(frames))]
-        found = [part for part in chosen if np.ptp(read_image(ImageRef(image.file, part))) > 0]
+        chosen = [f"index={index}" for index in rule.choose(range(frames))]
+        parts = [part for part in chosen if np.ptp(read_image(ImageRef(image.file, part))) > 0]
     elif kind == "slide" or (kind == "plain" and is_slide(image.file)):
         every = tiles(image.file, magnification=rule.magnification, side=rule.side)
-        found = [every[number] for number in rule.choose(range(len(every)))]
+        parts = [every[number] for number in rule.choose(range(len(every)))]
     else:
         return [image]
-    if not found:
+    if not parts:
         raise DataError(f"{image} is blank: there is nothing in any part of it. Remove it.")
-    return [ImageRef(image.file, part) for part in found]
+    return [ImageRef(image.file, part) for part in parts]

@@ -52,7 +52,7 @@ def tiles(file: Path, *, magnification: float, side: int | None) -> list[str]:
         )
     scale = mask.shape[1] / width
     sums = np.pad(mask.astype(np.int64).cumsum(0).cumsum(1), ((1, 0), (1, 0)))
-    found = []
+    parts = []
     for y in range(0, height - step + 1, step):
         for x in range(0, width - step + 1, step):
             top, left = int(y * scale), int(x * scale)
@@ -60,16 +60,16 @@ def tiles(file: Path, *, magnification: float, side: int | None) -> list[str]:
             right = min(max(left + 1, round((x + step) * scale)), mask.shape[1])
             inside = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
             if inside >= _LEAST * (bottom - top) * (right - left):
-                found.append(f"tile={x},{y},{step}")
-    return found
+                parts.append(f"tile={x},{y},{step}")
+    return parts
 
 
 def overview(file: Path) -> NDArray[np.uint8]:
     """A small picture of the whole slide, as RGB [H, W, 3]."""
     with decoding(file):
         slide = _slide(file, file_state(file))
-        found = slide.get_thumbnail((_OVERVIEW, _OVERVIEW)).convert("RGB")
-    return np.asarray(found)
+        thumbnail = slide.get_thumbnail((_OVERVIEW, _OVERVIEW)).convert("RGB")
+    return np.asarray(thumbnail)
 
 
 def tissue(picture: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -94,14 +94,14 @@ def tissue(picture: NDArray[np.uint8]) -> NDArray[np.bool_]:
 
 def read_tile(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:
     """One tile as RGB [256, 256, 3]; of a slide without a part, what to do."""
-    found = re.fullmatch(r"tile=(\d{1,9}),(\d{1,9}),(\d{1,9})", fragment)
-    if found is None:
+    match = re.fullmatch(r"tile=(\d{1,9}),(\d{1,9}),(\d{1,9})", fragment)
+    if match is None:
         raise DataError(
             f"{file} is a whole slide. Ask for its tiles: set `slices` to all, N=64 or, at another "
             f"magnification than 10, x=20,all; one tile is {file.name}#tile=X,Y,SIDE.",
             argument="slices",
         )
-    x, y, side = map(int, found.groups())
+    x, y, side = map(int, match.groups())
     slide = _slide(file, file_state(file))
     level = slide.get_best_level_for_downsample(max(1.0, side / TILE))
     here = max(1, round(side / slide.level_downsamples[level]))
@@ -131,11 +131,11 @@ def _power(file: Path, slide: Any) -> float:
     """The magnification of the largest level: as the slide says, or by the size of its pixels."""
     for name, value in (("objective-power", float), ("mpp-x", lambda mpp: 10 / float(mpp))):
         try:
-            found = value(slide.properties[f"openslide.{name}"])
+            power = value(slide.properties[f"openslide.{name}"])
         except (KeyError, ValueError, ZeroDivisionError):
             continue
-        if 0 < found < 1000:
-            return found
+        if 0 < power < 1000:
+            return power
     raise DataError(
         f"{file} does not state its magnification. Give the side of a tile in the slide's own "
         "pixels instead, such as side=512,all.",

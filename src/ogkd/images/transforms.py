@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from ogkd.images.scaling import gray_to_rgb, is_gray_view, own_pixels
+from ogkd.images.plain import gray_to_rgb, is_gray_view, own_pixels
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)

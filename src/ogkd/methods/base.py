@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 from ogkd.backbones.base import Backbone
 from ogkd.core.batches import Views
 from ogkd.errors import ConfigError
-from ogkd.features.texts import text_features
+from ogkd.features.store import text_features
 from ogkd.features.views import FixedViews, OnlineViews
 from ogkd.methods.heads import Head, TextHead
 from ogkd.prompts.bank import SINGLE

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import Selector, select_prompts, teacher_prototypes
-from ogkd.features.texts import text_features
+from ogkd.features.store import text_features
 from ogkd.methods import Head, Method, MethodConfig, Support, TextHead, TextSide, register
 from ogkd.methods.base import ConfigT, Folder
 from ogkd.prompts.bank import SINGLE

@@ -138,29 +138,25 @@ def _from_records(records: list[Any]) -> list[tuple[str, str]] | None:
     return pairs
 
 
-def _from_table(path: Path, content: str) -> list[tuple[str, str]]:
+def _from_table(path: Path, text: str) -> list[tuple[str, str]]:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
     try:
-        rows = list(csv.reader(content.splitlines(keepends=True), delimiter=delimiter))
+        rows = list(reader)
     except csv.Error as error:
         raise DataError(f"{path} is not a table ({error}). Save it as CSV.") from error
-    header = [cell.strip().casefold() for cell in rows[0]] if rows else []
-    names = [header.index(key) for key in _CLASS if key in header]
-    texts = [header.index(key) for key in _TEXT if key in header]
-    if not names or not texts:
+    for line, row in enumerate(rows, start=2):
+        if None in row or None in row.values():  # more or fewer cells than the header
+            raise DataError(
+                f"{path}, row {line}: not as many cells as the header has. Put quotes around a "
+                "text that contains the separator."
+            )
+    pairs = _from_records(rows)
+    header = [name.strip().casefold() for name in reader.fieldnames or ()]
+    if pairs is None or not {*_CLASS} & {*header} or not {*_TEXT} & {*header}:
         raise DataError(
             f"{path} needs the columns class and text, but has: {', '.join(header) or 'none'}."
         )
-    pairs = []
-    for line, row in enumerate(rows[1:], start=2):
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) != len(header):
-            raise DataError(
-                f"{path}, row {line}: {len(row)} cells, but the header has {len(header)}. Put "
-                "quotes around a text that contains the separator."
-            )
-        pairs.append((row[names[0]], row[texts[0]]))
     return pairs
 
 

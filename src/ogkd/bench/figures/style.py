@@ -155,7 +155,7 @@ def write(figure: Figure, out: Path, stem: str) -> list[Path]:
     paths = []
     for kind, metadata in (("svg", {"Date": None, "Creator": "ogkd"}), ("png", {"Software": None})):
         path = out / f"{stem}.{kind}"
-        with write_atomically(path) as temporary:
+        with write_atomically(path, suffixes=(f".{kind}",)) as temporary:
             figure.savefig(temporary, format=kind, metadata=metadata)
         paths.append(path)
     return paths

@@ -1,6 +1,7 @@
 """Procedural images that imitate how medical modalities look; no patient is behind them.
 
-`PHANTOMS` lists the datasets, `render` draws one image, `write_folder` a whole dataset.
+`PHANTOMS` lists the datasets, `render` draws one image, `write_folder` a whole dataset,
+`write_films` chest films with several findings and a table of them.
 An image depends only on (name, label, seed, index): not on the process, nor on the order.
 """
 
@@ -20,14 +21,27 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.datasets.phantoms import _eye, _histology, _slices, _surface, _ultrasound, _xray
+from ogkd.datasets.phantoms import _optical, _radiology, _slices
 from ogkd.datasets.phantoms._draw import Canvas, Drawing, new_rng, to_levels
 from ogkd.datasets.splits import check_seed
+from ogkd.datasets.tables import csv_text
 from ogkd.errors import ConfigError, DataError, did_you_mean
 from ogkd.files import folder_atomically
 from ogkd.progress import progress_bar
 
-__all__ = ["PHANTOMS", "SPLITS", "Phantom", "PhantomDataset", "phantom", "render", "write_folder"]
+__all__ = [
+    "CHEST_FINDINGS",
+    "FINDINGS",
+    "PHANTOMS",
+    "SPLITS",
+    "TABLE",
+    "Phantom",
+    "PhantomDataset",
+    "phantom",
+    "render",
+    "write_films",
+    "write_folder",
+]
 
 SPLITS = ("train", "val", "test")
 MIN_SIZE, MAX_SIZE = 64, 1024
@@ -40,8 +54,8 @@ _Job = tuple[str, int, int, range, int, int, Path]
 class PhantomDataset:
     """One family of phantoms.
 
-    `normal` is the index of the healthy class, or None; `ordinal` says that the classes are
-    grades in order; `descriptions` has, per class, sentences on what is seen.
+    `normal` is the index of the healthy class, or None; `descriptions` has, per class, sentences
+    on what is seen.
     """
 
     name: str
@@ -50,7 +64,6 @@ class PhantomDataset:
     organ: str
     class_names: tuple[str, ...]
     normal: int | None
-    ordinal: bool
     descriptions: tuple[tuple[str, ...], ...] = field(repr=False)
 
 
@@ -64,16 +77,12 @@ class Phantom:
 
 
 _DRAW: Mapping[str, Callable[[int, Canvas], Drawing]] = {
-    "us-breast": _ultrasound.us_breast,
+    "us-breast": _radiology.us_breast,
     "ct-kidney": _slices.ct_kidney,
     "mri-brain": _slices.mri_brain,
-    "fundus": _eye.fundus,
-    "oct": _eye.oct_retina,
-    "histology": _histology.histology,
-    "xray-knee": _xray.knee,
-    "derm": _surface.derm,
-    "cxr": _xray.chest,
-    "endoscopy": _surface.endoscopy,
+    "histology": _optical.histology,
+    "cxr": _radiology.chest,
+    "endoscopy": _optical.endoscopy,
 }
 
 
@@ -88,6 +97,12 @@ def _load(name: str) -> PhantomDataset:
 
 
 PHANTOMS: Mapping[str, PhantomDataset] = MappingProxyType({name: _load(name) for name in _DRAW})
+
+
+CHEST_FINDINGS = "chest-findings"  # the name of the films with several findings
+TABLE = "films.csv"
+FINDINGS = PHANTOMS["cxr"].class_names[1:]  # all but the normal class
+_PREVALENCES = (0.35, 0.3, 0.25, 0.2)  # of the findings
 
 
 def phantom(name: str) -> PhantomDataset:
@@ -113,8 +128,8 @@ def draw(
 ) -> Phantom:
     """Draw by two seeds: what is drawn does not depend on how many pixels of noise are needed."""
     canvas = Canvas(new_rng(scene), new_rng(texture), size)
-    picture, attributes, mask = _DRAW[name](label, canvas)
-    levels = to_levels(picture)
+    image, attributes, mask = _DRAW[name](label, canvas)
+    levels = to_levels(image)
     if levels.ndim == 2:
         levels = np.repeat(levels[..., None], 3, axis=2)
     return Phantom(levels, MappingProxyType(attributes), to_levels(mask))
@@ -136,7 +151,7 @@ def write_folder(
     """
     dataset = phantom(name)
     counts = checked_counts(splits)
-    out = new_place(out)
+    out = check_empty(out)
     total = sum(counts.values()) * len(dataset.class_names)
     with folder_atomically(out) as aside, progress_bar(f"phantoms {name}", total) as bar:
         jobs = []
@@ -150,6 +165,47 @@ def write_folder(
         for drawn in _run(jobs, workers):
             bar.advance(drawn)
     return out
+
+
+def write_films(
+    out: Path, *, splits: Mapping[str, int], seed: int = 0, size: int = 160, missing: float = 0.0
+) -> Path:
+    """Write `out/{train,val,test}/0000.png` and `out/films.csv`; returns the table's path.
+
+    Findings are drawn independently of each other. `missing` is the share of answers that the
+    table leaves empty, never in test.
+    """
+    check_seed(seed)
+    if not 0 <= missing < 1:
+        raise ConfigError(
+            f"missing must be at least 0 and below 1, but is {missing}.", argument="missing"
+        )
+    counts = checked_counts(splits)
+    rows = [["path", *FINDINGS, "split"]]
+    with (
+        folder_atomically(check_empty(out)) as aside,
+        progress_bar(f"phantoms {CHEST_FINDINGS}", sum(counts.values())) as bar,
+    ):
+        for split, count in counts.items():
+            (aside / split).mkdir()
+            for index in range(count):
+                entropy = [
+                    zlib.crc32(CHEST_FINDINGS.encode()), seed, index, zlib.crc32(split.encode())
+                ]  # fmt: skip
+                scene, texture, choice = np.random.SeedSequence(entropy).spawn(3)
+                draws = new_rng(choice).random((2, len(FINDINGS)))
+                present = draws[0] < _PREVALENCES
+                known = draws[1] >= (0 if split == "test" else missing)
+                labels = tuple((np.flatnonzero(present) + 1).tolist()) or (0,)
+                canvas = Canvas(new_rng(scene), new_rng(texture), size)
+                image, _, _ = _radiology.film(labels, canvas)
+                file = f"{split}/{index:04d}.png"
+                Image.fromarray(to_levels(image)).save(aside / file, compress_level=1)
+                cells = np.where(known, np.where(present, "1", "0"), "")
+                rows.append([file, *cells.tolist(), split])
+                bar.advance()
+        (aside / TABLE).write_text(csv_text(rows), encoding="utf-8")
+    return Path(out) / TABLE
 
 
 def _run(jobs: list[_Job], workers: int) -> Iterator[int]:
@@ -171,8 +227,8 @@ def _draw_files(job: _Job) -> int:
     return len(indices)
 
 
-def new_place(out: Path) -> Path:
-    """Where a dataset may be written: a new or empty folder."""
+def check_empty(out: Path) -> Path:
+    """The folder to write a dataset to; a DataError unless it is new or empty."""
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(

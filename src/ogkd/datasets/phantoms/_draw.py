@@ -233,12 +233,12 @@ class Frame(Canvas):
         return field, soft(field, _SOFTNESS[margin] + 0.05 * radius)
 
     def spots(
-        self, places: NDArray[np.float64], radii: NDArray[np.float64], strengths: Array
+        self, points: NDArray[np.float64], radii: NDArray[np.float64], strengths: Array
     ) -> Array:
         """Sum of small round Gaussian spots at scene points [N, 2]."""
         size = self.size
         out = self.empty()
-        centres = self.to_pixels(places)
+        centres = self.to_pixels(points)
         for (cx, cy), radius, strength in zip(centres, radii, strengths, strict=True):
             sigma = max(0.5, radius * size * 0.5)
             reach = int(np.ceil(2.5 * sigma))

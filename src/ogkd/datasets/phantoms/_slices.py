@@ -52,8 +52,8 @@ def _abdomen(view: Frame) -> Array:
     bone = view.blob((-0.95, 0.35), 0.34, aspect=1.15, waves=[(3, 0.08, 0.5)])
     picture = mix(picture, 0.72 + 0.12 * view.clouds(22), soft(bone, 0.05))
     picture = np.maximum(picture, 0.98 * soft(0.03 - np.abs(bone), 0.04))
-    place = (rng.uniform(0.1, 0.6), rng.uniform(-1.15, -0.85))
-    organ = soft(view.blob(place, rng.uniform(0.4, 0.6), aspect=1.5), 0.05)
+    centre = (rng.uniform(0.1, 0.6), rng.uniform(-1.15, -0.85))
+    organ = soft(view.blob(centre, rng.uniform(0.4, 0.6), aspect=1.5), 0.05)
     picture = mix(picture, rng.uniform(0.5, 0.62) + 0.02 * view.clouds(16), organ)
     loop = view.blob((rng.uniform(-0.8, -0.4), rng.uniform(-0.9, -0.6)), rng.uniform(0.15, 0.26))
     picture = mix(picture, 0.52, soft(loop, 0.05))
@@ -97,8 +97,8 @@ def _mass(
     radius = float(np.clip(rng.lognormal(-1.45 if cyst else -1.2, 0.25), 0.15, 0.42))
     angle = rng.uniform(-1.9, 1.9)
     reach = 0.36 + rng.uniform(-0.15, 0.6) * radius
-    place = (reach * np.cos(angle), 1.2 * reach * np.sin(angle))
-    field, mask = view.lesion(place, radius, shape=shape, margin=margin)
+    centre = (reach * np.cos(angle), 1.2 * reach * np.sin(angle))
+    field, mask = view.lesion(centre, radius, shape=shape, margin=margin)
     level = rng.normal(0.32, 0.02) if cyst else cortex - rng.uniform(0.02, 0.14)
     inner = level + 0.012 * view.clouds(10)
     if inside == "heterogeneous":
@@ -177,10 +177,10 @@ def _tumor(
     # Depth of the centre below the brain's surface: meningiomas sit on it, gliomas mostly not.
     depth = rng.beta(2.2, 2.0) if kind == "glioma" else rng.beta(1.3, 7.0)
     reach = (0.76 - 0.3 * radius) * (1.0 - 0.75 * depth)
-    place = (aspect * reach * np.cos(angle), reach * np.sin(angle))
+    centre = (aspect * reach * np.cos(angle), reach * np.sin(angle))
     if kind == "pituitary":
-        place = (rng.normal(0.0, 0.06), rng.normal(-0.02, 0.1))
-    field, mask = view.lesion(place, radius, shape=shape, margin=margin)
+        centre = (rng.normal(0.0, 0.06), rng.normal(-0.02, 0.1))
+    field, mask = view.lesion(centre, radius, shape=shape, margin=margin)
     edema = rng.random() < {"glioma": 0.75, "meningioma": 0.35, "pituitary": 0.06}[kind]
     if edema:
         halo = soft(field + radius * rng.uniform(0.3, 0.9), 0.25)

@@ -11,7 +11,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.phantoms import SPLITS, PhantomDataset, checked_counts, draw, new_place, phantom
+from ogkd.datasets.phantoms import (
+    SPLITS,
+    PhantomDataset,
+    check_empty,
+    checked_counts,
+    draw,
+    phantom,
+)
 from ogkd.datasets.tables import csv_text
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import folder_atomically, write_text
@@ -53,18 +60,18 @@ def render_volume(
     if not 0 < share <= 1:
         raise ConfigError(f"share must be above 0 and at most 1, but is {share:g}.")
     entropy = [zlib.crc32(f"{name} volume".encode()), label, seed, index, stream]
-    place, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + slices)
+    position, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + slices)
     inside = slices - 2 * _EMPTY
     count = max(1, round(share * inside)) if label != dataset.normal else 0
-    first = _EMPTY + int(np.random.default_rng(place).integers(inside - count + 1))
+    first = _EMPTY + int(np.random.default_rng(position).integers(inside - count + 1))
     affected = range(first, first + count)
     voxels = np.zeros((size, size, slices), np.uint8)
     for number in range(_EMPTY, slices - _EMPTY):
         shown = label if number in affected else dataset.normal
         drawn = draw(name, int(shown or 0), scene, textures[number], size)
-        picture = drawn.image.mean(axis=2).round().astype(np.uint8)
+        gray = drawn.image.mean(axis=2).round().astype(np.uint8)
         # What the reader turns upright again (images/nifti.py).
-        voxels[:, :, number] = picture.T[::-1, ::-1]
+        voxels[:, :, number] = gray.T[::-1, ::-1]
     return PhantomVolume(voxels, affected)
 
 
@@ -85,7 +92,7 @@ def write_volumes(
         raise DataError(f"Volumes cannot be written. {INSTALL}") from error
     dataset = _with_normal(name)
     counts = checked_counts(splits)
-    out = new_place(out)
+    out = check_empty(out)
     rows = [["path", "label", "split", "exam"]]
     total = sum(counts.values()) * len(dataset.class_names)
     render = partial(render_volume, name, seed=seed, slices=slices, share=share, size=size)
@@ -96,24 +103,24 @@ def write_volumes(
                 (aside / folder).mkdir(parents=True)
                 for index in range(count):
                     drawn = render(label, index=index, stream=SPLITS.index(split))
-                    place = folder / f"{index:04d}.nii.gz"
-                    nibabel.save(nibabel.Nifti1Image(drawn.voxels, np.eye(4)), aside / place)
-                    rows += _rows(place, drawn, dataset, label, split)
+                    file = folder / f"{index:04d}.nii.gz"
+                    nibabel.save(nibabel.Nifti1Image(drawn.voxels, np.eye(4)), aside / file)
+                    rows += _rows(file, drawn, dataset, label, split)
                     bar.advance()
         write_text(aside / SLICES_TABLE, csv_text(rows))
     return out
 
 
 def _rows(
-    place: Path, drawn: PhantomVolume, dataset: PhantomDataset, label: int, split: str
+    file: Path, drawn: PhantomVolume, dataset: PhantomDataset, label: int, split: str
 ) -> list[list[str]]:
     names = dataset.class_names
     return [
         [
-            f"{place.as_posix()}#axis=2,index={number}",
+            f"{file.as_posix()}#axis=2,index={number}",
             names[label if number in drawn.affected else dataset.normal or 0],
             split,
-            f"{split} {names[label]} {place.name.partition('.')[0]}",
+            f"{split} {names[label]} {file.name.partition('.')[0]}",
         ]
         for number in range(_EMPTY, drawn.voxels.shape[2] - _EMPTY)
     ]
