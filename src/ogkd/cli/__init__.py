@@ -32,7 +32,6 @@ from ogkd.cli import (
     predict,
     prompts,
     start,
-    studio,
     tune,
 )
 from ogkd.cli.commands import CommandGroup
@@ -52,7 +51,7 @@ app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("report")(evaluate.report)
 app.command("calibrate")(evaluate.calibrate)
-app.command("studio")(studio.studio)
+app.command("studio")(deploy.studio)
 app.command("app")(deploy.app)
 app.command("export")(deploy.export)
 app.command("embed")(backbones.embed)
