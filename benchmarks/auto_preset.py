@@ -23,7 +23,8 @@ import torch
 
 from ogkd.bench.grid import Grid, expand
 from ogkd.bench.runs import RunsFolder
-from ogkd.bench.workers import make_job, prepare, run_here
+from ogkd.bench.worker import work
+from ogkd.bench.workers import make_job, prepare
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
 BACKBONE = "backbones/dinov2s14-minilm-med"
@@ -153,8 +154,7 @@ def main() -> None:
             grid = grid.model_copy(update={"only": arguments.rows})
             plan, sources = expand(grid)
             prepare(folder, plan)
-            job = make_job(plan, sources, grid.backbone)
-            run_here(folder, job, lambda record: print(record, flush=True))
+            work(make_job(folder, plan, sources, grid.backbone))
     for shots in arguments.shots:
         print(f"\n{table(folder, shots)}")
 

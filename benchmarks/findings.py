@@ -10,11 +10,10 @@ JSON file in --out; what is there is not run again.
 
     python benchmarks/findings.py --out runs/findings-rest --judge rest     # for choices
 
-`fused` is what `ogkd fit` does: all findings share the weight of texts and the factor on logits.
-`alone` fits each finding by itself; `pooled` shares one covariance, too; `images` is `fused`
-without texts. `logistic` is scikit-learn's logistic regression on the same rows, its C chosen by
-cross-validation. With `--judge rest` the judged images are the training images that were not
-drawn, and no test image is looked at.
+`fused` is what `ogkd fit` does: each finding is fitted by itself, as two classes. `images` is
+`fused` without texts. `logistic` is scikit-learn's logistic regression on the same rows, its C
+chosen by cross-validation. With `--judge rest` the judged images are the training images that were
+not drawn, and no test image is looked at.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
@@ -44,7 +42,7 @@ from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
 from ogkd.fitting.prepare import text_side
-from ogkd.methods import Support, TextSide, make_method, two_way
+from ogkd.methods import Support, TextSide, fit_findings, make_method
 from ogkd.model.findings import sigmoid
 
 IMAGES = {"train": 240, "test": 300}
@@ -99,18 +97,8 @@ def draw(data: Data, size: int, missing: float, seed: int) -> tuple[Tensor, Tens
 def fused(data: Data, chosen: Tensor, Y: Tensor, **settings: Any) -> np.ndarray:
     """Log-odds of all test images."""
     support = Support(FixedViews(ImageFeatures(data.rows[chosen].unsqueeze(1), None)), Y)
-    head = make_method("fused", settings=settings).fit([support], data.text, seeds=[1])[0]
+    head = fit_findings(make_method("fused", settings=settings), support, data.text, seed=1)
     return head.of_rows(data.rows[~data.train]).numpy()
-
-
-def alone(data: Data, chosen: Tensor, Y: Tensor) -> np.ndarray:
-    columns = []
-    for f, name in enumerate(data.text.class_names):
-        text = text_side(data.text.backbone, [name], None, (), findings=True)
-        known = Y[:, f] >= 0
-        one = Data(text, data.rows, data.Y[:, [f]], data.train)
-        columns.append(fused(one, chosen[known], Y[known][:, [f]]))
-    return np.concatenate(columns, axis=1)
 
 
 def logistic(data: Data, chosen: Tensor, Y: Tensor) -> np.ndarray:
@@ -134,27 +122,8 @@ def logistic(data: Data, chosen: Tensor, Y: Tensor) -> np.ndarray:
     return np.stack(columns, axis=1)
 
 
-def pooled(data: Data, chosen: Tensor, Y: Tensor) -> np.ndarray:
-    """One covariance, the mean over all known answers of that around the means of their images."""
-
-    def gaussian(X: Tensor, yes: Tensor, no: Tensor, *, rho: float) -> tuple[Tensor, Tensor]:
-        n1, n0, known = yes.sum(0)[:, None], no.sum(0)[:, None], (yes + no).sum(1, keepdim=True)
-        one, zero = yes.mT @ X / n1, no.mT @ X / n0
-        half = (one - zero) / 2
-        S = (X * known).mT @ X - (one * n1).mT @ one - (zero * n0).mT @ zero
-        S = (S + (half * (n1 / (1 + n1) + n0 / (1 + n0))).mT @ half) / known.sum()
-        S.diagonal().add_(rho * S.trace() / (yes + no).amax(1).sum())
-        W = 2 * torch.linalg.solve(S, half.mT).mT
-        return W, -(W * (one + zero) / 2).sum(1)
-
-    with mock.patch.object(two_way, "_gaussian", gaussian):
-        return fused(data, chosen, Y)
-
-
 METHODS = {
     "fused": fused,
-    "alone": alone,
-    "pooled": pooled,
     "images": lambda data, chosen, Y: fused(data, chosen, Y, kappa=1e-9),
     "logistic": logistic,
 }

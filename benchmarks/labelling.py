@@ -32,8 +32,8 @@ from ogkd.fitting.prepare import text_side
 from ogkd.methods import Head, TextSide
 from ogkd.model.temperature import softmax
 from ogkd.prompts.bank import read_bank, shipped_banks
-from ogkd.studio.learn import POOL, fit_head, hold_out, logits_of
-from ogkd.studio.queue import OPEN, checked, next_images, uncertainty, with_checks
+from ogkd.serve.studio.learn import POOL, fit_head, hold_out, logits_of
+from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, uncertainty, with_checks
 
 STRATEGIES = ("random", "uncertainty", "medoids", "queue", "studio")
 SHOTS = 16  # images per class of the model to compare with
@@ -56,22 +56,22 @@ def choose(
     seed: int,
 ) -> list[int]:
     """Rows to label next, by global features V; `medoids` gives all of them."""
-    free = np.flatnonzero(known == OPEN)
+    free = np.flatnonzero(known == UNLABELLED)
     if strategy in ("queue", "studio"):
         chosen = next_images(V, known, classes=classes, probabilities=p, n=n)
         return chosen if strategy == "queue" else with_checks(chosen, order, known)
     if strategy == "medoids":
-        count = int((known != OPEN).sum()) + n
+        count = int((known != UNLABELLED).sum()) + n
         centres = KMeans(count, n_init=2, random_state=seed).fit(V).cluster_centers_
         far = ((V[:, None] - centres[None]) ** 2).sum(-1)  # [N, k]
         return list(dict.fromkeys(far.argmin(axis=0).tolist()))
     if strategy == "random" or p is None:
-        return [row for row in order if known[row] == OPEN][:n]
+        return [row for row in order if known[row] == UNLABELLED][:n]
     return free[np.argsort(-uncertainty(p[free]), kind="stable")][:n].tolist()
 
 
 def rest_of(X: Rows, known: Labels, order: list[int]) -> Rows:
-    return X[[row for row in order if known[row] == OPEN][:POOL]]
+    return X[[row for row in order if known[row] == UNLABELLED][:POOL]]
 
 
 def accuracy(head: Head, V: Rows, w: Labels) -> float:
@@ -84,7 +84,7 @@ def simulate(
     """Accuracy at each budget, and what held-out labels say of it at ESTIMATED."""
     rng = np.random.default_rng([seed, 7])
     classes, width = len(text.class_names), text.backbone.embed_dim
-    known = np.full(len(y), OPEN, np.int64)
+    known = np.full(len(y), UNLABELLED, np.int64)
     order = rng.permutation(len(y)).tolist()
     p: Rows | None = None
     found: dict[str, Any] = {"labels": [], "pool": [], "estimate": float("nan")}
@@ -94,7 +94,7 @@ def simulate(
         step = (budget - before) * classes
         chosen = choose(strategy, X[:, :width], known, p, step, classes, order, seed)
         if strategy == "medoids":
-            known[:] = OPEN
+            known[:] = UNLABELLED
         known[chosen] = y[chosen]
         before = budget
         rows = known >= 0

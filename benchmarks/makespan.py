@@ -7,8 +7,8 @@
 With --runs every group takes as long as it did. With --grids its time is put together by phase from
 the costs measured at BiomedCLIP's size (docs: performance; one worker has two cores); the paper's
 settings encode a new crop of every image in every epoch (views = "online"), in each run. A free
-worker takes the next group: in the grid's order, longest first as on Ray, or longest first among
-the datasets whose texts the worker already has.
+worker takes the next group: in the order in which workers claim them, or strictly longest first.
+The first worker on a dataset encodes its test images; others that need them wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import argparse
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ import numpy as np
 from ogkd.bench.grid import expand, protocols, read_grid
 from ogkd.bench.runner import RunGroup, group_runs, method_of
 from ogkd.bench.runs import RunsFolder, RunSpec
+from ogkd.bench.worker import claim_order
 from ogkd.core.optimisers import TrainConfig
 from ogkd.datasets.catalog import benchmarks
 from ogkd.files import write_json
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
-ORDERS = ("in order", "longest first", "own dataset first")
+ORDERS = ("as claimed", "longest first")
 TRAINED = "clip-adapter tip-adapter-f linear-probe lp++ coop cocoop kgcoop prograd biomedcoop ogkd"
 
 # Docs, performance; two cores, BiomedCLIP's size: seconds of a step for each run of 1, 3 and
@@ -41,7 +42,6 @@ TOGETHER = (1, 3, 10)
 STEP = {4: (0.186, 0.141, 0.112), 8: (0.311, 0.237, 0.185)}
 START_UP = {4: 5.4, 8: 11.7}
 IMAGES_PER_S = 4.1  # 4.0 with patches; batches from 1 to 16 are alike
-CHUNK = 256  # images of one encoding task on Ray
 VAL_SHOTS = 4  # images of a class to validate on, at most
 # Other methods on features alone, seconds a run (docs, methods: 16 shots of 8 classes).
 CHEAP = {"clip-adapter": 0.16, "tip-adapter": 0.52, "tip-adapter-f": 0.44, "linear-probe": 0.13}
@@ -128,7 +128,7 @@ def measured(root: Path) -> list[Task]:
     """The groups of finished runs, with the seconds that they took."""
     runs = {run.spec.hash: run for run in RunsFolder(root).runs()}
     tasks = []
-    for group in group_runs([run.spec for run in runs.values()]):
+    for group in claim_order(group_runs([run.spec for run in runs.values()])):
         phases: dict[str, float] = {}
         for spec in group.specs:
             for phase, seconds in runs[spec.hash].result["seconds"].items():
@@ -138,37 +138,30 @@ def measured(root: Path) -> list[Task]:
     return tasks
 
 
-def encode_seconds(datasets: Sequence[str], workers: int) -> float:
-    """All test images once, in tasks of CHUNK images, before the groups."""
-    chunks = []
-    for name in datasets:
-        left = benchmarks()[name].counts.test
-        chunks += [min(CHUNK, left - start) / IMAGES_PER_S for start in range(0, left, CHUNK)]
-    ends = [0.0] * workers
-    for seconds in sorted(chunks, reverse=True):
-        heapq.heapreplace(ends, ends[0] + seconds)
-    return max(ends)
-
-
-def simulate(tasks: Sequence[Task], workers: int, order: str, start: float) -> dict[str, float]:
+def simulate(
+    tasks: Sequence[Task], workers: int, order: str, encode: Mapping[str, float]
+) -> dict[str, float]:
     """List scheduling: whoever is free takes the next group."""
-    waiting = list(tasks) if order == "in order" else sorted(tasks, key=lambda t: -t.seconds)
-    free = [(start, number) for number in range(workers)]
+    waiting = list(tasks)
+    if order == "longest first":
+        waiting.sort(key=lambda task: -task.seconds)
+    free = [(0.0, number) for number in range(workers)]
     heapq.heapify(free)
-    held: list[set[str]] = [set() for _ in range(workers)]
+    texts: list[set[str]] = [set() for _ in range(workers)]
     encoded: set[tuple[tuple[object, ...], bool]] = set()  # which images, with patches or not
-    busy, end = 0.0, start
-    while waiting:
+    ready: dict[str, float] = {}  # when the test images of a dataset are encoded
+    busy = end = 0.0
+    for task in waiting:
         now, worker = heapq.heappop(free)
-        at = 0
-        if order == "own dataset first":
-            mine = (i for i, task in enumerate(waiting) if task.dataset in held[worker])
-            at = next(mine, 0)
-        task = waiting.pop(at)
         seconds = task.seconds
-        if task.dataset not in held[worker]:
+        if task.dataset not in ready:
+            seconds += encode.get(task.dataset, 0.0)
+            ready[task.dataset] = now + encode.get(task.dataset, 0.0)
+        else:
+            now = max(now, ready[task.dataset])
+        if task.dataset not in texts[worker]:
             seconds += task.text
-            held[worker].add(task.dataset)
+            texts[worker].add(task.dataset)
         for which, cost in task.cached.items():
             if not encoded & {(which, True), (which, task.patches)}:
                 seconds += cost
@@ -177,24 +170,23 @@ def simulate(tasks: Sequence[Task], workers: int, order: str, start: float) -> d
         end = max(end, now + seconds)
         heapq.heappush(free, (now + seconds, worker))
     once = busy - sum(task.seconds for task in tasks)  # texts, and images that stay in the cache
-    return {"makespan_s": end, "busy_s": busy + start * workers, "once_s": once}
+    return {"makespan_s": end, "busy_s": busy, "once_s": once}
 
 
 def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"
 
 
-def report(tasks: Sequence[Task], encode: Callable[[int], float]) -> dict[str, object]:
+def report(tasks: Sequence[Task], encode: Mapping[str, float]) -> dict[str, object]:
     """Every number of workers and order, with what no schedule can beat."""
     rows = []
     for workers in WORKERS:
-        start = encode(workers)
-        row: dict[str, object] = {"workers": workers, "encode_s": start}
+        row: dict[str, object] = {"workers": workers}
         for order in ORDERS:
-            found = simulate(tasks, workers, order, start)
-            row[order] = found["makespan_s"]
-            row[f"{order}, busy"] = found["busy_s"] / (found["makespan_s"] * workers)
-            row[f"{order}, texts and cached images s"] = found["once_s"]
+            result = simulate(tasks, workers, order, encode)
+            row[order] = result["makespan_s"]
+            row[f"{order}, busy"] = result["busy_s"] / (result["makespan_s"] * workers)
+            row[f"{order}, texts and cached images s"] = result["once_s"]
         rows.append(row)
     longest = max(tasks, key=lambda task: task.seconds)
     phases: dict[str, float] = {}
@@ -217,26 +209,23 @@ def report(tasks: Sequence[Task], encode: Callable[[int], float]) -> dict[str, o
 def show(content: dict[str, Any]) -> None:
     print(f"{content['runs']} runs in {content['groups']} groups; by phase:")
     print("  ", {name: duration(value) for name, value in content["phases_s"].items()})
-    once = content["rows"][0]["longest first, texts and cached images s"]
+    first = ORDERS[0]
+    once = content["rows"][0][f"{first}, texts and cached images s"]
     print(f"   texts and images that stay in the cache, one worker: {duration(once)}")
     alike = content["crops_alike_in_their_group"]
     print(f"   {content['runs_with_crops']} runs encode {content['crops']} crops in training,")
     print(f"   of which {alike} were encoded for another run of the group already")
     parts = {name: duration(value) for name, value in content["longest_group_phases_s"].items()}
     print(f"   longest group: {duration(content['longest_group_s'])}", parts)
-    enough = math.ceil(content["rows"][0]["longest first"] / content["longest_group_s"])
+    enough = math.ceil(content["rows"][0][first] / content["longest_group_s"])
     print(f"   so more than {enough} workers gain nothing")
-    print("| workers | encode | " + " | ".join(ORDERS) + " | speed-up | busy |")
-    print("|" + "---|" * (len(ORDERS) + 4))
+    print("| workers | " + " | ".join(ORDERS) + " | speed-up | busy |")
+    print("|" + "---|" * (len(ORDERS) + 3))
     rows = content["rows"]
-    alone = rows[0]["longest first"]
     for row in rows:
         spans = " | ".join(duration(row[order]) for order in ORDERS)
-        gain = alone / row["longest first"]
-        print(
-            f"| {row['workers']} | {duration(row['encode_s'])} | {spans} | {gain:.1f}x "
-            f"| {row['longest first, busy']:.0%} |"
-        )
+        gain = rows[0][first] / row[first]
+        print(f"| {row['workers']} | {spans} | {gain:.1f}x | {row[f'{first}, busy']:.0%} |")
 
 
 def main() -> None:
@@ -250,7 +239,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     options = parser.parse_args()
     if options.runs:
-        content = report(measured(options.runs), lambda _: 0.0)
+        content = report(measured(options.runs), {})
     else:
         names = options.grids or ["paper/few-shot"]
         if names == ["paper"]:
@@ -262,9 +251,10 @@ def main() -> None:
         for name in names:
             plan, _ = expand(read_grid(name, {"only": only, "settings": settings}))
             specs |= {cell.spec.hash: cell.spec for cell in plan.cells}
-        tasks = [modelled(group) for group in group_runs(list(specs.values()))]
-        datasets = sorted({task.dataset for task in tasks})
-        content = report(tasks, lambda workers: encode_seconds(datasets, workers))
+        tasks = [modelled(group) for group in claim_order(group_runs(list(specs.values())))]
+        names = {task.dataset for task in tasks}
+        encode = {name: benchmarks()[name].counts.test / IMAGES_PER_S for name in names}
+        content = report(tasks, encode)
     show(content)
     if options.out:
         write_json(options.out, content)

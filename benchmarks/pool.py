@@ -36,7 +36,6 @@ from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.methods import Support, make_method
 from ogkd.model.familiarity import SupportFeatures, of_this_kind
-from together import chosen
 
 KINDS = ("balanced", "zipf", "missing", "one class", "five", "another dataset")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -51,6 +50,26 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def read(name: str, store: FeatureStore) -> tuple[Manifest, ImageFeatures]:
     manifest = read_manifest(SHARED / "data" / name)
     return manifest, store.get([item.image for item in manifest.items], deep=True)
+
+
+def chosen(kind: str, labels: list[int], seed: int) -> list[int]:
+    """Numbers of the images of one kind of pool, in a random order."""
+    rng = random.Random(seed)
+    order = list(range(len(labels)))
+    rng.shuffle(order)
+    classes = sorted(set(labels))
+    rng.shuffle(classes)
+    if kind == "missing":
+        return [row for row in order if labels[row] != classes[0]]
+    if kind == "zipf":
+        left = {c: max(1, round(labels.count(c) / (rank + 1))) for rank, c in enumerate(classes)}
+        kept = []
+        for row in order:
+            left[labels[row]] -= 1
+            if left[labels[row]] >= 0:
+                kept.append(row)
+        return kept
+    return order
 
 
 def pool_of(kind: str, rest: list[int], labels: Tensor, seed: int) -> list[int]:

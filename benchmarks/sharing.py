@@ -43,9 +43,9 @@ def shared(grid: Grid, root: Path) -> float:
     folder = RunsFolder(root / "runs")
     prepare(folder, plan)
     backbone = load_backbone("builtin")
-    job = make_job(plan, sources, "builtin")
+    job = make_job(folder, plan, sources, "builtin")
     began = time.perf_counter()
-    run_groups(folder, job.groups(), Runner(lambda: backbone, sources), lambda _: None)
+    run_groups(folder, job.groups(), Runner(lambda: backbone, sources))
     return time.perf_counter() - began
 
 

@@ -26,8 +26,8 @@ from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_side
 from ogkd.methods import TextSide
-from ogkd.studio.fitted import COVERAGE, fit_labels, judge
-from ogkd.studio.queue import OPEN, checked, next_images, with_checks
+from ogkd.serve.studio.fitted import COVERAGE, fit_labels, judge
+from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, with_checks
 
 BUDGETS = (4, 8, 12, 16, 20)  # labels per class, on average
 
@@ -35,7 +35,7 @@ BUDGETS = (4, 8, 12, 16, 20)  # labels per class, on average
 def simulate(X: NDArray[Any], y: NDArray[Any], text: TextSide, seed: int) -> dict[str, Any]:
     classes, width = len(text.class_names), text.backbone.embed_dim
     order = np.random.default_rng(seed).permutation(len(y)).tolist()
-    labels, every = np.full(len(y), OPEN, np.int64), np.ones(len(y), bool)
+    labels, every = np.full(len(y), UNLABELLED, np.int64), np.ones(len(y), bool)
     p, found, before = None, {}, 0
     for budget in BUDGETS:
         n, before = (budget - before) * classes, budget
@@ -46,7 +46,7 @@ def simulate(X: NDArray[Any], y: NDArray[Any], text: TextSide, seed: int) -> dic
         p = fitted.probabilities
         if fitted.missing:
             continue
-        rest = np.flatnonzero(labels == OPEN)
+        rest = np.flatnonzero(labels == UNLABELLED)
         judged = judge(
             fitted,
             X,

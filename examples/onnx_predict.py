@@ -67,8 +67,7 @@ def prepare(pixels, prep):
 def batch(pixels, card):
     """What the graph takes, of one image."""
     prep = card["preprocessing"]
-    if len(card["input"]["shape"]) == 4:  # else the graph resizes and crops
-        pixels = prepare(pixels, prep)[None]
+    pixels = prepare(pixels, prep)[None]
     if card["input"]["normalised"]:
         pixels = ((pixels / 255 - prep["mean"]) / prep["std"]).transpose(0, 3, 1, 2)
         pixels = pixels.astype(np.float32)

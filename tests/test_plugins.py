@@ -14,7 +14,7 @@ import torch
 from ogkd import plugins
 from ogkd.datasets import catalog
 from ogkd.errors import ConfigError
-from ogkd.features.ray_cluster import folders, use_folders
+from ogkd.features.cluster import settings_for_workers, use_settings
 from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, register
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import method_of
@@ -103,14 +103,14 @@ def test_a_module_is_loaded_by_its_name(tmp_path, monkeypatch):
 
 def test_ray_workers_get_the_plugins_of_the_process_that_asks(tmp_path, monkeypatch):
     plugins.load(write(tmp_path / "mine.py", METHOD))
-    passed_on = folders()
+    passed_on = settings_for_workers()
     monkeypatch.setenv(plugins.VARIABLE, "/another")
-    use_folders(passed_on)
+    use_settings(passed_on)
     assert os.environ[plugins.VARIABLE] == str(tmp_path / "mine.py")
     monkeypatch.delenv(plugins.VARIABLE)
-    without = folders()
+    without = settings_for_workers()
     monkeypatch.setenv(plugins.VARIABLE, "/another")
-    use_folders(without)
+    use_settings(without)
     assert plugins.VARIABLE not in os.environ
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.backbones.builtin import STATISTICS, Statistics, mostly_strange, unlike_phantoms
+from ogkd.backbones.builtin import STATISTICS, Domain, mostly_strange, unlike_phantoms
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.images import find_images, read_image
 from ogkd.images.transforms import to_pixels
@@ -86,7 +86,7 @@ def fit(model: Backbone) -> None:
         for key in found[0]
     }
     as_read = {key: array.astype(np.float32) for key, array in arrays.items()}
-    whole = Statistics(**as_read, limit=np.zeros(len(found), np.float32), digest=model.digest)
+    whole = Domain(**as_read, limit=np.zeros(len(found), np.float32), digest=model.digest)
     arrays["limit"] = np.array(
         [np.quantile(whole.distances(rows)[:, k], QUANTILE) for k, rows in enumerate(held_out)],
         dtype=np.float32,

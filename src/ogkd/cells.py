@@ -1,6 +1,9 @@
-"""Cells of tables that someone may open in a spreadsheet."""
+"""Tables: cells that someone may open in a spreadsheet, and tables in plain text."""
 
 from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 
 BOM = "\ufeff"  # at the start of a CSV: Excel then reads it as UTF-8
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates cells that start with these
@@ -21,3 +24,28 @@ def harmless_path(path: object) -> str:
     """Write a path so that it still opens the same file but is never a formula."""
     text = str(path)
     return f"./{text}" if harmless(text) != text else text
+
+
+def text_table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """The lines of a table in plain text; one that is too wide for the terminal continues below."""
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    limit = max(40, shutil.get_terminal_size((80, 24)).columns)
+    names = [_shorten(row[0], limit // 3) for row in cells]
+    first = max(map(len, names))
+    columns = list(zip(*(row[1:] for row in cells), strict=True))
+    widths = [max(map(len, column)) + 2 for column in columns]
+    start = 0
+    while start < len(columns):
+        end = start + 1
+        while end < len(columns) and first + sum(widths[start : end + 1]) <= limit:
+            end += 1
+        if start:
+            yield ""
+        for number, name in enumerate(names):
+            shown = [f"{columns[at][number]:>{widths[at]}}" for at in range(start, end)]
+            yield f"{name:{first}}{''.join(shown)}".rstrip()
+        start = end
+
+
+def _shorten(name: str, limit: int) -> str:
+    return name if len(name) <= limit else f"{name[: limit - 1]}\u2026"

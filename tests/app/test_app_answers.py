@@ -1,22 +1,18 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 from app_models import by_hand
 
-import ogkd
-import ogkd.app.models as asking
-from ogkd.app.models import Model, answers, as_json, load_models, with_support_images
-from ogkd.app.uploads import Upload
-from ogkd.app.web import describe
+import ogkd.serve.models as asking
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.model.evidence_check import EvidenceCheck
 from ogkd.model.policy import Policy
+from ogkd.serve.models import Model, answers, load_models, with_support_images
+from ogkd.serve.uploads import Upload
+from ogkd.serve.web import describe
 from tiny_data import write_image
 
 
@@ -47,177 +43,160 @@ def ask(gda, image, *, pictures=False, model=None, **changes):
     return answers([asked], image, pictures=pictures)[0]
 
 
+def reasons(answer):
+    return " ".join(answer["reasons"])
+
+
 def test_the_answer_ranks_what_the_classifier_says(gda, image):
     answer = ask(gda, image)
-    expected = gda.predict_proba([image.image])[0]
-    assert [value for _, value in answer.ranked] == sorted(expected.tolist(), reverse=True)
-    assert dict(answer.ranked) == dict(zip(gda.class_names, expected.tolist(), strict=True))
-    assert answer.ranked[0][0] == gda.predict([image.image])[0]
-    assert answer.calibrated
+    expected = gda.predict_proba([image.image])[0].tolist()
+    values = list(answer["probabilities"].values())
+    assert values == sorted(values, reverse=True)
+    assert answer["probabilities"] == pytest.approx(
+        dict(zip(gda.class_names, expected, strict=True)), abs=1e-6
+    )
+    assert answer["prediction"] == next(iter(answer["probabilities"]))
+    assert answer["prediction"] == gda.predict([image.image])[0]
+    assert answer["calibrated"]
 
 
-def test_an_image_that_the_builtin_model_cannot_know_is_referred(gda, tmp_path):
-    answer = ask(gda, picture(write_image(tmp_path / "noise.png")))
-    assert answer.uncertain
-    assert "knows only computer-drawn phantoms" in answer.reasons[0]
-
-
-def test_one_plausible_class_of_a_familiar_image_is_no_reason_to_abstain(gda, image):
+def test_one_plausible_class_of_a_familiar_image_is_certain(gda, image):
     answer = ask(gda, image)
-    assert answer.ranked[0][1] > 0.45 > answer.ranked[1][1]
-    assert answer.plausible == (answer.ranked[0][0],)
-    assert not answer.uncertain
+    first, second, *_ = answer["probabilities"].values()
+    assert first > 0.45 > second
+    assert answer["conformal_set"] == [answer["prediction"]]
+    assert not answer["uncertain"]
+    assert not answer["withheld"]
 
 
 @pytest.mark.parametrize(("limit", "plausible"), [(1.0, 4), (0.0, 0)])
 def test_no_or_several_plausible_classes_are_uncertain(gda, image, limit, plausible):
     answer = ask(gda, image, calibration=by_hand(limit))
-    assert len(answer.plausible) == plausible
-    assert answer.uncertain
-    assert "90%" in answer.reasons[0]
+    assert len(answer["conformal_set"]) == plausible
+    assert answer["uncertain"]
+    assert "90%" in reasons(answer)
 
 
-def test_shares_are_shown_as_they_were_asked_for(gda, image):
+def test_reasons_name_the_requested_risk_and_coverage(gda, image):
     policy = Policy(max_risk=0.005, coverage=0.975)
-    asked = model_of(changed(gda, calibration=by_hand(1.0)), policy=policy, threshold=1.1)
-    answer = ask(gda, image, model=asked)
-    assert "at most 0.5%." in answer.reasons[0]
-    assert "At 97.5% coverage" in answer.reasons[1]
-    assert as_json(image, [answer], pictures=False)["models"][0]["coverage"] == 0.975
-
-
-@pytest.mark.parametrize("made", [None, "torch", "int8"])
-def test_a_calibration_of_another_engine_is_told_everywhere(gda, image, made):
-    made_with = by_hand().model_copy(update={"engine": made})
-    model = model_of(changed(gda, calibration=made_with))
+    model = model_of(changed(gda, calibration=by_hand(1.0)), policy=policy, threshold=1.1)
     answer = ask(gda, image, model=model)
-    said = "made with the encoder engine int8, but here torch encodes the images"
-    api = as_json(image, [answer], pictures=False)["models"][0]["note"]
-    for text in (describe(model)["note"], api):
-        assert (said in text) is (made == "int8")
+    assert "0.5%" in reasons(answer)
+    assert "97.5%" in reasons(answer)
+    assert answer["coverage"] == 0.975
 
 
-def test_an_unfamiliar_image_is_uncertain(gda, image, stranger):
-    for calibration in (gda.calibration, None):
-        answer = ask(gda, picture(stranger), calibration=calibration)
-        assert any("unlike" in reason for reason in answer.reasons)
-    assert not any("unlike" in reason for reason in ask(gda, image).reasons)
+@pytest.mark.parametrize(("engine", "noted"), [(None, False), ("torch", False), ("bf16", True)])
+def test_a_calibration_of_another_engine_is_noted(gda, image, engine, noted):
+    calibration = by_hand().model_copy(update={"engine": engine})
+    model = model_of(changed(gda, calibration=calibration))
+    answer = ask(gda, image, model=model)
+    assert (bool(describe(model)["note"]), bool(answer["note"])) == (noted, noted)
 
 
-def test_the_probabilities_of_an_unfamiliar_image_or_an_abstention_are_withheld(
-    gda, image, stranger
+@pytest.mark.parametrize("calibrated", [True, False])
+def test_an_unfamiliar_image_is_uncertain_and_its_probabilities_withheld(
+    gda, stranger, tmp_path, calibrated
 ):
-    abstaining = model_of(gda, policy=Policy(max_risk=0.1), threshold=1.1)
-    for shown, model in ((picture(stranger), model_of(gda)), (image, abstaining)):
-        answer = ask(gda, shown, model=model)
-        assert answer.withheld
-        assert as_json(shown, [answer], pictures=False)["models"][0]["withheld"]
-    familiar = ask(gda, image)
-    assert not familiar.withheld
+    calibration = gda.calibration if calibrated else None
+    answer = ask(gda, picture(stranger), calibration=calibration)
+    assert answer["withheld"]
+    assert "unlike" in reasons(answer)
+    # The built-in backbone also says itself that it cannot know such an image.
+    noise = ask(gda, picture(write_image(tmp_path / "noise.png")), calibration=calibration)
+    assert "knows only computer-drawn phantoms" in reasons(noise)
 
 
-def test_below_the_threshold_of_the_risk_it_is_uncertain(gda, image):
-    top = ask(gda, image).ranked[0][1]
+def test_an_answer_below_the_threshold_of_the_risk_is_withheld(gda, image):
+    top = float(gda.predict_proba([image.image])[0].max())
     for threshold, uncertain in ((top + 1e-4, True), (top, False), (0.0, False)):
         model = model_of(gda, policy=Policy(max_risk=0.1), threshold=threshold)
-        assert ask(gda, image, model=model).uncertain is uncertain
+        answer = ask(gda, image, model=model)
+        assert (answer["uncertain"], answer["withheld"]) == (uncertain, uncertain)
 
 
 def test_without_a_calibration_nothing_is_claimed(gda, image):
     answer = ask(gda, image, calibration=None)
-    assert (answer.calibrated, answer.plausible, answer.reasons) == (False, None, ())
+    claims = answer["calibrated"], answer["conformal_set"], answer["reasons"]
+    assert claims == (False, None, [])
 
 
-def test_the_nearest_support_images_are_named_and_shown_where_they_are_known(gda, phantoms):
+def test_the_nearest_support_images_are_named_and_shown_if_known(gda, phantoms):
     learned = picture(phantoms / "train" / "simple_cyst" / "0003.png")
-    near = ask(gda, learned).similar
-    assert near[0][0] == "simple cyst"
-    assert near[0][1] == pytest.approx(1, abs=1e-3)
-    assert [one[1] for one in near] == sorted([one[1] for one in near])[::-1]
-    assert not any(picture for _, _, picture in near)
+    similar = ask(gda, learned, pictures=True)["similar"]
+    cosines = [entry["similarity"] for entry in similar]
+    assert similar[0]["class"] == "simple cyst"
+    assert cosines[0] == pytest.approx(1, abs=1e-3)
+    assert cosines == sorted(cosines, reverse=True)
+    assert not any("picture" in entry for entry in similar)
     (model,) = with_support_images([model_of(gda)], phantoms)
     assert sorted(model.thumbnails) == list(range(24))
-    shown = ask(gda, learned, model=model).similar
-    assert all(picture.startswith("data:image/jpeg;base64,") for _, _, picture in shown)
-    assert len({picture for _, _, picture in shown}) == len(shown)
+    shown = [entry["picture"] for entry in ask(gda, learned, model=model, pictures=True)["similar"]]
+    assert all(uri.startswith("data:image/jpeg;base64,") for uri in shown)
+    assert len(set(shown)) == len(shown)
+    assert "data:" not in str(ask(gda, learned, model=model))
 
 
-def test_support_images_that_are_not_the_model_s_are_refused(gda, stranger):
-    with pytest.raises(ConfigError, match="learned from"):
+def test_support_images_of_another_model_are_refused(gda, stranger):
+    with pytest.raises(ConfigError) as raised:
         with_support_images([model_of(gda)], stranger.parents[2])
+    assert raised.value.argument == "support"
 
 
-def test_a_model_without_support_features_is_answered_without_neighbours(gda, image):
-    assert ask(gda, image, support=None).similar == ()
+def test_a_model_without_support_features_has_no_similar_images(gda, image):
+    assert ask(gda, image, support=None)["similar"] == []
 
 
-def test_evidence_is_drawn_for_the_answer_only_where_asked(gda, image):
-    assert ask(gda, image).evidence is None
-    found = ask(gda, image, pictures=True).evidence
-    assert found["kind"] == "parts"
-    shown = found["check"]["marked"] > found["check"]["random"]
-    assert found["picture"].startswith("data:image/jpeg;base64,") == shown
+def test_evidence_is_drawn_for_the_prediction_and_only_if_requested(gda, image):
+    assert "evidence" not in ask(gda, image)
+    answer = ask(gda, image, pictures=True)
+    evidence = answer["evidence"]
+    assert (evidence["kind"], evidence["class"]) == ("parts", answer["prediction"])
+    shown = evidence["check"]["marked"] > evidence["check"]["random"]
+    assert evidence["picture"].startswith("data:image/jpeg;base64,") == shown
 
 
-def test_a_map_that_marks_nothing_of_weight_is_not_shown(gda, image, monkeypatch):
-    monkeypatch.setattr(asking, "check_evidence", lambda *_: EvidenceCheck(0.1, 0.3))
-    assert ask(gda, image, pictures=True).evidence["picture"] == ""
-    monkeypatch.setattr(asking, "check_evidence", lambda *_: EvidenceCheck(0.3, 0.1))
-    assert ask(gda, image, pictures=True).evidence["picture"].startswith("data:image/jpeg;base64,")
+@pytest.mark.parametrize(("marked", "random", "shown"), [(0.1, 0.3, False), (0.3, 0.1, True)])
+def test_a_map_that_fails_its_check_is_not_shown(gda, image, monkeypatch, marked, random, shown):
+    monkeypatch.setattr(asking, "check_evidence", lambda *_: EvidenceCheck(marked, random))
+    assert bool(ask(gda, image, pictures=True)["evidence"]["picture"]) is shown
 
 
 def test_a_tower_that_cannot_be_split_has_the_map_of_its_patches(gda, image, monkeypatch):
     monkeypatch.setattr(asking, "parts_of", lambda *_: None)
-    assert ask(gda, image, pictures=True).evidence["kind"] == "patches"
+    assert ask(gda, image, pictures=True)["evidence"]["kind"] == "patches"
 
 
 def test_models_of_one_backbone_encode_an_image_once(gda, image, monkeypatch):
-    seen = []
-    inner = asking.encode_files
-    monkeypatch.setattr(asking, "encode_files", lambda *a, **o: seen.append(1) or inner(*a, **o))
+    calls = []
+    encode = asking.encode_files
+    monkeypatch.setattr(asking, "encode_files", lambda *a, **o: calls.append(1) or encode(*a, **o))
     first, second = answers([model_of(gda, "a"), model_of(gda, "b")], image)
-    assert len(seen) == 1
-    assert replace(second, model="a") == first
+    assert len(calls) == 1
+    assert {**second, "model": "a"} == first
 
 
-def test_the_api_s_answer_holds_no_picture_unless_asked(gda, image):
-    bare = as_json(image, [ask(gda, image)], pictures=False)
-    assert "data:" not in str(bare)
-    assert sum(bare["models"][0]["probabilities"].values()) == pytest.approx(1, abs=1e-4)
-    full = as_json(image, [ask(gda, image, pictures=True)], pictures=True)
-    assert full["models"][0]["evidence"]["class"] == full["models"][0]["prediction"]
-
-
-def test_models_of_one_backbone_share_it_and_names_stay_apart(folders, tmp_path):
-    (tmp_path / "gda").symlink_to(folders / "gda")
+def test_models_of_one_backbone_share_it_and_have_distinct_names(folders):
     models = load_models([folders / "gda", folders / "zero", folders / "gda"])
     assert len({id(model.classifier.backbone) for model in models}) == 1
     assert len({model.name for model in models}) == 3
     assert [model.name for model in load_models([folders / "zero"])] == ["zero"]
 
 
-def test_settings_that_a_model_cannot_keep_are_refused_at_the_start(folders):
-    with pytest.raises(ConfigError, match="zero is not"):
-        load_models([folders / "zero"], max_risk=0.1)
-    with pytest.raises(ConfigError, match="more are needed"):
-        load_models([folders / "gda"], coverage=0.999)
-    with pytest.raises(ConfigError, match="coverage"):
-        load_models([folders / "gda"], coverage=2)
-    with pytest.raises(BackboneError, match="no backbone"):
-        load_models([folders / "gda"], backbone="no/such/backbone/folder")
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "argument"),
+    [
+        ("zero", {"max_risk": 0.1}, ConfigError, "max_risk"),
+        ("gda", {"coverage": 0.999}, ConfigError, "coverage"),
+        ("gda", {"backbone": "no/such/backbone/folder"}, BackboneError, "backbone"),
+    ],
+)
+def test_options_that_a_model_cannot_meet_are_refused(folders, name, options, kind, argument):
+    with pytest.raises(kind) as raised:
+        load_models([folders / name], **options)
+    assert raised.value.argument == argument
 
 
 def test_the_threshold_of_a_risk_comes_from_the_calibration(folders):
     (model,) = load_models([folders / "gda"], max_risk=0.1)
     assert model.decider.threshold == model.classifier.calibration.threshold(0.1) > 0
-
-
-def test_a_backbone_that_moved_keeps_the_engine_of_each_model(folders, phantoms, image, tmp_path):
-    fitted = ogkd.fit(phantoms, method="zero-shot", engine="onnx-int8", out=tmp_path / "fast")
-    asked = [folders / "zero", tmp_path / "fast", tmp_path / "fast"]
-    plain, fast, again = (model.classifier for model in load_models(asked, backbone="builtin"))
-    assert (plain.backbone.engine, fast.backbone.engine) == ("torch", "onnx-int8")
-    assert again.backbone is fast.backbone
-    expected = fitted.predict_proba([image.image])
-    np.testing.assert_array_equal(fast.predict_proba([image.image]), expected)
-    assert not np.array_equal(plain.predict_proba([image.image]), expected)

@@ -20,12 +20,12 @@ import psutil
 import pytest
 from app_client import started
 
-import ogkd.app
+import ogkd.serve
 
 SECONDS = 300 if os.environ.get("OGKD_HOSTILE") == "all" else 6
 SLOW = 40  # connections that send half a request and wait
 GROWTH = 60 << 20  # bytes: less than two images of the largest size
-PATHS = list(json.loads(Path(ogkd.app.__file__).with_name("openapi.json").read_text())["paths"])
+PATHS = list(json.loads(Path(ogkd.serve.__file__).with_name("openapi.json").read_text())["paths"])
 PATHS += ["/", "/openapi.json", "/page.js", "/nowhere", "/predict/", "/../etc/passwd"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

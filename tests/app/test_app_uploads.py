@@ -1,24 +1,24 @@
+"""What a file is, how it is decoded, and which files of an upload belong to one exam."""
+
 from __future__ import annotations
 
-import contextlib
 import io
-import os
 import struct
 import sys
-import threading
-import time
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from ogkd.app.uploads import Uploads
+from ogkd.datasets.bags import BagRule
 from ogkd.errors import DataError
-from ogkd.images import read_image
-from tiny_images import SHADES, dicom, own_range
+from ogkd.images import SliceRule, read_image
+from ogkd.serve.uploads import UploadReader, display_name, exams_of
+from tiny_images import SHADES, dicom, own_range, png, volume
 
 RGB = np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)
+READER = UploadReader(max_pixels=2000)
 
 
 def encoded(kind, array=RGB, **options):
@@ -28,172 +28,127 @@ def encoded(kind, array=RGB, **options):
 
 
 @pytest.fixture
-def uploads(tmp_path):
-    (tmp_path / "uploads").mkdir()
-    return Uploads(tmp_path / "uploads", max_pixels=2000)
+def read(tmp_path):
+    def run(content, reader=READER):
+        file = tmp_path / "0"
+        file.write_bytes(content)
+        return reader.read({file: "scan"})
 
-
-def put(uploads, content, name="a.png"):
-    place = uploads.place(name)
-    place.write_bytes(content)
-    return place
-
-
-def test_an_upload_is_decoded_and_then_gone(uploads):
-    with uploads.take(put(uploads, encoded("PNG"), "scan.png")) as picture:
-        np.testing.assert_array_equal(picture.pixels, RGB)
-        assert picture.name == "scan.png"
-        assert picture.image.file.is_file()
-    assert list(uploads.folder.iterdir()) == []
-
-
-def test_the_content_decides_what_a_file_is_and_not_its_name(uploads):
-    for name in ("a.dcm", "a.nii.gz", "a.npz", "noending", "a#index=2", "#.png", "..", "ä 1.png"):
-        with uploads.take(put(uploads, encoded("JPEG"), name)) as picture:
-            assert picture.pixels.shape == RGB.shape
+    return run
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "BMP", "WEBP"])
-def test_every_format_of_plain_images_is_decoded_as_the_package_does(uploads, kind):
-    options = {"lossless": True} if kind == "WEBP" else {}
-    with uploads.take(put(uploads, encoded(kind, **options), "scan")) as picture:
-        np.testing.assert_array_equal(picture.pixels, RGB)
-        np.testing.assert_array_equal(read_image(picture.image), RGB)
+def test_plain_images_are_decoded_as_the_package_does(read, kind):
+    upload = read(encoded(kind, **({"lossless": True} if kind == "WEBP" else {})))
+    np.testing.assert_array_equal(upload.pixels, RGB)
+    np.testing.assert_array_equal(read_image(upload.image), RGB)
+    assert (upload.name, upload.note) == ("scan", "")
 
 
-def test_a_deep_tiff_is_scaled_by_its_own_range(uploads):
+def test_a_deep_tiff_is_scaled_by_its_own_range(read):
     deep = np.linspace(300, 4000, 40 * 30).reshape(30, 40).astype(np.uint16)
-    with uploads.take(put(uploads, encoded("TIFF", deep), "scan.tif")) as picture:
-        np.testing.assert_array_equal(picture.pixels[:, :, 0], own_range(deep))
+    np.testing.assert_array_equal(read(encoded("TIFF", deep)).pixels[:, :, 0], own_range(deep))
 
 
-def test_dicom_without_the_extra_is_a_message(uploads, tmp_path, monkeypatch):
+def test_dicom_without_the_extra_is_an_error(read, tmp_path, monkeypatch):
     content = dicom(tmp_path / "a.dcm", SHADES.astype(np.uint8)).read_bytes()
     monkeypatch.setitem(sys.modules, "pydicom", None)
-    with (
-        pytest.raises(DataError, match=r"The file is a DICOM file.*pip install \"ogkd\[dicom\]\""),
-        uploads.take(put(uploads, content)),
-    ):
-        pass
+    with pytest.raises(DataError, match=r"ogkd\[dicom\]"):
+        read(content)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"%PDF-1.7", encoded("GIF"), b"RIFFxxxxWAVE"])
-def test_other_kinds_of_files_are_refused_and_gone(uploads, content):
-    with (
-        pytest.raises(DataError, match="not a PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI"),
-        uploads.take(put(uploads, content)),
-    ):
-        pass
-    assert list(uploads.folder.iterdir()) == []
+def bomb():
+    """A PNG whose header declares gigabytes."""
+    content = b"\x89PNG\r\n\x1a\n"
+    header = b"IHDR" + struct.pack(">IIBBBBB", 46340, 46340, 8, 2, 0, 0, 0)
+    for chunk in (header, b"IDAT" + bytes(9)):
+        content += struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return content
 
 
-def test_damaged_files_are_refused_without_the_server_s_paths(uploads):
-    whole = encoded("PNG")
-    hostile = [whole[:60], whole[:20], b"\xff\xd8\xff\xe0" + bytes(50), bytes(128) + b"DICMxx"]
-    for content in hostile:
-        with pytest.raises(DataError) as error, uploads.take(put(uploads, content, "my.png")):
-            pass
-        assert str(uploads.folder) not in str(error.value)
-        assert list(uploads.folder.iterdir()) == []
+BAD = [b"", b"text", b"%PDF-1.7", encoded("GIF"), b"RIFFxxxxWAVE"]  # of another kind
+BAD += [encoded("PNG")[:60], encoded("PNG")[:20], b"\xff\xd8\xff\xe0" + bytes(50)]  # damaged
+BAD += [bytes(128) + b"DICMxx", encoded("PNG", np.zeros((50, 41), np.uint8)), bomb()]  # too large
 
 
-def test_an_image_of_too_many_pixels_is_refused_with_the_limit(uploads):
-    large = np.zeros((50, 41), np.uint8)
-    with (
-        pytest.raises(DataError, match=r"41 x 50 pixels.*2,000"),
-        uploads.take(put(uploads, encoded("PNG", large))),
-    ):
-        pass
+@pytest.mark.parametrize("content", BAD)
+def test_unreadable_files_are_refused_without_the_server_s_paths(read, tmp_path, content):
+    with pytest.raises(DataError) as raised:
+        read(content)
+    assert str(tmp_path) not in str(raised.value)
 
 
-def test_a_header_that_promises_gigabytes_is_refused_undecoded(uploads):
-    chunks = [b"IHDR" + struct.pack(">IIBBBBB", 46340, 46340, 8, 2, 0, 0, 0), b"IDAT" + bytes(9)]
-    bomb = b"\x89PNG\r\n\x1a\n"
-    for chunk in chunks:
-        bomb += struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    with pytest.raises(DataError, match="far more pixels"), uploads.take(put(uploads, bomb)):
-        pass
-
-
-def test_a_dicom_file_is_shown_as_it_asks(uploads, tmp_path):
+def test_a_dicom_file_is_read_and_of_several_frames_one_is_taken(read, tmp_path):
     content = dicom(tmp_path / "a.dcm", SHADES.astype(np.uint8)).read_bytes()
-    with uploads.take(put(uploads, content, "IM0001")) as picture:
-        np.testing.assert_array_equal(picture.pixels[:, :, 0], SHADES.astype(np.uint8))
-        assert picture.note == ""
-
-
-def test_of_several_frames_the_middle_one_or_the_model_s_is_taken(uploads, tmp_path):
+    np.testing.assert_array_equal(read(content).pixels[:, :, 0], SHADES.astype(np.uint8))
     frames = np.stack([np.full((8, 9), value, np.uint8) for value in (10, 20, 30)])
-    content = dicom(tmp_path / "a.dcm", frames, frames=True).read_bytes()
-    with uploads.take(put(uploads, content)) as picture:
-        assert picture.pixels.mean() == 20
-        assert "3 frames" in picture.note
-        assert str(picture.image).endswith(".dcm#index=middle")
-    first = Uploads(uploads.folder, max_pixels=100, frame="axis=2,index=0")
-    with first.take(put(first, content)) as picture:
-        assert picture.pixels.mean() == 10
-
-
-def test_equal_uploads_do_not_meet(uploads):
-    first, second = (put(uploads, encoded("PNG")) for _ in range(2))
-    with uploads.take(first):
-        pass
-    with uploads.take(second) as picture:
-        assert picture.pixels.shape == RGB.shape
-
-
-def test_an_upload_that_nobody_came_back_for_is_removed_in_time(uploads):
-    old, new = (put(uploads, encoded("PNG")) for _ in range(2))
-    os.utime(old.parent, (time.time() - 700,) * 2)
-    uploads.sweep()
-    assert (old.exists(), new.exists()) == (False, True)
-
-
-@pytest.mark.parametrize("limit", [{"most": 2}, {"most_bytes": 10}])
-def test_only_so_many_uploads_may_wait(uploads, limit):
-    small = Uploads(uploads.folder, max_pixels=2000, **limit)
-    first = put(small, encoded("PNG"))
-    if "most" in limit:
-        put(small, encoded("PNG"))
-    with pytest.raises(DataError, match="Too many uploads are waiting"):
-        small.place("a.png")
-    os.utime(first.parent, (time.time() - 700,) * 2)
-    assert small.place("a.png")
-
-
-def test_uploads_can_be_read_by_their_owner_alone(uploads):
-    assert put(uploads, b"x").parent.stat().st_mode & 0o077 == 0
+    clip = dicom(tmp_path / "b.dcm", frames, frames=True).read_bytes()
+    upload = read(clip)
+    assert (upload.pixels.mean(), "3 frames" in upload.note) == (20, True)
+    assert str(upload.image).endswith(".dcm#index=middle")
+    first = UploadReader(100, SliceRule.parse("axis=2,index=0"))
+    assert read(clip, first).pixels.mean() == 10
 
 
 @pytest.mark.parametrize("letter", ["x", "ä", "図", "𠀀"])
-def test_a_long_name_keeps_both_ends_and_shows_that_it_was_cut(uploads, letter):
-    name = f"patient 7 {letter * 200} no tumor.png"
-    with uploads.take(put(uploads, encoded("PNG"), name)) as picture:
-        assert picture.name.startswith(f"patient 7 {letter}")
-        assert picture.name.endswith(f"{letter} no tumor.png")
-        assert picture.name.count("...") == 1
-        assert len(picture.name) == 60
-    short = "y" * 56 + ".png"
-    with uploads.take(put(uploads, encoded("PNG"), short)) as picture:
-        assert picture.name == short
+def test_a_long_name_keeps_both_ends(letter):
+    name = display_name(f"folder/patient 7 {letter * 200} no tumor.png")
+    assert name.startswith(f"patient 7 {letter}")
+    assert name.endswith(f"{letter} no tumor.png")
+    assert (name.count("..."), len(name)) == (1, 60)
+    assert display_name("y" * 56 + ".png") == "y" * 56 + ".png"
+    assert display_name("..") == display_name("") == "image"
 
 
-def test_an_upload_that_is_answered_meanwhile_does_not_disturb_the_next(uploads):
-    """Folders appear and go in one thread while another one counts them."""
-    stop = threading.Event()
+def member(folder, name, study, series, **more):
+    uids = {"StudyInstanceUID": study, "SeriesInstanceUID": series}
+    return dicom(folder / name, SHADES, **uids, **more)
 
-    def come_and_go():
-        while not stop.is_set():
-            with contextlib.suppress(DataError), uploads.take(put(uploads, encoded("PNG"))):
-                pass
 
-    threads = [threading.Thread(target=come_and_go) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(300):
-            uploads.place("a.png").parent.rmdir()
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+@pytest.fixture
+def files(tmp_path):
+    """One study of two series, then another study; the user's names are those of the files."""
+    t1 = {"SeriesNumber": 3, "SeriesDescription": "T1 axial"}
+    members = [
+        *(member(tmp_path, f"a{n}", "1", "1.3", InstanceNumber=n, **t1) for n in range(2)),
+        member(tmp_path, "b", "1", "1.4", SeriesNumber=4),
+        member(tmp_path, "c", "2", "2.1", StudyDescription="CT head"),
+    ]
+    return {file: file.name for file in members}
+
+
+SERIES = {"series 3 (T1 axial): a0 and 1 more": ["a0", "a1"], "series 4: b": ["b"]}
+SERIES["series: c"] = ["c"]
+STUDIES = {"study: a0 and 2 more": ["a0", "a1", "b"], "study (CT head): c": ["c"]}
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"),
+    [("series", SERIES), (None, SERIES), *((by, STUDIES) for by in ("study", "folder", "exam"))],
+)
+def test_dicom_files_are_grouped_as_the_model_s_exams_are(files, by, expected):
+    exams = exams_of(files, BagRule(by))
+    assert {name: [file.name for file in group] for name, group in exams.items()} == expected
+
+
+def test_a_volume_or_clip_is_an_exam_by_itself_where_each_file_was_a_bag(tmp_path):
+    clip = np.stack([SHADES, SHADES])
+    uids = {"StudyInstanceUID": "1", "SeriesInstanceUID": "1.1"}
+    paths = [volume(tmp_path / "a.nii"), volume(tmp_path / "b.nii")]
+    paths += [dicom(tmp_path / f"{n}.dcm", clip, frames=True, **uids) for n in "cd"]
+    files = {file: file.name for file in paths}
+    assert list(exams_of(files, BagRule())) == ["a.nii", "b.nii", "c.dcm", "d.dcm"]
+    assert list(exams_of(files, BagRule("exam"))) == ["a.nii and 3 more"]
+
+
+@pytest.mark.parametrize("by", [None, "series", "folder", "exam"])
+def test_other_images_are_one_exam(tmp_path, by):
+    files = {png(tmp_path / f"{n}.png", SHADES): "x.png" for n in range(3)}
+    assert exams_of(files, BagRule(by)) == {"x.png and 2 more": list(files)}
+
+
+def test_exams_of_the_same_name_are_told_apart(tmp_path):
+    files = {member(tmp_path, f"{n}", f"9.{n}", f"7.{n}"): "IM1" for n in range(2)}
+    assert list(exams_of(files, BagRule("study"))) == ["study 9.0: IM1", "study 9.1: IM1"]
+    files = {volume(tmp_path / f"{n}.nii"): "scan.nii" for n in range(2)}
+    assert list(exams_of(files, BagRule())) == ["scan.nii", "2. scan.nii"]

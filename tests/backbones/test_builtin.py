@@ -14,15 +14,15 @@ from torch import Tensor
 
 from ogkd.backbones import load_backbone
 from ogkd.backbones.builtin import (
+    BUILTIN_FOLDER,
     STATISTICS,
     builtin_warning,
     is_builtin,
     mostly_strange,
-    statistics,
+    phantom_domain,
     unlike_phantoms,
     warning_of,
 )
-from ogkd.backbones.loading import BUILTIN_FOLDER
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.images.transforms import to_pixels
 
@@ -37,8 +37,8 @@ def features(model, images):
 
 
 def test_the_statistics_are_of_the_present_model_and_small(builtin):
-    assert statistics().digest == builtin.digest, "run tools/phantom_statistics.py"
-    assert len(statistics().mean) >= len(PHANTOMS)  # also of families that are no longer drawn
+    assert phantom_domain().digest == builtin.digest, "run tools/phantom_statistics.py"
+    assert len(phantom_domain().mean) >= len(PHANTOMS)  # also of families that are no longer drawn
     assert STATISTICS.stat().st_size < 300_000
 
 

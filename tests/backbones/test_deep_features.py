@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 
 from ogkd.backbones._towers import deep_blocks
 from ogkd.backbones.base import ImageFeatures
-from ogkd.backbones.engines import with_engine
 from ogkd.features import FeatureStore
 from tiny_backbones import SIZE
 from tiny_data import write_image
@@ -86,19 +85,6 @@ def test_a_row_is_of_unit_length_and_begins_with_the_global_feature(bert_backbon
     first = normalize(found.rows[:, : bert_backbone.embed_dim], dim=1)
     torch.testing.assert_close(first, found.globals)
     assert torch.equal(ImageFeatures(found.globals).rows, found.globals)
-
-
-def test_the_onnx_engine_gives_them_too(tmp_path: Path) -> None:
-    FAMILIES["clip"](tmp_path)
-    backbone, pixels = load(tmp_path), some_pixels(2)
-    own = with_engine(backbone, "onnx")
-    assert own.deep_parts == backbone.deep_parts
-    for patches in (True, False):
-        want = backbone.encode_images(pixels, patches=patches, deep=True)
-        got = own.encode_images(pixels, patches=patches, deep=True)
-        torch.testing.assert_close(got.deep, want.deep, atol=1e-5, rtol=0)
-        torch.testing.assert_close(got.globals, want.globals, atol=1e-5, rtol=0)
-    assert own.encode_images(some_pixels(0), deep=True).deep.shape == (0, sum(own.deep_parts))
 
 
 def test_the_store_keeps_them_and_adds_them_to_what_it_has(

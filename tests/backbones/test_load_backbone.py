@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ogkd.backbones import load_backbone
-from ogkd.backbones.catalog import Record, catalog
+from ogkd.backbones.catalog import Record, catalog, read_catalog
 from ogkd.backbones.loading import detect_format, resolve, resolve_device
 from ogkd.errors import BackboneError, ConfigError
 from tiny_backbones import SIZE, TEXTS, make_clip, make_dual, make_siglip
@@ -51,26 +51,38 @@ def test_a_folder_with_a_known_name_counts_only_if_it_holds_a_model(
     assert resolve("plip") == Path("plip")
 
 
-def test_a_known_hub_id_is_the_known_backbone() -> None:
-    assert resolve("vinid/plip") == catalog()["plip"]
+@pytest.mark.parametrize("name", ["plip", "PLIP", "Vinid/PLIP"])
+def test_a_name_or_hub_id_in_any_case_is_the_known_backbone(name: str) -> None:
+    assert resolve(name) == catalog()["plip"]
 
 
-def test_another_hub_id_gets_a_bare_record() -> None:
-    found = resolve("some-one/some-model")
-    assert isinstance(found, Record)
-    assert found.format is None
+@pytest.mark.parametrize("hub_id", ["google/siglip-large-patch16-384", "org/name_1.2"])
+def test_another_hub_id_gets_a_bare_record(hub_id: str) -> None:
+    record = resolve(hub_id)
+    assert isinstance(record, Record)
+    assert (record.hub_id, record.format) == (hub_id, None)
+    assert "/" not in record.folder.name
 
 
-def test_unknown_names_and_paths_have_their_own_messages(tmp_path: Path) -> None:
-    with pytest.raises(BackboneError, match="Did you mean 'biomedclip'"):
-        load_backbone("biomed-clip")
-    with pytest.raises(BackboneError, match="There is no folder"):
-        load_backbone(tmp_path / "absent")
-    with pytest.raises(BackboneError, match="There is no folder"):
-        load_backbone("./absent")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        *(("biomed-clip", "Did you mean 'biomedclip'"), ("zzzzzz", "no backbone called 'zzzzzz'")),
+        *(("a/b/c", "no backbone called"), ("org/", "no backbone called")),
+        *(("../x", "no folder"), ("./absent", "no folder"), (Path("absent"), "no folder")),
+        ("model.safetensors", "Give the folder"),
+    ],
+)
+def test_a_name_that_means_nothing_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | Path, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(BackboneError, match=r"is a file\. Give the folder"):
-        load_backbone(str(tmp_path / "model.safetensors"))
+    with pytest.raises(BackboneError, match=words) as caught:
+        load_backbone(name)
+    assert caught.value.argument == "backbone"
+    if words.startswith("no backbone"):
+        assert all(known in str(caught.value) for known in catalog())
 
 
 def test_a_folder_without_a_model_is_told_what_was_looked_for(tmp_path: Path) -> None:
@@ -122,3 +134,43 @@ def test_a_gpu_computes_in_float32_and_always_the_same(
 def test_a_device_that_is_not_there_is_refused(device: str) -> None:
     with pytest.raises(ConfigError, match="device"):
         load_backbone("builtin", device=device)
+
+
+# The catalogue
+
+
+def test_the_catalogue_has_the_backbones_of_the_field() -> None:
+    assert {"builtin", "biomedclip", "pubmedclip", "plip", "quiltnet", "medsiglip"} <= set(
+        catalog()
+    )
+    for name, record in catalog().items():
+        assert record.licence, name
+        assert record.modality, name
+
+
+def test_biomedclip_is_the_published_file(shared: Path) -> None:
+    record = catalog()["biomedclip"]
+    facts = (shared / "biomedclip" / "README.md").read_text()
+    assert record.hub_id is not None
+    assert f"`{record.hub_id}`" in facts
+    assert f"{record.size:,} bytes" in facts
+    assert f"`{record.sha256}`" in facts
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[x]\nformat = 'open_clip'\nlicence = 'MIT'\nmodality = 'CT'", "needs a hub_id"),
+        ("[x]\nhub_id = 'no-slash'\nlicence = 'MIT'\nmodality = 'CT'", "hub_id"),
+        ("[x]\nhub_id = 'a/b'\nlicence = 'MIT'\nmodality = 'CT'\nsha256 = 'short'", "sha256"),
+        (f"[x]\nhub_id = 'a/b'\nlicence = 'M'\nmodality = 'C'\nsha256 = '{'0' * 64}'", "weights"),
+        ("[x]\nhub_id = 'a/b'\nlicense = 'MIT'\nmodality = 'CT'", "licence"),
+        ("[x]\nformat = 'onnx'\nhub_id = 'a/b'\nlicence = 'MIT'\nmodality = 'CT'", "format"),
+        ("[x", "not valid"),
+    ],
+)
+def test_a_mistake_in_a_catalogue_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "catalog.toml"
+    path.write_text(text)
+    with pytest.raises(BackboneError, match=words):
+        read_catalog(path)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import ogkd
 from ogkd.backbones import load_backbone
-from ogkd.backbones._pages import give_back
+from ogkd.backbones._towers import release_pages
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.open_clip_format import OpenClipBackbone
 from tiny_data import write_dataset
@@ -81,7 +81,7 @@ def test_memory_of_any_other_kind_is_never_given_back():
     pages = 3 * 2**20
     plain, shared = torch.ones(pages), torch.ones(pages).share_memory_()
     trained = torch.ones(pages, requires_grad=True)
-    give_back([plain, shared, trained, plain.view(3, -1).mT])
+    release_pages([plain, shared, trained, plain.view(3, -1).mT])
     for tensor in (plain, shared, trained):
         assert bool((tensor == 1).all())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from fake_runs import specs, write
 from PIL import Image
@@ -46,10 +47,15 @@ def drawn(out: Path, names: list[str], made: tuple[RunsFolder, Plan], **more: ob
 # What is averaged
 
 
-def test_an_average_is_over_seeds_then_datasets_and_deviates_as_the_seeds_averages() -> None:
+def scores(**datasets: list[float]) -> pd.DataFrame:
+    """Datasets x seeds."""
+    return pd.DataFrame(list(datasets.values()), index=list(datasets))
+
+
+def test_average_is_over_seeds_then_datasets_and_deviates_as_the_averages_of_seeds() -> None:
     values = {
-        ("a", 1.0): {"x": {1: 50.0, 2: 60.0}, "y": {1: 80.0, 2: 70.0}},
-        ("a", 4.0): {"x": {1: 60.0, 2: 64.0}, "y": {1: 80.0, 2: 88.0}},
+        ("a", 1.0): scores(x=[50.0, 60.0], y=[80.0, 70.0]),
+        ("a", 4.0): scores(x=[60.0, 64.0], y=[80.0, 88.0]),
     }
     (curve,) = panel_of("", "test", values).curves
     assert curve.x.tolist() == [1.0, 4.0]
@@ -59,8 +65,8 @@ def test_an_average_is_over_seeds_then_datasets_and_deviates_as_the_seeds_averag
 
 
 def test_a_dataset_that_lacks_a_point_is_left_out_of_all() -> None:
-    cells = {"x": {1: 50.0}, "y": {1: 90.0}}
-    values = {("a", 1.0): cells, ("b", 1.0): cells, ("b", 4.0): {"x": {1: 70.0}}}
+    both = scores(x=[50.0], y=[90.0])
+    values = {("a", 1.0): both, ("b", 1.0): both, ("b", 4.0): scores(x=[70.0])}
     panel = panel_of("", "test", values)
     assert panel.datasets == ("x",)
     assert panel.left_out == ("y",)
@@ -69,8 +75,8 @@ def test_a_dataset_that_lacks_a_point_is_left_out_of_all() -> None:
 
 
 def test_a_point_that_few_datasets_have_does_not_cost_the_others_their_datasets() -> None:
-    full = {name: {1: 50.0} for name in "uvwxyz"}
-    values = {("a", 1.0): full, ("a", 4.0): full, ("slow", 4.0): {"u": {1: 9.0}}}
+    full = scores(**{name: [50.0] for name in "uvwxyz"})
+    values = {("a", 1.0): full, ("a", 4.0): full, ("slow", 4.0): scores(u=[9.0])}
     panel = panel_of("", "test", values)
     assert len(panel.datasets) == 6
     assert [curve.label for curve in panel.curves] == ["a"]
@@ -78,16 +84,16 @@ def test_a_point_that_few_datasets_have_does_not_cost_the_others_their_datasets(
 
 
 def test_hm_is_of_the_averages_and_not_the_mean_of_hms() -> None:
-    base = {("a", 0.0): {"x": {1: 90.0}, "y": {1: 50.0}}}
-    novel = {("a", 0.0): {"x": {1: 30.0}, "y": {1: 50.0}}}
+    base = {("a", 0.0): scores(x=[90.0], y=[50.0])}
+    novel = {("a", 0.0): scores(x=[30.0], y=[50.0])}
     (curve,) = panel_of("", "hm", base, novel).curves
     assert curve.mean[0] == pytest.approx(2 * 70 * 40 / 110)  # the mean of HMs would be 47.5
 
 
 def test_a_gain_is_where_both_methods_have_a_point() -> None:
     values = {
-        ("ours", 10.0): {"x": {1: 60.0}}, ("ours", 20.0): {"x": {1: 70.0}},
-        ("theirs", 10.0): {"x": {1: 57.5}}, ("ours", None): {"x": {1: 99.0}},
+        ("ours", 10.0): scores(x=[60.0]), ("ours", 20.0): scores(x=[70.0]),
+        ("theirs", 10.0): scores(x=[57.5]), ("ours", None): scores(x=[99.0]),
     }  # fmt: skip
     x, delta = gain(panel_of("", "test", values).curves, ("ours", "theirs"))
     assert (x.tolist(), delta.tolist()) == ([10.0], [2.5])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 import re
 import statistics
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,10 +23,11 @@ from ogkd.bench.tidy import (
     Summary,
     average_and_spread,
     changed_settings,
+    collect,
+    records_csv,
     spread,
-    tidy_rows,
 )
-from ogkd.evaluation.names import METRICS
+from ogkd.errors import DataError
 from tiny_runs import make_plan, write_run
 
 # The datasets vary in opposite directions: their own deviations are 5 and 15, that of the
@@ -43,17 +47,6 @@ def done(tmp_path: Path) -> tuple[RunsFolder, Plan]:
     return folder, make_plan(cells, "few-shot")
 
 
-def test_a_row_is_one_metric_of_one_part_of_one_run(done: tuple[RunsFolder, Plan]) -> None:
-    folder, plan = done
-    rows = tidy_rows(folder.finished(plan))
-    assert len(rows) == len(plan.cells) * len(METRICS)
-    assert [row.metric for row in rows[: len(METRICS)]] == list(METRICS)
-    values = {(row.run.spec.hash, row.metric): row.value for row in rows}
-    first = plan.cells[0].spec.hash
-    assert (values[first, "accuracy"], values[first, "aurc"]) == (0.5, 0.5)
-    assert values[first, "kappa"] is None
-
-
 def test_the_spread_of_an_average_is_that_of_the_average_at_each_seed(
     done: tuple[RunsFolder, Plan],
 ) -> None:
@@ -69,7 +62,7 @@ def test_the_spread_of_an_average_is_that_of_the_average_at_each_seed(
 
 def test_tables_and_figures_show_the_same_average_and_spread(done: tuple[RunsFolder, Plan]) -> None:
     folder, plan = done
-    text = make_table(folder, plan, per_dataset=False)
+    text, _, _ = make_table(folder, plan).partition("### busi")
     printed = re.search(r"\| coop \| (\S+) ± (\S+) \| (\S+) ± (\S+) \|", text)
     assert printed is not None
     ((_, figure),) = few_shot_average(FigureInput(plan, folder.finished(plan), None))
@@ -92,33 +85,32 @@ seeds = st.dictionaries(st.integers(1, 4), st.floats(0.05, 1.0), min_size=1)
 
 @given(st.lists(seeds, min_size=1, max_size=4))
 def test_an_average_is_over_seeds_then_datasets(datasets: list[dict[int, float]]) -> None:
-    value, std = average_and_spread("test", [datasets])
-    means = [statistics.fmean(mine.values()) for mine in datasets]
+    value, std = average_and_spread("test", [pd.DataFrame(datasets)])
+    means = [statistics.fmean(scores.values()) for scores in datasets]
     assert value == pytest.approx(statistics.fmean(means))
     common = set.intersection(*map(set, datasets))
-    at_seed = [statistics.fmean(mine[seed] for mine in datasets) for seed in common]
+    at_seed = [statistics.fmean(scores[seed] for scores in datasets) for seed in common]
     if len(common) < 2:
         assert math.isnan(std)
     else:
         assert std == pytest.approx(statistics.pstdev(at_seed), abs=1e-12)
-        own = [statistics.pstdev(mine[seed] for seed in common) for mine in datasets]
-        assert std <= statistics.fmean(own) + 1e-12  # what other papers print
+        single = [statistics.pstdev(scores[seed] for seed in common) for scores in datasets]
+        assert std <= statistics.fmean(single) + 1e-12  # what other papers print
 
 
 @given(st.lists(st.tuples(st.floats(0.05, 1), st.floats(0.05, 1)), min_size=1, max_size=4))
 def test_both_harmonic_means_agree_for_one_dataset_only(pairs: list[tuple[float, float]]) -> None:
-    base, novel = ([{1: pair[side]} for pair in pairs] for side in (0, 1))
+    base, novel = (pd.DataFrame([pair[side] for pair in pairs]) for side in (0, 1))
     of_averages, _ = average_and_spread("hm", [base, novel])
     mean, _ = average_and_spread("mean-hm", [base, novel])
-    own = [statistics.harmonic_mean(pair) for pair in pairs]
-    assert mean == pytest.approx(statistics.fmean(own))
+    single = [statistics.harmonic_mean(pair) for pair in pairs]
+    assert mean == pytest.approx(statistics.fmean(single))
     b, n = (statistics.fmean(pair[side] for pair in pairs) for side in (0, 1))
     assert of_averages == pytest.approx(statistics.harmonic_mean([b, n]))
     assert of_averages >= mean - 1e-9  # the harmonic mean is concave
     if len(pairs) == 1:
         assert of_averages == pytest.approx(mean)
-    curve = panel_of("", "hm", {("a", 1.0): dict(enumerate(base))},
-                     {("a", 1.0): dict(enumerate(novel))}).curves[0]  # fmt: skip
+    (curve,) = panel_of("", "hm", {("a", 1.0): base}, {("a", 1.0): novel}).curves
     assert curve.mean[0] == pytest.approx(of_averages)
 
 
@@ -154,3 +146,32 @@ def test_a_table_says_which_settings_were_changed(tmp_path: Path) -> None:
     assert note in make_table(RunsFolder(tmp_path), plan, format="latex")
     plain = make_plan([_asked("coop")], "few-shot")
     assert "Settings" not in make_table(RunsFolder(tmp_path), plain)
+
+
+def test_each_label_run_and_part_is_a_record(tmp_path: Path) -> None:
+    folder = RunsFolder(tmp_path)
+    fields = {"dataset": "busi", "method": "ogkd", "shots": 16, "settings": {"gamma": 0.3}}
+    both = RunSpec(protocol="base-to-novel", **fields)
+    stray, unfinished = (RunSpec(dataset="=cmd()", method="coop", seed=seed) for seed in (2, 3))
+    write_run(folder, both, {"base": 0.8, "novel": 0.6}, auroc=None, nll=-1.5)
+    write_run(folder, stray, 0.6)
+    folder.write_plan(make_plan([("OGKD", both), ("-x", unfinished)], "few-shot", name="first"))
+    folder.write_plan(make_plan([("-again", both)], "ablation", name="second"))
+    records = collect(folder)
+    assert [(record["plan"], record["label"], record["part"]) for record in records] == [
+        ("first", "OGKD", "base"),
+        ("first", "OGKD", "novel"),
+        ("second", "-again", "base"),
+        ("second", "-again", "novel"),
+        ("", "coop", "test"),  # of no plan
+    ]
+    record = records[1]
+    assert record["run"] == both.hash
+    assert (record["accuracy"], record["auroc"], record["nll"]) == (0.6, None, -1.5)
+    assert (record["seconds_train"], record["together"], record["peak_mib"]) == (2.0, 3, 100.0)
+    rows = list(csv.DictReader(records_csv(records).splitlines()))
+    assert (rows[1]["accuracy"], rows[1]["auroc"], rows[1]["nll"]) == ("0.6", "", "-1.5")
+    assert json.loads(rows[1]["settings"]) == {"gamma": 0.3}
+    assert (rows[2]["label"], rows[4]["dataset"]) == ("'-again", "'=cmd()")  # not formulas
+    with pytest.raises(DataError):
+        collect(RunsFolder(tmp_path / "empty"))

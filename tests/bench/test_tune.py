@@ -14,7 +14,8 @@ from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runs import RunsFolder, RunSpec
 from ogkd.bench.tables import make_table
 from ogkd.bench.tune import best_settings, tuning_grid, write_tuned
-from ogkd.bench.workers import make_job, prepare, run_here
+from ogkd.bench.worker import work
+from ogkd.bench.workers import make_job, prepare
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
 from tiny_runs import make_plan
@@ -25,10 +26,10 @@ FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 def run(folder, grid):
     plan, sources = expand(grid)
     prepare(folder, plan, sources)
-    events = []
-    run_here(folder, make_job(plan, sources, grid.backbone), events.append)
+    written = []
+    work(make_job(folder, plan, sources, grid.backbone), lambda: written.append(1))
     assert not folder.failures()
-    return plan, events
+    return plan, written
 
 
 @pytest.fixture
@@ -85,11 +86,11 @@ def test_the_best_trial_is_found_by_accuracy_then_nll(tmp_path):
 def test_tuning_resumes_and_its_file_is_used_by_the_next_grid(grid, tmp_path):
     folder = RunsFolder(tmp_path / "tuning")
     search = tuning_grid(read_grid(grid), ["kgcoop"], trials=3)
-    plan, events = run(folder, search)
-    assert sum(event["event"] == "done" for event in events)
+    plan, written = run(folder, search)
+    assert written
     assert run(folder, search)[1] == []  # nothing is done twice
     tuned = best_settings(folder, plan)
-    write_tuned(tmp_path / "tuned.toml", tuned, made="By a test.")
+    write_tuned(tmp_path / "tuned.toml", tuned, made_by="By a test.")
     assert tomllib.loads((tmp_path / "tuned.toml").read_text()) == tuned
     later, _ = expand(read_grid(grid, {"tuned": str(tmp_path / "tuned.toml")}))
     for cell in later.cells:

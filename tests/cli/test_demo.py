@@ -9,7 +9,7 @@ import pytest
 
 import ogkd.cli.demo as demo
 import ogkd.fitting.pipeline as fitting
-from ogkd.backbones.loading import BUILTIN_FOLDER
+from ogkd.backbones.builtin import BUILTIN_FOLDER
 from ogkd.model.load import load
 from tiny_data import FAST, write_image
 

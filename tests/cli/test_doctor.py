@@ -5,7 +5,7 @@ import json
 import pytest
 
 import ogkd.cli.doctor as doctor
-from ogkd.backbones import _half
+from ogkd.backbones import engines
 from ogkd.cli.doctor import Finding
 
 PASS = Finding("PASS", "Python", "3.11")
@@ -32,7 +32,7 @@ def test_each_finding_is_a_line_with_its_fix(ogkd, monkeypatch, findings, code):
 
 
 def test_this_machine_can_be_examined(ogkd, tiny_builtin, monkeypatch):
-    monkeypatch.setattr(_half, "_PROBE", "pass")
+    monkeypatch.setattr(engines, "_PROBE", "pass")
     outcome = ogkd("doctor")
     assert outcome.code == 0, outcome.out
     starts = {line[:5].strip() for line in outcome.out.splitlines()}

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import http.server
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -10,13 +9,12 @@ import threading
 from importlib import metadata
 from types import SimpleNamespace
 
-import numpy as np
 import psutil
 import pytest
 from huggingface_hub import constants
 
 import ogkd.cli.doctor as doctor
-from ogkd.backbones import _half, _int8_probe, loading
+from ogkd.backbones import engines, loading
 from ogkd.backbones.catalog import catalog
 from ogkd.errors import BackboneError
 from tiny_backbones import make_clip
@@ -33,7 +31,7 @@ def only(findings):
 
 
 def test_every_check_reports_and_every_trouble_has_a_fix(tiny_builtin, monkeypatch):
-    monkeypatch.setattr(_half, "_PROBE", "pass")
+    monkeypatch.setattr(engines, "_PROBE", "pass")
     found = list(doctor.examine())
     names = {finding.what for finding in found}
     assert {
@@ -46,7 +44,7 @@ def test_every_check_reports_and_every_trouble_has_a_fix(tiny_builtin, monkeypat
 
 
 def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(tiny_builtin, monkeypatch):
-    monkeypatch.setattr(_half, "_PROBE", "pass")
+    monkeypatch.setattr(engines, "_PROBE", "pass")
     monkeypatch.setattr(psutil, "virtual_memory", lambda: 1 / 0)
     found = list(doctor.examine())
     broken = [finding for finding in found if finding.status == "FAIL"]
@@ -57,8 +55,8 @@ def test_a_check_that_breaks_is_a_finding_and_the_others_go_on(tiny_builtin, mon
 
 @pytest.fixture(autouse=True)
 def _forget_probes():
-    yield _half.half_problem.cache_clear()
-    _half.half_problem.cache_clear()
+    yield engines.half_problem.cache_clear()
+    engines.half_problem.cache_clear()
 
 
 def test_the_bf16_probe_runs_here_or_is_a_warning():
@@ -68,7 +66,7 @@ def test_the_bf16_probe_runs_here_or_is_a_warning():
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are not Windows's")
 def test_a_bf16_product_that_kills_its_process_is_a_warning(monkeypatch):
-    monkeypatch.setattr(_half, "_PROBE", f"import os; os.kill(os.getpid(), {signal.SIGILL})")
+    monkeypatch.setattr(engines, "_PROBE", f"import os; os.kill(os.getpid(), {signal.SIGILL})")
     finding = only(doctor._bf16())
     assert finding.status == "WARN"
     assert f"killed by signal {int(signal.SIGILL)}" in finding.found
@@ -77,7 +75,7 @@ def test_a_bf16_product_that_kills_its_process_is_a_warning(monkeypatch):
 
 @pytest.mark.parametrize(("probe", "status"), [("raise SystemExit(3)", "WARN"), ("pass", "PASS")])
 def test_the_bf16_probe_is_judged_by_its_exit_code(monkeypatch, probe, status):
-    monkeypatch.setattr(_half, "_PROBE", probe)
+    monkeypatch.setattr(engines, "_PROBE", probe)
     finding = only(doctor._bf16())
     assert finding.status == status
     assert status == "PASS" or "exit code 3" in finding.found
@@ -87,7 +85,7 @@ def test_a_bf16_probe_that_never_ends_is_a_warning(monkeypatch):
     def stuck(*arguments, **options):
         raise subprocess.TimeoutExpired("python", 120)
 
-    monkeypatch.setattr(_half.subprocess, "run", stuck)
+    monkeypatch.setattr(engines.subprocess, "run", stuck)
     assert "no answer" in only(doctor._bf16()).found
 
 
@@ -239,26 +237,3 @@ def test_extras_are_told_apart(monkeypatch):
     assert {what.removeprefix("Extra ") for what in found} == offered
     assert found["Extra serve"].status == "WARN"
     assert found["Extra serve"].fix == 'pip install "ogkd[serve]"'
-
-
-@pytest.mark.parametrize(("gain", "said"), [(3.2, "3.2x.*worth a try"), (1.1, "1.1x.*nothing")])
-def test_the_gain_of_8_bits_is_said_with_advice(monkeypatch, gain, said):
-    pytest.importorskip("onnxruntime")
-    monkeypatch.setattr("ogkd.backbones._int8_probe.int8_gain", lambda: gain)
-    finding = only(doctor._int8())
-    assert finding.status == "PASS"
-    assert re.search(said, finding.found)
-
-
-def test_without_onnx_nothing_is_said_about_8_bits(monkeypatch):
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    assert list(doctor._int8()) == []
-
-
-def test_the_8_bit_probe_times_the_same_product_twice():
-    pytest.importorskip("onnxruntime")
-    x = np.random.default_rng(0).standard_normal((197, 768), dtype=np.float32)
-    exact, rounded = (_int8_probe._session(bits).run(None, {"x": x})[0] for bits in (False, True))
-    np.testing.assert_allclose(exact[:, 0], x.sum(axis=1), atol=1e-3)  # the weights are ones
-    assert 0 < np.abs(exact - rounded).max() < 2  # the sums themselves are about 28
-    assert _int8_probe.int8_gain() > 0

@@ -162,23 +162,15 @@ def test_broken_images_are_listed_all_at_once(ogkd, fitted, tmp_path):
     assert "Traceback" not in outcome.err
 
 
-def test_a_prior_adds_what_the_numbers_become(ogkd, refused, fitted, data, tmp_path):
-    prior = "benign tumor=0.05,malignant tumor=0.05,normal lung=0.9"
+def test_a_prevalence_adds_a_row_of_predictive_values(ogkd, fitted, data, tmp_path):
     page = tmp_path / "report.html"
-    outcome = ogkd("evaluate", fitted, data, "--prior", prior, "--all", "--report", page)
+    outcome = ogkd("evaluate", fitted, data, "--prevalence", "0.07", "--all", "--report", page)
     assert outcome.code == 0
-    assert "as frequent as this: benign tumor 5 %, malignant tumor 5 %, normal lung 90 %" in (
-        outcome.out
-    )
-    assert "If findings were as frequent as this" in outcome.out
-    found = library.evaluate(
-        library.load(fitted), data, prior=dict(zip(CLASSES, (0.05, 0.05, 0.9), strict=True))
-    )
-    assert f"{100 * found['at_prior']['as_is']['whole']['accuracy']:.1f}" in outcome.out
-    text = page.read_text(encoding="utf-8")
-    assert "At the given class frequencies" in text
-    assert "If findings were more or less frequent" in text
-    assert "nothing to estimate" in refused("evaluate", fitted, data, "--prior", "estimate")
+    evaluation = library.evaluate(library.load(fitted), data, prevalence=0.07)
+    row = evaluation["screening"]["at_prevalence"][2]
+    assert row["prevalence"] == 0.07
+    assert f"{100 * row['accuracy']:.1f}" in outcome.out
+    assert "7 %" in page.read_text(encoding="utf-8")
 
 
 def test_an_interval_in_whole_percents_never_excludes_its_value():

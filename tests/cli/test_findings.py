@@ -177,7 +177,7 @@ def test_what_cannot_work_is_one_message(refused, model, films, clip, data, tmp_
     assert "Use fused" in said
     assert "no column 'oedema'" in refused("fit", films, "--findings", "oedema", *out)
     assert "unlabelled is for data" in refused("fit", films, "--unlabelled", data, *out)
-    assert "Set text to bank" in refused("fit", films, "--set", "text=ogkd", *out)
+    assert "set text to bank" in refused("fit", films, "--set", "text=ogkd", *out)
     assert "max_risk is for models" in refused("predict", model, data, "--max-risk", 0.1)
     assert "sensitivity needs a calibrated" in refused("predict", model, data, "--sensitivity", 0.9)
     assert "the data gives each image one class" in refused("evaluate", model, data)
@@ -253,15 +253,15 @@ def test_the_exported_file_answers_like_the_model(calibrated, films, tmp_path):
 
 def test_the_page_says_yes_no_or_unsure_for_each_finding(calibrated, films):
     pytest.importorskip("starlette")
-    from ogkd.app.models import answers, as_json, load_models
-    from ogkd.app.uploads import Upload
     from ogkd.images import ImageRef, read_image
+    from ogkd.serve.models import answers, as_json, load_models
+    from ogkd.serve.uploads import Upload
 
     file = films.parent / "0.png"
     upload = Upload(file.name, ImageRef(file), read_image(file))
     found = answers(load_models([calibrated]), upload)
-    assert found[0].evidence is not None
-    said = as_json(upload, found, pictures=False)["models"][0]
+    assert found[0]["evidence"] is not None
+    said = as_json(upload, found)["models"][0]
     assert set(said["findings"]) == set(said["probabilities"]) == set(NAMES)
     yes = [name for name in NAMES if said["findings"][name] == "yes"]
     assert said["prediction"] == ("|".join(yes) or "none")

@@ -457,7 +457,6 @@ def test_an_image_is_never_overwritten_by_a_table(ogkd, model, tmp_path):
 
 @pytest.fixture(scope="session")
 def closed_form(clip, data, tmp_path_factory):
-    """A model that can answer images together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
         out = tmp_path_factory.mktemp("models") / "closed"
@@ -478,18 +477,6 @@ def test_a_prior_reweights_every_probability(ogkd, closed_form, data):
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-def test_estimated_frequencies_and_answers_given_together_say_so(ogkd, closed_form, data):
-    estimate = ogkd("predict", closed_form, data, "--prior", "estimate", "--batch-size", 2)
-    assert estimate.code == 0
-    assert "each answer depends on the others" in estimate.err
-    assert "Estimated class frequencies, from " in estimate.err
-    together = ogkd("predict", closed_form, data, "--together", "--format", "jsonl")
-    assert together.code == 0
-    assert "Nothing is promised" in together.err
-    assert "15 images together" in together.err or "one by one" in together.err
-    assert len(together.out.splitlines()) == 15
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -498,22 +485,12 @@ def test_estimated_frequencies_and_answers_given_together_say_so(ogkd, closed_fo
         (("--prior", "benign tumor=1,benign tumor=0"), "'benign tumor' twice"),
         (("--prior", "benign tumor=1"), "no share for: malignant tumor, normal lung"),
         (("--prior", "cat=1"), "does not know"),
-        (("--prior", "estimate", "--max-risk", "0.1"), "max_risk cannot be promised"),
-        (("--together", "--coverage", "0.9"), "coverage cannot be promised"),
-        (("--together", "--explain", "maps"), "Evidence maps"),
+        (("--prior", "benign tumor=1", "--max-risk", "0.1"), "max_risk cannot be promised"),
     ],
 )
-def test_priors_and_batches_that_cannot_be_get_one_message(
+def test_invalid_priors_end_in_one_message(
     refused, closed_form, data, tmp_path, monkeypatch, words, message
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "maps").mkdir()
     assert message in refused("predict", closed_form, data, *words)
-
-
-def test_one_image_or_another_method_cannot_be_answered_together(
-    refused, closed_form, fitted, data
-):
-    one = data / "test" / "normal_lung" / "0.png"
-    assert "at least 2 images per class" in refused("predict", closed_form, one, "--together")
-    assert "--together" in refused("predict", fitted, data, "--together")

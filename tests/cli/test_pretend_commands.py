@@ -10,11 +10,11 @@ import pytest
 import torch
 from typer.main import get_command
 
-from ogkd.app.models import answers
-from ogkd.app.uploads import Upload
 from ogkd.backbones import loading
 from ogkd.cli import app
 from ogkd.images import ImageRef, read_image
+from ogkd.serve.models import answers
+from ogkd.serve.uploads import Upload
 from pretend_device import THERE, pretending
 from tiny_data import CLASSES, write_dataset
 
@@ -59,12 +59,9 @@ def words_of(pictures, out):
         "embed": [test, own, "--out", out / "features.safetensors", "--patches"],
         "import-checkpoint": [context, "--classes", names, own, "--out", out / "imported"],
         "prompts check": [bank, own, "--data", pictures],
-        "backbones verify": [FIXTURE],
         "data check": [pictures, own],
-        "label next": [test, own, "--labels", out / "labels.csv", "-n", 2],
         "start": [pictures, own, "--yes", "--out", out / "start", "--method", "fused"],
         "bench run": [grid, "--out", out / "runs", "--workers", 0],
-        "bench plan": [grid],
         "bench tune": [
             grid, "--methods", "coop", "--trials", 2, "--out", out / "tuning",
             "--save", out / "tuned.toml", "--workers", 0,
@@ -81,7 +78,7 @@ def _without_waiting(pictures, monkeypatch):
 
     def serve_models(models, settings, *, say):
         found = answers(models, Upload("a.png", image, read_image(image)), pictures=True)
-        assert found[0].evidence is not None
+        assert found[0]["evidence"] is not None
 
     def serve(make, settings, *, say):
         make("private")
@@ -89,9 +86,9 @@ def _without_waiting(pictures, monkeypatch):
     def make_studio(session, *_):
         session._encoding.join(timeout=300)
 
-    monkeypatch.setattr("ogkd.app.server.serve_models", serve_models)
-    monkeypatch.setattr("ogkd.app.server.serve", serve)
-    monkeypatch.setattr("ogkd.studio.routes.make_studio", make_studio)
+    monkeypatch.setattr("ogkd.serve.server.serve_models", serve_models)
+    monkeypatch.setattr("ogkd.serve.server.serve", serve)
+    monkeypatch.setattr("ogkd.serve.studio.routes.make_studio", make_studio)
 
 
 def probabilities_in(table):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from ogkd.prompts import chat
 from released_bank import PATH, released_source
 from stub_endpoint import Reply, Stub, stub_endpoint, texts
 from tiny_data import write_dataset
@@ -22,11 +21,11 @@ KEY = "sk-never-shown"
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    monkeypatch.setattr(chat, "_LONGEST_WAIT", 0.0)
-    with stub_endpoint() as found:
-        monkeypatch.setenv("OGKD_LLM_URL", found.url)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    with stub_endpoint() as running:
+        monkeypatch.setenv("OGKD_LLM_URL", running.url)
         monkeypatch.setenv("OGKD_LLM_KEY", KEY)
-        yield found
+        yield running
 
 
 @pytest.fixture
@@ -38,15 +37,15 @@ def bank(tmp_path: Path) -> Path:
 
 
 def ask_for(out: Path, *more: object) -> list[object]:
-    words: list[object] = ["prompts", "generate", "--model", "tiny", "--out", out, "--count", 6]
+    words: list[object] = ["prompts", "new", "--model", "tiny", "--out", out, "--count", 6]
     return [*words, "--classes", "kidney stone", "--classes", "normal kidney", *more]
 
 
 def test_list_shows_every_bank_with_its_classes(ogkd):
-    rows = json.loads(ogkd("prompts", "list", "--json").out)
+    rows = json.loads(ogkd("prompts", "show", "--json").out)
     assert len(rows) == 11
     assert sum(len(row["classes"]) for row in rows) == 56
-    table = ogkd("prompts", "list").out
+    table = ogkd("prompts", "show").out
     assert all(row["name"] in table for row in rows)
 
 
@@ -60,7 +59,7 @@ def test_show_prints_a_class_of_a_bank_by_any_spelling(ogkd, refused):
 
 
 def test_check_passes_on_all_shipped_banks_even_strictly(ogkd):
-    outcome = ogkd("prompts", "check", "--all", "--strict")
+    outcome = ogkd("prompts", "check", "--strict")
     assert outcome.code == 0, outcome.out
     assert outcome.out.count("passed") == 11
 
@@ -82,8 +81,6 @@ def test_check_lets_warnings_pass_unless_strict(ogkd, bank):
     few.write_text(json.dumps({"cyst": texts("cyst", 4)}))
     assert ogkd("prompts", "check", few).code == 0
     assert ogkd("prompts", "check", few, "--strict").code == 1
-    assert ogkd("prompts", "check", bank, "--count", 13).code == 1
-    assert ogkd("prompts", "check", bank, "--words", 8, 12).code == 1
 
 
 def test_check_looks_through_a_backbone_and_measures_accuracy(ogkd, bank, clip, data):
@@ -92,17 +89,13 @@ def test_check_looks_through_a_backbone_and_measures_accuracy(ogkd, bank, clip, 
     assert len(report["prompts"]) == 36
     assert report["zero_shot"]["images"] == 9  # train only: the test images are left alone
     assert set(report["zero_shot"]["accuracy"]) == {"single", "ensemble", "selective"}
-    assert "zero-shot on 6 images" in ogkd(*words, "--split", "test").out
     assert "tokens" in ogkd(*words).out  # the tiny model has room for few
 
 
-def test_check_refuses_what_makes_no_sense(refused, bank, clip, data):
-    assert "Name a bank, such as btmri" in refused("prompts", "check")
+def test_check_refuses_data_without_a_backbone_or_for_several_banks(refused, bank, clip, data):
     assert "--backbone" in refused("prompts", "check", bank, "--data", data)
-    assert "--words" in refused("prompts", "check", bank, "--words", 9, 3)
-    assert "no images in val" in refused(
-        *("prompts", "check", bank, "--data", data, "--backbone", clip, "--split", "val")
-    )
+    words = ("prompts", "check", bank, bank, "--backbone", clip)
+    assert "a single bank" in refused(*words, "--data", data)
 
 
 def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
@@ -126,20 +119,22 @@ def test_new_refuses_impossible_wishes(refused, tmp_path, data):
     assert "--classes" in refused(*new, "--classes", "a", "--data", data)
     assert "named twice" in refused(*new, "--classes", "a", "--classes", "A")
     assert "Did you mean 'mri'" in refused(*new, "--classes", "a", "--modality", "mrt")
+    assert "need --model" in refused(*new, "--classes", "a", "--dry-run")
+    assert "not both" in refused(*new, "--from", data, "--model", "tiny")
 
 
 def test_import_writes_a_bank_and_says_what_its_texts_lack(ogkd, refused, tmp_path):
     table = tmp_path / "in.csv"
     table.write_text("class,text\ncyst,short one\nstone,another short stone\n")
     out = tmp_path / "out.json"
-    outcome = ogkd("prompts", "import", table, "--out", out, "--classes", "Stone")
+    outcome = ogkd("prompts", "new", "--from", table, "--out", out, "--classes", "Stone")
     assert outcome.code == 0
     assert json.loads(out.read_text()) == {"Stone": ["another short stone"]}
     assert "1 error(s)" in outcome.err
-    assert "already exists" in refused("prompts", "import", table, "--out", out)
+    assert "already exists" in refused("prompts", "new", "--from", table, "--out", out)
     out.unlink()
     assert "no texts for: tumor" in refused(
-        *("prompts", "import", table, "--out", out, "--classes", "tumor")
+        *("prompts", "new", "--from", table, "--out", out, "--classes", "tumor")
     )
 
 
@@ -147,24 +142,23 @@ def test_generate_writes_a_bank_that_passes_the_check(ogkd, stub, tmp_path):
     out = tmp_path / "bank.json"
     outcome = ogkd(*ask_for(out, "--modality", "ct", "--organ", "abdomen"))
     assert outcome.code == 0, outcome.err
-    assert ogkd("prompts", "check", out, "--count", 6).code == 0
+    assert ogkd("prompts", "check", out).code == 0
     assert "CT images of the abdomen" in stub.asked[0]["messages"][-1]["content"]
-    assert stub.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert f"Bearer {KEY}" in stub.headers[0].values()
     assert KEY not in outcome.out + outcome.err + out.read_text()
 
 
 def test_generate_gets_through_a_bad_day_of_the_endpoint(ogkd, stub, tmp_path):
     few = json.dumps(texts("kidney stone", 2, seed=77))
     stub.script = [
-        Reply(status=429, headers={"Retry-After": "1"}),
+        Reply(status=429, headers={"Retry-After": "0.01"}),
         Reply(status=500),
         Reply(body=b"garbage"),
         Reply("I would rather talk about something else."),
         Reply(few[:-20]),  # cut in the middle of the second text
-        Reply("late", delay=20),
     ]
     out = tmp_path / "bank.json"
-    outcome = ogkd(*ask_for(out, "--timeout", 4))
+    outcome = ogkd(*ask_for(out))
     assert outcome.code == 0, outcome.err
     bank = json.loads(out.read_text())
     assert {name: len(found) for name, found in bank.items()} == {
@@ -177,8 +171,8 @@ def test_generate_gets_through_a_bad_day_of_the_endpoint(ogkd, stub, tmp_path):
 def test_generate_keeps_what_it_has_when_the_model_gives_too_little(ogkd, stub, tmp_path):
     out = tmp_path / "bank.json"
     one = json.dumps(texts("kidney stone", 1))
-    stub.script = [Reply(one)] * 3
-    outcome = ogkd(*ask_for(out, "--rounds", 3))
+    stub.script = [Reply(one)] * 8
+    outcome = ogkd(*ask_for(out))
     assert outcome.code == 2
     assert "kidney stone (1 of 6)" in outcome.err
     assert "normal kidney" not in outcome.err
@@ -243,7 +237,7 @@ def test_the_released_bank_is_fetched_listed_shown_and_used_by_name(
     ogkd, refused, tmp_path, monkeypatch
 ):
     assert "ogkd prompts fetch released" in refused("prompts", "show", "released")
-    assert "only 'released'" in refused("prompts", "fetch", "other")
+    assert "Cannot read other" in refused("prompts", "fetch", "other")
     monkeypatch.delenv("HF_HUB_OFFLINE")
     with serve() as server:
         monkeypatch.setenv("OGKD_GITHUB", server.address)
@@ -251,7 +245,7 @@ def test_the_released_bank_is_fetched_listed_shown_and_used_by_name(
         outcome = ogkd("prompts", "fetch", "released")
     assert outcome.code == 0
     assert "72 classes with 3600 texts" in outcome.out
-    assert "released" in ogkd("prompts", "list").out
+    assert "released" in ogkd("prompts", "show").out
     shown = ogkd("prompts", "show", "released", "cataract").out
     assert shown.count("sign 0") == 5  # repetitions are kept
     images = write_dataset(tmp_path / "eyes", classes=("cataract", "glaucoma"))
@@ -261,15 +255,12 @@ def test_the_released_bank_is_fetched_listed_shown_and_used_by_name(
     assert card["prompts"] == "released"
 
 
-def test_a_copy_of_the_released_file_is_imported_as_released_without_an_output_file(
-    ogkd, refused, tmp_path
-):
+def test_a_copy_of_the_released_file_becomes_the_released_bank(ogkd, tmp_path):
     copy = tmp_path / "prompt_templates.py"
     copy.write_bytes(released_source())
-    assert "need --out" in refused("prompts", "import", copy, "--drop-doubles")
-    assert ogkd("prompts", "import", copy).code == 0
+    assert ogkd("prompts", "fetch", copy).code == 0
     assert ogkd("prompts", "show", "released").code == 0
     out = tmp_path / "bank.json"
-    words = ("--classes", "cataract", "--drop-doubles")
-    assert ogkd("prompts", "import", copy, "--out", out, *words).code == 0
-    assert len(json.loads(out.read_text())["cataract"]) == 10
+    words = ("--classes", "cataract", "--out", out)
+    assert ogkd("prompts", "new", "--from", copy, *words).code == 0
+    assert len(json.loads(out.read_text())["cataract"]) == 50

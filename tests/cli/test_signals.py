@@ -117,7 +117,7 @@ def test_a_file_is_not_taken_for_a_closed_output(tmp_path):
 
 
 def test_a_reader_that_wants_one_line_gets_it():
-    done = shell("set -o pipefail; ogkd bench plan phantoms/few-shot --show --no-probe | head -1")
+    done = shell("set -o pipefail; ogkd bench run phantoms/few-shot --out runs --dry-run | head -1")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1
 

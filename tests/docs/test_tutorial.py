@@ -62,12 +62,9 @@ def shown(cell, kind):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_tutorial_runs_and_shows_tables_and_pictures(outputs):
-    (data,) = shown(outputs['data = ogkd.read_manifest("chest")'], "text/html")
+    (data,) = shown(outputs['data = ogkd.read_manifest("chest")'], "text/plain")
     assert "170 images in 5 classes" in data
-    assert data.count("<img") == 20
-    (result,) = shown(outputs['result = ogkd.evaluate(model, data, split="test")'], "text/html")[
-        -1:
-    ]
+    *_, result = shown(outputs['result = ogkd.evaluate(model, data, split="test")'], "text/plain")
     assert "Evaluation on 30 images" in result
     (abstained,) = (cell for line, cell in outputs.items() if line.startswith("files = "))
     assert "of 30 images go to a specialist" in abstained[0].text

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from ogkd.errors import ConfigError
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions
-from ogkd.evaluation.metrics import increasing_interval, mean_interval
-from ogkd.evaluation.prevalence import PREVALENCES, accuracy_at, screening_at
+from ogkd.evaluation.prevalence import PREVALENCES, screening_at
 
 counted = st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -18,7 +17,7 @@ counted = st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.
 @settings(max_examples=50, deadline=None)
 @given(st.floats(0.001, 0.999), counted, counted)
 def test_predictive_values_are_bayes_rule(prevalence, ill, well):
-    found = screening_at((prevalence, 1 - prevalence), (True, False), [ill, well], intervals=False)
+    found = screening_at(prevalence, [ill, well], intervals=False)
     se, sp = ill[0] / ill[1], well[0] / well[1]
     flagged = prevalence * se + (1 - prevalence) * (1 - sp)
     if se:
@@ -34,7 +33,7 @@ def test_predictive_values_are_bayes_rule(prevalence, ill, well):
 @settings(max_examples=10, deadline=None)
 @given(counted, counted)
 def test_the_value_lies_in_its_interval_and_ppv_rises_with_prevalence(ill, well):
-    rows = [screening_at((q, 1 - q), (True, False), [ill, well]) for q in PREVALENCES]
+    rows = [screening_at(q, [ill, well]) for q in PREVALENCES]
     for row in rows:
         for key, ends in row["intervals"].items():
             if row[key] is not None:
@@ -49,17 +48,9 @@ def test_intervals_contain_the_truth_as_often_as_they_say():
     inside = 0
     for _ in range(60):
         counts = [(int(rng.binomial(60, share)), 60) for share in truth]
-        low, high = screening_at((q, 1 - q), (True, False), counts)["intervals"]["ppv"]
+        low, high = screening_at(q, counts)["intervals"]["ppv"]
         inside += low <= ppv <= high
     assert inside >= 0.9 * 60
-
-
-def test_the_mean_is_the_case_of_equal_frequencies():
-    counts = [(3, 5), (9, 10), (1, 7)]
-    found = accuracy_at(np.full(3, 1 / 3), counts)
-    assert found["accuracy"] == pytest.approx(np.mean([3 / 5, 9 / 10, 1 / 7]))
-    assert found["intervals"]["accuracy"] == pytest.approx(mean_interval(counts))
-    assert increasing_interval(counts, lambda s: s[0]) != mean_interval(counts)
 
 
 def predictions(labels, p, normal=(0,)):
@@ -76,37 +67,35 @@ def predictions(labels, p, normal=(0,)):
     )
 
 
-def test_an_evaluation_at_a_prior_is_that_of_images_in_these_proportions():
-    """The oracle repeats images until the classes have the frequencies that are asked for."""
+def test_values_at_a_given_prevalence_are_those_of_images_in_this_proportion():
+    """The oracle repeats normal images until findings are as frequent as is asked for."""
     rng = np.random.default_rng(3)
-    labels = np.repeat([0, 1, 2], 20)
-    p = 0.25 * np.eye(3)[labels] + 0.75 * rng.dirichlet([0.3] * 3, 60) + 1e-3
+    labels = np.repeat([0, 1, 2], [20, 10, 10])
+    p = 0.25 * np.eye(3)[labels] + 0.75 * rng.dirichlet([0.3] * 3, 40) + 1e-3
     p /= p.sum(axis=1, keepdims=True)
-    prior = {"normal": 0.7, "cyst": 0.1, "tumor": 0.2}
-    found = evaluate_predictions(predictions(labels, p), resamples=2, prior=prior)["at_prior"]
-    times = np.array([7, 1, 2])[labels]
-    truth = np.repeat(labels, times)
-    weighted = p * np.array([0.7, 0.1, 0.2])
-    for key, q in {"as_is": p, "with_prior": weighted}.items():
-        said = np.repeat(q.argmax(axis=1), times)
-        assert found[key]["whole"]["accuracy"] == pytest.approx((said == truth).mean())
-        flagged = said != 0
-        assert found[key]["screening"]["ppv"] == pytest.approx((truth != 0)[flagged].mean())
-        assert found[key]["screening"]["npv"] == pytest.approx((truth == 0)[~flagged].mean())
-        low, high = found[key]["whole"]["intervals"]["accuracy"]
-        assert low < found[key]["whole"]["accuracy"] < high
-    assert found["absent"] == []
+    found = evaluate_predictions(predictions(labels, p), resamples=2, prevalence=0.1)
+    rows = found["screening"]["at_prevalence"]
+    assert [row["prevalence"] for row in rows] == [0.01, 0.05, 0.1, 0.2, 0.5]
+    times = np.array([9, 1, 1])[labels]
+    truth, flagged = np.repeat(labels, times) != 0, np.repeat(p.argmax(axis=1), times) != 0
+    assert rows[2]["ppv"] == pytest.approx(truth[flagged].mean())
+    assert rows[2]["npv"] == pytest.approx((~truth)[~flagged].mean())
+    assert rows[2]["accuracy"] == pytest.approx((truth == flagged).mean())
+    low, high = rows[2]["intervals"]["accuracy"]
+    assert low < rows[2]["accuracy"] < high
 
 
 def test_what_cannot_be_known_is_none():
     p = np.eye(3)[[1, 2, 1]] + 0.01
-    found = evaluate_predictions(
-        predictions([1, 2, 2], p),
-        resamples=2,
-        prior=dict.fromkeys(("normal", "cyst", "tumor"), 1 / 3),
-    )
-    assert found["at_prior"]["absent"] == ["normal"]
-    assert found["at_prior"]["as_is"]["whole"]["accuracy"] is None
+    found = evaluate_predictions(predictions([1, 2, 2], p), resamples=2)
     assert [row["ppv"] for row in found["screening"]["at_prevalence"]] == [None] * 4
-    with pytest.raises(ConfigError, match="sums to"):
-        evaluate_predictions(predictions([1], p[:1]), prior={"normal": 1, "cyst": 1, "tumor": 1})
+
+
+@pytest.mark.parametrize(
+    ("prevalence", "normal"), [(0.0, (0,)), (1.0, (0,)), (float("nan"), (0,)), (0.1, ())]
+)
+def test_an_invalid_prevalence_is_refused(prevalence, normal):
+    p = np.eye(3)[[0, 1, 2]] + 0.01
+    with pytest.raises(ConfigError) as error:
+        evaluate_predictions(predictions([0, 1, 2], p, normal), prevalence=prevalence)
+    assert error.value.argument == "prevalence"

@@ -65,19 +65,9 @@ def siglip(folder, model):
 
 
 @pytest.fixture(scope="session")
-def small(siglip, files, folder) -> Exported:
-    """Another family, bytes in, 8 bits inside: one export of seconds for all three."""
-    labels = siglip.predict_proba(files).argmax(axis=1)
-    path = folder / "small.onnx"
-    return export_onnx(
-        siglip, path, images=files, labels=labels, int8=True, include_preprocessing=True
-    )
-
-
-@pytest.fixture(scope="session")
-def raw(model, files, folder) -> Exported:
-    """One image of any size, resized inside."""
-    return export_onnx(model, folder / "raw.onnx", images=files, raw_pixels=True)
+def bytes_in(siglip, files, folder) -> Exported:
+    """Another family, with the normalisation inside: one export of seconds for both."""
+    return export_onnx(siglip, folder / "bytes.onnx", images=files, include_preprocessing=True)
 
 
 def heads_of_all_methods(backbone):

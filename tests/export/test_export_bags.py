@@ -12,13 +12,11 @@ import pytest
 import torch
 
 import ogkd
-from ogkd.backbones._onnx_tower import quiet_exporter
 from ogkd.core.pooling import Pooling
 from ogkd.datasets.manifest import by_bag
 from ogkd.datasets.read import read_manifest
-from ogkd.errors import ConfigError
 from ogkd.export import export_onnx
-from ogkd.export.bags import PooledBag
+from ogkd.export.graph import PooledBag, quiet_exporter
 from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.bags import OpenBag
@@ -146,10 +144,3 @@ def test_the_example_script_answers_all_its_images_as_one_bag(
     best = max(shares, key=lambda line: float(line.rpartition(" ")[2]))
     assert best.startswith(str(said.image))
     assert len(shares) == 4
-
-
-@pytest.mark.parametrize("option", ["raw_pixels", "int8"])
-def test_what_is_for_single_images_is_refused(bag_model, tmp_path, option):
-    with pytest.raises(ConfigError, match=f"bags of pictures.*without {option}"):
-        export_onnx(bag_model, tmp_path / "a.onnx", **{option: True})
-    assert list(tmp_path.iterdir()) == []

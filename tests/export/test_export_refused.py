@@ -20,71 +20,65 @@ pytest.importorskip("onnxruntime")
 
 @pytest.fixture
 def refuse(model, tmp_path, monkeypatch):
-    """Export something changed; the message, once it is sure that no file is there."""
+    """Export something changed, which raises an error for this argument and leaves no file."""
 
-    def run(path=None, match="", *, kind=ConfigError, graph=None, options=None, **changes):
+    def run(path=None, *, argument=None, kind=ConfigError, graph=None, options=None, **changes):
         if graph is not None:
             monkeypatch.setattr(write, "build", lambda *_, **__: onnx.load(graph))
         parts = {"backbone": model.backbone, "head": model.head, "card": model.card, **changes}
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(kind, match=match):
+        with pytest.raises(kind) as raised:
             export_onnx(Classifier(**parts), path or tmp_path / "out.onnx", **(options or {}))
+        assert raised.value.argument == argument
         assert sorted(tmp_path.rglob("*")) == before
 
     return run
 
 
-def test_a_graph_that_differs_from_torch_is_not_left(refuse, exported, model, tmp_path):
+def test_a_graph_that_differs_from_torch_is_not_written(refuse, exported, tmp_path):
     # The stored graph has a temperature that this classifier has not.
-    refuse(match="differs from torch by .* Nothing was written", graph=exported.path)
+    refuse(graph=exported.path, argument="tolerance")
     old = tmp_path / "old.onnx"
     old.write_bytes(b"what was there")
-    refuse(old, match="differs from torch", graph=exported.path)
+    refuse(old, graph=exported.path, argument="tolerance")
     assert old.read_bytes() == b"what was there"
 
 
-def test_a_graph_that_gives_no_number_is_not_left(refuse, exported, tmp_path):
+def test_a_graph_that_gives_nan_is_not_written(refuse, exported, tmp_path):
     broken = onnx.load(exported.path)
     for tensor in broken.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:
             tensor.raw_data = np.full(len(tensor.raw_data) // 4, np.nan, np.float32).tobytes()
     path = tmp_path / "broken"
     path.write_bytes(broken.SerializeToString())
-    refuse(match="differs from torch by nan", graph=path)
+    refuse(graph=path, argument="tolerance")
 
 
 def test_models_that_cannot_be_exported_are_refused(refuse, model, heads):
-    other = copy.copy(model.backbone)
-    other.engine = "int8"
-    refuse(match='engine="torch"', backbone=other)
-    moved = copy.copy(model.backbone)
+    other, moved = copy.copy(model.backbone), copy.copy(model.backbone)
+    other.engine = "bf16"
     moved.device = torch.device("meta")
-    refuse(match='device="cpu"', backbone=moved)
-    refuse(match="cannot be exported.*new class texts for every image", head=heads["cocoop"])
-    holes = LinearHead(torch.full((3, model.backbone.embed_dim), torch.nan), torch.zeros(3))
-    refuse(match=r"not finite \(W\)", head=holes)
-    refuse(match="max_risk needs a calibrated model", options={"max_risk": 0.1})
-    refuse(match="1 labels for 0 images", options={"labels": [0]})
+    refuse(argument="engine", backbone=other)
+    refuse(backbone=moved)
+    refuse(head=heads["cocoop"])
+    not_finite = torch.full((3, model.backbone.embed_dim), torch.nan)
+    refuse(head=LinearHead(not_finite, torch.zeros(3)))
+    refuse(argument="max_risk", options={"max_risk": 0.1})  # not calibrated
 
 
-def test_a_threshold_is_of_the_encoder_that_it_was_found_with(refuse, model):
-    for calibration in (None, model.calibration):
-        options = {"int8": True, "max_risk": 0.5}
-        match = "Export without int8; or leave out max_risk"
-        refuse(match=match, calibration=calibration, options=options)
-    other = model.calibration.model_copy(update={"engine": "int8"})
-    match = "Calibrate again with the engine torch.* leave out max_risk"
-    refuse(match=match, calibration=other, options={"max_risk": 0.5})
+def test_a_threshold_needs_a_calibration_of_the_same_encoder(refuse, model):
+    other = model.calibration.model_copy(update={"engine": "bf16"})
+    refuse(argument="max_risk", calibration=other, options={"max_risk": 0.5})
 
 
-def test_places_that_cannot_be_written_are_refused(refuse, tmp_path):
-    refuse(tmp_path, match="is a folder")
-    refuse(tmp_path / "model.json", match=r"must end in \.onnx")
+def test_invalid_paths_are_refused(refuse, tmp_path):
+    refuse(tmp_path, argument="onnx")
+    refuse(tmp_path / "model.json", argument="onnx")
     (tmp_path / "file").write_text("")
-    refuse(tmp_path / "file" / "m.onnx", kind=StorageError, match="a file is where a folder")
+    refuse(tmp_path / "file" / "m.onnx", kind=StorageError, argument="out")
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxruntime", "onnxscript"])
-def test_without_the_extra_the_message_says_how_to_get_it(refuse, monkeypatch, name):
+def test_a_missing_package_is_refused(refuse, monkeypatch, name):
     monkeypatch.setitem(sys.modules, name, None)
-    refuse(match=rf'needs the package {name}, .* pip install "ogkd\[onnx\]"')
+    refuse()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ import torch
 from PIL import Image
 
 import ogkd
+from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.manifest import Manifest, by_bag
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import predict_labelled
 from ogkd.features.store import FeatureStore
+from ogkd.features.views import FixedViews
+from ogkd.fitting.bags import BagSupport, fit_head
 from ogkd.fitting.request import FitRequest
+from ogkd.methods import Support
 from ogkd.model.classifier import Classifier
 from ogkd.model.load import load
 from ogkd.model.policy import Policy
@@ -213,62 +218,11 @@ def test_a_blank_picture_is_left_out_as_a_blank_slice_is(
         ogkd.fit(own, backbone=bert_backbone, bags="exam")
 
 
-def test_what_needs_single_images_is_refused(model: Classifier, table: Path) -> None:
-    with pytest.raises(ConfigError, match="column 'exam', which unlabelled files do not have"):
-        FitRequest(table, bags="exam", unlabelled=table.parent)
-    with pytest.raises(ConfigError, match="for single images"):
-        FitRequest(table, slices="all", slice="axis=2,index=3")
-    for policy in (Policy(together=True), Policy(prior="estimate")):
-        with pytest.raises(ConfigError, match="bags of pictures"):
-            list(model.decide(part(table, "test"), policy=policy))
-
-
-def folders(root: Path, split: str, per_class: int) -> list[str]:
-    """The same exams, each in a folder of its own; lines of a table."""
-    write_exams(root, per_class=per_class, splits=split)
-    lines = []
-    for file in sorted((root / split).glob("*.png")):
-        exam, _, number = file.stem.rpartition("-")
-        place = root / split / exam / f"{number}.png"
-        place.parent.mkdir(exist_ok=True)
-        file.rename(place)
-        lines.append(f"{place},{exam.split('-')[0]},{split}")
-    return lines
-
-
-def test_a_drawer_of_unlabelled_exams_is_learned_from(
-    bert_backbone: ogkd.Backbone, tmp_path: Path
-) -> None:
-    lines = ["path,label,split", *folders(tmp_path, "train", 3), *folders(tmp_path, "test", 4)]
-    table = tmp_path / "table.csv"
-    table.write_text("\n".join(lines), encoding="utf-8")
-    drawer = [line.replace(",drawer", ",test") for line in folders(tmp_path, "drawer", 6)]
-    said: list[str] = []
-    model = ogkd.fit(
-        table,
-        backbone=bert_backbone,
-        bags="folder",
-        unlabelled=[tmp_path / "drawer", tmp_path / "test" / "spot-0", tmp_path / "train"],
-        say=said.append,
-    )
-    told = " ".join(said)
-    assert "unlabelled bags to learn from" in told
-    assert "copies of images in the data's own val or test" in told
-    assert "24 copies of labelled images" in told
-    assert 0 < len(model.card.unlabelled_images) <= 2 * 48
-    found = ogkd.evaluate(model, table)
-    assert found["accuracy"] >= 0.8
-    assert not any("unlabelled" in warning for warning in found["warnings"])
-    seen = tmp_path / "seen.csv"
-    seen.write_text("\n".join(["path,label,split", *drawer]), encoding="utf-8")
-    warned = " ".join(ogkd.evaluate(model, seen)["warnings"])
-    assert "bags were among the unlabelled bags of the fit" in warned
-    folders(tmp_path, "few", 1)
-    model = ogkd.fit(
-        table, backbone=bert_backbone, bags="folder", unlabelled=tmp_path / "few", say=said.append
-    )
-    assert any("the unlabelled bags are not used: 2 of 2" in line for line in said)
-    assert model.card.unlabelled_images == ()
+def test_what_needs_single_images_is_refused(table: Path) -> None:
+    for given in ({"unlabelled": table.parent}, {"slice": "axis=2,index=3"}):
+        with pytest.raises(ConfigError) as error:
+            FitRequest(table, slices="all", **given)
+        assert [error.value.argument] == list(given)
 
 
 def test_evaluation_holds_the_features_of_one_bag_at_a_time(
@@ -291,3 +245,28 @@ def test_single_images_are_fitted_as_before(pictures: Path, bert_backbone: ogkd.
     assert model.card.bags is None
     z = torch.randn(2, model.head.shape[1])
     assert model.probabilities(z).shape == (2, 3)
+
+
+class _Recorder:
+    """Stands for a prompt learner, and keeps what it was given."""
+
+    needs_images = needs_training = True
+
+    def fit(self, supports: list[Support], *_: object, **__: object) -> list[None]:
+        self.support = supports[0]
+        return [None]
+
+
+def test_a_prompt_learner_sees_eight_images_of_each_case_with_its_label() -> None:
+    bag, labels = (
+        torch.arange(3).repeat_interleave(torch.tensor([20, 1, 8])),
+        torch.tensor([1, 0, 1]),
+    )
+    rows = torch.arange(29.0).unsqueeze(1)
+    support = Support(FixedViews(ImageFeatures(rows.unsqueeze(1), None)), labels[bag], bag=bag)
+    recorder: Any = _Recorder()
+    fit_head(recorder, BagSupport(support, rows, labels, None), None, 1)  # type: ignore[arg-type]
+    seen = recorder.support
+    expected = [1, 3, 6, 8, 11, 13, 16, 18, 20, *range(21, 29)]
+    assert seen.views.features.rows.flatten().tolist() == expected
+    assert seen.labels.tolist() == [1] * 8 + [0] + [1] * 8

@@ -39,12 +39,10 @@ COMMANDS = {
     "export": "export model --onnx m.onnx",
     "bench": "bench run g.toml --workers 0 --out runs",
     "bench again": "bench run g.toml --workers 0 --out runs-of-one",
-    "bench collect": "bench collect runs-of-one",
-    "label": "label next drawer --backbone builtin --labels labels.csv",
 }
 CHANCE = re.compile(r"[0-9a-f]{8}-\d+\.\w{8}(?=\.(part|old))")  # of a process, and of tempfile
 UNREAD = "Files that cannot be read: 1 of"
-COLD = {"fit", "embed", "label"}  # without cached features
+COLD = {"fit", "embed"}  # without cached features
 
 
 def prepared(root, folder, *, cold=False):

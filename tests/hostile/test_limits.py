@@ -14,8 +14,8 @@ import pytest
 import ogkd
 from ogkd.download import download
 from ogkd.errors import ConfigError, DataError, OgkdError
-from ogkd.prompts.chat import Endpoint
 from ogkd.prompts.check import check_bank
+from ogkd.prompts.generate import chat
 from tiny_backbones import make_clip
 
 from . import harness
@@ -36,12 +36,11 @@ PLACES = (
     "phantoms histology --train {number} --out new",
     "phantoms histology --train 1 --size {number} --out new",
     "phantoms histology --train 1 --test 0 --val 0 --seed {number} --out new",
-    "bench plan phantoms/few-shot --seeds {number}",
-    "bench plan phantoms/few-shot --seeds 1-{number}",
-    "bench plan phantoms/few-shot --shots 1-{number}",
+    "bench run phantoms/few-shot --out new --dry-run --seeds {number}",
+    "bench run phantoms/few-shot --out new --dry-run --seeds 1-{number}",
+    "bench run phantoms/few-shot --out new --dry-run --shots 1-{number}",
     "bench run phantoms/few-shot --workers {number} --out runs",
-    "prompts generate --classes a,b --model m --url http://localhost/v1 --count {number} --out b",
-    "prompts generate --classes a,b --model m --url http://localhost/v1 --timeout {number} --out b",
+    "prompts new --classes a,b --model m --url http://localhost/v1 --count {number} --out b",
     "app {model} --port {number}",
 )
 
@@ -104,7 +103,7 @@ def test_an_invalid_url_is_refused(url, tmp_path):
     with pytest.raises(DataError, match=r"not a valid URL|not https"):
         download(url, tmp_path / "file")
     with pytest.raises(ConfigError, match="not a valid URL"):
-        Endpoint(url, "model")
+        chat(url, "model")
 
 
 HALF = "a\ud800b"  # in a JSON file; a folder's name that is not UTF-8 gives "a\udcffb"

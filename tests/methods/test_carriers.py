@@ -11,7 +11,7 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.methods.carriers import find_carriers, folds
-from ogkd.methods.fused_choice import PoolBags, bag_weights
+from ogkd.methods.fused_choice import bag_weights
 
 D = 24
 
@@ -130,22 +130,3 @@ def test_pictures_of_a_bag_that_show_the_same_count_as_one_image() -> None:
     found = bag_weights(shown, bag, 2)
     assert found.sum(0).tolist() == [1.0, 2.0]
     assert found[3].tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("normal", [(), (0,), (0, 2)])
-def test_pictures_of_unlabelled_bags_are_divided_as_a_plain_reading_says(
-    normal: tuple[int, ...],
-) -> None:
-    rng = np.random.default_rng(4)
-    z, bag = rng.normal(0, 2, (9, 4)), [0, 0, 0, 0, 1, 2, 2, 2, 2]
-    found = PoolBags(torch.tensor(bag), normal).divide(torch.from_numpy(z)).numpy()
-    for number in range(3):
-        mine = [n for n in range(9) if bag[n] == number]
-        base = [np.exp(z[n, list(normal)]).sum() if normal else np.exp(z[n]).sum() for n in mine]
-        odds = np.mean([np.exp(z[n]) / of for n, of in zip(mine, base, strict=True)], axis=0)
-        of_bag = [1.0 if c in normal else odds[c] / odds.sum() for c in range(4)]
-        shown = np.array([np.exp(z[n]) * of_bag for n in mine])
-        shown /= shown.sum(axis=1, keepdims=True)
-        expected = shown / np.maximum(1, shown.sum(axis=0))
-        np.testing.assert_allclose(found[mine], expected, atol=1e-9)
-        assert (found[mine].sum(axis=0) <= 1 + 1e-9).all()

@@ -459,57 +459,6 @@ def test_a_backbone_without_deeper_features_is_refused_only_if_they_are_asked_fo
     assert not make_method("fused", settings={"features": "global"}).uses_deep(backbone)
 
 
-def test_images_answered_together_are_answered_better_on_average():
-    gains = []
-    for seed in range(12):
-        support, rows = deep_support((1, 1, 1), seed=seed)
-        text, method = deep_text(3), make_method("fused")
-        centres = unit(3, 12, seed=50 + 12)
-        text.bank = [normalize(centres[c] + 0.9 * unit(3, 12, seed=c), dim=-1) for c in range(3)]
-        head = method.fit([support], text, seeds=[1])[0]
-        truth = torch.arange(3).repeat_interleave(20)
-        v, deep = rows(truth, 700)
-        batch = ImageFeatures(v, None, deep).rows
-        known, labels = support.rows()
-        found = method.together(head, (known, labels), batch, text)
-        right = [(h.logits(batch).argmax(1) == truth).float().mean() for h in (head, found)]
-        gains.append(float(right[1] - right[0]))
-    assert np.mean(gains) > 0.01
-
-
-def test_a_batch_that_does_not_help_leaves_the_head_as_it_is():
-    support, _ = deep_support((8, 8, 8))
-    text, method = deep_text(3), make_method("fused", settings={"beta": 1.0})
-    head = method.fit([support], text, seeds=[1])[0]
-    batch = normalize(-support.rows()[0].repeat(10, 1) + 0.3 * unit(240, 41, seed=5), dim=-1)
-    found = method.together(head, support.rows(), batch, text)
-    assert found.notes == (
-        "The unlabelled images are not used: with them, the model became worse at predicting "
-        "labelled images that were held out.",
-    )
-    assert torch.equal(found.W, head.W)
-
-
-@pytest.mark.parametrize("shots", [1, 2])
-def test_answering_together_is_one_round_with_the_batch_as_the_pool(shots):
-    for seed in range(9):
-        support, rows = deep_support((shots,) * 3, seed=seed)
-        batch = ImageFeatures(*_spread(rows(torch.arange(3).repeat(20), 700))).rows
-        text, method = deep_text(3), make_method("fused")
-        head = method.fit([support], text, seeds=[1])[0]
-        found = method.together(head, support.rows(), batch, text)
-        if found.pool:
-            break
-    pooled = fit(replace(support, unlabelled=batch), text, rounds=1, balance=0)
-    # Where there is more than one label, the mean with the head that was asked.
-    W = pooled.W if shots == 1 else (pooled.W + head.W) / 2
-    torch.testing.assert_close(found.W, W, atol=1e-5, rtol=1e-5)
-    assert found.pool == len(batch)
-    if shots == 1:  # where a fit with a pool takes three rounds
-        three = fit(replace(support, unlabelled=batch), text)
-        assert not torch.allclose(found.W, three.W, atol=1e-3)
-
-
 def test_weight_and_factor_are_those_that_eight_folds_choose():
     differ = 0
     for seed in range(6):
@@ -560,14 +509,3 @@ def test_the_smallest_ridge_still_ranks_and_a_smaller_one_is_refused():
     assert ranked.p_values(unit(5, 41, seed=3)).isfinite().all()
     with pytest.raises(ConfigError, match="rho"):
         make_method("fused", settings={"rho": 1e-308})
-
-
-def test_what_answering_together_needs_is_saved(bert_backbone):
-    method, text, head = ogkd_head(bert_backbone)
-    again = method.read_head(head.tensors(), text, bert_backbone.logit_scale)
-    torch.testing.assert_close(again.bank, mean_texts(text.bank))
-    assert method.together_error(again) is None
-    old = {name: tensor for name, tensor in head.tensors().items() if name != "bank"}
-    assert "earlier version" in method.together_error(method.read_head(old, text, 30.0))
-    pooled = replace(head, pool=7)
-    assert method.read_head(pooled.tensors(), text, 30.0).pool == 7

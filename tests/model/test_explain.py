@@ -45,6 +45,9 @@ class Bright:
         self.name = self.digest = "bright"
         self.engine = "torch"
 
+    def out_of_domain(self, features):
+        return None
+
     def encode_images(self, pixels, *, patches=True):
         h, w = self.patch_grid
         cell = pixels.shape[-1] // w

@@ -14,13 +14,15 @@ from safetensors.numpy import load_file, save_file
 import ogkd
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate_predictions, predict_labelled
-from ogkd.export.graph import guarantee_note
+from ogkd.export.metadata import guarantee_note
 from ogkd.model.calibration import Calibration
 from ogkd.model.decide import Decider
 from ogkd.model.policy import Policy
 from ogkd.model.support_sets import SupportSets
 from tiny_backbones import make_clip
 from tiny_data import CLASSES, edit_sealed, write_dataset
+
+PRIOR = dict(zip(CLASSES, (0.9, 0.05, 0.05), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +156,9 @@ def calibrated(model):
     return found
 
 
-@pytest.mark.parametrize("prior", ["estimate", dict(zip(CLASSES, (0.9, 0.05, 0.05), strict=True))])
-def test_sets_that_hold_for_every_class_are_the_same_at_all_class_frequencies(fitted, rows, prior):
+def test_sets_that_hold_for_every_class_are_the_same_at_all_class_frequencies(fitted, rows):
     model = fitted[0]
-    wanted = Policy(coverage=0.8, prior=prior)
+    wanted = Policy(coverage=0.8, prior=PRIOR)
     expected = [said.set for said in Decider(model, Policy(coverage=0.8)).decide(rows)]
     assert [said.set for said in Decider(model, wanted).decide(rows)] == expected
     # Those of a calibration do not hold there: the support's take their place.
@@ -169,9 +170,9 @@ def test_sets_that_hold_for_every_class_are_the_same_at_all_class_frequencies(fi
 def test_sets_that_hold_on_average_only_are_refused_at_other_class_frequencies(clip, data, rows):
     model = calibrated(ogkd.fit(data, backbone=clip, method="gda"))
     with pytest.raises(ConfigError, match=r"with a prior here.*may be covered less") as found:
-        Decider(model, Policy(coverage=0.9, prior="estimate"))
+        Decider(model, Policy(coverage=0.9, prior=PRIOR))
     assert found.value.argument == "coverage"
-    decider = Decider(model, Policy(prior="estimate"))
+    decider = Decider(model, Policy(prior=PRIOR))
     assert any("no prediction sets" in note for note in decider.notes)
     assert {said.set for said in decider.decide(rows)} == {None}
 
@@ -238,9 +239,9 @@ def test_a_single_class_that_is_not_the_prediction_is_a_reason(fitted, rows):
 
 
 def test_an_exported_file_says_that_it_has_no_sets(fitted):
-    assert "need the model folder" in guarantee_note(fitted[0], int8=False)
+    assert "need the model folder" in guarantee_note(fitted[0])
     bare = ogkd.Classifier(fitted[0].backbone, fitted[0].head, fitted[0].card)
-    assert guarantee_note(bare, int8=True) == ""
+    assert guarantee_note(bare) == ""
 
 
 def test_another_engine_is_said(fitted):

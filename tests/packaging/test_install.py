@@ -21,7 +21,7 @@ def pins(file):
 
 
 def needed():
-    for extra in ("dicom", "slides", "serve", "onnx", "ray", "audit"):
+    for extra in ("dicom", "slides", "serve", "onnx", "ray", "audit", "prompts", "bench"):
         yield from PROJECT["optional-dependencies"][extra]
     yield from PROJECT["dependencies"]
 

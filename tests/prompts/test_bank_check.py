@@ -3,9 +3,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ogkd.prompts.bank import read_bank, shipped_banks
-from ogkd.prompts.check import check_bank, text_faults
+from ogkd.prompts.check import (
+    check_bank,
+    content_stems,
+    similar_pairs,
+    stem,
+    text_faults,
+    words_of,
+)
 from ogkd.prompts.templates import modalities, modality_bank
 from stub_endpoint import texts
 
@@ -18,10 +27,6 @@ def rules(bank, **options):
 
 def sound(*names, count=12):
     return {name: texts(name, count) for name in names}
-
-
-def test_a_sound_bank_has_no_findings():
-    assert check_bank(sound("kidney stone", "normal kidney"), count=12)[1] == []
 
 
 @pytest.mark.parametrize("name", shipped_banks())
@@ -88,73 +93,61 @@ def test_a_good_text_has_no_faults(text):
     assert text_faults(text) == []
 
 
-def test_the_length_allowed_can_be_chosen():
-    assert text_faults("four words of stone", shortest=4) == []
-    assert text_faults(GOOD, longest=5)[0][0] == "length"
+def with_texts(*more):
+    return {"kidney stone": [*texts("kidney stone", 12), *more]}
 
 
-def test_a_wrong_count_is_an_error_only_where_one_is_demanded():
-    bank = sound("kidney stone", count=12)
-    assert rules(bank) == set()
-    assert rules(bank, count=12) == set()
-    assert rules(bank, count=13) == {("error", "count")}
-    assert ("warning", "count") in rules(sound("kidney stone", count=3))
+@pytest.mark.parametrize(
+    ("bank", "expected"),
+    [
+        (sound("kidney stone", "normal kidney"), set()),
+        (sound("kidney stone", count=3), {("warning", "count")}),
+        (with_texts(GOOD, GOOD.upper().replace(".", "!")), {("error", "duplicate")}),
+        (
+            {name: [*rows, GOOD] for name, rows in sound("kidney stone", "kidney tumor").items()},
+            {("error", "duplicate"), ("warning", "pattern")},
+        ),
+        (with_texts(GOOD, GOOD.replace("small", "tiny")), {("error", "near-duplicate")}),
+        ({"kidney stone": texts("xyz", 12)}, {("error", "mention")}),
+        (
+            {"kidney stone": [*texts("xyz", 10), *texts("stone", 2)]},
+            {("warning", "mention")},
+        ),
+        # A word that all class names share names none of them.
+        (
+            {"benign tumor": texts("some tumor", 12), "malignant tumor": texts("malignant", 12)},
+            {("error", "mention")},
+        ),
+        (
+            {
+                "benign tumor": texts("benign tumor", 12),
+                "malignant tumor": texts("malignant tumor unlike benign", 12),
+            },
+            {("warning", "other class")},
+        ),
+        (
+            {"kidney stone": [f"A kidney stone image that shows{text}" for text in texts("", 12)]},
+            {("warning", "pattern")},
+        ),
+        # One pattern, filled with two class names.
+        (
+            {name: [f"{name}{text}" for text in texts("", 12)] for name in ("cyst", "stone")},
+            {("warning", "pattern")},
+        ),
+    ],
+)
+def test_a_bank_has_the_findings_of_its_rules(bank, expected):
+    assert rules(bank) == expected
 
 
-def test_a_text_that_differs_only_in_case_and_punctuation_is_a_duplicate():
-    bank = sound("kidney stone")
-    bank["kidney stone"] += [GOOD, GOOD.upper().replace(".", "!")]
-    assert rules(bank) == {("error", "duplicate")}
-
-
-def test_a_text_that_stands_under_two_classes_is_a_duplicate():
-    bank = sound("kidney stone", "kidney tumor")
-    for found in bank.values():
-        found.append(GOOD)
-    assert ("error", "duplicate") in rules(bank)
-
-
-def test_two_texts_that_differ_in_one_word_are_near_duplicates():
-    bank = sound("kidney stone")
-    bank["kidney stone"] += [GOOD, GOOD.replace("small", "tiny")]
-    assert rules(bank) == {("error", "near-duplicate")}
-
-
-def test_a_class_that_no_text_names_is_an_error_and_one_that_few_name_a_warning():
-    other = texts("xyz", 12)
-    assert ("error", "mention") in rules({"kidney stone": other})
-    assert ("warning", "mention") in rules({"kidney stone": [*other[:10], *texts("stone", 2)]})
+def test_a_required_count_must_be_met():
+    assert rules(sound("kidney stone"), count=12) == set()
+    assert rules(sound("kidney stone"), count=13) == {("error", "count")}
 
 
 def test_a_class_is_named_in_any_order_number_or_spelling():
     row = check_bank({"cyst kidney": texts("renal cysts", 12)})[0][0]
     assert row.mentions == 1.0
-
-
-def test_a_word_that_all_class_names_share_names_none_of_them():
-    bank = {"benign tumor": texts("some tumor", 12), "malignant tumor": texts("malignant", 12)}
-    assert [row.mentions for row in check_bank(bank)[0]] == [0.0, 1.0]
-    assert rules(bank) == {("error", "mention")}
-
-
-def test_texts_of_a_class_that_mostly_name_another_are_a_warning():
-    bank = {
-        "benign tumor": texts("benign tumor", 12),
-        "malignant tumor": texts("malignant tumor unlike benign", 12),
-    }
-    assert rules(bank) == {("warning", "other class")}
-
-
-def test_texts_that_begin_alike_are_a_pattern():
-    bank = {"kidney stone": [f"A kidney stone image that shows{text}" for text in texts("", 12)]}
-    found = [found for found in check_bank(bank)[1] if found.rule == "pattern"]
-    assert len(found) == 1
-    assert found[0].severity == "warning"
-
-
-def test_one_pattern_filled_with_two_class_names_is_found():
-    bank = {name: [f"{name}{text}" for text in texts("", 12)] for name in ("cyst", "stone")}
-    assert rules(bank) == {("warning", "pattern")}
 
 
 @pytest.mark.parametrize("modality", modalities())
@@ -163,3 +156,49 @@ def test_a_bank_of_templates_has_no_errors(modality, organ):
     bank = modality_bank(["debris", "kidney stone"], modality=modality, organ=organ)
     errors = [found for found in check_bank(bank)[1] if found.severity == "error"]
     assert errors == []
+
+
+# Words
+
+
+SETS = st.lists(st.frozensets(st.sampled_from("abcdefghij"), max_size=10), max_size=25)
+
+
+@given(SETS, st.sampled_from([0.5, 0.8, 0.9]))
+def test_similar_pairs_are_those_of_comparing_all_with_all(sets, threshold):
+    slow = [
+        (i, j)
+        for j in range(len(sets))
+        for i in range(j)
+        if sets[i] | sets[j] and len(sets[i] & sets[j]) / len(sets[i] | sets[j]) > threshold
+    ]
+    assert similar_pairs(sets, threshold) == sorted(slow)
+
+
+def test_a_jaccard_index_of_exactly_the_threshold_is_not_above_it():
+    five, four = frozenset("abcde"), frozenset("abcd")
+    assert similar_pairs([five, four], 0.8) == []
+    assert similar_pairs([five, five], 0.8) == [(0, 1)]
+
+
+def test_words_are_separated_by_hyphens_and_keep_their_apostrophes():
+    words = ["well", "defined", "cooper's", "ligament", "3", "mm"]
+    assert words_of("Well-defined Cooper's ligament, 3 mm.") == words
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        *(("polyps", "polyp"), ("tumour", "tumor"), ("biopsies", "biopsy"), ("oedema", "edema")),
+        *(("renal", "kidney"), ("moles", "nevus"), ("healthy", "normal")),
+        *((word, word) for word in ("mass", "pylorus", "esophagitis", "drusen")),
+    ],
+)
+def test_spellings_and_plurals_of_one_word_have_one_stem(word, expected):
+    assert stem(word) == expected
+
+
+def test_content_words_are_the_same_in_any_order():
+    assert content_stems("cyst kidney") == content_stems("kidney cysts")
+    assert content_stems("the lung of a child") == {"lung", "child"}
+    assert content_stems("of the") == {"of", "the"}

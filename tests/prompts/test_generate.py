@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
 
 import pytest
 
+from ogkd.errors import ConfigError
 from ogkd.prompts.check import check_bank
-from ogkd.prompts.generate import Order, generate, messages_for, read_answer, sift
-from stub_endpoint import texts
+from ogkd.prompts.generate import Order, chat, generate, messages_for, read_answer, sift
+from stub_endpoint import Reply, stub_endpoint, texts
 
 TEXTS = texts("kidney stone", 3)
+QUESTION = [{"role": "user", "content": "Describe it."}]
+KEY = "sk-secret-123"
 ORDER = Order(("kidney stone", "normal kidney"), count=4, modality="CT", organ="abdomen")
 
 
@@ -125,3 +130,100 @@ def test_a_stop_in_the_middle_loses_nothing_that_was_saved():
         generate(ORDER, ask, bank=later, save=saved.update)
     assert len(saved["kidney stone"]) == 4
     assert saved["normal kidney"] == ["from before"]
+
+
+# Asking an endpoint
+
+
+@pytest.fixture
+def stub(monkeypatch):
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+    with stub_endpoint() as running:
+        yield running
+
+
+def test_a_question_is_posted_with_model_and_key_and_the_text_returned(stub):
+    stub.script = [Reply(status=429), Reply(status=503), Reply("hello")]
+    assert chat(stub.url, "tiny", key=KEY)(QUESTION) == "hello"
+    assert stub.asked == [{"model": "tiny", "messages": QUESTION}] * 3
+    assert stub.paths[0] == "/v1/chat/completions"
+    sent = {name.lower(): value for name, value in stub.headers[0].items()}
+    assert sent["authorization"] == f"Bearer {KEY}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>garbage</html>",
+        b'{"choices": [{"message": {"content": "cut',
+        b'{"choices": []}',
+        b'{"error": "overloaded"}',
+        b'{"choices": [{"message": {"content": null}}]}',
+        b"[" * 100_000,
+    ],
+    ids=["html", "truncated", "no choice", "error", "null", "deep"],
+)
+@pytest.mark.parametrize("kind", ["application/json", "text/html"])
+def test_a_garbled_answer_is_an_empty_one(stub, body, kind):
+    stub.script = [Reply(body=body, headers={"Content-Type": kind})]
+    assert chat(stub.url, "tiny")(QUESTION) == ""
+
+
+@pytest.mark.parametrize(("status", "requests"), [(400, 1), (401, 1), (403, 1), (404, 1), (500, 5)])
+def test_a_refusal_is_one_message_without_the_key(stub, status, requests):
+    stub.script = [Reply(status=status, body=f"not for {KEY}".encode())] * 5
+    with pytest.raises(ConfigError, match=f"answered {status}") as caught:
+        chat(stub.url, "tiny", key=KEY)(QUESTION)
+    assert caught.value.argument == "url"
+    assert KEY not in str(caught.value)
+    assert len(stub.asked) == requests
+
+
+def test_a_server_that_does_not_run_is_one_message(stub):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ConfigError) as caught:
+        chat(f"http://127.0.0.1:{port}/v1", "m")(QUESTION)
+    assert caught.value.argument == "url"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("localhost:11434", "ftp://localhost/v1", "http:///v1", "http://a\udcffb/v1"),
+        *("https://user:pass@host/v1", "https://host/v1?key=pass"),
+        *("http://models.example/v1", "http://93.184.216.34/v1"),  # would show the key
+    ],
+)
+def test_an_unsafe_or_invalid_url_is_refused_without_showing_secrets(url):
+    with pytest.raises(ConfigError) as caught:
+        chat(url, "m", key=KEY)
+    assert caught.value.argument == "url"
+    assert "pass@" not in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("http://192.168.1.20/v1", KEY),
+        ("http://gpu-server/v1", KEY),
+        ("http://models.example/v1", None),
+        ("https://models.example/v1", KEY),
+    ],
+)
+def test_plain_http_is_allowed_nearby_or_without_a_key(url, key):
+    assert callable(chat(url, "m", key=key))
+
+
+@pytest.mark.parametrize("key", ["two\nlines", "schlüssel"])
+def test_an_invalid_key_is_refused_without_showing_it(key):
+    with pytest.raises(ConfigError) as caught:
+        chat("https://host/v1", "m", key=key)
+    assert key not in str(caught.value)
+
+
+def test_without_the_client_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ConfigError, match=r"ogkd\[prompts\]"):
+        chat("https://host/v1", "m")

@@ -11,7 +11,7 @@ import pytest
 
 from ogkd.errors import ConfigError, DataError
 from ogkd.prompts import released
-from ogkd.prompts.bank import bank_file, read_bank, shipped_banks
+from ogkd.prompts.bank import read_bank
 from ogkd.prompts.released import (
     fetch_released,
     import_released,
@@ -41,7 +41,7 @@ def test_it_is_fetched_from_the_pinned_commit_and_kept_as_it_is(monkeypatch):
 
 
 def test_without_a_network_it_says_what_to_do():
-    with pytest.raises(DataError, match="ogkd prompts import FILE"):
+    with pytest.raises(DataError, match="ogkd prompts fetch FILE"):
         fetch_released()
     with pytest.raises(ConfigError, match="ogkd prompts fetch released") as caught:
         read_bank(Path("released"))
@@ -88,13 +88,3 @@ def test_a_known_hash_is_checked(tmp_path, monkeypatch):
         monkeypatch.setattr(released, "pin", lambda wrong=wrong: wrong)
         with pytest.raises(DataError, match=r"its (sha256|git blob id) is"):
             import_released(path)
-
-
-def test_ours_and_a_folder_have_a_bank_for_each_dataset(tmp_path):
-    assert bank_file("ours", "busi") == shipped_banks()["busi"]
-    (tmp_path / "busi.json").write_text("{}")
-    assert bank_file(tmp_path, "busi") == tmp_path / "busi.json"
-    with pytest.raises(ConfigError, match=r"has no btmri.json"):
-        bank_file(tmp_path, "btmri")
-    with pytest.raises(ConfigError, match="has no prompts for these images"):
-        bank_file("ours", None)

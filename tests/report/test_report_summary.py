@@ -8,8 +8,8 @@ from hypothesis.extra.numpy import arrays
 
 from ogkd.evaluation.evaluate import evaluate_predictions
 from ogkd.evaluation.predictions import LabelledPredictions
-from ogkd.report.html import join_words, percent
-from ogkd.report.summary import frequent_confusions, screened, sentences, warnings
+from ogkd.report.page import join_words, percent
+from ogkd.report.sections import frequent_confusions, screened, sentences, warnings
 
 NAMES = ("cyst", "mass", "normal", "stone")
 

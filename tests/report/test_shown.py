@@ -24,15 +24,6 @@ def result(world):
     return ogkd.evaluate(world.classifier, world.manifest, resamples=50)
 
 
-def harmless(page):
-    """The page, if it has no script and its only images are inside it."""
-    found = read_page(page)
-    assert not found.all("script")
-    assert all(image["src"].startswith("data:image/") for _, image in found.all("img"))
-    assert "Jane" not in page
-    return found
-
-
 def test_a_model_says_what_it_is(world):
     model = world.classifier
     text = repr(model)
@@ -46,13 +37,6 @@ def replace_calibration(model, calibration):
     other = copy.copy(model)
     other.calibration = calibration
     return other
-
-
-def test_a_model_in_a_notebook_lists_its_classes_and_warns(world):
-    page = harmless(world.classifier._repr_html_())
-    assert HOSTILE in page.text
-    assert "means normal" in page.text
-    assert "not a medical device" in page.text
 
 
 def test_a_calibration_is_one_line(world):
@@ -77,23 +61,13 @@ def test_a_dataset_is_a_table_of_classes_and_splits(world):
     assert lines[2].split() == ["benign", "tumor", "3", "6", "8"]
 
 
-def test_a_dataset_in_a_notebook_has_small_pictures_of_each_class(world):
-    page = world.manifest._repr_html_()
-    assert len(harmless(page).all("img")) == 3 * 4
-    assert HOSTILE in read_page(page).text
-    assert len(page) < 60_000
-
-
-def test_unreadable_files_are_counted_and_many_classes_cut(tmp_path):
-    (tmp_path / "bad.png").write_bytes(b"no picture")
-    items = tuple(item_of(tmp_path / "bad.png", label, group=f"p{label}") for label in range(50))
+def test_a_dataset_of_many_classes_is_cut():
+    items = tuple(item_of("a.png", label, group=f"p{label}") for label in range(50))
     data = Manifest(items, tuple(f"class {label}" for label in range(50)))
-    page = read_page(data._repr_html_())
-    assert "50 images of 50 patients or groups in 50 classes" in page.text
-    assert page.text.count("1 not readable") == 12
-    assert "and 20 more classes" in page.text
-    assert repr(data).splitlines()[-1] == "... and 20 more classes"
-    assert "0 images" in Manifest((), ("a", "b"))._repr_html_()
+    lines = repr(data).splitlines()
+    assert lines[0] == "50 images of 50 patients or groups in 50 classes"
+    assert lines[-1] == "... and 20 more classes"
+    assert repr(Manifest((), ("a", "b"))).startswith("0 images")
 
 
 def test_a_result_is_a_plain_dictionary_to_others(result):
@@ -113,12 +87,8 @@ def test_a_result_shows_its_numbers_and_its_verdict(result):
     assert "look better" not in text
     said = Evaluation(result | {"verdict": {"text": "No better than <b>guessing</b>."}})
     assert repr(said).endswith("No better than <b>guessing</b>.")
-    page = harmless(said._repr_html_())
-    assert "No better than <b>guessing</b>." in page.text
-    assert HOSTILE in page.text
     used = Evaluation(result | {"learned_from": 3})
     assert "learned from 3 of these images" in repr(used)
-    assert "learned from 3 of these images" in used._repr_html_()
 
 
 def test_a_result_without_intervals_is_shown_too(world):

@@ -8,8 +8,8 @@ from ogkd.backbones import load_backbone
 from ogkd.fitting.prepare import text_side
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.support_sets import SupportSets
-from ogkd.studio.fitted import exact_interval, fit_labels, judge
-from ogkd.studio.learn import fit_head, hold_out, logits_of
+from ogkd.serve.studio.fitted import exact_interval, fit_labels, judge
+from ogkd.serve.studio.learn import fit_head, hold_out, logits_of
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,19 @@ import threading
 
 import pytest
 
-from ogkd.app import server
 from ogkd.cli import main
 from ogkd.datasets.bags import BagRule, in_bags
 from ogkd.datasets.manifest import by_bag
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import write_json
-from ogkd.studio import facts
-from ogkd.studio import project as module
-from ogkd.studio.facts import ClassInfo
-from ogkd.studio.images import find_project_images
-from ogkd.studio.project import Conflict, Project
-from ogkd.studio.session import Session
+from ogkd.serve import server
+from ogkd.serve.studio import facts
+from ogkd.serve.studio import project as module
+from ogkd.serve.studio.facts import ClassInfo
+from ogkd.serve.studio.images import find_project_images
+from ogkd.serve.studio.project import Conflict, Project
+from ogkd.serve.studio.session import Session
 from tiny_data import write_image
 from tiny_images import volume
 
@@ -62,7 +62,7 @@ def test_a_click_is_on_the_disk_before_it_is_acknowledged(project, monkeypatch):
 
 KILLED = """
 import sys
-from ogkd.studio.project import Project
+from ogkd.serve.studio.project import Project
 project = Project.open(sys.argv[1])
 for number in range(100000):
     project.mark(f"{number}.png", "label", "benign")
@@ -278,22 +278,12 @@ def test_a_folder_of_something_else_is_never_taken(tmp_path):
         Project.open(tmp_path / "x")
 
 
-def test_an_older_project_is_migrated_once_and_a_newer_one_refused(project, monkeypatch):
-    place = project.folder / module.SETTINGS
-    content = json.loads(place.read_text())
-    write_json(place, {**content, "schema_version": 0, "model": "builtin"} | {"backbone": "auto"})
-
-    def upgrade(old):
-        return {
-            **{key: value for key, value in old.items() if key != "model"},
-            "backbone": old["model"],
-        }
-
-    monkeypatch.setitem(facts.MIGRATIONS, 0, upgrade)
-    assert again(project).facts.backbone == "builtin"
-    assert json.loads(place.read_text())["schema_version"] == facts.SCHEMA
-    write_json(place, {**content, "schema_version": facts.SCHEMA + 1}, ours=True)
-    with pytest.raises(ConfigError, match="pip install --upgrade"):
+@pytest.mark.parametrize("schema", [facts.SCHEMA - 1, facts.SCHEMA + 1])
+def test_a_project_of_another_schema_is_refused(project, schema):
+    path = project.folder / module.SETTINGS
+    content = json.loads(path.read_text())
+    write_json(path, {**content, "schema_version": schema}, ours=True)
+    with pytest.raises(ConfigError):
         again(project)
 
 

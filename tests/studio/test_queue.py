@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ogkd.errors import ConfigError
-from ogkd.studio.queue import LEFT_OUT, OPEN, TAKEN, checked, next_images, uncertainty, with_checks
+from ogkd.serve.studio.queue import (
+    ASSIGNED,
+    EXCLUDED,
+    UNLABELLED,
+    checked,
+    next_images,
+    uncertainty,
+    with_checks,
+)
 
 
 def clusters(sizes, *, seed=0, spread=0.05, width=16):
@@ -19,7 +27,7 @@ def clusters(sizes, *, seed=0, spread=0.05, width=16):
 
 
 def open_labels(count):
-    return np.full(count, OPEN, np.int64)
+    return np.full(count, UNLABELLED, np.int64)
 
 
 def test_the_first_images_are_one_of_each_kind():
@@ -88,7 +96,7 @@ def test_a_patient_with_labels_comes_after_those_without():
 @given(
     st.integers(1, 25),
     st.integers(0, 30),
-    st.lists(st.sampled_from([OPEN, LEFT_OUT, TAKEN, 0, 1]), min_size=25, max_size=25),
+    st.lists(st.sampled_from([UNLABELLED, EXCLUDED, ASSIGNED, 0, 1]), min_size=25, max_size=25),
     st.booleans(),
 )
 def test_only_open_images_are_given_each_once(count, n, states, grouped):
@@ -97,8 +105,8 @@ def test_only_open_images_are_given_each_once(count, n, states, grouped):
     groups = [f"p{row % 4}" for row in range(count)] if grouped else None
     p = np.full((count, 2), 0.5, np.float32)
     chosen = next_images(X, labels, classes=2, probabilities=p, groups=groups, n=n)
-    assert len(chosen) == len(set(chosen)) == min(n, int((labels == OPEN).sum()))
-    assert all(labels[row] == OPEN for row in chosen)
+    assert len(chosen) == len(set(chosen)) == min(n, int((labels == UNLABELLED).sum()))
+    assert all(labels[row] == UNLABELLED for row in chosen)
 
 
 def test_the_same_question_has_the_same_answer_and_a_shorter_one_is_its_start():
@@ -111,7 +119,7 @@ def test_the_same_question_has_the_same_answer_and_a_shorter_one_is_its_start():
 def test_what_somebody_else_is_labelling_is_covered_but_not_yet_answered():
     X, kinds = clusters([20, 20], spread=0.1)
     labels = open_labels(40)
-    labels[np.flatnonzero(kinds == 0)[0]] = TAKEN
+    labels[np.flatnonzero(kinds == 0)[0]] = ASSIGNED
     assert kinds[next_images(X, labels, classes=2, n=1)[0]] == 1
     order = list(range(39, -1, -1))
     assert with_checks(list(range(8)), order, labels)[3] == 39  # as if nothing were taken
@@ -130,15 +138,15 @@ def test_every_fourth_image_comes_from_the_random_order_and_none_twice():
     assert found == [0, 1, 2, 19, 3, 4, 5, 18]
     labels[found[:2]] = 0  # two were answered: the turn moves on with them
     assert with_checks([2, 3, 4, 5], order, labels) == [2, 19, 3, 4]
-    labels[19] = LEFT_OUT  # answered too, and never asked for again
+    labels[19] = EXCLUDED  # answered too, and never asked for again
     assert with_checks([18, 3, 4, 5], order, labels) == [18, 3, 4, 5]
 
 
 def test_a_random_sample_is_what_comes_before_the_first_open_image_of_the_order():
     order = [3, 0, 4, 1, 2]
-    labels = np.array([1, 0, 0, 0, LEFT_OUT])
+    labels = np.array([1, 0, 0, 0, EXCLUDED])
     assert checked(order, labels).tolist() == [True, True, True, True, False]
-    labels[1] = OPEN
+    labels[1] = UNLABELLED
     assert checked(order, labels).tolist() == [True, False, False, True, False]
 
 
@@ -151,7 +159,9 @@ def test_a_studio_s_sample_is_not_chosen_by_how_hard_an_image_is():
         order = np.random.default_rng(seed).permutation(400).tolist()
         labels = open_labels(400)
         for _ in range(10):
-            queue = [row for row in np.argsort(~hard, kind="stable") if labels[row] == OPEN][:8]
+            queue = [row for row in np.argsort(~hard, kind="stable") if labels[row] == UNLABELLED][
+                :8
+            ]
             labels[with_checks(queue, order, labels)] = 0
         shares.append(hard[checked(order, labels)].mean())
     assert abs(np.mean(shares) - hard.mean()) < 0.06

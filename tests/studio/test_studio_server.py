@@ -16,10 +16,10 @@ from app_client import started
 
 import ogkd
 from ogkd.images import ImageRef
-from ogkd.studio.images import Gallery
-from ogkd.studio.project import Project
-from ogkd.studio.session import Session
-from ogkd.studio.state import state_json
+from ogkd.serve.studio.images import Gallery
+from ogkd.serve.studio.project import Project
+from ogkd.serve.studio.session import Session
+from ogkd.serve.studio.state import state_json
 
 
 def post(server, path, **body):

@@ -23,8 +23,7 @@ from torch.nn import functional
 
 from ogkd.backbones._folder import KeyTable, Weights
 from ogkd.backbones._open_clip_config import BertConfigFile, OpenClipConfig
-from ogkd.backbones._pages import give_back
-from ogkd.backbones._towers import attend, empty_embedding, tree
+from ogkd.backbones._towers import attend, empty_embedding, release_pages, tree
 from ogkd.backbones.base import TextDropout
 from ogkd.errors import BackboneError
 
@@ -196,20 +195,20 @@ class _Rows:
 
     def __init__(self, mask: Tensor) -> None:
         self.mask = mask
-        self.places = None if bool(mask.all()) else mask.flatten().nonzero().squeeze(1)
+        self.indices = None if bool(mask.all()) else mask.flatten().nonzero().squeeze(1)
 
     def take(self, values: Tensor) -> Tensor:
         """[B, L, w] -> [n, w]."""
         flat = values.flatten(0, 1)
-        return flat if self.places is None else flat[self.places]
+        return flat if self.indices is None else flat[self.indices]
 
     def put_back(self, rows: Tensor) -> Tensor:
         """[n, w] -> [B, L, w], zeros in the padding."""
         shape = (*self.mask.shape, rows.shape[1])
-        if self.places is None:
+        if self.indices is None:
             return rows.view(shape)
         empty = rows.new_zeros(self.mask.numel(), rows.shape[1])
-        return empty.index_copy(0, self.places, rows).view(shape)
+        return empty.index_copy(0, self.indices, rows).view(shape)
 
 
 def _attention(
@@ -223,21 +222,21 @@ def _attention(
     """Attend from the `queries` tokens to all tokens; returns that and their own states, [m, w]."""
     heads: int = config.num_attention_heads
     rate: float = config.attention_probs_dropout_prob
-    own = hidden
+    asking = hidden
     if queries is not rows:
-        own = queries.take(rows.put_back(hidden)[:, : queries.mask.shape[1]])
+        asking = queries.take(rows.put_back(hidden)[:, : queries.mask.shape[1]])
 
-    def split(part: Any, values: Tensor, places: _Rows) -> Tensor:
-        padded = places.put_back(frozen_linear(part, values))
+    def split(part: Any, values: Tensor, tokens: _Rows) -> Tensor:
+        padded = tokens.put_back(frozen_linear(part, values))
         batch, length, _ = padded.shape
         return padded.view(batch, length, heads, -1).transpose(1, 2)  # [B, heads, L, w / heads]
 
-    query = split(module.query, own, queries)
+    query = split(module.query, asking, queries)
     key, value = split(module.key, hidden, rows), split(module.value, hidden, rows)
     # Attention without a mask is faster, and without padding none is needed.
-    keys = None if rows.places is None else rows.mask[:, None, None, :]
+    keys = None if rows.indices is None else rows.mask[:, None, None, :]
     mixed = attend(query, key, value, mask=keys, dropout=dropout, rate=rate)
-    return queries.take(mixed.transpose(1, 2).flatten(2)), own
+    return queries.take(mixed.transpose(1, 2).flatten(2)), asking
 
 
 def text_table(tower: TextTower, prefix: str) -> KeyTable:
@@ -265,7 +264,7 @@ def frozen_linear(layer: nn.Linear, values: Tensor) -> Tensor:
         return _product(values.contiguous(), _packs[layer], layer.bias)
     if layer not in _back_packs:
         _back_packs[layer] = _pack(layer.weight.detach().mT.contiguous())
-        give_back([layer.weight])  # there are two copies of it now
+        release_pages([layer.weight])  # there are two copies of it now
     product: Tensor = _PackedLinear.apply(  # type: ignore[no-untyped-call]
         values, _packs[layer], _back_packs[layer], layer.bias
     )

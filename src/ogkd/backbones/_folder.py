@@ -94,8 +94,8 @@ def _check_total(config: Mapping[str, Any], weights: Weights) -> None:
         size = {key: value for key, value in part.items() if isinstance(value, int)}
         width, rows = size.get("hidden_size", 0), size.get("vocab_size", 0)
         layers = 2 * size.get("num_hidden_layers", 0) * size.get("intermediate_size", 0)
-        own: int = width * (layers + rows + size.get("max_position_embeddings", 0))
-        return own + sum(least(value) for value in part.values() if isinstance(value, Mapping))
+        numbers: int = width * (layers + rows + size.get("max_position_embeddings", 0))
+        return numbers + sum(least(value) for value in part.values() if isinstance(value, Mapping))
 
     stored = sum(tensor.numel() for tensor in weights.tensors.values())
     if (described := least(config)) > 2 * stored + 10_000_000:
@@ -193,48 +193,48 @@ def _known_sha256(path: Path) -> str:
     if path.stat().st_size < _WORTH_REMEMBERING:
         return sha256_file(path)
     address = hashlib.sha256(str(path.resolve()).encode(errors="replace")).hexdigest()
-    place = files.cache_dir() / "digests" / f"{address}.json"
+    record = files.cache_dir() / "digests" / f"{address}.json"
     state = _state(path)
-    known = str(peek(place, "sha256"))
-    if peek(place, "state") == state and re.fullmatch("[0-9a-f]{64}", known):
+    known = str(peek(record, "sha256"))
+    if peek(record, "state") == state and re.fullmatch("[0-9a-f]{64}", known):
         return known
-    found = sha256_file(path)
+    digest = sha256_file(path)
     if _state(path) == state and time.time_ns() - max(state[-2:]) > _TICK:
         with contextlib.suppress(StorageError):  # it costs time, nothing else
-            files.write_json(place, {"state": state, "sha256": found}, ours=True)
-    return found
+            files.write_json(record, {"state": state, "sha256": digest}, ours=True)
+    return digest
 
 
 def _state(path: Path) -> list[int]:
     """What changes with a file's content; the time of the last change cannot be set back."""
-    found = path.stat()
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    stat = path.stat()
+    return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def assign_weights(
     model: nn.Module, weights: Weights, table: KeyTable, *, ignored: Collection[str] = ()
 ) -> None:
     """Fill every parameter of `model` as float32, or say exactly what disagrees."""
-    own = dict(model.named_parameters())
+    parameters = dict(model.named_parameters())
     state = weights.tensors
     wrong: list[str] = []
     new: dict[str, Tensor] = {}
     for key, targets in table.items():
         if key not in state:
             continue
-        found = state[key]
-        first = own[targets[0]]
-        sizes = [own[target].shape[0] if first.dim() else 1 for target in targets]
+        tensor = state[key]
+        first = parameters[targets[0]]
+        sizes = [parameters[target].shape[0] if first.dim() else 1 for target in targets]
         expected = (sum(sizes), *first.shape[1:]) if first.dim() else ()
-        same_scalar = expected == () and found.numel() == 1
-        if (found.shape != expected and not same_scalar) or not found.is_floating_point():
-            kind = str(found.dtype).removeprefix("torch.")
-            wrong.append(f"{key} is {list(found.shape)} {kind}, expected {list(expected)}")
+        same_scalar = expected == () and tensor.numel() == 1
+        if (tensor.shape != expected and not same_scalar) or not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            wrong.append(f"{key} is {list(tensor.shape)} {kind}, expected {list(expected)}")
             continue
-        value = found.to(torch.float32)
+        value = tensor.to(torch.float32)
         pieces = value.split(sizes) if len(targets) > 1 else (value,)
         for target, piece in zip(targets, pieces, strict=True):
-            new[target] = piece.reshape(own[target].shape)
+            new[target] = piece.reshape(parameters[target].shape)
     missing = [key for key in table if key not in state]
     unexpected = [key for key in state if key not in table and key not in ignored]
     if missing or unexpected or wrong:
@@ -300,13 +300,13 @@ def _misfit(
     wrong: Sequence[str] = (),
 ) -> BackboneError:
     problems = {"missing keys": missing, "unexpected keys": unexpected, "wrong shapes": wrong}
-    found = "; ".join(f"{what}: {_some(keys)}" for what, keys in problems.items() if keys)
+    listed = "; ".join(f"{what}: {_list_some(keys)}" for what, keys in problems.items() if keys)
     return WrongFileError(
-        f"{file} does not fit its configuration; {found}. Use the configuration that was "
+        f"{file} does not fit its configuration; {listed}. Use the configuration that was "
         "published with these weights."
     )
 
 
-def _some(items: Sequence[str]) -> str:
+def _list_some(items: Sequence[str]) -> str:
     more = len(items) - _SHOWN
     return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -167,11 +167,11 @@ def read_bert_config(folder: Path) -> BertConfigFile | None:
 
 def read_timm_config(folder: Path, vision: VisionConfig) -> TimmConfigFile:
     """Read timm's configuration from `timm/config.json`, or else from the model's name."""
-    places = [folder / "timm"]
+    folders = [folder / "timm"]
     if vision.timm_model_name.startswith("local-dir:"):
-        places.append(Path(vision.timm_model_name.removeprefix("local-dir:")))
-    for place in places:
-        path = place / "config.json"
+        folders.append(Path(vision.timm_model_name.removeprefix("local-dir:")))
+    for candidate in folders:
+        path = candidate / "config.json"
         if path.is_file():
             return _record(TimmConfigFile, read_json(path), path)
     # "hf-hub:timm/vit_base_patch16_224.augreg" names the same network as "vit_base_patch16_224".

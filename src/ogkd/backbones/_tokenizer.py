@@ -90,10 +90,10 @@ def folder_tokenizer(
     backend = _unbounded(_read_backend(folder))
     _check_vocabulary(backend, vocabulary, folder)
     named = _pad_token(folder)
-    found = None if named is None else backend.token_to_id(named)
-    if found is None:
-        found = pad_id if pad_id is not None and 0 <= pad_id < vocabulary else 0
-    return Tokenizer(backend, *_special_tokens(backend, folder), int(found), prepare)
+    padding = None if named is None else backend.token_to_id(named)
+    if padding is None:
+        padding = pad_id if pad_id is not None and 0 <= pad_id < vocabulary else 0
+    return Tokenizer(backend, *_special_tokens(backend, folder), int(padding), prepare)
 
 
 def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile) -> Tokenizer:
@@ -173,10 +173,10 @@ def _read_backend(folder: Path) -> Any:
             f"The tokenizer in {folder} cannot be read ({error}). Copy or download "
             "tokenizer.json again."
         ) from error
-    found = "; spiece.model alone is not enough" if (folder / "spiece.model").is_file() else ""
+    hint = "; spiece.model alone is not enough" if (folder / "spiece.model").is_file() else ""
     raise BackboneError(
         f"{folder} has no tokenizer: no tokenizer.json, no vocab.txt, and no vocab.json with "
-        f"merges.txt{found}. Copy tokenizer.json from where the model was published."
+        f"merges.txt{hint}. Copy tokenizer.json from where the model was published."
     )
 
 

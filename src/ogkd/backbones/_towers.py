@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
-from ogkd.backbones._pages import give_back
 from ogkd.backbones._tokenizer import Tokenizer
 from ogkd.backbones.base import Backbone, ImageFeatures, TextDropout, Tokens
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import Preprocessing
+
+if TYPE_CHECKING:
+    from ogkd.backbones.builtin import Domain
+
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_MAPS = Path("/proc/self/maps")
 
 
 class TowersBackbone(Backbone):
@@ -22,6 +34,8 @@ class TowersBackbone(Backbone):
 
     # SigLIP pads to the full context, as in its training; the others need no padding.
     pads_fully = False
+    float32: TowersBackbone | None = None  # the original of one that encodes in half precision
+    domain: Domain | None = None  # what images the model knows, if it knows so few
 
     def __init__(
         self,
@@ -79,12 +93,17 @@ class TowersBackbone(Backbone):
     ) -> ImageFeatures:
         self.check_pixels(pixels)
         pixels = pixels.to(self.device, torch.float32)
-        image, parts, inner = self._encode_pixels(pixels, patches=patches, deep=deep)
-        wanted = normalize(parts, dim=-1) if parts is not None and patches else None
-        return ImageFeatures(normalize(image, dim=-1), wanted, inner if deep else None)
+        half = HALVES.get(self.engine)
+        with torch.autocast(self.device.type, half) if half else nullcontext():
+            image, parts, inner = self._encode_pixels(pixels, patches=patches, deep=deep)
+        wanted = normalize(parts.float(), dim=-1) if parts is not None and patches else None
+        return ImageFeatures(normalize(image.float(), dim=-1), wanted, inner if deep else None)
+
+    def out_of_domain(self, features: NDArray[np.float32]) -> NDArray[np.bool_] | None:
+        return None if self.domain is None else self.domain.excludes(features)
 
     def release(self) -> None:
-        give_back(self.model.parameters())
+        release_pages(self.model.parameters())
 
     def pieces(self, text: str) -> list[int]:
         return self._tokenizer.pieces(text)
@@ -94,8 +113,8 @@ class TowersBackbone(Backbone):
         return self._here(self._tokenizer.pack(pieces, length=length))
 
     def embed(self, tokens: Tokens) -> Tensor:
-        found: Tensor = self._word_embeddings()(tokens.ids.to(self.device))
-        return found
+        embeddings: Tensor = self._word_embeddings()(tokens.ids.to(self.device))
+        return embeddings
 
     def encode_text(
         self, embeddings: Tensor, tokens: Tokens, *, dropout: TextDropout | None = None
@@ -141,7 +160,7 @@ def deep_features(states: Sequence[Tensor], *, class_token: bool) -> Tensor:
         # Not torch.std, for which ONNX has no operator.
         spread = (patches - mean.unsqueeze(1)).square().mean(dim=1).clamp_min(1e-12).sqrt()
         parts += [mean, spread] if class_token else [spread]
-    return torch.cat([normalize(part, dim=-1) for part in parts], dim=-1)
+    return torch.cat([normalize(part.float(), dim=-1) for part in parts], dim=-1)
 
 
 def deep_parts(depth: int, width: int, *, class_token: bool) -> tuple[int, ...]:
@@ -152,8 +171,8 @@ def deep_parts(depth: int, width: int, *, class_token: bool) -> tuple[int, ...]:
 
 def empty_embedding(rows: int, width: int) -> nn.Embedding:
     """An embedding to be filled; torch's own initialisation on "meta" imports its compiler."""
-    found: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width))
-    return found
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width))
+    return table
 
 
 def tree(**parts: nn.Module) -> Any:
@@ -186,3 +205,41 @@ def attend(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return dropout(scores.softmax(dim=-1), rate) @ value
+
+
+def release_pages(tensors: Iterable[Tensor]) -> None:
+    """Give back the memory of those frozen tensors that are a map of a file.
+
+    A page of the file takes memory from its first use on; the next use reads it again, most often
+    from the system's own cache of files. Only Linux lets us ask for that and check beforehand what
+    a piece of memory is; elsewhere nothing happens.
+    """
+    if sys.platform != "linux":
+        return
+    maps = _private_file_maps()
+    madvise = ctypes.CDLL(None).madvise
+    page = mmap.PAGESIZE
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.requires_grad or not tensor.is_contiguous():
+            continue
+        begin = -(-tensor.data_ptr() // page) * page
+        end = (tensor.data_ptr() + tensor.nbytes) // page * page
+        # Anything but a file would read as zeros from then on.
+        if begin < end and any(low <= begin and end <= high for low, high in maps):
+            madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+
+
+def _private_file_maps() -> list[tuple[int, int]]:
+    """The ranges of memory that are private maps of regular files."""
+    ranges = []
+    try:
+        lines = _MAPS.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        addresses, rights, _, _, inode, *path = line.split(maxsplit=5)
+        name = path[0] if path else ""
+        if rights[3] == "p" and inode != "0" and name.startswith("/") and name[:5] != "/dev/":
+            low, high = addresses.split("-")
+            ranges.append((int(low, 16), int(high, 16)))
+    return ranges

@@ -19,6 +19,7 @@ from ogkd.backbones._folder import read_json, read_weights
 from ogkd.backbones._tokenizer import mismatch
 from ogkd.backbones._towers import TowersBackbone, attend, deep_blocks, deep_features, deep_parts
 from ogkd.backbones.base import TextDropout, Tokens
+from ogkd.backbones.builtin import phantom_domain
 from ogkd.backbones.transformers_format import ModelFolder
 from ogkd.errors import BackboneError
 from ogkd.images.transforms import Preprocessing
@@ -36,6 +37,8 @@ def load_clip(source: ModelFolder) -> ClipBackbone:
     usual = Preprocessing(size=model.config.vision_config.image_size)
     backbone = source.backbone(ClipBackbone, model, usual)
     backbone.check_tokenizer(source.path)
+    if backbone.digest == phantom_domain().digest:
+        backbone.domain = phantom_domain()
     return backbone
 
 

@@ -139,7 +139,6 @@ class _Block(nn.Module):
         width, inner = spec.width, spec.width * spec.mlp_ratio
         self.heads = spec.heads
         self.norm1, self.norm2 = nn.LayerNorm(width, _EPS), nn.LayerNorm(width, _EPS)
-        # Three layers rather than one: 8-bit engines give each its own scale.
         self.query, self.key, self.value = (
             nn.Linear(width, width, bias=spec.qkv_bias) for _ in range(3)
         )
@@ -192,8 +191,8 @@ class ImageTower(nn.Module):
             *(self._encode(chunk, patches=patches, deep=deep) for chunk in chunks), strict=True
         )
         parts, inner = (
-            None if found[0] is None else torch.cat([part for part in found if part is not None])
-            for found in others
+            None if kind[0] is None else torch.cat([part for part in kind if part is not None])
+            for kind in others
         )
         return torch.cat(images), parts, inner
 
@@ -222,8 +221,8 @@ class ImageTower(nn.Module):
         parts = self.head(self.late_norm(tokens[:, 1:])) if patches else None
         skipped = 0 if self.has_class_token else 1  # a class token that nothing was trained to read
         inner = [state[:, skipped:] for state in states]
-        found = deep_features(inner, class_token=self.has_class_token) if deep else None
-        return image, parts, found
+        deeper = deep_features(inner, class_token=self.has_class_token) if deep else None
+        return image, parts, deeper
 
     @property
     def has_class_token(self) -> bool:
@@ -277,8 +276,8 @@ def vision_table(tower: ImageTower, prefix: str) -> KeyTable:
         both(f"{key}attn.qkv", *qkv, bias=spec.qkv_bias)
         if spec.layer_scale:
             table |= {f"{key}{ls}.gamma": (f"{block}{ls}.gamma",) for ls in ("ls1", "ls2")}
-    norm, own = ("fc_norm", "late_norm") if spec.late_norm else ("norm", "norm")
-    both(f"{_TRUNK}{norm}", f"{prefix}{own}")
+    norm, target = ("fc_norm", "late_norm") if spec.late_norm else ("norm", "norm")
+    both(f"{_TRUNK}{norm}", f"{prefix}{target}")
     if spec.proj == "linear":
         both("visual.head.proj", f"{prefix}head", bias=spec.proj_bias)
     elif spec.proj == "trunk":

@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -113,6 +115,13 @@ class Backbone(ABC):
     def release(self) -> None:
         """Give back memory whose content is read again when it is needed; nothing else changes."""
         return
+
+    def out_of_domain(self, features: NDArray[np.float32]) -> NDArray[np.bool_] | None:
+        """Whether each feature [N, d] is of an image of a kind the model knows nothing of, [N].
+
+        None if nobody knows. Of rows with deeper features only the global one counts.
+        """
+        return None
 
     @abstractmethod
     def encode_images(

@@ -10,22 +10,23 @@ file; docs/evidence/trust.md has the measured rates.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from ogkd.backbones.engines import without_engine
-from ogkd.backbones.loading import BUILTIN_FOLDER
-
 if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
 
+# A small CLIP that is part of the package (see MODEL_CARD.md there). It knows phantom images
+# only; with it everything runs at once and offline.
+BUILTIN_FOLDER = Path(__file__).parent / "builtin_data"
 STATISTICS = BUILTIN_FOLDER / "phantoms.safetensors"
 
 
-class Statistics(NamedTuple):
+class Domain(NamedTuple):
     """Gaussians of K phantom datasets, and the digest of the model whose features they describe."""
 
     mean: NDArray[np.float32]  # [K, d]
@@ -40,40 +41,40 @@ class Statistics(NamedTuple):
         c = np.asarray(features, np.float32)[:, None] - self.mean  # [N, K, d]
         along = np.einsum("nkd,krd->nkr", c, self.directions)
         beside = np.maximum((c**2).sum(2) - (along**2).sum(2), 0.0)
-        found: NDArray[np.float32] = (along**2 / self.variances).sum(2) + beside / self.rest
-        return found
+        D: NDArray[np.float32] = (along**2 / self.variances).sum(2) + beside / self.rest
+        return D
+
+    def excludes(self, features: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Whether each of the features [N, d or more] is of an image that is not a phantom, [N]."""
+        width = self.mean.shape[1]
+        if features.shape[1] > width:
+            features = features[:, :width]
+            features = features / np.linalg.norm(features, axis=1, keepdims=True)
+        return np.asarray((self.distances(features) > self.limit).all(axis=1))
 
 
 @cache
-def statistics() -> Statistics:
+def phantom_domain() -> Domain:
     """The file beside the built-in model."""
     with safe_open(STATISTICS, framework="np") as file:
         arrays = {name: file.get_tensor(name).astype(np.float32) for name in file.keys()}  # noqa: SIM118
-        return Statistics(**arrays, digest=file.metadata()["digest"])
+        return Domain(**arrays, digest=file.metadata()["digest"])
 
 
 def is_builtin(backbone: Backbone) -> bool:
     """Whether these are the built-in model's weights, under whatever name and with any engine."""
-    return without_engine(backbone).digest == statistics().digest
+    return backbone.out_of_domain(np.zeros((0, backbone.embed_dim), np.float32)) is not None
 
 
 def unlike_phantoms(features: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Whether each of the built-in model's features [N, d] is of an image that is not a phantom.
-
-    Of rows with deeper features only the global one counts.
-    """
-    found = statistics()
-    width = found.mean.shape[1]
-    if features.shape[1] > width:
-        features = features[:, :width] / np.linalg.norm(features[:, :width], axis=1, keepdims=True)
-    return np.asarray((found.distances(features) > found.limit).all(axis=1))
+    """Whether each of the built-in model's features is of an image that is not a phantom, [N]."""
+    return phantom_domain().excludes(features)
 
 
 def warning_of(backbone: Backbone, features: NDArray[np.float32]) -> str:
-    """The warning if these features [N, d] are the built-in model's, not of phantoms; or ""."""
-    if not is_builtin(backbone):
-        return ""
-    return builtin_warning(int(unlike_phantoms(features).sum()), len(features))
+    """The warning if these features [N, d] are not of what the backbone knows; or ""."""
+    outside = backbone.out_of_domain(features)
+    return "" if outside is None else builtin_warning(int(outside.sum()), len(features))
 
 
 def mostly_strange(strange: int, images: int) -> bool:

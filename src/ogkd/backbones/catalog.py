@@ -138,18 +138,18 @@ def _own_catalog() -> dict[str, Record]:
 @functools.cache
 def _installed_catalog() -> dict[str, Record]:
     """Read the catalogues of other packages and register their loaders, once per process."""
-    found: dict[str, Record] = {}
+    installed: dict[str, Record] = {}
     for what, name, value in plugins.installed(plugins.BACKBONES):
         try:
             if isinstance(value, str | os.PathLike):
                 records = read_catalog(Path(value))
-                if twice := sorted(records.keys() & (_own_catalog().keys() | found.keys())):
+                if twice := sorted(records.keys() & (_own_catalog().keys() | installed.keys())):
                     raise BackboneError(f"There is already a backbone called '{twice[0]}'")
-                found |= records
+                installed |= records
             elif callable(value):
                 register_backbone(name, value)
             elif not isinstance(value, ModuleType):  # a module registers its own
                 raise BackboneError(f"it is {type(value).__name__}, not a path or a function")
         except (OSError, OgkdError) as error:
             raise BackboneError(f"{what} cannot be used: {error}. Fix or uninstall it.") from error
-    return found
+    return installed

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from ogkd.backbones._folder import peek
 from ogkd.backbones.base import Backbone
+from ogkd.backbones.builtin import BUILTIN_FOLDER
 from ogkd.backbones.catalog import FAMILIES, Record, find_record, hub_record, loaders
-from ogkd.backbones.engines import ON_CPU, require_engine, with_engine
+from ogkd.backbones.engines import require_engine, with_engine
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.files import home
-
-# A small CLIP that is part of the package (see MODEL_CARD.md there). It knows phantom images
-# only; with it everything runs at once and offline.
-BUILTIN_FOLDER = Path(__file__).parent / "builtin_data"
 
 
 def load_backbone(
@@ -28,8 +26,8 @@ def load_backbone(
             (`ogkd.backbones.catalog()`); or a hub id, "org/name". A model on the hub is fetched
             at its first use and then taken from the cache.
         device: "auto" uses a GPU if there is one; or "cpu", "cuda", "cuda:1", "mps".
-        engine: how images are encoded: "torch" in float32; faster, but with slightly different
-            features, "bf16" or "fp16" on a GPU and "onnx-int8" on a CPU (ogkd.backbones.engines).
+        engine: how images are encoded: "torch" in float32; on a GPU faster, but with slightly
+            different features, "bf16" or "fp16" (ogkd.backbones.engines).
 
     Example:
         >>> backbone = load_backbone("builtin")
@@ -37,32 +35,31 @@ def load_backbone(
         1
     """
     require_engine(engine)
-    if engine in ON_CPU and device == "auto":
-        device = "cpu"
     return with_engine(_load(name_or_path_or_hub_id, resolve_device(device)), engine)
 
 
 def _load(wanted: str | Path, device: torch.device) -> Backbone:
-    found = resolve(wanted)
-    if isinstance(found, Path):
-        return load_folder(found, name=str(wanted), device=device)
-    if found.format == "builtin":
+    source = resolve(wanted)
+    if isinstance(source, Path):
+        return load_folder(source, name=str(wanted), device=device)
+    if source.format == "builtin":
         return load_builtin(device=device)
-    if found.format == "plugin":
-        loaded: object = loaders[found.name](device)
+    if source.format == "plugin":
+        loaded: object = loaders[source.name](device)
         if isinstance(loaded, Backbone):
             return loaded
         raise BackboneError(
-            f"The package that provides the backbone '{found.name}' returned "
+            f"The package that provides the backbone '{source.name}' returned "
             f"{type(loaded).__name__} instead of a Backbone. Update or fix that package."
         )
     from ogkd.backbones.hub import fetch, present
 
-    return load_folder(present(found) or fetch(found), name=found.name, device=device)
+    return load_folder(present(source) or fetch(source), name=source.name, device=device)
 
 
+@cache
 def load_builtin(*, device: torch.device) -> Backbone:
-    """Load the built-in model; no network, no cache."""
+    """Load the built-in model, without a network; once per device and process."""
     from ogkd.backbones.transformers_format import load_transformers
 
     folder, needed = BUILTIN_FOLDER, ("config.json", "tokenizer.json", "model.safetensors")
@@ -117,10 +114,10 @@ def load_folder(folder: Path, *, name: str, device: torch.device) -> Backbone:
         from ogkd.backbones.transformers_format import load_transformers
 
         return load_transformers(folder, name=name, device=device)
-    found = peek(folder / "config.json", "model_type")
-    seen = f" Its config.json has model_type {found!r}." if found else ""
+    family = peek(folder / "config.json", "model_type")
+    named = f" Its config.json has model_type {family!r}." if family else ""
     raise BackboneError(
-        f"{folder} contains no model that ogkd can load.{seen} It needs open_clip_config.json (a "
+        f"{folder} contains no model that ogkd can load.{named} It needs open_clip_config.json (a "
         f"timm ViT with a BERT), or config.json with model_type {', '.join(FAMILIES)}."
     )
 
@@ -132,23 +129,23 @@ def resolve_device(device: str) -> torch.device:
             return _float32(torch.device("cuda"))
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        found = torch.device(device)
+        resolved = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"There is no device '{device}'. Use auto, cpu, cuda, cuda:1 or mps.", argument="device"
         ) from error
     usable = {
-        "cpu": found.index in (None, 0),
-        "cuda": torch.cuda.is_available() and (found.index or 0) < torch.cuda.device_count(),
+        "cpu": resolved.index in (None, 0),
+        "cuda": torch.cuda.is_available() and (resolved.index or 0) < torch.cuda.device_count(),
         "mps": torch.backends.mps.is_available(),
     }
-    if not usable.get(found.type, False):
+    if not usable.get(resolved.type, False):
         raise ConfigError(
             f"This machine has no device '{device}' that torch can use. Use auto or cpu"
-            + ("; for a GPU install torch's CUDA build." if found.type == "cuda" else "."),
+            + ("; for a GPU install torch's CUDA build." if resolved.type == "cuda" else "."),
             argument="device",
         )
-    return _float32(found)
+    return _float32(resolved)
 
 
 def _float32(device: torch.device) -> torch.device:

@@ -72,9 +72,9 @@ class OpenClipBackbone(TowersBackbone):
     def _encode_pixels(
         self, pixels: Tensor, *, patches: bool, deep: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        found: tuple[Tensor, Tensor | None, Tensor | None]
-        found = self.model.image(pixels, patches=patches, deep=deep)
-        return found
+        features: tuple[Tensor, Tensor | None, Tensor | None]
+        features = self.model.image(pixels, patches=patches, deep=deep)
+        return features
 
     def _encode_embeddings(
         self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None

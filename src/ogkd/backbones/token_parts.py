@@ -86,7 +86,7 @@ def _split(way: _Way, pixels: Tensor, W: Tensor, deeper: Sequence[Tensor]) -> Pa
     """`W` [K, d] is for the global feature, `deeper` [K, w] for each part of the deeper ones."""
     tokens = way.start(pixels)
     written = torch.zeros_like(tokens[:, 1:])  # [B, P, w]: by each patch into the class token
-    found: list[tuple[Tensor, Tensor]] = []  # of patches [B, P, K], and of the rest [B, K]
+    products: list[tuple[Tensor, Tensor]] = []  # of patches [B, P, K], and of the rest [B, K]
     ends = deep_blocks(len(way.blocks)) if deeper else ()
     of_tokens, of_patches = list(deeper[: len(ends)]), list(deeper[len(ends) :])
     for number, (read, block) in enumerate(way.blocks, start=1):
@@ -95,10 +95,12 @@ def _split(way: _Way, pixels: Tensor, W: Tensor, deeper: Sequence[Tensor]) -> Pa
         if number not in ends:
             continue
         token, patches = tokens[:, 0], tokens[:, 1:]
-        some = of_tokens.pop(0).mT / token.norm(dim=-1).view(-1, 1, 1)  # [B, w, K]
-        found.append((written @ some, _rest(token - written.sum(1), some)))
+        weights = of_tokens.pop(0).mT / token.norm(dim=-1).view(-1, 1, 1)  # [B, w, K]
+        products.append((written @ weights, _rest(token - written.sum(1), weights)))
         if number < len(way.blocks):
-            found += [_of_patches(share, of_patches.pop(0)) for share in _mean_and_spread(patches)]
+            products += [
+                _of_patches(share, of_patches.pop(0)) for share in _mean_and_spread(patches)
+            ]
     norm, head, token = way.norm, way.head, tokens[:, 0]
     spread = (token.var(dim=-1, unbiased=False) + norm.eps).sqrt()  # [B]
     length = head(norm(token)).norm(dim=-1)  # [B]
@@ -110,8 +112,10 @@ def _split(way: _Way, pixels: Tensor, W: Tensor, deeper: Sequence[Tensor]) -> Pa
 
     last = W.mT / (spread * length).view(-1, 1, 1)  # [B, d, K]
     constant = (head(norm.bias) / length.unsqueeze(1)) @ W.mT
-    found.append((linear(written) @ last, _rest(linear(token - written.sum(1)), last) + constant))
-    return Parts(sum(some for some, _ in found), sum(some for _, some in found))  # type: ignore[arg-type]
+    products.append(
+        (linear(written) @ last, _rest(linear(token - written.sum(1)), last) + constant)
+    )
+    return Parts(sum(patch for patch, _ in products), sum(rest for _, rest in products))  # type: ignore[arg-type]
 
 
 def _rest(part: Tensor, weights: Tensor) -> Tensor:
@@ -130,16 +134,16 @@ def _mean_and_spread(patches: Tensor) -> tuple[Tensor, Tensor]:
 def _of_patches(shares: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     """Shares [B, P, w] of a part that is made one of unit length, times W [K, w]."""
     length = shares.sum(1).norm(dim=-1).view(-1, 1, 1)
-    found = shares / length @ W.mT
-    return found, torch.zeros_like(found[:, 0])
+    products = shares / length @ W.mT
+    return products, torch.zeros_like(products[:, 0])
 
 
 def _timm_reader(block: Any) -> Step:
     def read(tokens: Tensor) -> Tensor:
         normed = block.norm1(tokens)
         states = block.query(normed[:, :1]), block.key(normed), block.value(normed)
-        found: Tensor = block.ls1(_read(*states, block.heads) @ block.proj.weight.mT)
-        return found
+        written: Tensor = block.ls1(_read(*states, block.heads) @ block.proj.weight.mT)
+        return written
 
     return read
 
@@ -152,10 +156,10 @@ def _clip_block(layer: Any) -> Step:
 
 def _clip_reader(layer: Any) -> Step:
     def read(tokens: Tensor) -> Tensor:
-        normed, own = layer.layer_norm1(tokens), layer.self_attn
-        states = own.q_proj(normed[:, :1]), own.k_proj(normed), own.v_proj(normed)
-        found: Tensor = _read(*states, own.num_heads) @ own.out_proj.weight.mT
-        return found
+        normed, attention = layer.layer_norm1(tokens), layer.self_attn
+        states = attention.q_proj(normed[:, :1]), attention.k_proj(normed), attention.v_proj(normed)
+        written: Tensor = _read(*states, attention.num_heads) @ attention.out_proj.weight.mT
+        return written
 
     return read
 
@@ -167,5 +171,5 @@ def _read(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:
         for states in (query, key, value)
     )
     weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(dim=-1)  # [B, heads, 1, T]
-    found: Tensor = (weights.mT * v).transpose(1, 2).flatten(2)
-    return found
+    read: Tensor = (weights.mT * v).transpose(1, 2).flatten(2)
+    return read

@@ -121,16 +121,16 @@ def _read_preprocessing(folder: Path, default: Preprocessing) -> Preprocessing:
     """
     path = folder / "preprocessor_config.json"
     if path.is_file():
-        found = read_json(path)
+        settings = read_json(path)
     else:
         # transformers 5 writes the image processor inside processor_config.json.
         path = folder / "processor_config.json"
         nested = read_json(path) if path.is_file() else {}
-        found = nested.get("image_processor", {})
-    if not found:
+        settings = nested.get("image_processor", {})
+    if not settings:
         return default
     try:
-        prep = _translate(found, default)
+        prep = _translate(settings, default)
     except (KeyError, TypeError, ValueError) as error:
         raise BackboneError(
             f"{path} asks for image preprocessing that ogkd does not support ({error}). Correct "
@@ -144,19 +144,19 @@ def _read_preprocessing(folder: Path, default: Preprocessing) -> Preprocessing:
     return prep
 
 
-def _translate(found: dict[str, Any], default: Preprocessing) -> Preprocessing:
-    if abs(float(found.get("rescale_factor") or 1 / 255) * 255 - 1) > 1e-6:
-        raise ValueError(f"rescale_factor {found['rescale_factor']}, not 1/255")
-    number = found.get("resample")
+def _translate(settings: dict[str, Any], default: Preprocessing) -> Preprocessing:
+    if abs(float(settings.get("rescale_factor") or 1 / 255) * 255 - 1) > 1e-6:
+        raise ValueError(f"rescale_factor {settings['rescale_factor']}, not 1/255")
+    number = settings.get("resample")
     if number is not None and number not in _RESAMPLE:
         raise ValueError(f"resample {number}, not one of {sorted(_RESAMPLE)}")
-    if not found.get("do_resize", True):
+    if not settings.get("do_resize", True):
         raise ValueError("no resizing")
     size, resize = default.size, default.resize
-    if (asked := found.get("size")) is not None:
+    if (asked := settings.get("size")) is not None:
         size, resize = _size(asked, default)
-    if found.get("do_center_crop", resize == "shortest"):
-        crop = found.get("crop_size") or size
+    if settings.get("do_center_crop", resize == "shortest"):
+        crop = settings.get("crop_size") or size
         crop = crop if isinstance(crop, int) else crop["height"]
         if crop != size:
             raise ValueError(f"a resize to {size} px but a crop of {crop} px")
@@ -168,10 +168,10 @@ def _translate(found: dict[str, Any], default: Preprocessing) -> Preprocessing:
         resize=resize,
         interpolation=default.interpolation if number is None else _RESAMPLE[number],
     )
-    if not found.get("do_normalize", True):
+    if not settings.get("do_normalize", True):
         return replace(prep, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
-    mean = found.get("image_mean") or default.mean
-    std = found.get("image_std") or default.std
+    mean = settings.get("image_mean") or default.mean
+    std = settings.get("image_std") or default.std
     if min(std) <= 0:
         raise ValueError(f"image_std {std}")
     return replace(prep, mean=_triple(mean), std=_triple(std))

@@ -35,49 +35,48 @@ class Check:
 def published_outputs() -> dict[str, Any]:
     """BiomedCLIP's probabilities for nine images and nine labels, as Microsoft published them."""
     path = Path(__file__).with_name("reference_outputs.json")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    outputs: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return outputs
 
 
-def verify(
-    wanted: str | Path, *, images: Path | None = None, device: str = "auto"
-) -> Iterator[Check]:
+def verify(name: str | Path) -> Iterator[Check]:
     """Check a backbone that is on this machine; nothing is fetched."""
-    found = resolve(wanted)
-    if isinstance(found, Record) and found.hub_id is not None:
-        try:
-            folder = present(found)
-        except OgkdError as error:
-            yield Check("FAIL", "Files", str(error))
-            return
-        if folder is None:
-            fix = f"run `ogkd backbones fetch {found.name}`"
-            yield Check("FAIL", "Files", f"{found.name} is not on this machine", fix)
-            return
-        checks = list(_check_files(found, folder))
+    source = resolve(name)
+    record = source if isinstance(source, Record) and source.hub_id else None
+    if record is not None:
+        checks = list(_check_files(record))
         yield from checks
         if any(check.status == "FAIL" for check in checks):
             return
     try:
-        backbone = load_backbone(wanted, device=device)
+        backbone = load_backbone(name)
     except OgkdError as error:
         yield Check("FAIL", "Loading", str(error))
         return
     yield Check("PASS", "Loading", f"digest {backbone.digest}")
     yield _check_features(backbone)
-    if isinstance(found, Record) and found.examples:
-        yield _check_published(backbone, images or examples_folder(found), found)
+    if record is not None and record.examples:
+        yield _check_published(backbone, examples_folder(record), record)
 
 
-def _check_files(record: Record, folder: Path) -> Iterator[Check]:
+def _check_files(record: Record) -> Iterator[Check]:
+    try:
+        folder = present(record)
+    except OgkdError as error:
+        yield Check("FAIL", "Files", str(error))
+        return
+    if folder is None:
+        fix = f"run `ogkd backbones fetch {record.name}`"
+        yield Check("FAIL", "Files", f"{record.name} is not on this machine", fix)
+        return
     source = read_source(folder) or {}
     again = f"delete {folder} and run `ogkd backbones fetch {record.name}`"
     for name, facts in source["files"].items():
-        found = sha256_file(folder / name)
-        if found == facts["sha256"]:
-            yield Check("PASS", name, f"sha256 {found}")
+        digest = sha256_file(folder / name)
+        if digest == facts["sha256"]:
+            yield Check("PASS", name, f"sha256 {digest}")
         else:
-            words = f"sha256 {found}, but it was {facts['sha256']} when fetched"
+            words = f"sha256 {digest}, but it was {facts['sha256']} when fetched"
             yield Check("FAIL", name, words, again)
     file, sha256 = source["original"]["file"], source["original"]["sha256"]
     if record.sha256 is None or file != record.weights:
@@ -112,7 +111,7 @@ def _check_published(backbone: Backbone, folder: Path, record: Record) -> Check:
             "SKIP",
             "Published outputs",
             f"the images are not in {folder} ({len(missing)} missing, such as {missing[0]})",
-            f"fetch the example images of {record.name}, or give a folder that has them",
+            f"run `ogkd backbones fetch {record.name}`, which fetches them, too",
         )
     difference = compare_outputs(backbone, folder, reference)
     words = f"largest difference {difference:.2e} over nine images and nine labels"
@@ -127,8 +126,8 @@ def compare_outputs(backbone: Backbone, folder: Path, reference: dict[str, Any])
     labels = [reference["template"] + label for label in reference["labels"]]
     names = list(reference["probabilities"])
     expected = torch.tensor([reference["probabilities"][name] for name in names])  # [N, C]
-    pictures = [read_image(folder / name) for name in names]
-    pixels = to_pixels(pictures, backbone.preprocessing)
-    images = backbone.encode_images(pixels, patches=False).globals.cpu()
-    logits = backbone.logit_scale * images @ backbone.encode_texts(labels).T
+    images = [read_image(folder / name) for name in names]
+    pixels = to_pixels(images, backbone.preprocessing)
+    features = backbone.encode_images(pixels, patches=False).globals.cpu()
+    logits = backbone.logit_scale * features @ backbone.encode_texts(labels).T
     return float((logits.softmax(dim=-1) - expected).abs().max())

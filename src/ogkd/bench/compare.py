@@ -134,31 +134,40 @@ class _PlanRow:
         self, part: str, printed: Mapping[str, Published], shared: Mapping[str, str]
     ) -> Iterable[Comparison]:
         """The average over the datasets with the benchmark's classes; over all if none has them."""
-        how = self.different
-        other = {name: how[ours] for name, ours in shared.items() if ours in how}
-        same = {name: ours for name, ours in shared.items() if name not in other}
-        datasets = list(same.values() or shared.values())
-        average = self.summary.average(self.label, self.condition, part, datasets)
+        same = {name: ours for name, ours in shared.items() if ours not in self.different}
+        average = self.summary.average(
+            self.label, self.condition, part, list(same.values() or shared.values())
+        )
         if average is None:
             return
-        all_of_them = _all_of_them(part)
-        row = printed[AVERAGE]
-        comparable = average.complete and bool(same)
-        notes = [] if average.complete else ["runs are missing"]
-        if same and len(printed) > 1:
-            value = _published_average(self.theirs, part, list(same))
-            if len(same) < len(all_of_them):
-                notes = notes or [f"both over {len(same)} datasets"]
-            elif abs(value - row.value) > _ROUNDING:
-                notes = notes or [f"printed: {row.value:.2f}"]
-            row = row.model_copy(update={"value": value})
-        elif same and set(same) != set(all_of_them):
-            notes = [f"ours: {len(same)} of {len(all_of_them)} datasets"]
-            comparable = False
+        complete = average.complete
+        notes = [] if complete else ["runs are missing"]
+        row, about, comparable = self._printed_average(part, printed, list(same))
+        if not comparable or complete:
+            notes = about or notes
+        other = {name: self.different[ours] for name, ours in shared.items() if name not in same}
         for problem in dict.fromkeys(other.values()):
-            names = ", ".join(name for name, mine in other.items() if mine == problem)
+            names = ", ".join(name for name, reason in other.items() if reason == problem)
             notes.append(f"{problem}, {'left out' if same else 'all'}: {names}")
-        yield self._beside(row, part, average, notes, comparable=comparable)
+        allowed = complete and bool(same) and comparable
+        yield self._beside(row, part, average, notes, comparable=allowed)
+
+    def _printed_average(
+        self, part: str, printed: Mapping[str, Published], same: Sequence[str]
+    ) -> tuple[Published, list[str], bool]:
+        """The published average over the same datasets, what to note, and if it is comparable."""
+        row, every = printed[AVERAGE], _all_of_them(part)
+        if same and len(printed) > 1:
+            value = _published_average(self.theirs, part, same)
+            notes = []
+            if len(same) < len(every):
+                notes = [f"both over {len(same)} datasets"]
+            elif abs(value - row.value) > _ROUNDING:
+                notes = [f"printed: {row.value:.2f}"]
+            return row.model_copy(update={"value": value}), notes, True
+        if same and set(same) != set(every):
+            return row, [f"ours: {len(same)} of {len(every)} datasets"], False
+        return row, [], True
 
     def _beside(
         self, theirs: Published, part: str, average: Average, notes: list[str], *, comparable: bool

@@ -5,33 +5,28 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+
+import pandas as pd
 
 from ogkd.bench.tidy import Average, csv_text
 from ogkd.evaluation.names import Metric
 
 _WIDE = 6  # more columns are scaled to the width of the page
-_NARROW = 4  # three blocks of up to this many columns fit side by side, as in the paper
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A cell; the best of its group within a block is bold."""
+class Cell:
+    """One number of a table, where it stands, and which others it competes with."""
 
+    key: str  # of its block: "average", "busi"
+    block: str  # the block's title
+    row: str
+    column: str
     average: Average | None  # None: no run is finished
-    group: Hashable = None
+    group: Hashable = None  # the best of a group within a block is bold
     over_datasets: bool = False  # not only over seeds
-
-
-@dataclass(frozen=True)
-class Block:
-    """One rectangle of a table: all datasets together, or one of them."""
-
-    key: str  # "average", "busi"
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Entry, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ class Table:
     title: str
     metric: Metric
     corner: str  # heading of the rows: "Method", "Dataset"
-    blocks: tuple[Block, ...]
+    cells: pd.DataFrame  # a row for each Cell
     spread: bool = False  # whether the standard deviation is shown
     notes: tuple[str, ...] = ()
 
@@ -48,125 +43,96 @@ class Table:
 def to_markdown(table: Table) -> str:
     """GitHub Markdown, with a heading and a table for each block."""
     lines = [f"## {table.title}", ""]
-    for block in table.blocks:
-        marks = {"best": "**{}**", "second": "<ins>{}</ins>", "": "{}"}
-        cells = _texts(table, block, 0, " ± ", marks)
-        lines += [f"### {block.title}", "", markdown_row([table.corner, *block.columns])]
-        lines += ["|---|" + "---:|" * len(block.columns)]
-        lines += [markdown_row([name, *texts]) for name, texts in cells]
+    for _, block, texts in _blocks(table, 0, " ± ", "**{}**", "<ins>{}</ins>"):
+        lines += [f"### {block}", "", markdown_row([table.corner, *texts.columns])]
+        lines += ["|---|" + "---:|" * len(texts.columns)]
+        lines += [markdown_row(row) for row in texts.itertuples(name=None)]
         lines.append("")
     lines += [f"- {note}" for note in table.notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def to_latex(table: Table) -> str:
-    """Tables for booktabs with two decimals, narrow blocks three to a line, as in the paper."""
-    tabulars = [_tabular(table, block) for block in table.blocks]
-    notes = " ".join(_tex(note) for note in table.notes)
-    first, *others = zip(table.blocks, tabulars, strict=True)
-    lines = _float(table, _tex(f"{table.title}: {first[0].title}. ") + notes, "", [first[1]])
-    if not others:
-        return "\n".join(lines) + "\n"
-    if all(len(block.columns) <= _NARROW for block, _ in others) and not table.spread:
-        body = []
-        for number, (block, tabular) in enumerate(others, 1):
-            between = "\\hfill" if number % 3 else "\\\\[6pt]"
-            between = "" if number == len(others) else between
-            body.append(
-                "\\begin{minipage}[t]{0.32\\linewidth}\\centering\n"
-                f"\\textbf{{{_tex(block.title)}}}\\\\[2pt]\n{tabular}\n"
-                "\\end{minipage}" + between
-            )
-        lines += _float(table, _tex(f"{table.title}: each dataset."), "each", body)
-    else:
-        for block, tabular in others:
-            lines += _float(table, _tex(f"{table.title}: {block.title}."), block.key, [tabular])
+    """A table for booktabs of each block, with two decimals as in the paper."""
+    lines: list[str] = []
+    notes = " ".join(map(_tex, table.notes))
+    for key, block, texts in _blocks(table, 1, " $\\pm$ ", "\\textbf{{{}}}", "\\underline{{{}}}"):
+        named = texts.rename(index=_tex, columns=_tex).reset_index(names=_tex(table.corner))
+        form = "l" + "r" * len(texts.columns)
+        tabular = named.to_latex(index=False, escape=False, column_format=form).rstrip()
+        if len(texts.columns) > _WIDE:
+            tabular = f"\\resizebox{{\\linewidth}}{{!}}{{%\n{tabular}}}"
+        label = re.sub(r"[^A-Za-z0-9-]+", "-", f"{table.name}-{key}" if lines else table.name)
+        caption = _tex(f"{table.title}: {block}.") + ("" if lines else f" {notes}")
+        lines += ["\\begin{table}[t]", "\\centering", f"\\caption{{{caption}}}"]
+        lines += [f"\\label{{tab:{label}}}", tabular, "\\end{table}"]
     return "\n".join(lines) + "\n"
 
 
 def to_csv(table: Table) -> str:
     """One rectangle for all blocks: value, standard deviation and completeness of each column."""
-    columns = list(dict.fromkeys(name for block in table.blocks for name in block.columns))
+    columns = list(table.cells["column"].unique())
     headings = [name + end for name in columns for end in ("", " std", " complete")]
     rows = [["block", table.corner.lower(), *headings]]
-    for block in table.blocks:
-        for name, entries in block.rows:
-            found = dict(zip(block.columns, entries, strict=True))
-            cells = [_csv_cells(found.get(column), table.metric) for column in columns]
-            rows.append([block.key, name, *itertools.chain(*cells)])
+    for (key, row), cells in table.cells.groupby(["key", "row"], sort=False):
+        averages = dict(zip(cells["column"], cells["average"], strict=True))
+        texts = (_csv_cells(averages.get(column), table.metric) for column in columns)
+        rows.append([key, row, *itertools.chain(*texts)])
     return csv_text(rows)
 
 
-def _csv_cells(entry: Entry | None, metric: Metric) -> tuple[str, str, str]:
-    if entry is None or entry.average is None:
+def _csv_cells(average: Average | None, metric: Metric) -> tuple[str, str, str]:
+    if average is None:
         return "", "", ""
-    mine = entry.average
-    std = "" if math.isnan(mine.std) else f"{mine.std * metric.scale:.4f}"
-    complete = "yes" if mine.complete else f"no ({mine.done} of {mine.planned})"
-    return f"{mine.value * metric.scale:.4f}", std, complete
+    std = "" if math.isnan(average.std) else f"{average.std * metric.scale:.4f}"
+    complete = "yes" if average.complete else f"no ({average.done} of {average.planned})"
+    return f"{average.value * metric.scale:.4f}", std, complete
 
 
-def _texts(
-    table: Table, block: Block, more: int, plus_minus: str, marks: dict[str, str]
-) -> list[tuple[str, list[str]]]:
-    """The rows of a block as text, with marks; `more` decimals than the metric's own."""
-    ranks = _ranks(table, block, more)
-    found = []
-    for row, (name, entries) in enumerate(block.rows):
-        texts = []
-        for column, entry in enumerate(entries):
-            text = _number(entry, table, more, plus_minus)
-            texts.append(marks[ranks.get((row, column), "")].format(text))
-        found.append((name, texts))
-    return found
+def _blocks(
+    table: Table, more: int, plus_minus: str, best: str, second: str
+) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Key, title and texts (rows x columns) of each block; `more` decimals than usual."""
+    marks = _marks(table, more, best, second)
+    texts = [
+        mark.format(_number(cell, table, more, plus_minus))
+        for mark, cell in zip(marks, table.cells.itertuples(), strict=True)
+    ]
+    for (key, title), cells in table.cells.assign(text=texts).groupby(["key", "block"], sort=False):
+        rows, columns = cells["row"].unique(), cells["column"].unique()
+        yield (
+            key,
+            title,
+            cells.pivot(index="row", columns="column", values="text").loc[rows, columns],
+        )
 
 
-def _number(entry: Entry, table: Table, more: int, plus_minus: str) -> str:
-    mine = entry.average
-    if mine is None:
+def _marks(table: Table, more: int, best: str, second: str) -> pd.Series:
+    """The format of each cell: the best and the second of a group; equal as printed is equal."""
+    marks = pd.Series("{}", index=table.cells.index)
+    averages = table.cells["average"]
+    complete = table.cells[[average is not None and average.complete for average in averages]]
+    printed = [
+        float(table.metric.text(average.value, more=more)) for average in complete["average"]
+    ]
+    groups = pd.Series(printed, complete.index, float).groupby([complete["key"], complete["group"]])
+    rank = groups.rank("dense", ascending=table.metric.lower_is_better)
+    size = groups.transform("size")
+    marks[rank.index[(rank == 1) & (size > 1)]] = best
+    marks[rank.index[(rank == 2) & (size > 2)]] = second  # of two the other one needs no mark
+    return marks
+
+
+def _number(cell: Cell, table: Table, more: int, plus_minus: str) -> str:
+    average = cell.average
+    if average is None:
         return ""
-    text = table.metric.text(mine.value, more=more)
-    if table.spread and not math.isnan(mine.std):
-        text += f"{plus_minus}{table.metric.text(mine.std, more=more)}"
-    if mine.complete:
+    text = table.metric.text(average.value, more=more)
+    if table.spread and not math.isnan(average.std):
+        text += f"{plus_minus}{table.metric.text(average.std, more=more)}"
+    if average.complete:
         return text
-    return f"({text}, {mine.done}/{mine.planned})" if entry.over_datasets else f"({text})"
-
-
-def _ranks(table: Table, block: Block, more: int) -> dict[tuple[int, int], str]:
-    """Which cells are the "best" and the "second" of their group; equal as printed is equal."""
-    groups: dict[Hashable, dict[tuple[int, int], float]] = {}
-    for row, (_, entries) in enumerate(block.rows):
-        for column, entry in enumerate(entries):
-            if entry.average is not None and entry.average.complete:
-                value = float(table.metric.text(entry.average.value, more=more))
-                groups.setdefault(entry.group, {})[row, column] = value
-    found: dict[tuple[int, int], str] = {}
-    for members in groups.values():
-        if len(members) < 2:
-            continue
-        order = sorted(set(members.values()), reverse=not table.metric.lower_is_better)
-        # With two candidates the second needs no mark.
-        names = dict(zip(order, ("best", "second")[: len(members) - 1], strict=False))
-        found |= {cell: names[value] for cell, value in members.items() if value in names}
-    return found
-
-
-def _tabular(table: Table, block: Block) -> str:
-    marks = {"best": "\\textbf{{{}}}", "second": "\\underline{{{}}}", "": "{}"}
-    cells = _texts(table, block, 1, " $\\pm$ ", marks)
-    rows = [" & ".join([_tex(name), *texts]) + " \\\\" for name, texts in cells]
-    heading = " & ".join(_tex(name) for name in (table.corner, *block.columns)) + " \\\\"
-    lines = [f"\\begin{{tabular}}{{l{'r' * len(block.columns)}}}", "\\toprule", heading]
-    text = "\n".join([*lines, "\\midrule", *rows, "\\bottomrule", "\\end{tabular}"])
-    wide = len(block.columns) > _WIDE
-    return f"\\resizebox{{\\linewidth}}{{!}}{{%\n{text}}}" if wide else text
-
-
-def _float(table: Table, caption: str, key: str, body: Sequence[str]) -> list[str]:
-    label = re.sub(r"[^A-Za-z0-9-]+", "-", f"{table.name}-{key}" if key else table.name)
-    head = ["\\begin{table}[t]", "\\centering", f"\\caption{{{caption}}}"]
-    return [*head, f"\\label{{tab:{label}}}", *body, "\\end{table}"]
+    return f"({text}, {average.done}/{average.planned})" if cell.over_datasets else f"({text})"
 
 
 def markdown_row(texts: Iterable[str]) -> str:

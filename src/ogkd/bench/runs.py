@@ -8,14 +8,14 @@ RUNS/failed/HASH.json says why a run did not finish.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,10 +60,16 @@ class RunSpec(FrozenRecord):
     backbone: str = "builtin"
     judge: Literal["test", "val"] = "test"  # the images that it is judged on
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """The name of the run's folder: 20 hex digits of the specification's SHA-256."""
         return hashlib.sha256(self.without().encode()).hexdigest()[:20]
+
+    def __copy__(self) -> Self:
+        """A copy without the cached hash: `model_copy` may change fields of it."""
+        copy = super().__copy__()
+        copy.__dict__.pop("hash", None)
+        return copy
 
     @property
     def of_phantoms(self) -> bool:
@@ -123,7 +129,7 @@ class FinishedRun:
 
     def metric(self, name: str, part: str = "test") -> float:
         """One metric of one part; NaN if it is not defined for these images."""
-        value = self.result["metrics"][part][name]
+        value = self.result["metrics"][part].get(name)
         return float("nan") if value is None else float(value)
 
     @property
@@ -215,14 +221,6 @@ class RunsFolder:
         """Every finished run, by hash; damaged ones are left out with a note."""
         return list(self._readable(self._folders()).values())
 
-    def readable_runs(self) -> list[FinishedRun]:
-        """Every finished run that can be read, by hash, without a word about others."""
-        found = []
-        for folder in self._folders():
-            with contextlib.suppress(OgkdError):
-                found.append(_read_run(folder))
-        return found
-
     def _folders(self) -> list[Path]:
         place = self.root / "runs"
         folders = sorted(place.iterdir()) if place.is_dir() else []
@@ -274,10 +272,19 @@ class RunsFolder:
         content = _Failure(error=error, spec=spec).model_dump(mode="json")
         write_json(self.failure_of(spec), content, ours=True)
 
+    def reason(self, spec: RunSpec) -> str:
+        """Why a run failed."""
+        return read_stored(self.failure_of(spec), _Failure, " Remove it.").error
+
     def failures(self) -> list[tuple[RunSpec, str]]:
         paths = sorted((self.root / "failed").glob("*.json"))
-        found = [read_stored(path, _Failure, "Remove it.") for path in paths]
-        return [(failure.spec, failure.error) for failure in found]
+        failures = [read_stored(path, _Failure, " Remove it.") for path in paths]
+        return [(failure.spec, failure.error) for failure in failures]
+
+    def settled(self) -> tuple[set[str], set[str]]:
+        """The hashes of finished and of failed runs, by the names of their files."""
+        finished = {path.name for path in (self.root / "runs").glob("[!.]*")}
+        return finished, {path.stem for path in (self.root / "failed").glob("*.json")} - finished
 
     def write_plan(self, plan: Plan) -> None:
         """Store the plan, so that tables need nothing but this folder."""

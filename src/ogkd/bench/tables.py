@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from ogkd.bench.render import Block, Entry, Table, to_csv, to_latex, to_markdown
+import pandas as pd
+
+from ogkd.bench.render import Cell, Table, to_csv, to_latex, to_markdown
 from ogkd.bench.runs import LabelledRuns, Plan, RunsFolder
-from ogkd.bench.tidy import Condition, Summary, changed_settings, prompts_used
+from ogkd.bench.tidy import Average, Condition, Summary, changed_settings, prompts_used
 from ogkd.errors import ConfigError, DataError
 
 Format = Literal["markdown", "latex", "csv"]
@@ -25,7 +27,6 @@ def make_table(
     *,
     metric: str = "accuracy",
     format: Format = "markdown",  # the reader's word
-    per_dataset: bool = True,
 ) -> str:
     """The table of a plan as text: the average over datasets first, then each dataset."""
     if format not in FORMATS:
@@ -33,116 +34,84 @@ def make_table(
             f"Unknown format '{format}'. Known: {', '.join(FORMATS)}.", argument="format"
         )
     if not plan.cells:
-        raise DataError(f"Plan '{plan.name}' has no runs. Add datasets and methods to its grid.")
+        raise DataError(f"Plan '{plan.name}' has no runs.")
     runs = folder.finished(plan)
     summary = Summary(plan, runs, metric)
     noise = plan.table == "noise"
-    blocks = tuple(_noise_blocks(summary) if noise else _blocks(summary, per_dataset=per_dataset))
+    cells = list(_noise_cells(summary) if noise else _cells(summary))
     table = Table(
         name=plan.name,
         title=f"{plan.title}: {summary.metric.title}{summary.metric.unit}",
         metric=summary.metric,
         corner="Dataset" if noise else "Method",
-        blocks=blocks,
+        cells=pd.DataFrame([vars(cell) for cell in cells], dtype=object),
         spread=plan.table == "few-shot",
-        notes=tuple(_notes(summary, blocks, runs)),
+        notes=tuple(_notes(summary, cells, runs)),
     )
     return FORMATS[format](table)
 
 
-def _blocks(summary: Summary, *, per_dataset: bool) -> Iterable[Block]:
+def _cells(summary: Summary) -> Iterable[Cell]:
     """Methods in rows, conditions in columns; a sweep has a block for each number of shots."""
     several, sweep = len(summary.datasets) > 1, summary.plan.table == "sweep"
     # Rows of one column compete; if a single row is swept, its columns do.
     alone = sweep and not summary.rows_compete
-    pages: dict[str, list[Condition]] = {}  # what a sweep does not vary goes into a block's title
-    for condition in summary.conditions:
-        page = _words(summary, condition, swept=False) if sweep else ""
-        pages.setdefault(page, []).append(condition)
-    datasets = [None, *summary.datasets] if several and per_dataset else [None]
-    for dataset, (page, conditions) in itertools.product(datasets, pages.items()):
-        columns = [
-            (condition, part)
-            for condition in conditions
-            if dataset is None or dataset in _planned_at(summary, condition)
-            for part in _columns(summary, condition, average=dataset is None)
-        ]
-        if not columns:
-            continue
-        rows = []
-        for label in summary.labels:
-            entries = []
-            for condition, part in columns:
-                group = (condition.shots if alone else condition, part)
-                entries.append(_entry(summary, label, dataset, condition, part, group))
-            rows.append((label, tuple(entries)))
+    for dataset in [None, *summary.datasets] if several else [None]:
         name = dataset or (AVERAGE if several else summary.datasets[0])
         title = dataset or _average_title(summary)
-        headings = [_heading(summary, *column, average=name == AVERAGE) for column in columns]
-        yield Block(
-            key=f"{name} {page}".strip(),
-            title=f"{title}, {page}" if page else title,
-            columns=tuple(headings),
-            rows=tuple(rows),
-        )
+        for label, condition in itertools.product(summary.labels, summary.conditions):
+            if dataset is not None and dataset not in _planned_at(summary, condition):
+                continue
+            # What a sweep does not vary goes into a block's title.
+            page = _words(summary, condition, swept=False) if sweep else ""
+            for part in _columns(summary, condition, average=dataset is None):
+                yield Cell(
+                    key=f"{name} {page}".strip(),
+                    block=f"{title}, {page}" if page else title,
+                    row=label,
+                    column=_heading(summary, condition, part, average=name == AVERAGE),
+                    average=_average(summary, label, dataset, condition, part),
+                    group=(condition.shots if alone else condition, part),
+                    over_datasets=dataset is None,
+                )
 
 
-def _noise_blocks(summary: Summary) -> Iterable[Block]:
+def _noise_cells(summary: Summary) -> Iterable[Cell]:
     """Datasets in rows, methods in columns, as the appendix prints label noise.
 
     In base-to-novel each number of flips has a block; otherwise flips are side by side.
     """
-    pages: dict[str, list[Condition]] = {}
     for condition in summary.conditions:
-        b2n = "base" in summary.parts(condition)
-        pages.setdefault(_words(summary, condition) if b2n else "", []).append(condition)
-    for page, conditions in pages.items():
-        columns = [
-            (condition, label, part)
-            for condition in conditions
-            for label in summary.labels
-            for part in _columns(summary, condition, average=False)
-        ]
-        headings = []
-        for condition, label, part in columns:
-            words = ("" if page else _words(summary, condition), label, _PARTS[part])
-            headings.append(" ".join(filter(None, words)))
-        names = list(summary.datasets)
-        if len(names) > 1:
-            names += [AVERAGE, *([_MEAN_HM] if any(c[2] == "hm" for c in columns) else [])]
-        yield Block(
-            key=page or "noise",
-            title=page or _average_title(summary),
-            columns=tuple(headings),
-            rows=tuple((name, tuple(_noise_row(summary, name, columns))) for name in names),
-        )
+        parts = _columns(summary, condition, average=False)
+        words = _words(summary, condition)
+        page, beside = (words, "") if "base" in parts else ("", words)
+        rows: dict[str, str | None] = {name: name for name in summary.datasets}
+        if len(rows) > 1:
+            rows[AVERAGE] = None
+            rows |= {_MEAN_HM: None} if "hm" in parts else {}
+        for (row, dataset), label, part in itertools.product(rows.items(), summary.labels, parts):
+            average = None
+            if row != _MEAN_HM:
+                average = _average(summary, label, dataset, condition, part)
+            elif part == "hm":
+                average = summary.average(label, condition, "mean-hm")
+            yield Cell(
+                key=page or "noise",
+                block=page or _average_title(summary),
+                row=row,
+                column=" ".join(filter(None, (beside, label, _PARTS[part]))),
+                average=average,
+                group=(row, condition, part),
+                over_datasets=dataset is None,
+            )
 
 
-def _noise_row(
-    summary: Summary, name: str, columns: Iterable[tuple[Condition, str, str]]
-) -> Iterable[Entry]:
-    for condition, label, part in columns:
-        group = (name, condition, part)
-        if name != _MEAN_HM:
-            dataset = None if name == AVERAGE else name
-            yield _entry(summary, label, dataset, condition, part, group)
-        elif part == "hm":
-            yield _entry(summary, label, None, condition, "mean-hm", group)
-        else:
-            yield Entry(None)
-
-
-def _entry(
-    summary: Summary,
-    label: str,
-    dataset: str | None,
-    condition: Condition,
-    part: str,
-    group: Hashable,
-) -> Entry:
+def _average(
+    summary: Summary, label: str, dataset: str | None, condition: Condition, part: str
+) -> Average | None:
     if dataset is None:
-        return Entry(summary.average(label, condition, part), group, over_datasets=True)
-    return Entry(summary.of(label, dataset, condition, part), group)
+        return summary.average(label, condition, part)
+    return summary.of(label, dataset, condition, part)
 
 
 def _columns(summary: Summary, condition: Condition, *, average: bool) -> list[str]:
@@ -194,26 +163,13 @@ def _average_title(summary: Summary) -> str:
     return f"Average over {count} datasets" if count > 1 else summary.datasets[0]
 
 
-def _notes(summary: Summary, blocks: Sequence[Block], runs: LabelledRuns) -> Iterable[str]:
-    entries = [entry for block in blocks for _, row in block.rows for entry in row]
-    if any(entry.average and not entry.average.complete for entry in entries):
+def _notes(summary: Summary, cells: Sequence[Cell], runs: LabelledRuns) -> Iterable[str]:
+    if any(cell.average and not cell.average.complete for cell in cells):
         yield (
             "In brackets: runs are missing. An average shows how many datasets are complete. Such "
             "a number is not compared with others."
         )
-    sizes = {condition: len(_planned_at(summary, condition)) for condition in summary.conditions}
-    if len(set(sizes.values())) > 1:
-        words = [f"{_heading(summary, mine, 'test')}: {size}" for mine, size in sizes.items()]
-        yield f"Datasets in the average: {', '.join(words)}."
-    if short := _fewer_images(runs):
-        words = [f"{name} {count} (K={shots})" for (shots, name), count in short.items()]
-        yield f"Classes with fewer than K images, all of which were used: {', '.join(words)}."
-    if any(cell.spec.judge == "val" for cell in summary.plan.cells):
-        yield "Judged on validation images; the test images were not used."
-    if changed := changed_settings(summary.plan):
-        yield f"Settings changed from presets and defaults: {changed}."
-    if runs:
-        yield f"Prompts: {prompts_used(run for _, run in runs)}."
+    yield from _notes_on_runs(summary, runs)
     several = len(summary.datasets) > 1
     if summary.plan.table == "few-shot":
         also = "; of an average: of the average over datasets at each seed" if several else ""
@@ -230,12 +186,29 @@ def _notes(summary: Summary, blocks: Sequence[Block], runs: LabelledRuns) -> Ite
     yield f"Best bold, second underlined; {better} is better."
 
 
+def _notes_on_runs(summary: Summary, runs: LabelledRuns) -> Iterable[str]:
+    """Which datasets, images, settings and prompts the numbers are from."""
+    sizes = {condition: len(_planned_at(summary, condition)) for condition in summary.conditions}
+    if len(set(sizes.values())) > 1:
+        words = [f"{_heading(summary, key, 'test')}: {size}" for key, size in sizes.items()]
+        yield f"Datasets in the average: {', '.join(words)}."
+    if short := _fewer_images(runs):
+        words = [f"{name} {count} (K={shots})" for (shots, name), count in short.items()]
+        yield f"Classes with fewer than K images, all of which were used: {', '.join(words)}."
+    if any(cell.spec.judge == "val" for cell in summary.plan.cells):
+        yield "Judged on validation images; the test images were not used."
+    if changed := changed_settings(summary.plan):
+        yield f"Settings changed from presets and defaults: {changed}."
+    if runs:
+        yield f"Prompts: {prompts_used(run for _, run in runs)}."
+
+
 def _fewer_images(runs: LabelledRuns) -> dict[tuple[int, str], int]:
     """The images of the smallest class, by shots and dataset, if it has fewer than K."""
-    found: dict[tuple[int, str], int] = {}
+    smallest: dict[tuple[int, str], int] = {}
     for _, run in runs:
         counts, shots = run.result.get("images_per_class"), run.spec.shots
         if counts and shots is not None and min(counts) < shots:
             key = (shots, run.spec.dataset)
-            found[key] = min(min(counts), found.get(key, shots))
-    return found
+            smallest[key] = min(min(counts), smallest.get(key, shots))
+    return smallest

@@ -1,7 +1,6 @@
-"""The one table of results that tables, figures, comparisons and files are made from.
+"""Scores of finished runs as data frames (datasets x seeds), for tables, figures, comparisons.
 
-A row is one metric of one part of the test images in one finished run. Every average and every
-spread that the benchmark prints or draws is defined here, once:
+Every average and every spread that the benchmark prints or draws is defined here, once:
 
 - An average is the mean over seeds of each dataset, then the mean over datasets.
 - "hm" is the harmonic mean of the base and the novel average; "mean-hm" is the mean of the
@@ -21,35 +20,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
 from ogkd.bench.stored import sha256_bytes
-from ogkd.cells import BOM, harmless
+from ogkd.cells import harmless
 from ogkd.datasets import tables
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
-from ogkd.files import write_json, write_text
 from ogkd.methods import METHODS, RivalConfig
 from ogkd.prompts.bank import shipped_banks
 
-Seeds = Mapping[int, float]
-"""The value of each finished seed."""
 _VALUES = 3  # of a setting that are named
-
-
-class TidyRow(NamedTuple):
-    label: str  # of the plan's row
-    run: FinishedRun
-    part: str
-    metric: str
-    value: float | None  # None: not defined for these images
 
 
 def bank_title(spec: RunSpec) -> str:
@@ -64,14 +54,14 @@ def prompts_used(runs: Iterable[FinishedRun]) -> str:
 
     Older runs have no digest. Several banks of one name, a file for each dataset, have one digest.
     """
-    found: dict[str, set[str]] = {}
+    banks: dict[str, set[str]] = {}
     for run in runs:
-        found.setdefault(bank_title(run.spec), set()).add(run.result.get("bank_sha256") or "")
+        banks.setdefault(bank_title(run.spec), set()).add(run.result.get("bank_sha256") or "")
     words = []
-    for title, digests in found.items():
+    for title, digests in banks.items():
         known = sorted(digests - {""})
-        one = known[0] if len(known) == 1 else sha256_bytes(" ".join(known).encode())
-        words.append(f"{title} (sha256 {one[:12]})" if known else title)
+        digest = known[0] if len(known) == 1 else sha256_bytes(" ".join(known).encode())
+        words.append(f"{title} (sha256 {digest[:12]})" if known else title)
     return ", ".join(words)
 
 
@@ -92,21 +82,11 @@ def changed_settings(plan: Plan) -> str:
             if any(name in spec.settings for spec in specs):
                 values = dict.fromkeys(str(s.settings.get(name, "unchanged")) for s in specs)
                 few = len(values) <= _VALUES
-                said = f"{name}={' or '.join(values)}" if few else f"{name} ({len(values)} values)"
-                labels.setdefault(said, []).append(label)
-        for said, mine in labels.items():
-            words.append(said if len(mine) == len(rows) else f"{said} of {', '.join(mine)}")
+                text = f"{name}={' or '.join(values)}" if few else f"{name} ({len(values)} values)"
+                labels.setdefault(text, []).append(label)
+        for text, same in labels.items():
+            words.append(text if len(same) == len(rows) else f"{text} of {', '.join(same)}")
     return "; ".join(words)
-
-
-def tidy_rows(runs: Iterable[tuple[str, FinishedRun]]) -> list[TidyRow]:
-    """The table: METRICS first, in their order, then whatever else a run measured."""
-    return [
-        TidyRow(label, run, part, name, run.result["metrics"][part].get(name))
-        for label, run in runs
-        for part in run.parts
-        for name in dict.fromkeys((*METRICS, *run.result["metrics"][part]))
-    ]
 
 
 class Condition(NamedTuple):
@@ -142,19 +122,23 @@ def spread(values: Iterable[float]) -> float:
     return float(np.std(numbers)) if len(numbers) > 1 else math.nan
 
 
-def average_and_spread(part: str, values: Sequence[Sequence[Seeds]]) -> tuple[float, float]:
+def average_and_spread(part: str, scores: Sequence[pd.DataFrame]) -> tuple[float, float]:
     """The average of a part and its spread, as the module defines them.
 
-    `values` has, for each measured part (one, or base and novel for "hm" and "mean-hm"), the
-    seeds of each dataset.
+    `scores` are datasets x seeds of each measured part: one, or base and novel for "hm" and
+    "mean-hm".
 
-    >>> average_and_spread("test", [[{1: 0.5, 2: 0.6}, {1: 0.8, 2: 0.7}]])
+    >>> average_and_spread("test", [pd.DataFrame({1: [0.5, 0.8], 2: [0.6, 0.7]})])
     (0.65, 0.0)
     """
-    means = np.array([[np.mean(list(seeds.values())) for seeds in row] for row in values])
-    common = set.intersection(*(set(seeds) for row in values for seeds in row))
-    at_seeds = [np.array([[seeds[seed] for seeds in row] for row in values]) for seed in common]
+    means = np.array([frame.mean(axis=1) for frame in scores])  # [parts, datasets]
+    at_seeds = common_seeds(scores).to_numpy().T.reshape(-1, *means.shape)  # the same, each seed
     return _over_datasets(part, means), spread(_over_datasets(part, table) for table in at_seeds)
+
+
+def common_seeds(scores: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The scores one below the other, at the seeds that all of them have."""
+    return pd.concat(scores).dropna(axis="columns")
 
 
 def _over_datasets(part: str, table: NDArray[np.float64]) -> float:
@@ -189,76 +173,87 @@ class Summary:
     def __init__(self, plan: Plan, runs: LabelledRuns, metric: str = "accuracy") -> None:
         self.plan = plan
         self.metric = metric_named(metric)
-        self._planned: dict[tuple[str, str, Condition, str], dict[int, RunSpec]] = {}
-        for cell in plan.cells:
-            condition = condition_of(cell.spec, plan.sweep)
-            for part in cell.spec.parts:
-                key = (cell.label, cell.spec.dataset, condition, part)
-                other = self._planned.setdefault(key, {}).setdefault(cell.spec.seed, cell.spec)
-                if other != cell.spec:
-                    raise ConfigError(indistinguishable(cell.label, other, cell.spec))
-        self._done: dict[tuple[str, str, Condition, str], dict[int, float]] = {}
-        for row in tidy_rows(runs):
-            # Some metrics are not defined for all data: kappa is for graded classes.
-            if row.metric == metric and row.value is not None and math.isfinite(row.value):
-                spec = row.run.spec
-                key = (row.label, spec.dataset, condition_of(spec, plan.sweep), row.part)
-                self._done.setdefault(key, {})[spec.seed] = float(row.value)
-        self.labels = list(dict.fromkeys(cell.label for cell in plan.cells))
+        done = {
+            (label, run.spec.hash, part): run.metric(metric, part)
+            for label, run in runs
+            for part in run.parts
+        }
+        cells = pd.DataFrame(
+            [
+                (label, condition_of(spec, plan.sweep), part, spec.dataset, spec.seed, spec.hash)
+                for label, spec in ((cell.label, cell.spec) for cell in plan.cells)
+                for part in spec.parts
+            ],
+            columns=["label", "condition", "part", "dataset", "seed", "run"],
+        ).drop_duplicates()
+        if (same := cells.duplicated(list(cells.columns[:-1]), keep=False)).any():
+            first, second = cells[same].sort_values(list(cells.columns[3:5])).iloc[:2].itertuples()
+            raise indistinguishable(first.label, plan.specs[first.run], plan.specs[second.run])
+        keys = zip(cells["label"], cells["run"], cells["part"], strict=True)
+        cells["score"] = [done.get(key, math.nan) for key in keys]
+        self._scores: dict[tuple[str, Condition, str], pd.DataFrame] = {
+            key: rows.pivot(index="dataset", columns="seed", values="score")
+            for key, rows in cells.groupby(["label", "condition", "part"], sort=False)
+        }
+        self._planned = Counter(zip(*(cells[name] for name in cells.columns[:4]), strict=True))
+        self.labels = list(cells["label"].unique())
         # Rows whose runs are all as the benchmark ran its adapters.
         others = {cell.label for cell in plan.cells if not _as_benchmarked(cell.spec)}
         self.benchmarked = [label for label in self.labels if label not in others]
-        self.datasets = list(dict.fromkeys(cell.spec.dataset for cell in plan.cells))
-        rows = dict.fromkeys((condition, label) for label, _, condition, _ in self._planned)
-        conditions = dict.fromkeys(condition for condition, _ in rows)
-        self.conditions = sorted(conditions, key=Condition.order)
-        self.rows_compete = len(rows) > len(conditions)  # whether any column has two rows
+        self.datasets = list(cells["dataset"].unique())
+        rows = {(condition, label) for label, condition, _ in self._scores}
+        self.conditions = sorted({condition for condition, _ in rows}, key=Condition.order)
+        self.rows_compete = len(rows) > len(self.conditions)  # whether any column has two rows
 
     def parts(self, condition: Condition) -> list[str]:
         """The measured parts that were planned under a condition, in the order of columns."""
-        there = {part for _, _, mine, part in self._planned if mine == condition}
-        return [part for part in ("base", "novel", "test") if part in there]
+        planned = {part for _, other, part in self._scores if other == condition}
+        return [part for part in ("base", "novel", "test") if part in planned]
 
     def wanted(self, condition: Condition, part: str) -> list[str]:
         """The datasets that any row has under a condition: an average is over all of them."""
-        name = _measured(part)[0]
-        there = {key[1] for key in self._planned if key[2:] == (condition, name)}
-        return [dataset for dataset in self.datasets if dataset in there]
+        key = (condition, _measured(part)[0])
+        planned = {dataset for _, *other, dataset in self._planned if tuple(other) == key}
+        return [dataset for dataset in self.datasets if dataset in planned]
 
-    def seeds(self, label: str, dataset: str, condition: Condition, part: str) -> Seeds:
-        return self._done.get((label, dataset, condition, part), {})
+    def scores(
+        self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
+    ) -> list[pd.DataFrame]:
+        """Datasets x seeds of each measured part; only datasets with a finished run of all."""
+        names = self.datasets if datasets is None else datasets
+        empty = pd.DataFrame()
+        frames = [self._scores.get((label, condition, p), empty) for p in _measured(part)]
+        done = [set(frame.dropna(how="all").index) for frame in frames]
+        kept = [name for name in names if all(name in finished for finished in done)]
+        return [frame.loc[kept] for frame in frames]
 
     def of(self, label: str, dataset: str, condition: Condition, part: str) -> Average | None:
         """The average over the seeds of one dataset; None if no run is finished."""
-        names = _measured(part)
-        seeds = [self.seeds(label, dataset, condition, name) for name in names]
-        if not all(seeds):
+        scores = self.scores(label, condition, part, [dataset])
+        if not len(scores[0]):
             return None
-        done = len(set.intersection(*map(set, seeds)))
-        planned = len(self._planned[label, dataset, condition, names[0]])
-        value, std = average_and_spread(part, [[mine] for mine in seeds])
-        return Average(value, self._spread(label, std, done), done, planned)
+        done = common_seeds(scores).shape[1]
+        planned = self._planned[label, condition, _measured(part)[0], dataset]
+        return Average(*self._averaged(label, part, scores), done, planned)
 
     def average(
         self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
     ) -> Average | None:
         """The average over datasets; it is complete if every run of every dataset is finished."""
         datasets = self.wanted(condition, part) if datasets is None else datasets
-        found = {name: self.of(label, name, condition, part) for name in datasets}
-        there = [name for name, mine in found.items() if mine is not None]
-        if not there:
+        scores = self.scores(label, condition, part, datasets)
+        if not len(scores[0]):
             return None
-        values = [
-            [self.seeds(label, dataset, condition, name) for dataset in there]
-            for name in _measured(part)
-        ]
-        done = sum(mine is not None and mine.complete for mine in found.values())
-        value, std = average_and_spread(part, values)
-        common = set.intersection(*(set(seeds) for row in values for seeds in row))
-        return Average(value, self._spread(label, std, len(common)), done, len(datasets))
+        single = [self.of(label, name, condition, part) for name in datasets]
+        done = sum(average is not None and average.complete for average in single)
+        return Average(*self._averaged(label, part, scores), done, len(datasets))
 
-    def _spread(self, label: str, std: float, seeds: int) -> float:
-        return 1.96 * std / math.sqrt(seeds) if seeds and label in self.benchmarked else std
+    def _averaged(
+        self, label: str, part: str, scores: Sequence[pd.DataFrame]
+    ) -> tuple[float, float]:
+        value, std = average_and_spread(part, scores)
+        seeds = common_seeds(scores).shape[1]
+        return value, 1.96 * std / math.sqrt(seeds) if label in self.benchmarked and seeds else std
 
 
 def _as_benchmarked(spec: RunSpec) -> bool:
@@ -268,14 +263,14 @@ def _as_benchmarked(spec: RunSpec) -> bool:
     return rival and spec.settings.get("fidelity") == "released"
 
 
-def indistinguishable(label: str, one: RunSpec, other: RunSpec) -> str:
-    """The message about two runs that would share one place of a table or figure."""
-    ours, theirs = one.model_dump(), other.model_dump()
-    fields = [name for name in ours if ours[name] != theirs[name]]
-    return (
-        f"{one.dataset} has several runs of '{label}' that differ in {', '.join(fields)}, but "
-        "tables and figures have one place for them. Give rows that differ their own labels in "
-        "the grid."
+def indistinguishable(label: str, first: RunSpec, second: RunSpec) -> ConfigError:
+    """The error about two runs that would share one cell of a table or figure."""
+    fields = [
+        name for name in RunSpec.model_fields if getattr(first, name) != getattr(second, name)
+    ]
+    return ConfigError(
+        f"{first.dataset} has several runs of '{label}' that differ in {', '.join(fields)}: give "
+        "such rows their own labels in the grid."
     )
 
 
@@ -284,59 +279,46 @@ def _measured(part: str) -> tuple[str, ...]:
     return ("base", "novel") if part in ("hm", "mean-hm") else (part,)
 
 
-def collect(folder: RunsFolder, *, excel: bool = False) -> list[dict[str, Any]]:
-    """Write results.csv and results.json into the folder and return their records.
+def collect(folder: RunsFolder) -> list[dict[str, Any]]:
+    """Every finished run: a record has the specification and all metrics of one part of a run.
 
-    With `excel` the CSV starts with the mark by which Excel recognises UTF-8.
-
-    A record has all metrics of one part of one run. Records follow the plans and their order;
-    runs that are in no plan come last, with an empty plan.
+    Records follow the plans and their order; runs that are in no plan come last.
     """
     runs = {run.spec.hash: run for run in folder.runs()}
     if not runs:
-        raise DataError(f"{folder.root} has no finished runs. Run a grid into this folder first.")
-    records: list[dict[str, Any]] = []
+        raise DataError(f"{folder.root} has no finished runs.")
     plans = folder.plans()
-    for name, plan in plans.items():
-        hashes = [(cell.label, cell.spec.hash) for cell in plan.cells]
-        records += _records(name, [(label, runs[key]) for label, key in hashes if key in runs])
+    labelled = [
+        (name, cell.label, runs[cell.spec.hash])
+        for name, plan in plans.items()
+        for cell in plan.cells
+        if cell.spec.hash in runs
+    ]
     planned = {key for plan in plans.values() for key in plan.specs}
-    left = [(run.spec.method, run) for key, run in runs.items() if key not in planned]
-    records += _records("", left)
-    names = list(dict.fromkeys(name for record in records for name in record))
-    rows = [[_flat(record.get(name)) for name in names] for record in records]
-    write_text(folder.root / "results.csv", BOM * excel + csv_text([names, *rows]))
-    write_json(folder.root / "results.json", records)
-    return records
-
-
-def _records(plan: str, runs: LabelledRuns) -> list[dict[str, Any]]:
-    """The tidy table with the metrics of a run and part side by side."""
-    found = []
-    for label, run in runs:
-        for part in run.parts:
-            rows = [row for row in tidy_rows([(label, run)]) if row.part == part]
-            record: dict[str, Any] = {"plan": plan, "label": label, "run": run.spec.hash}
-            record |= run.spec.model_dump(mode="json")
-            record |= {"part": part, "classes": len(run.class_names(part))}
-            record |= {row.metric: row.value for row in rows}
-            record |= {f"seconds_{phase}": took for phase, took in run.result["seconds"].items()}
-            found.append(record | {name: run.result.get(name) for name in _FACTS})
-    return found
+    labelled += [("", run.spec.method, run) for key, run in runs.items() if key not in planned]
+    return [
+        {"plan": name, "label": label, "run": run.spec.hash}
+        | run.spec.model_dump(mode="json")
+        | {"part": part, "classes": len(run.class_names(part))}
+        | dict.fromkeys(METRICS)
+        | run.result["metrics"][part]
+        | {f"seconds_{phase}": seconds for phase, seconds in run.result["seconds"].items()}
+        | {name: run.result.get(name) for name in _FACTS}
+        for name, label, run in labelled
+        for part in run.parts
+    ]
 
 
 _FACTS = (
-    "together",
-    "peak_mib",
-    "device",
-    "gpu",
-    "gpu_peak_mib",
-    "engine",
-    "backbone_digest",
-    "data_sha256",
-    "bank_sha256",
-    "versions",
+    *("together", "peak_mib", "device", "gpu", "gpu_peak_mib", "engine"),
+    *("backbone_digest", "data_sha256", "bank_sha256", "versions"),
 )
+
+
+def records_csv(records: Sequence[dict[str, Any]]) -> str:
+    """Records as CSV; a dictionary in a cell is JSON."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    return csv_text([names, *([_flat(record.get(name)) for name in names] for record in records)])
 
 
 def _flat(value: Any) -> Any:

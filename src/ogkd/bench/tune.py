@@ -107,9 +107,9 @@ def _mean(runs: Sequence[FinishedRun], metric: str) -> float:
     return float(np.mean([run.metric(metric, part) for run in runs for part in run.parts]))
 
 
-def write_tuned(path: Path, tuned: Tuned, *, made: str) -> None:
+def write_tuned(path: Path, tuned: Tuned, *, made_by: str) -> None:
     """Write settings as TOML: a table [METHOD.DATASET] for each."""
-    lines = [f"# {made}", "# Chosen on validation images; test images were not used.", ""]
+    lines = [f"# {made_by}", "# Chosen on validation images; test images were not used.", ""]
     for method, datasets in tuned.items():
         for dataset, settings in datasets.items():
             lines.append(f'["{method}"."{dataset}"]')

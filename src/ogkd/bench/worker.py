@@ -1,20 +1,23 @@
 """One worker: lock a group of runs, run it, write its results, take the next one.
 
-The operating system releases a lock with its process, so workers of several commands, or of
-machines with a common disk, can share one folder and nothing is run twice.
+Workers share nothing but the folder of runs. The operating system releases a lock with its
+process, so workers of several commands, or of machines with a common disk, can work on one folder
+and nothing is run twice. workers.py starts this loop several times.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import math
+import os
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -25,59 +28,83 @@ from ogkd.bench.runs import FrozenRecord, RunsFolder, RunSpec
 from ogkd.bench.sources import Source
 from ogkd.errors import ConfigError, OgkdError, StorageError, out_of_memory
 from ogkd.files import storage_errors
-
-OnEvent = Callable[[dict[str, Any]], None]
-"""Receives small records about what happens: start, done, failed, died."""
+from ogkd.methods import METHODS
 
 MOST_ATTEMPTS = 3  # at a group whose processes die
 ATTEMPTS = ".tries"  # suffix of the file that counts them
+_COSTS = {"instant": 0, "seconds": 1, "minutes": 2, "slow": 3}
 _PAUSE = 0.5  # seconds between checks of groups that other processes are working on
 
 
 class Job(FrozenRecord):
     """Everything that a worker in another process needs."""
 
+    out: str  # the folder of runs
     specs: tuple[RunSpec, ...]
     sources: dict[str, Source]
-    backbone: str  # where it is on this machine
+    backbone: str  # its name, or its path on this machine
     device: str = "auto"
     engine: str = "torch"  # that encodes images
     threads: int | None = None
 
+    @property
+    def folder(self) -> RunsFolder:
+        return RunsFolder(Path(self.out))
+
     def groups(self) -> list[RunGroup]:
-        return group_runs(self.specs)
+        return claim_order(group_runs(self.specs))
 
 
-def make_runner(job: Job) -> Runner:
-    """A runner for the job's backbone and datasets; the backbone is loaded when needed."""
+def claim_order(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """Expensive methods and many images first, so that no long group starts last.
+
+    Equals take turns by dataset: one worker encodes a dataset while others wait for it.
+    """
+    by_dataset: dict[str, list[RunGroup]] = {}
+    for group in groups:
+        by_dataset.setdefault(group.specs[0].dataset, []).append(group)
+    rounds = itertools.zip_longest(*by_dataset.values())
+    in_turn = [group for some in rounds for group in some if group is not None]
+
+    def cost(group: RunGroup) -> tuple[int, float]:
+        spec = group.specs[0]
+        method = METHODS[spec.method]
+        return _COSTS.get(method.cost, 1), len(group.specs) * (spec.shots or math.inf)
+
+    return sorted(in_turn, key=cost, reverse=True)
+
+
+def work(job: Job, notify: Callable[[], object] = lambda: None) -> None:
+    """Run every group of a job that no other process has run or is running."""
     if job.threads is not None:
         torch.set_num_threads(job.threads)
 
     def load() -> Backbone:
         return load_backbone(job.backbone, device=job.device, engine=job.engine)
 
-    return Runner(load, job.sources)
+    run_groups(job.folder, job.groups(), Runner(load, job.sources), notify)
 
 
-@dataclass(frozen=True)
-class GroupAnswer:
-    """The results of a group, or why there are none."""
+def run_groups(
+    folder: RunsFolder,
+    groups: Sequence[RunGroup],
+    runner: Runner,
+    notify: Callable[[], object] = lambda: None,
+) -> None:
+    """Run the groups that are left; return when all are settled, here or by other processes.
 
-    results: list[RunResult] | None = None
-    error: str = ""
-    no_space: bool = False
-
-
-def answer(runner: Runner, group: RunGroup) -> GroupAnswer:
-    """Train and test a group; an error is an answer too."""
-    try:
-        return GroupAnswer(runner.run(group))
-    except OgkdError as error:
-        return GroupAnswer(error=str(error), no_space=isinstance(error, StorageError))
-    except Exception as error:
-        if out_of_memory(error):
-            return GroupAnswer(error="There was not enough memory for this run. Use fewer workers.")
-        return GroupAnswer(error=traceback.format_exc(limit=8))
+    `notify` is called whenever results or failures were written.
+    """
+    worker = _Worker(folder, groups, runner, notify)
+    if worker.left:
+        worker.check_backbone(runner.backbone.digest)
+    while worker.left:
+        if (claimed := worker.claim()) is None:
+            time.sleep(_PAUSE)
+            continue
+        group, lock = claimed
+        with lock:
+            worker.attempt(group)
 
 
 def unsuitable(folder: RunsFolder, problem: str) -> ConfigError:
@@ -90,57 +117,45 @@ def lock_group(folder: RunsFolder, group: RunGroup) -> contextlib.ExitStack:
 
     Timeout if another process has one of them; closing what is returned releases them.
     """
-    place = _claims(folder)
-    with contextlib.ExitStack() as held:
+    claims = _claims(folder)
+    with contextlib.ExitStack() as locks:
         for spec in group.specs:
-            held.enter_context(FileLock(place / f"{spec.hash}.lock", blocking=False))
-        return held.pop_all()
+            locks.enter_context(FileLock(claims / f"{spec.hash}.lock", blocking=False))
+        return locks.pop_all()
 
 
 def _claims(folder: RunsFolder) -> Path:
-    place = folder.root / ".claims"
-    place.mkdir(parents=True, exist_ok=True)
-    return place
+    claims = folder.root / ".claims"
+    claims.mkdir(parents=True, exist_ok=True)
+    return claims
 
 
-class Ledger:
-    """Which groups are left in a folder; writes and reports results and failures.
+class _Worker:
+    """The groups that are left in a folder, and how they are claimed, run and settled."""
 
-    It knows the backbone and the images that finished runs were made with: results of others must
-    not be in the same table.
-    """
-
-    def __init__(self, folder: RunsFolder, groups: Sequence[RunGroup], on_event: OnEvent) -> None:
-        self.folder = folder
-        self.on_event = on_event
+    def __init__(
+        self,
+        folder: RunsFolder,
+        groups: Sequence[RunGroup],
+        runner: Runner,
+        notify: Callable[[], object],
+    ) -> None:
+        self._folder = folder
+        self._runner = runner
+        self._notify = notify
+        self._specs = [spec for group in groups for spec in group.specs]
+        self._digests: dict[tuple[str, tuple[str | None, str]], str] = {}
         self.left = [group for group in groups if not self._is_settled(group)]
-        self._images: dict[tuple[str | None, str], str] = {}
-        self._backbone = ""
-        for spec in (spec for group in groups for spec in group.specs):
-            if (spec.data, spec.dataset) not in self._images and folder.has(spec):
-                result = folder.read(spec).result
-                self._images[spec.data, spec.dataset] = str(result.get("data_sha256"))
-                self._backbone = self._backbone or str(result.get("backbone_digest"))
 
     def _is_settled(self, group: RunGroup) -> bool:
-        has, failure_of = self.folder.has, self.folder.failure_of
+        has, failure_of = self._folder.has, self._folder.failure_of
         return all(has(spec) or failure_of(spec).is_file() for spec in group.specs)
 
-    def check_backbone(self, name: str, digest: str) -> None:
-        if (self._backbone or digest) != digest:
-            raise unsuitable(
-                self.folder,
-                f"contains runs of '{Path(name).name}' with digest {self._backbone[:12]}, but "
-                f"this one has {digest[:12]} (other weights, or another engine)",
-            )
-
-    def claim(self, without: Container[str] = ()) -> tuple[RunGroup, contextlib.ExitStack] | None:
-        """Take the next group that no process works on, locked; none of the datasets `without`."""
+    def claim(self) -> tuple[RunGroup, contextlib.ExitStack] | None:
+        """Take the next group that no process works on, locked."""
         for group in list(self.left):
-            if group.specs[0].dataset in without:
-                continue
             try:
-                lock = lock_group(self.folder, group)
+                lock = lock_group(self._folder, group)
             except Timeout:
                 if self._is_settled(group):
                     self.left.remove(group)
@@ -151,45 +166,92 @@ class Ledger:
             lock.close()
         return None
 
-    def start(self, group: RunGroup) -> None:
-        self._report("start", group)
+    def attempt(self, group: RunGroup) -> None:
+        """Run a locked group, unless that has cost too many processes."""
+        attempts = _claims(self._folder) / f"{group.name}{ATTEMPTS}"
+        before = int(attempts.read_text() or 0) if attempts.is_file() else 0
+        if before >= MOST_ATTEMPTS:
+            # A killed process cannot report why; without this limit it would be tried forever.
+            died = f"The process died {before} times while working on this (out of memory?)."
+            self._fail(group, died)
+            attempts.unlink(missing_ok=True)
+            return
+        with storage_errors(self._folder.root):
+            attempts.write_text(str(before + 1))
+        try:
+            self._run(group)
+        finally:
+            attempts.unlink(missing_ok=True)  # remains only if the process is killed
 
-    def store(self, group: RunGroup, found: GroupAnswer) -> list[RunGroup]:
-        """Write the results of a group; runs that were finished before are kept and not counted.
+    def _run(self, group: RunGroup) -> None:
+        """Run a group; if it fails, run by run, so that only the run with the error fails."""
+        try:
+            results = self._runner.run(group)
+        except StorageError as error:
+            raise StorageError(str(error), argument="out") from error
+        except Exception as error:
+            if len(group.specs) == 1:
+                self._fail(group, _reason(error))
+                return
+            for spec in group.specs:
+                if not self._folder.has(spec):
+                    self._run(RunGroup((spec,)))
+        else:
+            self._store(results)
 
-        Returns what must be tried again: a failed group one by one, so that only the run with the
-        error fails.
-        """
-        if found.no_space:
-            raise StorageError(found.error, argument="out")
-        if found.results is None and len(group.specs) > 1:
-            return [RunGroup((spec,)) for spec in group.specs if not self.folder.has(spec)]
-        if found.results is None:
-            self.fail(group, found.error)
-            return []
-        spec, sha = found.results[0].spec, str(found.results[0].result["data_sha256"])
-        if self._images.setdefault((spec.data, spec.dataset), sha) != sha:
-            raise unsuitable(
-                self.folder, f"contains runs on other images of '{spec.dataset}' (files changed)"
-            )
-        new = [run for run in found.results if not self.folder.has(run.spec)]
-        for run in new:
-            self.folder.write(run.spec, run.result, run.predictions)
-        seconds = sum(sum(run.result["seconds"].values()) for run in found.results)
-        self._report("done", group, runs=len(new), seconds=seconds)
-        return []
+    def _store(self, results: Sequence[RunResult]) -> None:
+        """Write the results of a group; runs that were finished before are kept."""
+        first = results[0]
+        self.check_backbone(str(first.result["backbone_digest"]))
+        self._check_images(first.spec, str(first.result["data_sha256"]))
+        for run in results:
+            self._folder.write(run.spec, run.result, run.predictions)
+        self._notify()
 
-    def fail(self, group: RunGroup, reason: str) -> None:
-        """Record why the unfinished runs of a group failed."""
+    def _fail(self, group: RunGroup, reason: str) -> None:
         for spec in group.specs:
-            if not self.folder.has(spec):
-                self.folder.write_failure(spec, reason)
-        self._report("failed", group, error=one_line(reason))
+            if not self._folder.has(spec):
+                self._folder.write_failure(spec, reason)
+        self._notify()
 
-    def _report(self, event: str, group: RunGroup, **more: Any) -> None:
-        hashes = [spec.hash for spec in group.specs]
-        what = {"group": group.name, "runs": len(hashes), "what": str(group), "specs": hashes}
-        self.on_event({"event": event} | what | more)
+    def check_backbone(self, digest: str) -> None:
+        """Refuse another backbone than that of finished runs: tables must not mix them."""
+        known = self._known_digest("backbone_digest", self._specs) or digest
+        if known != digest:
+            raise unsuitable(
+                self._folder,
+                f"contains runs of '{self._specs[0].backbone}' with digest {known[:12]}, but this "
+                f"one has {digest[:12]} (other weights, or another engine)",
+            )
+
+    def _check_images(self, spec: RunSpec, digest: str) -> None:
+        same = [other for other in self._specs if _collection(other) == _collection(spec)]
+        if (self._known_digest("data_sha256", same) or digest) != digest:
+            raise unsuitable(
+                self._folder, f"contains runs on other images of '{spec.dataset}' (files changed)"
+            )
+
+    def _known_digest(self, name: str, specs: Sequence[RunSpec]) -> str | None:
+        """The digest that a finished run of these was made with; None if none is finished."""
+        key = (name, _collection(specs[0]))
+        if key not in self._digests:
+            finished = next(filter(self._folder.has, specs), None)
+            if finished is None:
+                return None
+            self._digests[key] = str(self._folder.read(finished).result.get(name))
+        return self._digests[key]
+
+
+def _collection(spec: RunSpec) -> tuple[str | None, str]:
+    return spec.data, spec.dataset
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OgkdError):
+        return str(error)
+    if out_of_memory(error):
+        return "There was not enough memory for this run. Use fewer workers."
+    return "".join(traceback.format_exception(error, limit=8))
 
 
 def one_line(reason: str) -> str:
@@ -198,60 +260,25 @@ def one_line(reason: str) -> str:
     return lines[-1] if lines[0].startswith("Traceback") else " ".join(lines[:2])
 
 
-def run_groups(
-    folder: RunsFolder, groups: Sequence[RunGroup], runner: Runner, on_event: OnEvent
-) -> None:
-    """Run every group that no other process has run or is running; return when all are settled."""
-    ledger = Ledger(folder, groups, on_event)
-    if ledger.left:
-        ledger.check_backbone(groups[0].specs[0].backbone, runner.backbone.digest)
-    while ledger.left:
-        if (claimed := ledger.claim()) is None:
-            time.sleep(_PAUSE)
-            continue
-        group, lock = claimed
-        with lock:
-            _attempt(ledger, group, runner)
+def main(job: str) -> None:
+    """Work on a job in a process of its own, which ends with its parent.
 
-
-def _attempt(ledger: Ledger, group: RunGroup, runner: Runner) -> None:
-    """Run a locked group, unless that has cost too many processes."""
-    attempts = _claims(ledger.folder) / f"{group.name}{ATTEMPTS}"
-    before = int(attempts.read_text() or 0) if attempts.is_file() else 0
-    if before >= MOST_ATTEMPTS:
-        # A killed process cannot report why; without this limit it would be tried forever.
-        died = f"The process died {before} times while working on this (out of memory?)."
-        ledger.fail(group, died)
-        attempts.unlink(missing_ok=True)
-        return
-    with storage_errors(ledger.folder.root):
-        attempts.write_text(str(before + 1))
-    todo = [group]
+    The job was the first line of standard input, which the parent keeps open. An error that ends
+    all workers is written to standard output as JSON; what libraries print goes to the log.
+    """
+    reply = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        while todo:
-            part = todo.pop(0)
-            ledger.start(part)
-            todo[:0] = ledger.store(part, answer(runner, part))
-    finally:
-        attempts.unlink(missing_ok=True)  # remains only if the process is killed
-
-
-def main() -> None:
-    """`python -m ogkd.bench.worker RUNS JOB.json`: one worker that prints its events as JSON."""
-    root, job_file = Path(sys.argv[1]), Path(sys.argv[2])
-
-    def on_event(record: dict[str, Any]) -> None:
-        print(json.dumps(record), flush=True)
-
-    job = Job.model_validate_json(job_file.read_text(encoding="utf-8"))
-    try:
-        run_groups(RunsFolder(root), job.groups(), make_runner(job), on_event)
+        work(Job.model_validate_json(job))
     except OgkdError as error:
-        on_event({"event": "fatal", "error": str(error), "argument": error.argument})
+        json.dump({"error": str(error), "argument": error.argument}, reply)
+        reply.flush()
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-if __name__ == "__main__":
-    main()
+def _end_with_parent() -> None:
+    os.read(0, 1)  # returns when the parent has ended, in whatever way
+    os._exit(1)

@@ -1,37 +1,64 @@
-"""Runs the groups of a plan on this machine: in this process, or in several."""
+"""Makes a folder of runs ready and starts workers on it: here, in processes, or on a Ray cluster.
+
+A worker (worker.py) claims what is left by locks; nothing is handed to it and nothing comes back
+but the results in the folder. Here workers that die are replaced, and the folder is watched.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import queue
+import platform
 import subprocess
 import sys
 import tempfile
-import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
 from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
 from ogkd.bench.sources import Source, open_dataset, require_banks
-from ogkd.bench.worker import ATTEMPTS, Job, OnEvent, make_runner, run_groups, unsuitable
+from ogkd.bench.worker import ATTEMPTS, MOST_ATTEMPTS, Job, one_line, unsuitable, work
+from ogkd.datasets.fetch import locate_benchmark
 from ogkd.errors import ConfigError, DataError, OgkdError
-from ogkd.files import holds_files, storage_errors, write_text
+from ogkd.features.cluster import Cluster, absolute, settings_for_workers, use_settings
+from ogkd.files import holds_files, storage_errors
 
-_RESTARTS = 3  # of workers that die before they start a group
+_PAUSE = 0.5  # seconds between two looks at the workers and the folder
+# The job is read before the slow imports, so that the command need not wait to write it.
+_WORKER = "import sys; job = sys.stdin.readline(); from ogkd.bench import worker; worker.main(job)"
 
 
 def make_job(
-    plan: Plan, sources: dict[str, Source], place: str, device: str = "auto", engine: str = "torch"
+    folder: RunsFolder,
+    plan: Plan,
+    sources: Mapping[str, Source],
+    backbone: str,
+    device: str = "auto",
+    engine: str = "torch",
 ) -> Job:
-    specs = tuple(plan.specs.values())
-    return Job(specs=specs, sources=sources, backbone=place, device=device, engine=engine)
+    """The job of a plan, with absolute paths: a worker elsewhere has another working folder."""
+    return Job(
+        out=str(folder.root.absolute()),
+        specs=tuple(plan.specs.values()),
+        sources={
+            name: source.model_copy(update={"folder": source.folder and absolute(source.folder)})
+            for name, source in sources.items()
+        },
+        backbone=absolute(backbone),
+        device=device,
+        engine=engine,
+    )
 
 
 def prepare(
@@ -63,8 +90,8 @@ def prepare(
         for spec in plan.specs.values():
             folder.failure_of(spec).unlink(missing_ok=True)
             (root / ".claims" / f"{spec.hash}{ATTEMPTS}").unlink(missing_ok=True)
-            place = folder.folder_of(spec)
-            if not place.exists():
+            run_folder = folder.folder_of(spec)
+            if not run_folder.exists():
                 continue
             try:
                 run = folder.read(spec, predictions=True)
@@ -72,9 +99,9 @@ def prepare(
                 made_with[spec.dataset] = run
             except DataError as error:
                 (root / "damaged").mkdir(exist_ok=True)
-                moved = Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=root / "damaged"))
+                moved = Path(tempfile.mkdtemp(prefix=f"{run_folder.name}-", dir=root / "damaged"))
                 with contextlib.suppress(FileNotFoundError):  # another command was faster
-                    place.rename(moved / place.name)
+                    run_folder.rename(moved / run_folder.name)
                 notes.append(f"{error} It was moved to {moved} and will be run again.")
     for name, source in (sources or {}).items():
         if name in made_with:
@@ -113,112 +140,251 @@ def _refuse_other_settings(run: FinishedRun) -> None:
         )
 
 
-def run_here(folder: RunsFolder, job: Job, on_event: OnEvent) -> None:
-    run_groups(folder, job.groups(), make_runner(job), on_event)
+class Progress:
+    """Counts the finished and failed runs of a plan in its folder: a bar, or lines for a log.
+
+    Calling it looks at the folder. The time left is known once runs were finished.
+    """
+
+    def __init__(self, folder: RunsFolder, plan: Plan) -> None:
+        self._folder = folder
+        self._left = dict(plan.specs)
+        self._failed = 0
+        self.total = len(self._left)
+        console = self._console = Console(stderr=True)
+        columns = (
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+        )
+        self._bars = Bars(*columns, console=console, disable=not console.is_terminal)
+        self._settle()
+        self._before = self.settled
+        self._task = self._bars.add_task("", total=self.total, completed=self.settled)
+        self._began = time.monotonic()
+
+    @property
+    def settled(self) -> int:
+        """How many runs are finished or failed."""
+        return self.total - len(self._left)
+
+    def __enter__(self) -> Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+    def __call__(self) -> None:
+        before = self.settled
+        self._settle()
+        if self.settled == before:
+            return
+        words = [f"{self.time_left} left"] if self._left else []
+        words += [f"{self._failed} failed"] if self._failed else []
+        self._bars.update(self._task, completed=self.settled, description=", ".join(words))
+        if not self._console.is_terminal:
+            self.note(", ".join([f"done {self.settled}/{self.total}", *words]))
+
+    def _settle(self) -> None:
+        finished, failures = self._folder.settled()
+        for key in finished & self._left.keys():
+            del self._left[key]
+        for key in failures & self._left.keys():
+            self._failed += 1
+            spec = self._left.pop(key)
+            self.note(f"FAILED {spec}: {one_line(self._folder.reason(spec))}")
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def time_left(self) -> str:
+        """An estimate from the runs that were finished since the start: long ones come first."""
+        each = (time.monotonic() - self._began) / max(1, self.settled - self._before)
+        return f"at most about {duration(each * len(self._left))}"
 
 
-def run_processes(folder: RunsFolder, job: Job, on_event: OnEvent, *, workers: int) -> None:
-    """Run what is missing in `workers` processes; a process that dies is replaced.
+def duration(seconds: float) -> str:
+    """`2 h 05 min`, `3 min 20 s` or `12 s`.
+
+    >>> duration(7500), duration(200)
+    ('2 h 05 min', '3 min 20 s')
+    """
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a worker ended: nothing was left, an error that ends all workers, or a death."""
+
+    error: str = ""
+    argument: str | None = None  # that the error is about
+    death: str = ""
+
+
+class Worker(Protocol):
+    def poll(self) -> Ended | None:
+        """How it ended; None while it works."""
+
+    def stop(self) -> None: ...
+
+
+def supervise(start: Callable[[int], Worker], count: Callable[[], int], progress: Progress) -> None:
+    """Keep as many workers running as `count` says; return when one finds nothing left to do.
+
+    A worker that dies is replaced by one of the same number. Deaths within a group are counted
+    there; here, those without any progress, as of workers that cannot start.
+    """
+    workers: dict[int, Worker] = {}
+    deaths, settled = 0, progress.settled
+    try:
+        while True:
+            wanted = max(1, count())
+            for number in range(wanted):
+                if number not in workers:
+                    workers[number] = start(number)
+            time.sleep(_PAUSE)
+            progress()
+            if progress.settled > settled:
+                deaths, settled = 0, progress.settled
+            for number, worker in list(workers.items()):
+                if (ended := worker.poll()) is None:
+                    continue
+                if ended.error:
+                    raise ConfigError(ended.error, argument=ended.argument)
+                if not ended.death:
+                    return
+                del workers[number]
+                deaths += 1
+                if deaths > MOST_ATTEMPTS * wanted:
+                    raise ConfigError(
+                        f"Workers repeatedly died: {ended.death}. Finished runs are kept.",
+                        argument="workers",
+                    )
+                progress.note(f"A worker died ({ended.death}); another one takes over.")
+    finally:
+        for worker in workers.values():
+            worker.stop()
+        progress()
+
+
+def run_processes(job: Job, progress: Progress, *, workers: int) -> None:
+    """Run what is missing in `workers` processes.
 
     They share the cores, unless OMP_NUM_THREADS says how many threads each may use, and the GPUs,
     unless a device is named.
     """
-    threads = None
     if not os.environ.get("OMP_NUM_THREADS"):
-        threads = max(1, (os.cpu_count() or 1) // workers)
-    with tempfile.TemporaryDirectory(prefix=".job-", dir=folder.root) as place:
-        path = Path(place, "job.json")
-        write_text(path, job.model_copy(update={"threads": threads}).model_dump_json())
-        gpus = torch.cuda.device_count() if job.device in ("auto", "cuda") else 0
-        processes = _Processes(folder, path, threads, visible_gpus(gpus))
-        try:
-            for _ in range(workers):
-                processes.start()
-            processes.wait(on_event)
-        finally:
-            processes.stop()
+        job = job.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // workers)})
+    gpus = visible_gpus(torch.cuda.device_count() if job.device in ("auto", "cuda") else 0)
+
+    def start(number: int) -> Worker:
+        gpu = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+        threads = {} if job.threads is None else {"OMP_NUM_THREADS": str(job.threads)}
+        return _Process(job, gpu | threads)
+
+    supervise(start, lambda: workers, progress)
 
 
 def visible_gpus(count: int) -> list[str]:
     """A name for each GPU that this process sees, as CUDA_VISIBLE_DEVICES takes it."""
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return [name for name in named if name][:count] or [str(number) for number in range(count)]
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    return [name for name in names if name][:count] or [str(number) for number in range(count)]
 
 
-class _Processes:
-    """Worker processes and the events that they print."""
+class _Process:
+    """A worker process. Its standard input tells it that this process lives."""
 
-    def __init__(
-        self, folder: RunsFolder, job_file: Path, threads: int | None, gpus: Sequence[str] = ()
-    ) -> None:
-        self._log = folder.root / "workers.log"
-        self._command = [sys.executable, "-m", "ogkd.bench.worker"]
-        self._command += [str(folder.root), str(job_file)]
-        own = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
-        self._environment = os.environ | own
-        self._gpus = list(gpus)
-        self._lines: queue.Queue[tuple[subprocess.Popen[str], str | None]] = queue.Queue()
-        self._alive: dict[subprocess.Popen[str], bool] = {}  # whether it has reached a group
-        self._uses: dict[subprocess.Popen[str], str | None] = {}  # its GPU
-
-    def start(self) -> None:
-        out = subprocess.PIPE
-        # The one with the fewest workers: one that takes over gets the GPU of the one that died.
-        gpu = min(self._gpus, key=Counter(self._uses.values()).__getitem__, default=None)
-        own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+    def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
+        self._log = Path(job.out, "workers.log")
         with self._log.open("ab") as log:
-            process = subprocess.Popen(
-                self._command, stdout=out, stderr=log, text=True, env=self._environment | own
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | environment,
             )
-        self._alive[process] = False
-        self._uses[process] = gpu
-        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it died at once: `poll` says so
+            self._process.stdin.write(job.model_dump_json() + "\n")
+            self._process.stdin.flush()
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
-                self._lines.put((process, line))
-        self._lines.put((process, None))
-
-    def wait(self, on_event: OnEvent) -> None:
-        restarts = _RESTARTS
-        while self._alive:
-            process, line = self._lines.get()
-            if line is not None:
-                self._pass_on(process, line, on_event)
-                continue
-            started, code = self._alive.pop(process), process.wait()
-            self._uses.pop(process)
-            if code == 0:
-                continue
-            # Deaths within a group are counted there; here, those of workers that cannot start.
-            restarts -= not started
-            if restarts < 0:
-                raise ConfigError(
-                    f"Workers repeatedly ended with code {code}; see {self._log}. Finished runs "
-                    "are kept: fix the cause and run again."
-                )
-            on_event({"event": "died", "code": code})
-            self.start()
-
-    def _pass_on(self, process: subprocess.Popen[str], line: str, on_event: OnEvent) -> None:
-        try:
-            record: dict[str, Any] = json.loads(line)
-        except ValueError:
-            return  # printed by a library
-        self._alive[process] = True
-        if record["event"] == "fatal":  # it would stop every worker
-            raise ConfigError(record["error"], argument=record["argument"])
-        on_event(record)
+    def poll(self) -> Ended | None:
+        code = self._process.poll()
+        if code is None:
+            return None
+        reply, _ = self._process.communicate()  # closes the pipes, too
+        if reply:
+            return Ended(**json.loads(reply))
+        return Ended(death=f"code {code}; see {self._log}" if code else "")
 
     def stop(self) -> None:
-        """End the workers that still run; their locks are released with the processes."""
-        for process in self._alive:
-            process.terminate()
-        for process in self._alive:
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        """End it; its locks are released with the process."""
+        self._process.terminate()
+        try:
+            self._process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+
+
+def run_ray(job: Job, progress: Progress, cluster: Cluster) -> None:
+    """Run what is missing on a Ray cluster whose nodes share the folder of runs."""
+    job = job.model_copy(update={"threads": cluster.threads})
+    groups = len(job.groups())
+    with cluster.joined() as ray:
+        resources = cluster.resources(ray, job.device)
+        task = ray.remote(_work_on_node).options(**resources, max_retries=0)
+        arguments = job.model_dump_json(), settings_for_workers(), version("ogkd")
+
+        def count() -> int:
+            return min(groups, cluster.count or cluster.fitting(ray, resources))
+
+        supervise(lambda _: _Task(ray, task.remote(*arguments)), count, progress)
+
+
+def _work_on_node(content: str, settings: Mapping[str, str], wanted: str) -> Ended:
+    """Work on a node of a cluster, if it has the same software and data as the command."""
+    use_settings(settings)
+    job = Job.model_validate_json(content)
+    sources = job.sources.values()
+    folders = [job.out, *(source.folder for source in sources if source.folder)]
+    missing = [folder for folder in folders if not Path(folder).is_dir()]
+    catalogued = (source.name for source in sources if not (source.folder or source.phantom))
+    missing += [name for name in catalogued if locate_benchmark(name) is None]
+    missing += [f"ogkd {wanted}"] if version("ogkd") != wanted else []
+    if missing:
+        return Ended(f"Node {platform.node()} has no {missing[0]}.", argument="ray")
+    try:
+        work(job)
+    except OgkdError as error:  # an exception would mean that the worker is lost
+        return Ended(str(error), argument=error.argument)
+    return Ended()
+
+
+class _Task:
+    """A worker on a node of a Ray cluster."""
+
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self._ray = ray
+        self._reference = reference
+
+    def poll(self) -> Ended | None:
+        if not self._ray.wait([self._reference], timeout=0)[0]:
+            return None
+        try:
+            ended: Ended = self._ray.get(self._reference)
+        except self._ray.exceptions.RayError as error:
+            return Ended(death=type(error).__name__)
+        return ended
+
+    def stop(self) -> None:
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._ray.cancel(self._reference, force=True)

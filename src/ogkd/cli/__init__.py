@@ -28,12 +28,10 @@ from ogkd.cli import (
     evaluate,
     fit,
     phantoms,
-    plan,
     predict,
     prompts,
     start,
     studio,
-    tune,
 )
 from ogkd.cli.commands import CommandGroup
 from ogkd.errors import ConfigError, OgkdError, OgkdWarning, out_of_memory
@@ -64,10 +62,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(prompts.app, name="prompts")
 app.add_typer(backbones.app, name="backbones")
 app.add_typer(data.app, name="data")
-bench.app.command("plan")(plan.plan)
-bench.app.command("tune")(tune.tune)
 app.add_typer(bench.app, name="bench")
-app.add_typer(studio.label_app, name="label")
 
 
 def _show_version(value: bool) -> None:

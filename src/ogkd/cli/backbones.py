@@ -14,9 +14,9 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
-from ogkd.cli.doctor import end_with
+from ogkd.cli.doctor import report_checks
 from ogkd.cli.output import print_facts, print_json, print_table, say
-from ogkd.errors import ConfigError, DataError
+from ogkd.errors import BackboneError, ConfigError, DataError
 from ogkd.files import read_text, write_atomically
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ogkd.features import EncodedBatch
     from ogkd.images import ImageRef
 
-app = CommandGroup("Frozen vision-language models: list, info, fetch, verify.")
+app = CommandGroup("Frozen vision-language models: list, info, fetch.")
 
 _MOST_HEADER = 99_000_000  # readers of safetensors refuse a header beyond 100 MB
 _Name = Annotated[str, Argument(help="A known name, a hub id or a folder.")]
@@ -52,12 +52,24 @@ def list_backbones(as_json: opt.JsonOption = False) -> None:
 
 
 @app.command("info")
-def info(name: _Name, as_json: opt.JsonOption = False) -> None:
-    """Show what is known about a backbone: licence, location, sizes, hashes."""
+def info(
+    name: _Name,
+    verify: Annotated[
+        bool,
+        Option("--verify", help="Hash its files, load it, compare its outputs with known ones."),
+    ] = False,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Show what is known about a backbone (licence, location, sizes, hashes), or verify it."""
     from ogkd.backbones.loading import resolve
 
-    found = resolve(name)
-    facts = _folder_facts(found) if isinstance(found, Path) else _record_facts(found)
+    if verify:
+        from ogkd.backbones.verify import verify as run_checks
+
+        report_checks(run_checks(name), as_json=as_json)
+        return
+    source = resolve(name)
+    facts = _folder_facts(source) if isinstance(source, Path) else _record_facts(source)
     if as_json:
         print_json(facts, ascii=True)
         return
@@ -73,40 +85,22 @@ def fetch(
     revision: Annotated[
         str | None, Option(help="A branch, tag or commit of the hub repository.")
     ] = None,
-    examples: Annotated[
-        bool, Option("--examples", help="Also fetch the images that `verify` uses.")
-    ] = False,
 ) -> None:
     """Download a backbone, check it and keep it as safetensors in the cache."""
     from ogkd.backbones.hub import fetch as fetch_backbone
     from ogkd.backbones.hub import fetch_examples
     from ogkd.backbones.loading import resolve
+    from ogkd.backbones.verify import published_outputs
 
     record = resolve(name)
     if isinstance(record, Path):
         raise ConfigError(f"{record} is a folder on this machine: there is nothing to fetch.")
-    if examples and not record.examples:
-        raise ConfigError(f"No example images are published with {record.name}.")
     typer.echo(f"{record.name} -> {fetch_backbone(record, force=force, revision=revision)}")
-    if examples:
-        from ogkd.backbones.verify import published_outputs
-
-        names = list(published_outputs()["probabilities"])
-        typer.echo(f"{len(names)} example images -> {fetch_examples(record, names)}")
-
-
-@app.command("verify")
-def verify(
-    name: _Name,
-    images: Annotated[
-        Path | None, Option(help="Folder of the images whose outputs are published.")
-    ] = None,
-    device: opt.DeviceOption = "auto",
-) -> None:
-    """Hash the files, load the model and compare its outputs with known ones."""
-    from ogkd.backbones.verify import verify as run_checks
-
-    end_with(run_checks(name, images=images, device=device))
+    if record.examples:
+        try:
+            fetch_examples(record, list(published_outputs()["probabilities"]))
+        except BackboneError as error:
+            say(f"Its example images, which `info --verify` uses, were not fetched: {error}")
 
 
 def _summary(record: Record) -> dict[str, Any]:
@@ -118,8 +112,8 @@ def _summary(record: Record) -> dict[str, Any]:
 
 def _record_facts(record: Record) -> dict[str, Any]:
     """Return the record, and what this machine has of it."""
+    from ogkd.backbones.builtin import BUILTIN_FOLDER
     from ogkd.backbones.hub import read_source
-    from ogkd.backbones.loading import BUILTIN_FOLDER
 
     facts = _summary(record)
     if record.format == "builtin":

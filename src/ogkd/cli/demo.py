@@ -155,7 +155,7 @@ def _few_labels(name: str, backbone: Any, out: Path) -> str:
     from ogkd.datasets.phantoms import phantom
     from ogkd.evaluation import predict_labelled, summary_metrics
     from ogkd.features.store import FeatureStore
-    from ogkd.studio.queue import OPEN, next_images
+    from ogkd.serve.studio.queue import UNLABELLED, next_images
 
     record, folder = phantom(name), out / "images" / name
     manifest = ogkd.read_manifest(folder)
@@ -170,7 +170,7 @@ def _few_labels(name: str, backbone: Any, out: Path) -> str:
     train = manifest.part("train")
     features = FeatureStore(backbone).get([item.image for item in train]).globals[:, 0].numpy()
     classes = len(record.class_names)
-    open_rows = np.full(len(train), OPEN)
+    open_rows = np.full(len(train), UNLABELLED)
     rows = next_images(features, open_rows, classes=classes, n=_FEW * classes)
     asked = [train[row] for row in rows]
     line = f"  {name}: random images {accuracy(manifest, shots=_FEW)}"

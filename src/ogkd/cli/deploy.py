@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,13 +15,10 @@ from ogkd.cli.output import say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ogkd.app.server import Settings
-    from ogkd.export import Exported
+    from ogkd.serve.server import Settings
 
-_PASSWORD = "OGKD_APP_PASSWORD"
-_SHORTEST = 8  # characters of a password
 HostOption = Annotated[
-    str, Option(help="Address to listen on. Other than loopback needs a password.")
+    str, Option(help="Address to listen on. Others than loopback need the token that is printed.")
 ]
 PortOption = Annotated[
     int | None, Option(min=0, max=65535, help="Port (default: 7860, or the next free one).")
@@ -43,27 +38,13 @@ def export(
             help="Take uint8 [N, H, W, 3] and normalise inside the graph; resizing stays outside.",
         ),
     ] = False,
-    raw_pixels: Annotated[
-        bool,
-        Option(
-            "--raw-pixels",
-            help="Take uint8 [H, W, 3], one image of any size; resize and crop inside the graph.",
-        ),
-    ] = False,
     check: Annotated[
         list[Path] | None,
         Option(help="Images or folders to compare on (default: phantoms). Repeatable."),
     ] = None,
-    data: Annotated[
-        Path | None, Option(help="Labelled images to compare on; they also show what --int8 costs.")
-    ] = None,
-    split: Annotated[str, Option(help="Which split of --data to use.")] = "test",
-    int8: Annotated[
-        bool, Option("--int8", help="8-bit weights in the image tower: smaller, less exact.")
-    ] = False,
     max_risk: Annotated[
         float | None,
-        Option(help="Store the threshold for this risk in the metadata (not with --int8)."),
+        Option(help="Store the threshold for this risk in the metadata."),
     ] = None,
     tolerance: Annotated[
         float, Option(min=0.0, help="Largest allowed difference from torch's probabilities.")
@@ -73,78 +54,37 @@ def export(
 ) -> None:
     """Write image encoder and head as one ONNX file for onnxruntime.
 
-    The file is compared with torch on the images of --check or --data, or on
-    phantoms, in batches of 1, 2 and 7. If a probability differs by more than
+    The file is compared with torch on the images of --check, or on phantoms, in
+    batches of 1, 2 and 7. If a probability differs by more than
     --tolerance, no file is written. The metadata describes how to prepare an
     image, and contains the class names and the calibration.
     """
-    from ogkd.evaluation import predict_labelled
-    from ogkd.export import export_onnx, place_for_onnx, require_extra
+    from ogkd.export import check_onnx_path, export_onnx, require_extra
     from ogkd.images import find_images
 
     require_extra()
-    place = place_for_onnx(onnx)
-    if check and data is not None:
-        raise ConfigError("Give --check or --data, not both: each names the images to compare on.")
+    target = check_onnx_path(onnx)
     images = find_images(check) if check else []
     classifier = ogkd.load(model, backbone=backbone, device="cpu", engine=engine)
-    if not int8:  # with int8, the library refuses max_risk whether calibrated or not
-        opt.require_calibration(classifier, max_risk=max_risk)
-    labels = None
-    if data is not None:
-        judged = predict_labelled(classifier, data, split=split)
-        images, labels = judged.images, judged.labels
+    opt.require_calibration(classifier, max_risk=max_risk)
     exported = export_onnx(
         classifier,
-        place,
+        target,
         images=images,
-        labels=labels,
         include_preprocessing=include_preprocessing,
-        raw_pixels=raw_pixels,
-        int8=int8,
         max_risk=max_risk,
         tolerance=tolerance,
     )
-    _print_export(exported, tolerance)
-    if exported.note:
-        say(f"Note: {exported.note} The file therefore has no sets and no threshold.")
-
-
-def _print_export(exported: Exported, tolerance: float) -> None:
-    images = f"{exported.images} images"
+    compared = f"{exported.images} images"
     if exported.phantoms:
-        images += f" ({exported.phantoms} of them phantoms; use --check for real ones)"
+        compared += f" ({exported.phantoms} of them phantoms; use --check for real ones)"
     typer.echo(
-        f"Compared with torch on {images}, in batches of 1, 2 and 7: largest difference of a "
+        f"Compared with torch on {compared}, in batches of 1, 2 and 7: largest difference of a "
         f"probability {exported.largest_difference:.1e}, allowed {tolerance:.0e}."
     )
-    if (resizing := exported.resizing) is not None:
-        typer.echo(
-            f"Resizing inside the graph instead of with Pillow: largest difference "
-            f"{resizing.largest_difference:.1e}, same class in {100 * resizing.agreement:.1f} % of "
-            f"{resizing.images} images."
-        )
-    rates = exported.images_per_second
-    shown = ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
-    typer.echo(f"Images per second, one at a time: {shown}.")
-    if (cost := exported.int8) is not None:
-        typer.echo(
-            f"int8 on {cost.images} images: largest difference {cost.largest_difference:.1e}, "
-            f"same class in {100 * cost.agreement:.1f} %."
-        )
-        if cost.accuracy is not None and cost.float32_accuracy is not None:
-            gained = 100 * (cost.accuracy - cost.float32_accuracy)
-            typer.echo(
-                f"Accuracy {100 * cost.accuracy:.2f} % instead of "
-                f"{100 * cost.float32_accuracy:.2f} % ({gained:+.2f} points)."
-            )
-        typer.echo(
-            f"Size {exported.bytes / 1e6:.1f} MB instead of {cost.float32_bytes / 1e6:.1f} MB, "
-            f"{cost.speed_gain:.2f} times as fast as the float32 graph."
-        )
-        if cost.speed_gain < 1:
-            typer.echo("On this machine int8 is slower: use it only for its size.")
     typer.echo(f"Wrote {exported.path} ({exported.bytes / 1e6:.1f} MB).")
+    if exported.note:
+        say(f"Note: {exported.note} The file therefore has no sets and no threshold.")
 
 
 def app(
@@ -171,17 +111,17 @@ def app(
     """Serve a web page that classifies one image at a time. Ctrl-C stops it.
 
     The page works offline and only this machine can reach it. With --host,
-    others can; it then needs a password, which is asked for or read from
-    OGKD_APP_PASSWORD. Uploads are deleted as soon as they are answered.
+    others can, by the address that is printed, which contains a secret token.
+    Uploads are deleted as soon as they are answered.
     """
     names = ", ".join(folder.name for folder in models)
     say(f"Starting the page for {names}: loading torch ...")
-    from ogkd.app.server import require_server, serve_models
+    from ogkd.serve.server import require_server, serve_models
 
     require_server()
     settings = server_settings(host, port, max_mb, max_pixels)
 
-    from ogkd.app.models import load_models, with_support_images
+    from ogkd.serve.models import load_models, with_support_images
 
     say(f"Loading {len(models)} model(s) and their backbones ...")
     loaded = load_models(
@@ -199,19 +139,15 @@ def app(
 
 
 def server_settings(host: str, port: int | None, max_mb: float, max_pixels: float) -> Settings:
-    """Where to serve and how much to take, checked; asks for a password if others can connect."""
-    from ogkd.app.server import Settings, is_loopback
+    """Where to serve and how much to take, checked."""
     from ogkd.images.decode import MAX_PIXELS
+    from ogkd.serve.server import Settings
 
     limits = {"max_bytes": _count("--max-mb", max_mb * 1e6)}
     limits["max_pixels"] = _count("--max-pixels", max_pixels)
     if limits["max_pixels"] > MAX_PIXELS:
-        raise ConfigError(
-            f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read. Cut them into "
-            "tiles or scale them down first."
-        )
-    password = None if is_loopback(host) else _ask_password(host)
-    return Settings(host=host, port=port, password=password, **limits)
+        raise ConfigError(f"--max-pixels is at most {MAX_PIXELS:,}: larger images are never read.")
+    return Settings(host=host, port=port, **limits)
 
 
 def announcement(what: str, settings: Settings, open_browser: bool) -> Callable[[str], None]:
@@ -220,8 +156,8 @@ def announcement(what: str, settings: Settings, open_browser: bool) -> Callable[
     def announce(address: str) -> None:
         typer.echo(what)
         typer.echo(f"Page: {address}    (Ctrl-C stops it)")
-        if settings.password is not None:
-            typer.echo("The password is sent unencrypted: use it only in a network that you trust.")
+        if settings.token is not None:
+            typer.echo("The token is sent unencrypted: use it only in a network that you trust.")
         if open_browser:
             typer.launch(address)
 
@@ -232,18 +168,3 @@ def _count(option: str, value: float) -> int:
     if not 1 <= value < 1e12:
         raise ConfigError(f"{option} must be a positive number, but is {value:g}.")
     return int(value)
-
-
-def _ask_password(host: str) -> str:
-    """Read it from the environment or the terminal, as other users can see a command line."""
-    password = os.environ.get(_PASSWORD)
-    if password is None:
-        if not sys.stdin.isatty():
-            raise ConfigError(
-                f"{host} can be reached from other machines, so the page needs a password. Set "
-                f"{_PASSWORD}, or run this in a terminal, which asks for one."
-            )
-        password = typer.prompt("Password for the page", hide_input=True, confirmation_prompt=True)
-    if len(password) < _SHORTEST:
-        raise ConfigError(f"The password must have at least {_SHORTEST} characters.")
-    return str(password)

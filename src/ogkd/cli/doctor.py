@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 _COLOURS = {"PASS": "green", "WARN": "yellow", "SKIP": "yellow", "FAIL": "red"}
 _GIB = 1024**3
-_WORTHWHILE = 1.5  # an engine gains about half of what its products do
 _EXTRAS = {
     "dicom": ("pydicom", "DICOM and NIfTI files"),
     "slides": ("openslide", "whole slides"),
@@ -34,6 +33,7 @@ _EXTRAS = {
     "onnx": ("onnxruntime", "ONNX export"),
     "ray": ("ray", "clusters"),
     "audit": ("cleanlab", "label-error search"),
+    "prompts": ("openai", "prompts by a language model"),
 }
 
 
@@ -52,19 +52,18 @@ def doctor(as_json: opt.JsonOption = False) -> None:
 
     The exit code is 2 if a check fails; warnings do not change it.
     """
-    findings: Iterable[Finding] = examine()
-    if as_json:
-        findings = list(findings)
-        print_json([asdict(finding) for finding in findings], ascii=True)
-    end_with(findings, quiet=as_json)
+    report_checks(examine(), as_json=as_json)
 
 
-def end_with(checks: Iterable[Finding | Check], *, quiet: bool = False) -> None:
+def report_checks(checks: Iterable[Finding | Check], *, as_json: bool = False) -> None:
     """Print each check when it is done; end with exit code 2 if one has failed."""
+    if as_json:
+        checks = list(checks)
+        print_json([asdict(check) for check in checks], ascii=True)
     failed = False
     for check in checks:
         failed = failed or check.status == "FAIL"
-        if not quiet:
+        if not as_json:
             typer.secho(f"{check.status:5}", fg=_COLOURS[check.status], nl=False)
             typer.echo(f"{check.what}: {check.found}")
             if check.fix:
@@ -75,7 +74,7 @@ def end_with(checks: Iterable[Finding | Check], *, quiet: bool = False) -> None:
 
 def examine() -> Iterator[Finding]:
     """Run every check in turn; a check that crashes is a finding."""
-    checks = (_python, _packages, _device, _bf16, _int8, _memory, _cache, _hub, _backbones, _extras)
+    checks = (_python, _packages, _device, _bf16, _memory, _cache, _hub, _backbones, _extras)
     for check in checks:
         try:
             yield from check()
@@ -136,7 +135,7 @@ def _device() -> Iterator[Finding]:
 
 
 def _bf16() -> Iterator[Finding]:
-    from ogkd.backbones._half import half_problem
+    from ogkd.backbones.engines import half_problem
     from ogkd.backbones.loading import resolve_device
 
     device = str(resolve_device("auto"))
@@ -146,17 +145,6 @@ def _bf16() -> Iterator[Finding]:
         found = f"a bf16 computation fails here, on {device} ({problem})"
     fix = "nothing for ogkd, which uses float32; turn bf16 off in other tools"
     yield _warn_unless(not problem, "bf16", found, fix)
-
-
-def _int8() -> Iterator[Finding]:
-    """Say what the 8-bit engine can gain here, where its packages are installed."""
-    if any(find_spec(name) is None for name in ("onnx", "onnxruntime")):
-        return
-    from ogkd.backbones._int8_probe import int8_gain
-
-    gain = int8_gain()
-    advice = "`--engine onnx-int8` is worth a try" if gain >= _WORTHWHILE else "nothing to gain"
-    yield Finding("PASS", "8-bit products", f"{gain:.1f}x as fast as float32 ({advice})")
 
 
 def _memory() -> Iterator[Finding]:

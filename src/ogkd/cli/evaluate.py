@@ -121,12 +121,9 @@ class EvaluationOptions:
     leave_out_used: Annotated[
         bool, Option(help="Leave out images that the model learned from or was calibrated on.")
     ] = False
-    prior: Annotated[
-        str | None,
-        Option(
-            metavar="CLASS=SHARE,...",
-            help="Also say what the numbers become where classes are as frequent as this.",
-        ),
+    prevalence: Annotated[
+        float | None,
+        Option(help="Also give predictive values where this share of images has a finding."),
     ] = None
     names: Annotated[
         bool, Option("--names", help="Show file names and full paths in the report.")
@@ -141,12 +138,6 @@ class EvaluationOptions:
         from ogkd.model.engine_note import engine_note
         from ogkd.model.support_sets import SupportSets
 
-        prior = opt.read_prior(self.prior)
-        if isinstance(prior, str):
-            raise ConfigError(
-                "--prior takes a share for every class here: the true classes are known, so there "
-                "is nothing to estimate."
-            )
         inputs = options.read(self.split)
         classifier = inputs.classifier
         judged = predict_labelled(classifier, inputs.part, split=self.split)
@@ -162,7 +153,7 @@ class EvaluationOptions:
             graded=self.graded,
             resamples=self.resamples,
             card=classifier.card,
-            prior=prior,
+            prevalence=self.prevalence,
             support_sets=SupportSets.of(classifier),
         )
         images, unit = result["images"], result["unit"]

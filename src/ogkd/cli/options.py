@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from ogkd.backbones import Backbone
     from ogkd.datasets.bags import BagRule
     from ogkd.features import EncodedBatch
-    from ogkd.features.ray_encode import RayWorkers
+    from ogkd.features.cluster import Cluster
     from ogkd.images import ImageRef
     from ogkd.model.card import ModelCard
     from ogkd.model.classifier import Classifier
-    from ogkd.model.prior import Prior
 
 # What the options of a fit do; other commands have some of them too.
 HELP = {
@@ -59,9 +58,7 @@ DeviceOption = Annotated[str, Option(help=HELP["device"])]
 EngineOption = Annotated[str, Option(help=HELP["engine"])]
 EngineOverride = Annotated[
     str | None,
-    Option(
-        help="Encode images with another engine than the fit: torch, onnx, onnx-int8, bf16, fp16."
-    ),
+    Option(help="Encode images with another engine than the fit: torch, bf16, fp16."),
 ]
 
 # Output
@@ -77,9 +74,12 @@ class RayOptions:
 
     without_ray: ClassVar[tuple[str, ...]] = ()  # options that have an effect without --ray too
 
-    ray: Annotated[bool, Option("--ray", help="Spread the work over a Ray cluster.")] = False
-    address: Annotated[
-        str | None, Option(help="Ray cluster: auto or HOST:PORT (default: start one here).")
+    ray: Annotated[
+        str | None,
+        Option(
+            metavar="ADDRESS",
+            help="Spread the work over a Ray cluster: auto or HOST:PORT; local starts one here.",
+        ),
     ] = None
     workers: Annotated[
         int | None, Option(min=1, max=10_000, help="Ray workers (default: as many as fit).")
@@ -87,28 +87,19 @@ class RayOptions:
     cpus_per_worker: Annotated[
         float, Option(min=0.1, max=10_000, help="CPU cores for each Ray worker.")
     ] = 1.0
-    gpus_per_worker: Annotated[
-        float | None,
-        Option(
-            min=0.0,
-            max=10_000,
-            help="GPUs for each Ray worker: 1, or 0.25 (default: 1 or a share, if there are any).",
-        ),
-    ] = None
 
-    def cluster(self) -> RayWorkers | None:
-        """The Ray workers to use; None without --ray, where its options are refused."""
-        if self.ray:
-            from ogkd.features.ray_encode import RayWorkers
+    def cluster(self) -> Cluster | None:
+        """The Ray cluster to use; None without --ray, where its options are refused."""
+        if self.ray is not None:
+            from ogkd.features.cluster import Cluster
 
-            count = self.workers or None
-            return RayWorkers(self.address, count, self.cpus_per_worker, self.gpus_per_worker)
+            return Cluster(self.ray, self.workers or None, self.cpus_per_worker)
         for option in fields(RayOptions):
             value = getattr(self, option.name)
             if value != option.default and option.name not in self.without_ray:
                 raise ConfigError(
-                    f"--{option.name.replace('_', '-')} has no effect without --ray. Add --ray, or "
-                    "leave it out."
+                    f"--{option.name.replace('_', '-')} has no effect without --ray.",
+                    argument=option.name,
                 )
         return None
 
@@ -156,16 +147,16 @@ class EncodingOptions(RayOptions):
     ) -> Iterator[EncodedBatch]:
         """Encode here, or on the workers of a cluster, which load the backbone from `place`."""
         from ogkd.features import encode_files
-        from ogkd.features.ray_encode import encode_files_on_ray
+        from ogkd.features.cluster import encode_files_on_ray
 
         size = self.batch_size
-        if (workers := self.cluster()) is None:
+        if (cluster := self.cluster()) is None:
             return encode_files(backbone, images, patches=patches, deep=deep, batch_size=size)
         return encode_files_on_ray(
             backbone,
             images,
-            place=place,
-            workers=workers,
+            source=place,
+            cluster=cluster,
             device=self.device,
             engine=engine,
             patches=patches,
@@ -201,19 +192,17 @@ def read_classes(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",")]
 
 
-def read_prior(text: str | None) -> Prior | None:
-    """Shares of classes, as `benign=0.9,malignant=0.1`, or "estimate"."""
+def read_prior(text: str | None) -> dict[str, float] | None:
+    """Shares of classes, as `benign=0.9,malignant=0.1`."""
     if text is None:
         return None
-    if text.strip().casefold() == "estimate":
-        return "estimate"
     shares: dict[str, float] = {}
     for pair in text.split(","):
         name, equals, value = (part.strip() for part in pair.rpartition("="))
         if not equals or not name:
             raise ConfigError(
-                "--prior takes a share for every class, such as benign=0.9,malignant=0.1, or "
-                f"estimate, but got '{pair.strip()}'."
+                "--prior takes a share for every class, such as benign=0.9,malignant=0.1, "
+                f"but got '{pair.strip()}'."
             )
         if name in shares:
             raise ConfigError(f"--prior names the class '{name}' twice.")

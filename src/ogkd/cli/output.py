@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import typer
 
+from ogkd.cells import text_table
 from ogkd.errors import counted
 from ogkd.files import write_atomically
-from ogkd.notebook import text_table
 
 if TYPE_CHECKING:
     from ogkd.model.findings import FindingsCalibration
@@ -86,7 +86,6 @@ def _evaluation_lines(result: dict[str, Any], *, everything: bool) -> Iterator[s
         yield from textwrap.wrap(found["text"], width(), break_on_hyphens=False)
     yield ""
     yield from _found(result)
-    yield from _at_prior(result)
     if not everything:
         yield "\nMore: --all (every table), --report FILE.html (a page), --json (all numbers)."
         return
@@ -175,26 +174,6 @@ def _screening(result: dict[str, Any]) -> Iterator[str]:
             for row in found["at_prevalence"]
         ],
     )
-
-
-def _at_prior(result: dict[str, Any]) -> Iterator[str]:
-    """What the numbers become where classes have the frequencies that were given."""
-    found = result["at_prior"]
-    if found is None:
-        return
-    frequencies = ", ".join(f"{name} {100 * p:.3g} %" for name, p in found["prior"].items())
-    yield f"\nWhere the classes are as frequent as this: {frequencies} (%)"
-    if found["absent"]:
-        yield f"Unknown: there are no images of {', '.join(found['absent'])} to measure with."
-        return
-    rows = []
-    for key, words in {"as_is": "unchanged", "with_prior": "adjusted"}.items():
-        cells = [_share(found[key]["whole"], "accuracy")]
-        if side := found[key]["screening"]:
-            cells += [_share(side, name) for name in ("ppv", "npv")]
-        rows.append([words, *cells])
-    head = ["answers", "accuracy", _PREDICTIVE["ppv"], _PREDICTIVE["npv"]]
-    yield from text_table(head[: len(rows[0])], rows)
 
 
 def _selective(result: dict[str, Any]) -> Iterator[str]:

@@ -71,7 +71,7 @@ def predict(
         str | None,
         Option(
             metavar="CLASS=SHARE,...",
-            help="How frequent the classes are, or `estimate` from the images (default: equally).",
+            help="How frequent the classes are (default: equally).",
         ),
     ] = None,
     sensitivity: Annotated[
@@ -90,9 +90,6 @@ def predict(
     ] = None,
     pictures: Annotated[
         bool, Option("--pictures", help="Also a row for each picture of a bag, after its own.")
-    ] = False,
-    together: Annotated[
-        bool, Option("--together", help="Learn from all of these images before answering them.")
     ] = False,
     excel: opt.ExcelOption = False,
     backbone: Annotated[
@@ -125,8 +122,7 @@ def predict(
     of a table makes a bag, give such a table for IMAGES.
 
     --prior reweights probabilities where classes are not equally frequent.
-    With --together, or --prior estimate, answers depend on the whole batch;
-    with either option, the guarantees of a calibration do not hold and are not given.
+    With it the guarantees of a calibration do not hold and are not given.
 
     Without any labelled image: `ogkd predict --zero-shot "normal, cataract"
     IMAGES...` compares images with the texts of classes. Nothing is learned,
@@ -143,9 +139,7 @@ def predict(
     encoding.cluster()  # refuses what cannot work, before anything is read
     opt.refuse_folders(out=out)
     opt.refuse_excel(excel, format)
-    policy = Policy(
-        max_risk, confidence, coverage, sets, opt.read_prior(prior), together, sensitivity
-    )
+    policy = Policy(max_risk, confidence, coverage, sets, opt.read_prior(prior), sensitivity)
     if zero_shot is None:
         if prompts is not None:
             raise ConfigError("--prompts only applies to --zero-shot, which is not given.")

@@ -1,4 +1,4 @@
-"""`ogkd studio` and `ogkd label next`: teach a model in the browser, or ask what to label."""
+"""`ogkd studio`: teach a model in the browser."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import typer
 from typer import Argument, Option
 
 from ogkd.cli import options as opt
-from ogkd.cli.commands import CommandGroup
 from ogkd.cli.deploy import HostOption, OpenOption, PortOption, announcement, server_settings
-from ogkd.cli.output import print_json, say
+from ogkd.cli.output import say
 from ogkd.errors import ConfigError, counted
-
-label_app = CommandGroup(help="Which images to label.")
 
 
 def studio(
@@ -46,11 +43,11 @@ def studio(
     Ctrl-C stops it.
     """
     say("Starting the studio: loading torch ...")
-    from ogkd.app.server import require_server, serve
     from ogkd.files import not_twice
-    from ogkd.studio.project import SETTINGS, VOLUMES, Project
-    from ogkd.studio.routes import make_studio
-    from ogkd.studio.session import Session
+    from ogkd.serve.server import require_server, serve
+    from ogkd.serve.studio.project import SETTINGS, VOLUMES, Project
+    from ogkd.serve.studio.routes import make_studio
+    from ogkd.serve.studio.session import Session
 
     require_server()
     settings = server_settings(host, port, max_mb, max_pixels)
@@ -62,9 +59,9 @@ def studio(
     if images is not None and not images.is_dir():
         raise ConfigError(f"There is no folder {images}. Give a folder of images.")
     name = "studio" if images is None else f"{images.resolve().name}-studio"
-    place = Path(name) if out is None else out
-    with not_twice(place):
-        project = Project.open(place)
+    target = Path(name) if out is None else out
+    with not_twice(target):
+        project = Project.open(target)
         changes = {"backbone": backbone, "patient": patient, "slice": slice}
         project.set_facts(**{key: value for key, value in changes.items() if value is not None})
         if images is not None:
@@ -74,48 +71,15 @@ def studio(
             say(
                 f"Note: of {counted(volumes, 'volume')} the studio shows and learns from one slice "
                 f"each ({project.facts.slice or 'the middle axial one'}; --slice). For a model "
-                f"that looks at all slices, label here and then run: ogkd fit {place / VOLUMES} "
+                f"that looks at all slices, label here and then run: ogkd fit {target / VOLUMES} "
                 "--slices all --out MODEL"
             )
         try:
             serve(
                 lambda private: make_studio(session, private, settings),
                 settings,
-                say=announcement(f"Studio: {place}", settings, open_browser),
+                say=announcement(f"Studio: {target}", settings, open_browser),
             )
         finally:
             session.close()
-    typer.echo(f"Stopped; everything is in {place}.")
-
-
-@label_app.command("next")
-def label_next(
-    folder: Annotated[Path, Argument(help="A folder of images.")],
-    labels: Annotated[
-        Path | None, Option(help="The labels so far: a CSV with path, label and perhaps patient.")
-    ] = None,
-    number: Annotated[
-        int, Option("--number", "-n", min=1, max=10000, help="How many images.")
-    ] = 20,
-    prompts: Annotated[
-        Path | None, Option(help="Texts of the classes: a JSON file or a shipped bank.")
-    ] = None,
-    backbone: opt.BackboneOption = "auto",
-    device: opt.DeviceOption = "auto",
-    json: opt.JsonOption = False,
-) -> None:
-    """Print the images of a folder whose labels help a model most, the most useful first.
-
-    Without labels these are the images that represent the folder best. Label
-    them in any tool, add them to the table, and ask again.
-    """
-    from ogkd.studio.suggest import label_next as ask
-
-    found = ask(
-        folder, labels=labels, n=number, backbone=backbone, prompts=prompts, device=device, say=say
-    )
-    if json:
-        print_json([str(image) for image in found], ascii=True)
-        return
-    for image in found:
-        typer.echo(str(image))
+    typer.echo(f"Stopped; everything is in {target}.")

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.optimisers import TrainConfig
-from ogkd.core.pooling import Bags
 
 _ORDER = 0  # the first stream of an epoch's randomness (training.py has the others)
 _THREADS = min(8, os.cpu_count() or 1)
@@ -64,48 +63,20 @@ class EncodingViews(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: its images, its labels [N] and the seed of all its randomness.
-
-    With `bags`, images are pictures with the labels of their bags, and a batch is one of bags.
-    """
+    """One training run: its images, its labels [N] and the seed of all its randomness."""
 
     views: Views
     labels: Tensor
     seed: int
-    bags: Bags | None = None
-
-    @property
-    def count(self) -> int:
-        """How many things have a label of their own: images, or bags."""
-        return len(self.views) if self.bags is None else int(self.bags.bag.max()) + 1
-
-    def images(self, some: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The images of some of them."""
-        if self.bags is None:
-            return some
-        bag = self.bags.bag.numpy()
-        return np.concatenate([np.flatnonzero(bag == number) for number in some])
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch of each of S runs; with `bags` there is one run, whose images are pictures."""
+    """One batch of each of S runs."""
 
     globals: Tensor  # [S, B, d]
     labels: Tensor  # [S, B]
     patches: Tensor | None  # [S, B, P, d]
-    bags: Bags | None = None
-
-    def answers(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and labels of what is labelled: images (z [S, B, C] itself) or pooled bags."""
-        if self.bags is None:
-            return z, self.labels
-        found, labels = self.bags.answers(z[0], self.labels[0])
-        return found.unsqueeze(0), labels.unsqueeze(0)
-
-    def worth(self, z: Tensor) -> Tensor | None:
-        """What images count [S, B] in a loss that needs their own label; None: all the same."""
-        return None if self.bags is None else self.bags.worth(z[0], self.labels[0]).unsqueeze(0)
 
 
 class PerBatch(Generic[T]):
@@ -137,7 +108,7 @@ def batches_from(
 
     Where all images are one batch that always looks the same, it is always the same object.
     """
-    whole = config.optimiser == "adam" and runs[0].count <= config.batch_size
+    whole = config.optimiser == "adam" and len(runs[0].views) <= config.batch_size
     steps = _steps(epoch, runs, config, shuffled=not whole)
     if whole and all(getattr(run.views, "still", False) for run in runs):
         rows, rngs = next(steps)
@@ -156,14 +127,13 @@ def _steps(
     """The images of every step, and the generators that its views are drawn with, in order."""
     for number in range(epoch, config.epochs):
         rngs = [np.random.default_rng([run.seed, number, _ORDER]) for run in runs]
-        counts = [run.count for run in runs]
+        counts = [len(run.views) for run in runs]
         if shuffled:
             orders = [rng.permutation(count) for rng, count in zip(rngs, counts, strict=True)]
         else:
             orders = [np.arange(count) for count in counts]
         for places in batch_slices(counts[0], config):
-            drawn = zip(runs, orders, strict=True)
-            yield [run.images(order[places]) for run, order in drawn], rngs
+            yield [order[places] for order in orders], rngs
 
 
 def _look(
@@ -222,12 +192,10 @@ def _stack(
 ) -> Batch:
     patches = [view.patches for view in seen if view.patches is not None]
     labels = [run.labels[torch.from_numpy(mine)] for run, mine in zip(runs, rows, strict=True)]
-    bags = runs[0].bags
     return Batch(
         globals=_joined([view.globals for view in seen]).to(device, torch.float32),
         labels=_joined(labels).to(device),
         patches=_joined(patches).to(device, torch.float32) if patches else None,
-        bags=None if bags is None else bags.look(torch.from_numpy(rows[0]), device),
     )
 
 

@@ -181,7 +181,6 @@ def lgd(
     temperature: float = 1.0,
     normalisation: LgdNormalisation = "batch_patch",
     normalise_target: bool = False,
-    weights: Tensor | None = None,
 ) -> Tensor:
     """Label-guided geometry distillation on patch logits [.., B, K, C] (eq. 10-13).
 
@@ -192,8 +191,7 @@ def lgd(
     - "full_no_geometry": the same with the plain teacher ("Full (w/o)").
 
     Divided by B ("batch", the paper) or by B·K ("batch_patch", released, fidelity.md, 2). The full
-    variants have no released code; they sum over classes whatever the normalisation. `weights`
-    [.., B] say what each image counts, if not all the same.
+    variants have no released code; they sum over classes whatever the normalisation.
 
     >>> W, zeros = torch.eye(2), torch.zeros(1, 3, 2)
     >>> lgd(zeros - torch.tensor([0.0, 2.0]), zeros, torch.tensor([0]), W, 0.5)
@@ -208,10 +206,7 @@ def lgd(
         log_p, target = (torch.take_along_dim(u, y, dim=-1) for u in (log_p, target))
     B, K = student_logits.shape[-3:-1]
     count = _choose("normalisation", normalisation, {"batch_patch": B * K, "batch": B})
-    of_images = _kl_terms(target, log_p)
-    if weights is not None:
-        of_images = of_images * weights[..., None, None]
-    return of_images.sum(dim=(-3, -2, -1)) / count
+    return _kl_terms(target, log_p).sum(dim=(-3, -2, -1)) / count
 
 
 @dataclass(frozen=True)

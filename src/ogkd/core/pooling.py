@@ -56,38 +56,6 @@ class Pooling:
         return shares(own[:, label], torch.zeros(len(z), dtype=torch.long), self.tau)
 
 
-@dataclass(frozen=True)
-class Bags:
-    """Which bag each of N pictures is in, bag [N], and how their logits are pooled.
-
-    For training on the labels of bags, which their pictures carry: labels [N]. The factor and the
-    biases of a pooling have no part in it: they are fitted to what has been trained.
-    """
-
-    bag: Tensor
-    pooling: Pooling
-
-    def answers(self, z: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, C] and labels [B] of bags; z [N, C] and labels [N] are those of pictures."""
-        found = pooled(relative(z, self.pooling.normal), self.bag, self.pooling.tau)
-        return found, labels.new_zeros(len(found)).scatter(0, self.bag, labels)
-
-    @torch.no_grad()
-    def worth(self, z: Tensor, labels: Tensor) -> Tensor:
-        """What each picture counts [N], on average 1, in a loss that needs its own label.
-
-        It is its share in the pooled logit of its bag's label, so that bags count the same.
-        """
-        own = relative(z, self.pooling.normal).gather(1, labels.unsqueeze(1)).squeeze(1)
-        found = shares(own, self.bag, self.pooling.tau)
-        return found / found.mean()
-
-    def look(self, pictures: Tensor, device: torch.device) -> Bags:
-        """Those of some pictures, bag by bag, numbered from 0 again."""
-        bag = self.bag[pictures].unique_consecutive(return_inverse=True)[1]
-        return Bags(bag.to(device), self.pooling)
-
-
 def relative(z: Tensor, normal: Sequence[int] = ()) -> Tensor:
     """Logits [N, C] less the log of the summed exponentials of the normal classes, or of all.
 

@@ -100,7 +100,7 @@ def train_contexts(
             note(f"Note: An interrupted training continues at epoch {again} of {config.epochs}.")
     # A copy: an interruption in the first epoch saves the state as it was before.
     contexts = state.contexts.clone().to(device).requires_grad_()
-    steps = len(batch_slices(runs[0].count, config))
+    steps = len(batch_slices(len(runs[0].views), config))
     optimiser = make_optimiser(contexts, state, config, state.epoch * steps)
     with (
         closing(batches_from(state.epoch, runs, config, device)) as batches,
@@ -222,8 +222,6 @@ def _init_rng(seed: int) -> torch.Generator:
 
 
 def _refuse_unequal(runs: Sequence[Run]) -> None:
-    if len(runs) > 1 and any(run.bags is not None for run in runs):
-        raise ConfigError("Runs whose images are pictures of bags are trained one by one.")
     counts = sorted({len(run.views) for run in runs})
     if len(counts) != 1:
         raise ConfigError(

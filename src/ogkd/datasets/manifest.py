@@ -84,11 +84,6 @@ class Manifest:
 
         return manifest_text(self)
 
-    def _repr_html_(self) -> str:
-        from ogkd.datasets.show import manifest_html
-
-        return manifest_html(self)
-
     @property
     def has_splits(self) -> bool:
         return any(item.split for item in self.items)

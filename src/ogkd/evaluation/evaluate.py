@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from ogkd.evaluation import confidence
 from ogkd.evaluation.findings import evaluate_findings
 from ogkd.evaluation.metrics import (
     LEVEL,
-    Array,
     BootstrappedMetrics,
     confusion_matrix,
     exact_interval,
@@ -25,7 +24,7 @@ from ogkd.evaluation.metrics import (
     screening_masks,
 )
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
-from ogkd.evaluation.prevalence import PREVALENCES, accuracy_at, screening_at
+from ogkd.evaluation.prevalence import prevalences, screening_at
 from ogkd.evaluation.show import Evaluation
 from ogkd.evaluation.verdict import calibration_text, verdict
 from ogkd.model.calibration import Calibration
@@ -33,7 +32,6 @@ from ogkd.model.calibration_file import CalibrationFile
 from ogkd.model.card import ModelCard
 from ogkd.model.classifier import Classifier
 from ogkd.model.findings import FindingsCalibration
-from ogkd.model.prior import class_shares, equal, reweighted
 from ogkd.model.support_sets import SupportSets
 from ogkd.prompts.bank import fold
 
@@ -53,14 +51,14 @@ def evaluate(
     resamples: int = 1000,
     seed: int = 0,
     leave_out_used: bool = False,
-    prior: Mapping[str, float] | None = None,
+    prevalence: float | None = None,
 ) -> Evaluation:
     """Evaluate a classifier on one split, or on all images if the data has no splits.
 
     `graded` says whether the classes are grades in order (None: look them up in the catalogue,
     which has its own order of grades). `leave_out_used` leaves out the images that the model
     learned from or was calibrated on. `verdict` of the result says in words what it means.
-    `prior` adds `at_prior`: what the numbers become where classes have these frequencies.
+    `prevalence` adds the predictive values where this share of images has a finding.
     """
     found = predict_labelled(classifier, data, split=split)
     return evaluate_predictions(
@@ -70,7 +68,7 @@ def evaluate(
         resamples=resamples,
         seed=seed,
         card=classifier.card,
-        prior=prior,
+        prevalence=prevalence,
         support_sets=SupportSets.of(classifier),
     )
 
@@ -83,7 +81,7 @@ def evaluate_predictions(
     resamples: int = 1000,
     seed: int = 0,
     card: ModelCard | None = None,
-    prior: Mapping[str, float] | None = None,
+    prevalence: float | None = None,
     support_sets: SupportSets | None = None,
 ) -> Evaluation:
     """Metrics with intervals, screening, selective prediction, calibration and prediction sets.
@@ -93,8 +91,8 @@ def evaluate_predictions(
     is no calibration. Several findings are measured as `evaluate_findings` says.
     """
     if found.findings:
-        for argument, given in (("graded", graded), ("prior", prior)):
-            if given:
+        for argument, given in (("graded", graded), ("prevalence", prevalence)):
+            if given is not None and given is not False:
                 raise ConfigError(
                     f"{argument} is for models that give an image one class, but this one answers "
                     "several findings.",
@@ -103,7 +101,11 @@ def evaluate_predictions(
         assert calibration is None or isinstance(calibration, FindingsCalibration)
         return evaluate_findings(found, calibration, resamples=resamples, seed=seed, card=card)
     assert calibration is None or isinstance(calibration, Calibration)
-    shares = None if prior is None else class_shares(prior, found.class_names)
+    if prevalence is not None and not found.normal:
+        raise ConfigError(
+            f"prevalence is {prevalence:g}, but no class of the data means that nothing was found.",
+            argument="prevalence",
+        )
     grades: bool | Sequence[int] = grade_order(found.class_names) if graded is None else graded
     labels, names, p = found.labels, found.class_names, found.probabilities(calibration)
     metrics = BootstrappedMetrics(found, p, graded=grades, resamples=resamples, seed=seed)
@@ -122,8 +124,7 @@ def evaluate_predictions(
         "class_names": list(names),
         "graded": bool(grades),
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
-        "screening": _screening(found, p, metrics),
-        "at_prior": None if shares is None else _at_prior(found, p, shares, resamples > 0),
+        "screening": _screening(found, p, metrics, prevalences(prevalence)),
         "selective": _selective(labels, p),
         "reliability": [asdict(row) for row in confidence.bins(labels, p)],
         "calibration": calibration and _calibration(found, p, calibration),
@@ -160,7 +161,10 @@ def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _screening(
-    found: LabelledPredictions, p: NDArray[np.float32], metrics: BootstrappedMetrics
+    found: LabelledPredictions,
+    p: NDArray[np.float32],
+    metrics: BootstrappedMetrics,
+    prevalences: Sequence[float],
 ) -> dict[str, Any] | None:
     if not found.normal:
         return None
@@ -176,39 +180,14 @@ def _screening(
             {
                 "prevalence": prevalence,
                 **screening_at(
-                    (prevalence, 1 - prevalence),
-                    (True, False),
+                    prevalence,
                     [metrics.counts(f"screening/{k}") for k in ("sensitivity", "specificity")],
                     intervals=metrics.interval("screening/sensitivity") is not None,
                 ),
             }
-            for prevalence in PREVALENCES
+            for prevalence in prevalences
         ],
     }
-
-
-def _at_prior(
-    found: LabelledPredictions, p: NDArray[np.float32], prior: Array, intervals: bool
-) -> dict[str, Any]:
-    """Accuracy and predictive values where classes have other frequencies, by class recall.
-
-    With the answers as they are, and with those that `Policy(prior=...)` gives.
-    """
-    classes = range(len(prior))
-    finding = ~np.isin(classes, found.normal)
-    result: dict[str, Any] = {
-        "prior": dict(zip(found.class_names, prior.tolist(), strict=True)),
-        "absent": [found.class_names[c] for c in classes if not (found.labels == c).any()],
-    }
-    for key, q in {"as_is": p, "with_prior": reweighted(p, prior, equal(len(prior)))}.items():
-        metrics = BootstrappedMetrics(found, q, graded=False, resamples=0, seed=0)
-        recall = [metrics.counts("class/recall", c) for c in classes]
-        result[key] = {"whole": accuracy_at(prior, recall, intervals=intervals), "screening": None}
-        if found.normal and finding.any():
-            names = {True: "screening/sensitivity", False: "screening/specificity"}
-            sides = [metrics.counts(names[bool(finding[c])], of=found.labels == c) for c in classes]
-            result[key]["screening"] = screening_at(prior, finding, sides, intervals=intervals)
-    return result
 
 
 def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, Any]:

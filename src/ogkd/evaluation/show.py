@@ -1,12 +1,12 @@
-"""What `evaluate` returns: a dictionary that a terminal and a notebook show as a table."""
+"""What `evaluate` returns: a dictionary that is shown as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ogkd.cells import text_table
 from ogkd.evaluation.names import METRICS, Metric, in_units
-from ogkd.notebook import panel, small, table, text_table
 
 _SUMMARY = ("accuracy", "balanced_accuracy", "macro_f1", "auroc", "kappa", "ece")
 _CLASSES = 30  # listed
@@ -20,15 +20,6 @@ class Evaluation(dict[str, Any]):
     def __repr__(self) -> str:
         parts = [[self._title()], *(text_table(*one) for one in self._tables()), self._words()]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
-
-    def _repr_html_(self) -> str:
-        words = self._words()
-        return panel(
-            self._title(),
-            *words[:1],
-            *(table(*one) for one in self._tables()),
-            *map(small, words[1:]),
-        )
 
     def _title(self) -> str:
         groups = f" of {self['groups']} patients or groups" if self["groups"] else ""

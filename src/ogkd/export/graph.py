@@ -1,34 +1,69 @@
-"""Image tower and head as an ONNX graph without any path in it, and what it says about itself."""
+"""Image tower and head as an ONNX graph without any path in it."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from importlib.metadata import version
-from pathlib import Path
+import contextlib
+import logging
+import math
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ogkd.backbones._onnx_tower import quiet_exporter
+from ogkd.core.pooling import Pooling, relative
 from ogkd.errors import ConfigError
-from ogkd.export.bags import WEIGHTS, PooledBag, bag_metadata
-from ogkd.export.resizing import check_resizing, prepend_resizing
-from ogkd.images.transforms import LONGEST, Preprocessing
-from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider
-from ogkd.model.engine_note import engine_note
-from ogkd.model.policy import Policy
 
 INPUT = "pixels"
 OUTPUTS = ("logits", "probabilities", "features")
-KEY = "ogkd"  # of the JSON in the file's metadata
-SCHEMA = 1
-_INT8 = "onnx int8"  # not an engine of ours, so no calibration is made with it
+WEIGHTS = "weights"  # the output that only models of bags have
 _OPSET = 18
 _MOST_BYTES = 2_000_000_000  # a protobuf file is limited to 2 GiB
-_PRODUCTS = ("MatMul", "Gemm")
+
+
+class PooledBag(nn.Module):
+    """Logits of the pictures of one bag [N, C] in; its logits [1, C] and their weights [N] out."""
+
+    others: Tensor
+    nothing: Tensor
+    bias: Tensor
+
+    def __init__(self, pooling: Pooling, classes: int) -> None:
+        super().__init__()
+        self.pooling = pooling
+        findings = [label for label in range(classes) if label not in pooling.normal]
+        # "Nothing found" is decided by no picture: then the finding that came nearest counts.
+        others = torch.full((classes,), -math.inf)
+        others[findings] = 0.0
+        nothing = torch.zeros(classes, dtype=torch.bool)
+        if findings:
+            nothing[list(pooling.normal)] = True
+        self.register_buffer("others", others)
+        self.register_buffer("nothing", nothing)
+        self.register_buffer("bias", torch.tensor(pooling.bias or (0.0,) * classes))
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        logits, tau = relative(z, self.pooling.normal), self.pooling.tau
+        if math.isinf(tau):
+            pooled = logits.mean(0, keepdim=True)
+        else:
+            top = logits.amax(0, keepdim=True)
+            pooled = top if tau == 0 else top + tau * ((logits - top) / tau).exp().mean(0).log()
+        count = torch.ones_like(logits[:, 0]).sum()  # inside the graph: bags have any size
+        usual = (1 - 1 / count) * logits.mean(0, keepdim=True)
+        pooled = self.pooling.heat * pooled - self.pooling.usual * usual + self.bias  # [1, C]
+        label = pooled.argmax(1)  # [1]
+        label = torch.where(self.nothing[label], (pooled + self.others).argmax(1), label)
+        answer = logits.index_select(1, label).squeeze(1)  # [N]
+        if math.isinf(tau):
+            weights = torch.ones_like(answer)
+        elif tau == 0:
+            weights = (answer == answer.amax(0)).to(answer)
+        else:
+            weights = (answer / tau).softmax(0)
+        return pooled, weights / weights.sum()
 
 
 class Graph(nn.Module):
@@ -53,9 +88,9 @@ class Graph(nn.Module):
         self.temperature = 1.0 if calibration is None else calibration.temperature
         self.odds: tuple[Tensor, Tensor] | None = None  # slopes and offsets, of several findings
         if classifier.card.findings:
-            ones = [(1.0, 0.0)] * len(classifier.class_names)
-            found = classifier.finding_calibration
-            pairs = ones if found is None else [(one.slope, one.offset) for one in found.scores]
+            pairs = [(1.0, 0.0)] * len(classifier.class_names)
+            if (findings := classifier.finding_calibration) is not None:
+                pairs = [(score.slope, score.offset) for score in findings.scores]
             slopes, offsets = torch.tensor(pairs).T
             self.odds = slopes, offsets
         self.bag: PooledBag | None = None
@@ -90,15 +125,10 @@ class Graph(nn.Module):
         return logits, (logits / self.temperature).softmax(dim=-1), features
 
 
-def build(
-    classifier: Classifier, *, include_preprocessing: bool = False, raw_pixels: bool = False
-) -> Any:
-    """The model as an onnx.ModelProto for batches of any size, or for one image of any size."""
-    _refuse(classifier)
-    if raw_pixels:
-        check_resizing(classifier.backbone.preprocessing)
-    inside = include_preprocessing or raw_pixels
-    module = Graph(classifier, include_preprocessing=inside).eval()
+def build(classifier: Classifier, *, include_preprocessing: bool = False) -> Any:
+    """The model as an onnx.ModelProto for batches of any size."""
+    _check_exportable(classifier)
+    module = Graph(classifier, include_preprocessing=include_preprocessing).eval()
     try:
         with quiet_exporter(), torch.no_grad():
             program = torch.onnx.export(
@@ -125,19 +155,29 @@ def build(
             "into one ONNX file. Use the model folder itself, or a smaller backbone."
         )
     strip(model)
-    if raw_pixels:
-        prepend_resizing(model, classifier.backbone.preprocessing)
     return model
 
 
-def _refuse(classifier: Classifier) -> None:
+@contextlib.contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Hide the exporter's advice about its internals; errors still come through."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _check_exportable(classifier: Classifier) -> None:
     """Refuse what cannot be exported, before minutes are spent on it."""
     backbone, head = classifier.backbone, classifier.head
     if backbone.engine != "torch":
         raise ConfigError(
-            f"This model encodes images with the engine {backbone.engine}, whose kernels ONNX does "
-            'not have. Load the model with engine="torch" (its probabilities differ slightly from '
-            "this model's), and export with int8 if the file should be small.",
+            f"This model encodes images with the engine {backbone.engine}, which ONNX does not "
+            'have. Load the model with engine="torch".',
             argument="engine",
         )
     if backbone.device.type != "cpu":
@@ -165,145 +205,3 @@ def strip(model: Any) -> None:
     for part in [*named, *(node for function in model.functions for node in function.node)]:
         part.doc_string = ""
         del part.metadata_props[:]
-
-
-def quantise(source: Path, target: Path) -> None:
-    """Quantise the image tower's linear layers to 8 bits; the head stays in float32.
-
-    The file gets smaller and its outputs change; it is not always faster.
-    """
-    import onnx
-    from onnxruntime.quantization import quantize_dynamic
-
-    model = onnx.load(source)
-    with quiet_exporter():
-        quantize_dynamic(
-            model,
-            target,
-            op_types_to_quantize=list(_PRODUCTS),
-            per_channel=True,
-            # Without VNNI the CPU adds pairs of 8-bit products in 16 bits; 7 bits never overflow.
-            reduce_range=True,
-            nodes_to_exclude=_head_nodes(model),
-            extra_options={"MatMulConstBOnly": True},  # products with weights, not in attention
-        )
-
-
-def _head_nodes(model: Any) -> list[str]:
-    """Names of the products after the features: they are few numbers, and they decide."""
-    after = {"features"}
-    names = []
-    for node in model.graph.node:  # in the order of computation
-        if after.intersection(node.input):
-            after.update(node.output)
-            if node.op_type in _PRODUCTS:
-                names.append(node.name)
-    return names
-
-
-def file_metadata(
-    classifier: Classifier,
-    *,
-    include_preprocessing: bool = False,
-    raw_pixels: bool = False,
-    max_risk: float | None = None,
-    int8: bool = False,
-) -> dict[str, Any]:
-    """Everything that a program needs besides the graph; contains no path and no file name."""
-    card, prep = classifier.card, classifier.backbone.preprocessing
-    size = prep.size
-    bytes_in = include_preprocessing or raw_pixels
-    shape: list[str | int] = ["N", size, size, 3] if bytes_in else ["N", 3, size, size]
-    if raw_pixels:
-        shape = ["H", "W", 3]
-    return {
-        "schema_version": SCHEMA,
-        "class_names": list(card.class_names),
-        "asks": "findings" if card.findings else "class",
-        "normal": list(card.normal),
-        "input": {
-            "name": INPUT,
-            "type": "uint8" if bytes_in else "float32",
-            "shape": shape,
-            "normalised": not bytes_in,
-        },
-        "preprocessing": {
-            "colour": "RGB",
-            "size": size,
-            "resize": prep.resize,
-            "crop": "center",
-            "interpolation": prep.interpolation,
-            "antialias": True,
-            "mean": list(prep.mean),
-            "std": list(prep.std),
-            "steps": _steps(prep, bytes_in=bytes_in, raw_pixels=raw_pixels),
-        },
-        "slice": card.slice,
-        "bags": None if card.bags is None else bag_metadata(card.bags, classifier.pooling),
-        "backbone": {"name": card.backbone.short_name, "digest": classifier.backbone.digest},
-        "method": card.method,
-        "preset": card.preset,
-        **_calibration(classifier, max_risk, int8=int8),
-        "caution": CAUTION,
-        "versions": {name: version(name) for name in ("ogkd", "torch", "onnx")},
-    }
-
-
-def guarantee_note(classifier: Classifier, *, int8: bool) -> str:
-    """Why the file has no guarantees that the model has, if there is a reason."""
-    if classifier.calibration is None:
-        known = classifier.head.ranking is not None and classifier.support is not None
-        return (
-            "Prediction sets from the images learned from need the model folder." if known else ""
-        )
-    return engine_note(classifier, engine=_INT8 if int8 else None)
-
-
-def _calibration(classifier: Classifier, max_risk: float | None, *, int8: bool) -> dict[str, Any]:
-    """The temperature, the limit of prediction sets, and the threshold below which to abstain."""
-    decider = Decider(classifier, Policy(max_risk=max_risk))
-    if classifier.card.findings:
-        return _findings(classifier, int8=int8)
-    found = classifier.class_calibration
-    if found is None:
-        return {"temperature": 1.0, "calibration": None}
-    values: dict[str, Any] = {"images": found.images, "sets": None, "abstain": None}
-    if note := guarantee_note(classifier, int8=int8):
-        return {"temperature": found.temperature, "calibration": values | {"note": note}}
-    if (least := decider.least_probability) is not None:
-        # A class belongs to the set if its probability is at least this.
-        values["sets"] = {"kind": "lac", "coverage": decider.coverage, "least_probability": least}
-    if (below := decider.threshold) is not None:
-        confidence = decider.policy.confidence
-        values["abstain"] = {"max_risk": max_risk, "confidence": confidence, "below": below}
-    return {"temperature": found.temperature, "calibration": values}
-
-
-def _findings(classifier: Classifier, *, int8: bool) -> dict[str, Any]:
-    """Of each finding, the limits below which the answer is no and above which it is yes."""
-    found = classifier.finding_calibration
-    if found is None:
-        return {"calibration": None}
-    values: dict[str, Any] = {"images": found.images, "sensitivity": found.sensitivity}
-    if note := guarantee_note(classifier, int8=int8):
-        return {"calibration": values | {"note": note}}
-    limits = zip(classifier.class_names, found.limits(), strict=True)
-    return {"calibration": values | {"limits": {name: asdict(one) for name, one in limits}}}
-
-
-def _steps(prep: Preprocessing, *, bytes_in: bool, raw_pixels: bool) -> str:
-    decode = "Decode to 8-bit RGB, upright by its EXIF orientation; scale deeper images by their "
-    decode += "own smallest and largest value. "
-    if raw_pixels:
-        return f"{decode}Pass the bytes of one whole image: the graph resizes and crops."
-    size = prep.size
-    scale, crop = f"Scale both sides to {size}", ""
-    if prep.resize == "shortest":
-        scale = f"Scale the short side to {size} and the long one to int({size} * long / short)"
-        left = f"left = round((width - {size}) / 2), top likewise"
-        crop = f" Crop the central {size} x {size}: {left}."
-        scale = f"Cut a side longer than {LONGEST} times the other to that, centrally. {scale}"
-    end = " Pass the bytes unchanged."
-    if not bytes_in:
-        end = " Divide by 255, subtract mean and divide by std per channel, channels first."
-    return f"{decode}{scale} with Pillow's {prep.interpolation} filter.{crop}{end}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
-from ogkd.errors import BackboneError, ConfigError, DataError
+from ogkd.errors import BackboneError, DataError
 from ogkd.features.unreadable import BadFile, decode_ahead
 from ogkd.images import ImageRef, look_at
 from ogkd.images.transforms import Preprocessing, center_crop, normalise
@@ -59,24 +59,6 @@ def encode_files(
         if crops:
             features = encode_crops(backbone, crops, patches=patches, deep=deep)
         yield EncodedBatch(batch, features, errors, crops)
-
-
-def in_one(batches: Iterable[EncodedBatch]) -> Iterator[EncodedBatch]:
-    """All batches as one, with rows alone: memory grows with the number of images by those."""
-    images: list[ImageRef] = []
-    errors: dict[int, str] = {}
-    rows: list[Tensor] = []
-    for batch in batches:
-        if batch.features is not None:
-            if batch.features.patches is not None:
-                raise ConfigError(
-                    "Evidence maps are drawn for images that are answered one by one, not for "
-                    "answers that depend on the whole batch (together, estimated frequencies)."
-                )
-            rows.append(batch.features.rows.detach().cpu().float())
-        errors |= {len(images) + row: why for row, why in batch.errors.items()}
-        images += batch.images
-    yield EncodedBatch(images, ImageFeatures(torch.cat(rows)) if rows else None, errors)
 
 
 def encode_crops(

@@ -12,13 +12,11 @@ from torch import Tensor
 from ogkd.core.pooling import Pooling, fit_pooling
 from ogkd.datasets.bags import BagRule
 from ogkd.datasets.manifest import Item, by_bag
-from ogkd.features.views import FixedViews, OnlineViews
 from ogkd.methods import Head, Method, Support, TextSide, TrainingFolder, find_carriers, folds
 from ogkd.model.card import BagCard
 
 _FOLDS = 4  # held-out bags that the pooling is chosen on
 _SLOW_FOLDS = 2  # where a fit takes minutes
-_TAU = 0.0  # while a context is trained: a bag is as its best picture (docs/evidence/bags.md)
 _MOST = 8  # pictures of a bag that a trained context learns from, and that a model folder keeps
 
 
@@ -51,7 +49,7 @@ class BagSupport:
         numbers = kept.long().cumsum(0) - 1
         mine = kept[self.bag].nonzero().squeeze(1)
         shows = None if self.shows is None else self.shows[mine]
-        support = replace(_some(self.support, mine), bag=numbers[self.bag[mine]])
+        support = replace(self.support.some(mine), bag=numbers[self.bag[mine]])
         return BagSupport(support, self.rows[mine], self.labels[kept], shows)
 
 
@@ -114,21 +112,22 @@ def fit_head(
     seed: int,
     folder: TrainingFolder | None = None,
 ) -> Head:
-    """Fit a head for pictures; where only bags are labelled, on those that seem to carry it."""
+    """Fit a head for pictures.
+
+    Where only bags are labelled, on the pictures that seem to carry the class; a context, which
+    is trained for long, on some of all pictures, with the labels of their bags.
+    """
     if not method.needs_images:
         return method.fit([], text, seeds=[seed], folder=folder)[0]
     shows = given.shows
-    if shows is None:
+    if shows is None and method.needs_training:
+        shows = given.labels[given.bag]
+    elif shows is None:
         shows = find_carriers(given.rows, given.bag, given.labels, text)
-    pools = method.pools and given.shows is None and len(given.bag) > len(given.labels)
-    chosen = (shows >= (-1 if pools else 0)).nonzero().squeeze(1)
+    chosen = (shows >= 0).nonzero().squeeze(1)
     if method.needs_training:
         chosen = _few(chosen, given.bag, shows)
-    support = _some(given.support, chosen)
-    if pools:  # who carries the class was only a first guess: the loss is that of whole bags
-        support = replace(support, pooling=Pooling(_TAU, normal=text.normal))
-    else:
-        support = replace(support, labels=shows[chosen])
+    support = replace(given.support.some(chosen), labels=shows[chosen])
     return method.fit([support], text, seeds=[seed], folder=folder)[0]
 
 
@@ -144,10 +143,3 @@ def _few(chosen: Tensor, bag: Tensor, shows: Tensor) -> Tensor:
 def _evenly(count: int) -> list[int]:
     some = min(count, _MOST)
     return [(2 * k + 1) * count // (2 * some) for k in range(some)]
-
-
-def _some(support: Support, images: Tensor) -> Support:
-    assert isinstance(support.views, FixedViews | OnlineViews)
-    bag = None if support.bag is None else support.bag[images]
-    views = support.views.some(images)
-    return replace(support, views=views, labels=support.labels[images], bag=bag)

@@ -22,7 +22,7 @@ from ogkd.fitting.bags import bag_card, few_of_each, learn, with_pooling
 from ogkd.fitting.pool import Pool
 from ogkd.fitting.prepare import Drawn, Prepared, prepare
 from ogkd.fitting.request import FitRequest
-from ogkd.methods import TrainingFolder, refuse_diverged
+from ogkd.methods import Head, TrainingFolder, fit_findings, refuse_diverged
 from ogkd.model.calibration import CALIBRATION
 from ogkd.model.card import SCHEMA, BackboneCard, ModelCard, versions
 from ogkd.model.classifier import CARD, LOG, Classifier, place_for_model
@@ -179,11 +179,17 @@ def train(prepared: Prepared, work: Path | None = None) -> list[Classifier]:
     ]
     folder = _training_folder(work, cards, prepared.request)
     method, text = prepared.method, prepared.text
-    if prepared.request.bag_rule is None:
+    heads: list[Head]
+    if text.findings:
+        pairs = zip(prepared.supports, prepared.seeds, strict=True)
+        heads = [fit_findings(method, support, text, seed=seed) for support, seed in pairs]
+    elif prepared.request.bag_rule is None:
         heads = method.fit(prepared.supports, text, seeds=prepared.seeds, folder=folder)
     else:
-        pairs = zip(prepared.bags, prepared.seeds, strict=True)
-        learned = [learn(method, one, text, seed=seed, folder=folder) for one, seed in pairs]
+        learned = [
+            learn(method, given, text, seed=seed, folder=folder)
+            for given, seed in zip(prepared.bags, prepared.seeds, strict=True)
+        ]
         heads = [head for head, _ in learned]
         cards = [
             card.model_copy(update={"bags": with_pooling(card.bags, pooling)})

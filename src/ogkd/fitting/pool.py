@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ogkd.datasets.bags import grouped
 from ogkd.datasets.manifest import Item
 from ogkd.errors import ConfigError, DataError, counted
 from ogkd.features.store import FeatureStore
@@ -30,19 +29,11 @@ class Pool:
 
     images: list[ImageRef]
     rows: Tensor  # [U, d]
-    bag: Tensor | None = None  # [U], if images are pictures of bags
-
-    @property
-    def size(self) -> int:
-        """How many images, or bags."""
-        return len(self.images) if self.bag is None else len(self.bag.unique())
 
     def some(self, kept: Sequence[bool]) -> Pool:
-        """Some of the images; bags are numbered from 0 again."""
-        mask = torch.tensor(kept, dtype=torch.bool)
-        bag = None if self.bag is None else self.bag[mask].unique(return_inverse=True)[1]
-        images = [ref for ref, one in zip(self.images, kept, strict=True) if one]
-        return Pool(images, self.rows[mask], bag)
+        """Some of the images, by a mask."""
+        images = [ref for ref, keep in zip(self.images, kept, strict=True) if keep]
+        return Pool(images, self.rows[torch.tensor(kept, dtype=torch.bool)])
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
@@ -65,28 +56,17 @@ def require_unlabelled(method: Method) -> None:
 def read_pool(
     request: FitRequest, store: FeatureStore, *, deep: bool, judged: Sequence[Item]
 ) -> Pool:
-    """Every readable unlabelled image once, without copies of the images that judge a model.
-
-    With bags: every picture of them, without copies of the files that judge a model.
-    """
+    """Every readable unlabelled image once, without copies of the images that judge a model."""
     given = request.unlabelled
     assert given is not None  # asked for by the caller
     paths = [given] if isinstance(given, str | Path) else list(given)
     if any(str(path).strip() == "" for path in paths) or not paths:
         raise ConfigError("The unlabelled images have no name.", argument="unlabelled")
-    found, rule = find_images(paths), request.bag_rule
-    of: dict[ImageRef, str] = {}
-    if rule is None:
-        refs = [ref.sliced(request.slice_rule) for ref in found]
-        known = {mark for item in judged for mark in _marks(item.image)}
-    else:  # volumes and slides are compared whole: their pictures have not been looked for
-        known = {_whole(file) for file in {item.image.file for item in judged}} - {""}
-        copies = {ref for ref in found if _whole(ref.file) in known}
-        of = {ref: bag for bag, ref in grouped([(r, None) for r in found if r not in copies], rule)}
-        refs = list(of)
+    refs = [ref.sliced(request.slice_rule) for ref in find_images(paths)]
+    known = {mark for item in judged for mark in _marks(item.image)}
     kept: dict[str, ImageRef] = {}
     unreadable: list[str] = []
-    tests = 0 if rule is None else len(copies)
+    tests = 0
     with progress_bar("Reading unlabelled images", len(refs)) as bar:
         for batch in decode_ahead(_marks, refs):
             bar.advance(len(batch))
@@ -110,11 +90,7 @@ def read_pool(
     images = list(kept.values())
     if not images:
         return Pool([], torch.empty(0, 0))
-    bag = None
-    if rule is not None:
-        numbers = {name: number for number, name in enumerate(dict.fromkeys(of.values()))}
-        bag = torch.tensor([numbers[of[image]] for image in images])
-    return Pool(images, store.get(images, deep=deep).rows[:, 0].float(), bag)
+    return Pool(images, store.get(images, deep=deep).rows[:, 0].float())
 
 
 def pool_for(
@@ -135,17 +111,16 @@ def pool_for(
         strange = sum(new and not close for new, close in zip(fresh, near, strict=True))
         fresh = [new and close for new, close in zip(fresh, near, strict=True)]
     left = _sentence(copies, strange)
-    found = pool.some(fresh)
-    if found.size < PER_CLASS * classes:
+    usable = pool.some(fresh)
+    count = len(usable.images)
+    if count < PER_CLASS * classes:
         request.note(
-            f"Note: the unlabelled {request.unit}s are not used: {found.size} of {pool.size} can "
-            "be, and "
+            f"Note: the unlabelled images are not used: {count} of {len(pool.images)} can be, and "
             f"{counted(classes, 'class')} need at least {PER_CLASS * classes}.{left}"
         )
         return None
-    many = counted(found.size, f"unlabelled {request.unit}")
-    request.note(f"Found {many} to learn from.{left}")
-    return found
+    request.note(f"Found {counted(count, 'unlabelled image')} to learn from.{left}")
+    return usable
 
 
 def _sentence(copies: int, strange: int) -> str:
@@ -155,14 +130,6 @@ def _sentence(copies: int, strange: int) -> str:
     if strange:
         parts.append(f"{strange} unlike the labelled images")
     return f" Left out: {', '.join(parts)}." if parts else ""
-
-
-def _whole(file: Path) -> str:
-    """What recognises a file again; nothing if it cannot be read, which reading it will say."""
-    try:
-        return ImageRef(file).fingerprint
-    except DataError:
-        return ""
 
 
 def _marks(image: ImageRef) -> tuple[str, str]:

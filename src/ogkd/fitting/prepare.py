@@ -148,9 +148,7 @@ def prepare(request: FitRequest, seeds: Sequence[int]) -> Prepared:
                     for one, known in zip(drawn, kept, strict=True)
                 ]
                 supports = [
-                    support
-                    if found is None
-                    else replace(support, unlabelled=found.rows, unlabelled_bag=found.bag)
+                    support if found is None else replace(support, unlabelled=found.rows)
                     for support, found in zip(supports, pools, strict=True)
                 ]
             if request.bag_rule is not None:

@@ -71,8 +71,7 @@ class FitRequest:
         restart: fit from the beginning: discard an interrupted fit into the same folder, and
             replace a finished or calibrated model there.
         device: where to compute: auto, cpu, cuda, cuda:1 or mps.
-        engine: how images are encoded: torch (float32); on a CPU onnx or onnx-int8; on a GPU bf16
-            or fp16.
+        engine: how images are encoded: torch (float32); on a GPU also bf16 or fp16.
         say: receives short notes for the user.
     """
 
@@ -115,11 +114,9 @@ class FitRequest:
                 "out.",
                 argument="slice",
             )
-        if self.unlabelled is not None and self.bag_rule.column is not None:
+        if self.unlabelled is not None:
             raise ConfigError(
-                f"Bags are by the column '{self.bag_rule.column}', which unlabelled files do not "
-                "have. Make bags by folder, study, series or slices, or leave the unlabelled "
-                "images out.",
+                "Unlabelled images are for models of single images, not for cases of several.",
                 argument="unlabelled",
             )
 

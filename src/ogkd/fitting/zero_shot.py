@@ -40,7 +40,7 @@ def zero_shot(
             (default: templates).
         images: some that the model is meant for.
         device: where to compute: auto, cpu, cuda, cuda:1 or mps.
-        engine: how images are encoded: torch, onnx, onnx-int8, bf16 or fp16.
+        engine: how images are encoded: torch, bf16 or fp16.
         say: receives short notes for the user.
 
     Example:

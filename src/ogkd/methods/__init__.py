@@ -21,8 +21,16 @@ from ogkd.methods.feature_method import (
     rows_of,
     text_prior,
 )
+from ogkd.methods.findings import fit_findings, read_findings
 from ogkd.methods.grid_search import Trial, choose, search, trials
-from ogkd.methods.heads import Head, KernelHead, LinearHead, TextHead, refuse_diverged
+from ogkd.methods.heads import (
+    FindingsHead,
+    Head,
+    KernelHead,
+    LinearHead,
+    TextHead,
+    refuse_diverged,
+)
 from ogkd.methods.prompt_method import PromptConfig, PromptMethod, context_head, image_logits
 from ogkd.methods.ranking import Ranked
 from ogkd.methods.registry import DEFAULT, METHODS, PAPER, flatten, make_method, presets, register
@@ -33,6 +41,7 @@ __all__ = [
     "PAPER",
     "Batch",
     "FeatureMethod",
+    "FindingsHead",
     "Head",
     "KernelHead",
     "LinearHead",
@@ -54,11 +63,13 @@ __all__ = [
     "choose",
     "context_head",
     "find_carriers",
+    "fit_findings",
     "flatten",
     "folds",
     "image_logits",
     "make_method",
     "presets",
+    "read_findings",
     "refuse_diverged",
     "register",
     "rows_of",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, get_args
@@ -20,10 +20,9 @@ from typing_extensions import TypeVar
 
 from ogkd.backbones.base import Backbone
 from ogkd.core.batches import Views
-from ogkd.core.pooling import Pooling
 from ogkd.errors import ConfigError
 from ogkd.features.store import text_features
-from ogkd.features.views import FixedViews
+from ogkd.features.views import FixedViews, OnlineViews
 from ogkd.methods.heads import Head, TextHead
 from ogkd.prompts.bank import SINGLE
 
@@ -69,10 +68,15 @@ class Support:
     labels: Tensor  # [N]; with several findings [N, F]: 1 present, 0 absent, -1 unknown
     validation: tuple[Tensor, Tensor] | None = None  # rows [M, d] and labels [M], if any
     unlabelled: Tensor | None = None  # rows [U, d] of images without a label, if any
-    unlabelled_bag: Tensor | None = None  # [U]: the bags that these are pictures of, if they are
     partial: bool = False  # classes may have no image, where the method then answers by their texts
     bag: Tensor | None = None  # [N]: the number of the bag that an image is a picture of
-    pooling: Pooling | None = None  # labels are those of bags, whose logits are pooled with it
+
+    def some(self, images: Tensor) -> Support:
+        """Some of the images, by their numbers."""
+        assert isinstance(self.views, FixedViews | OnlineViews)
+        bag = None if self.bag is None else self.bag[images]
+        views = self.views.some(images)
+        return replace(self, views=views, labels=self.labels[images], bag=bag)
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """Every cached view as one row: features [N * V, d] and labels [N * V]."""
@@ -106,16 +110,8 @@ class TextSide:
     @cached_property
     def bank(self) -> list[Tensor]:
         """Features of the prompts of each class, encoded once: C tensors [N_c, d]."""
-        return self._encoded(self.prompts)
-
-    @cached_property
-    def absent_bank(self) -> list[Tensor]:
-        """The same of the texts that say that a finding is absent: F tensors."""
-        return self._encoded(self.absent or ())
-
-    def _encoded(self, prompts: Sequence[Sequence[str]]) -> list[Tensor]:
-        features = text_features(self.backbone, [text for some in prompts for text in some])
-        return list(features.split([len(some) for some in prompts]))
+        features = text_features(self.backbone, [text for texts in self.prompts for text in texts])
+        return list(features.split([len(texts) for texts in self.prompts]))
 
 
 @dataclass(frozen=True)
@@ -150,7 +146,6 @@ class Method(ABC, Generic[ConfigT]):
     learns_texts: ClassVar[bool] = False  # its head has one text feature per class
     takes_unlabelled: ClassVar[bool] = False  # learns from images without labels, too
     takes_findings: ClassVar[bool] = False  # answers several findings in one image
-    pools: ClassVar[bool] = False  # learns from the labels of bags, by the pooling of a support
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     free: ClassVar[frozenset[str]] = frozenset()  # settings that may differ in `fit_together`
     tunable: ClassVar[Mapping[str, tuple[float, ...]]] = {}  # numbers to search, with their values
@@ -173,6 +168,11 @@ class Method(ABC, Generic[ConfigT]):
     def uses_patches(self) -> bool:
         """Whether this configuration needs patch features; they are only encoded if so."""
         return self.needs_patches
+
+    @property
+    def trains(self) -> bool:
+        """Whether this configuration trains a context."""
+        return self.needs_training
 
     def uses_deep(self, backbone: Backbone) -> bool:
         """Whether its heads see deeper features, too; only asked for if the backbone has them."""
@@ -219,20 +219,6 @@ class Method(ABC, Generic[ConfigT]):
             f"{self.name} only knows the classes that it was fitted on. For other classes, use a "
             "method that learns prompts, or zero-shot."
         )
-
-    def together_error(self, head: Head) -> str | None:
-        """Why images cannot be answered together; None if `together` can do it."""
-        return f"{self.name} answers each image by itself."
-
-    def together(
-        self, head: Head, support: tuple[Tensor, Tensor], batch: Tensor, text: TextSide
-    ) -> Head:
-        """Learn from a batch of rows [U, d] without labels, too: a head to answer it with.
-
-        `support` are the rows [N, d] and labels [N] of the images that `head` was fitted on. What
-        the user should know is in the new head's notes.
-        """
-        raise NotImplementedError
 
     def read_head(self, tensors: Mapping[str, Tensor], text: TextSide, scale: float) -> Head:
         """Rebuild a head from its saved tensors; a KeyError names one that is missing."""

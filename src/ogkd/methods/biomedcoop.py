@@ -46,7 +46,7 @@ class BiomedCoOpObjective:
         log_q = self._teacher.of(batch, self._teach)
         z = image_logits(T_hat, batch, self.scale)  # [S, B, C]
         log_p = z.log_softmax(dim=-1)
-        ce = cross_entropy(*batch.answers(z))
+        ce = cross_entropy(z, batch.labels)
         near = sccm(T_hat, self.T)
         kdsp = (log_q.exp() * (log_q - log_p)).mean(dim=(-2, -1))
         total = ce + config.lambda_sccm * near + config.lambda_kdsp * kdsp
@@ -67,7 +67,6 @@ class BiomedCoOp(PromptMethod[BiomedCoOpConfig]):
     name = "biomedcoop"
     summary = "learned context kept near the prompt bank, distilled from selected prompts"
     citation = "Koleilat et al. 2025, BiomedCoOp"
-    pools = True
     tunable: ClassVar = {
         "lambda_sccm": (0.25, 0.5, 1.0, 5.0, 10.0),
         "lambda_kdsp": (0.25, 0.5, 1.0, 2.0, 20.0),

@@ -133,7 +133,6 @@ class CoCoOp(PromptMethod[CoCoOpConfig]):
     learns_texts = False  # every image has its own texts
     summary = "learned context, shifted for each image by a small network"
     citation = "Zhou et al. 2022, Conditional Prompt Learning for Vision-Language Models"
-    pools = True
     cost = "slow"
 
     def objective(self, text: TextSide) -> CrossEntropy:

@@ -27,7 +27,7 @@ class CrossEntropy:
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         """The one term [S], which is also the total."""
-        ce = cross_entropy(*batch.answers(image_logits(T_hat, batch, self.scale)))
+        ce = cross_entropy(image_logits(T_hat, batch, self.scale), batch.labels)
         return {"total": ce, "ce": ce}
 
 
@@ -38,7 +38,6 @@ class CoOp(PromptMethod[CoOpConfig]):
     name = "coop"
     summary = "learned context, cross-entropy alone"
     citation = "Zhou et al. 2022, Learning to Prompt for Vision-Language Models"
-    pools = True
     tunable: ClassVar = {"train.lr": (0.0005, 0.002, 0.008)}
 
     def objective(self, text: TextSide) -> CrossEntropy:

@@ -6,7 +6,7 @@ belongs to classes with weights Z [R, C]: one for its label, less and shared for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -181,25 +181,20 @@ def with_unlabelled(
     rounds: int,
     balance: float = 0.0,
     known: Sequence[Tensor] | None = None,
-    divide: Callable[[Tensor], Tensor] | None = None,
 ) -> Experts:
     """Fit by expectation-maximisation: rows after those of Z [N, C] have no label.
 
     An unlabelled row counts as `beta` images, divided among the classes as the experts of the
     round before say, with the factor `heat` on their logits. Labelled rows keep their labels.
     `balance` draws the classes' shares of these rows together, see `balanced`. `known` are the
-    `totals`, if the caller has them. `divide` takes logits [U, C] to what rows count for each
-    class, in place of their balanced softmax: the totals then change with every round.
+    `totals`, if the caller has them.
     """
     first = torch.arange(len(space.v)) < len(Z)
     labelled, rest = space.rows(first), space.rows(~first)
     found = experts(labelled, Z, texts, rho=rho)
-    sums = None
-    if divide is None:
-        sums = known or totals(space, torch.cat([Z.sum(1), Z.new_full((len(rest.v),), beta)]))
+    sums = known or totals(space, torch.cat([Z.sum(1), Z.new_full((len(rest.v),), beta)]))
     for _ in range(rounds):
-        z = heat * found.logits(rest, kappa)
-        shared = balanced(z.softmax(-1), balance) if divide is None else divide(z)
+        shared = balanced((heat * found.logits(rest, kappa)).softmax(-1), balance)
         found = experts(space, torch.cat([Z, beta * shared]), texts, rho=rho, known=sums)
     return found
 

@@ -14,19 +14,17 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
-from ogkd.core.geometry import mean_texts, prototypes
+from ogkd.core.geometry import mean_texts
 from ogkd.errors import ConfigError
-from ogkd.methods import Head, LinearHead, Method, Rows, Support, TextHead, TextSide, rows_of
+from ogkd.methods import Head, LinearHead, Method, Rows, TextSide, rows_of
 from ogkd.methods.base import Folder, Supports
 from ogkd.methods.experts import Space, Texts, experts, totals
 from ogkd.methods.fused_choice import (
     POOL_FOLDS,
     RHO,
     FusedConfig,
-    PoolBags,
     choose,
     choose_pool,
-    pool_size,
     ridge,
     row_weights,
     weights,
@@ -35,12 +33,9 @@ from ogkd.methods.fused_choice import (
 )
 from ogkd.methods.ranking import Ranking
 from ogkd.methods.registry import make_method, presets, register
-from ogkd.methods.two_way import Pairs, prior_odds, two_way
-from ogkd.methods.two_way import choose as choose_two_way
 
 _NAMES = {"bank": "zero-shot-ensemble", "single": "zero-shot"}
 _TEXT, _PATCH = "text.", "patch."  # prefixes of the names of the inner heads' tensors
-_BANK, _POOL = "bank", "pool"  # names of tensors
 _VARIANCE = 0.1  # about what rows of unit length have within classes; the ridge is relative to it
 
 
@@ -49,14 +44,12 @@ class FusedHead(LinearHead):
     """A linear head, saved with what answers where its own features do not exist.
 
     `text` is for classes without images. `patch` is for patches, which have no deeper features;
-    None if the head needs none. To answer images together, the fit is repeated: for that, `bank`
-    are the bank's texts, with which learned ones were blended, and `pool` is how many unlabelled
-    images it learned from.
+    None if the head needs none. `pool` is how many unlabelled images it has just
+    learned from; it is not saved.
     """
 
     text: Head = field(kw_only=True)
     patch: LinearHead | None = field(default=None, kw_only=True)
-    bank: Tensor | None = field(default=None, kw_only=True)
     pool: int = field(default=0, kw_only=True)
     said: tuple[str, ...] = field(default=(), kw_only=True)
     fixed: Ranking | None = field(default=None, kw_only=True)
@@ -78,10 +71,6 @@ class FusedHead(LinearHead):
         found |= {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
         if self.patch is not None:
             found |= {f"{_PATCH}{name}": tensor for name, tensor in self.patch.tensors().items()}
-        if self.bank is not None:
-            found[_BANK] = self.bank.contiguous()
-        if self.pool:
-            found[_POOL] = torch.tensor(self.pool)
         return found
 
     def of_patches(self, patches: Tensor) -> Tensor:
@@ -130,55 +119,24 @@ class Fused(Method[FusedConfig]):
         """Only the text side may need patches."""
         return self.text_method.uses_patches
 
+    @property
+    def trains(self) -> bool:
+        """Only the text side may train a context."""
+        return self.text_method.needs_training
+
     def fit(
         self, supports: Supports, text: TextSide, *, seeds: Sequence[int], folder: Folder = None
     ) -> list[Head]:
         """Train the text side of all seeds together, then add the images seed by seed."""
-        if supports and supports[0].labels.dim() == 2:
-            return [self._two_way(support, text) for support in supports]
         # Only the support may decide, not validation images.
         rows = [replace(rows_of(s, text.class_names), validation=None) for s in supports]
         learned = self.text_method.fit(supports, text, seeds=seeds, folder=folder)
         uses_bank = self.text_method.needs_training or self.text_method.name == _NAMES["bank"]
         bank = mean_texts(text.bank).cpu() if uses_bank else None
         return [
-            self._join(r, s.unlabelled, head, bank, text.backbone, bags=_pool_bags(s, text))
+            self._join(r, s.unlabelled, head, bank, text.backbone)
             for r, s, head in zip(rows, supports, learned, strict=True)
         ]
-
-    def together_error(self, head: Head) -> str | None:
-        if not isinstance(head, FusedHead):
-            return "It was made for other classes, which have no labelled images."
-        if head.pool:
-            return (
-                f"The model learned from {head.pool} unlabelled images, which are not kept. Fit it "
-                "again with the new images among the unlabelled ones instead."
-            )
-        if self.text_method.needs_training and head.bank is None:
-            return "The model was fitted by an earlier version. Fit it again."
-        return None
-
-    def together(
-        self, head: Head, support: tuple[Tensor, Tensor], batch: Tensor, text: TextSide
-    ) -> Head:
-        """Fit again with the batch as unlabelled images; the head itself if they do not help.
-
-        Rare classes attract images of frequent ones, and here those are judged. So there is one
-        round and, from two labelled images per class on, where there is less to gain, the head
-        is the mean of both.
-        """
-        assert isinstance(head, FusedHead)
-        features, labels = support
-        numbers = torch.arange(len(labels))
-        rows = Rows(normalize(features, dim=-1), labels, numbers, len(text.class_names), 1)
-        found = self._join(
-            rows, batch, head.text, head.bank, text.backbone, {"rounds": 1, "balance": 0.0}
-        )
-        if not found.pool:
-            return replace(head, said=found.said)
-        if int(rows.counts.max()) < 2:
-            return found
-        return replace(found, W=(found.W + head.W) / 2, b=(found.b + head.b) / 2)
 
     def uses_deep(self, backbone: Backbone) -> bool:
         wanted = self.config.features
@@ -206,55 +164,12 @@ class Fused(Method[FusedConfig]):
             shared = LinearHead.read(small)
         if texts.shape != shared.shape or len(linear.W) != len(shared.W):
             raise ValueError(f"texts of shape {texts.shape} beside W of shape {shared.shape}")
-        bank = tensors[_BANK].float() if _BANK in tensors else None
-        if bank is not None and bank.shape != texts.shape:
-            raise ValueError(f"{_BANK} of shape {tuple(bank.shape)}, texts of {texts.shape}")
         return FusedHead(
             linear.W,
             linear.b,
             text=texts,
             patch=shared if small else None,
-            bank=bank,
-            pool=int(tensors.get(_POOL, 0)),
-            fixed=None
-            if text.findings
-            else self._ranking(texts, text.backbone, scale, deep=bool(small)),
-        )
-
-    def _two_way(self, support: Support, text: TextSide) -> FusedHead:
-        """One head of log-odds for all findings; the equations are in two_way.py."""
-        if self.text_method.needs_training:
-            raise ConfigError(
-                f"With several findings fused cannot learn texts, as '{self.config.text}' does. "
-                "Set text to bank or single."
-            )
-        backbone, some = text.backbone, slice(1 if self.config.text == "single" else None)
-        present, absent = (
-            prototypes([texts[some] for texts in bank]).float().cpu()
-            for bank in (text.bank, text.absent_bank)
-        )
-        features, Y = support.rows()
-        weight = len(support.labels) / len(Y)
-        images = torch.arange(len(support.labels)).repeat_interleave(round(1 / weight))
-        texts = Pairs(present, absent, backbone.logit_scale, self.config.nu)
-        d, rows, Y = present.shape[1], normalize(features.cpu(), dim=-1), Y.cpu()
-        deep = rows.shape[1] > d
-        config = self.config.model_copy(update={"rho": self.config.rho or RHO[deep]})
-        space = Space.of(rows, d, backbone.deep_parts if deep else ())
-        choice = choose_two_way(space, Y, images, texts, config, weight=weight)
-
-        def head(space: Space, rho: float, deep: bool) -> LinearHead:
-            fitted = two_way(space, Y, texts, rho=rho, weight=weight)
-            W, b = fitted.joined(space, choice.kappa, deep=deep)
-            b = choice.heat * b + prior_odds(Y, weight)
-            return LinearHead((choice.heat * W).float(), b.float())
-
-        whole = head(space, ridge(config), deep)
-        return FusedHead(
-            whole.W,
-            whole.b,
-            text=TextHead(present, backbone.logit_scale),
-            patch=head(Space.of(rows[:, :d], d), RHO[False], False) if deep else None,
+            fixed=self._ranking(texts, text.backbone, scale, deep=bool(small)),
         )
 
     def _ranking(self, texts: Head, backbone: Backbone, scale: float, *, deep: bool) -> Ranking:
@@ -277,11 +192,7 @@ class Fused(Method[FusedConfig]):
         learned: Head,
         bank: Tensor | None,
         backbone: Backbone,
-        unless_set: Mapping[str, float] | None = None,
-        *,
-        bags: PoolBags | None = None,
     ) -> FusedHead:
-        """`unless_set` are numbers for what the settings leave open."""
         config, scale = self.config, backbone.logit_scale
         if learned.class_texts is None:
             raise ConfigError(f"'{config.text}' gave a head without class texts.")
@@ -292,10 +203,7 @@ class Fused(Method[FusedConfig]):
             T = T * bank.norm(dim=-1, keepdim=True)
         d = T.shape[1]
         deep = rows.features.shape[1] > d
-        found_by = {"rho": RHO[deep], **(unless_set or {})}
-        config = config.model_copy(
-            update={name: x for name, x in found_by.items() if getattr(config, name) is None}
-        )
+        config = config.model_copy(update={"rho": config.rho or RHO[deep]})
         widths = backbone.deep_parts if deep else ()
         # Few rows span a small space, so what needs labelled rows alone is computed there.
         space = Space.of(rows.features, d, widths, even=True)
@@ -305,12 +213,12 @@ class Fused(Method[FusedConfig]):
         if pool is not None:
             everything = torch.cat([rows.features, normalize(pool.cpu().float(), dim=-1)])
             large = Space.of(everything, d, widths, even=True)
-            beta = worth(rows, pool_size(len(pool), bags), config)
+            beta = worth(rows, len(pool), config)
             sums = totals(large, row_weights(rows, len(everything), beta))
             without = choose(rows, space, chosen_by, config, folds=POOL_FOLDS)
-            with_them, said = choose_pool(rows, large, chosen_by, config, without, sums, bags)
+            with_them, said = choose_pool(rows, large, chosen_by, config, without, sums)
             if with_them.pool:
-                found = with_pool(rows, large, texts, config, without, sums, bags)
+                found = with_pool(rows, large, texts, config, without, sums)
                 choice, space = with_them, large
         W, b = found.joined(space, choice.kappa, deep=deep)
         patch = None
@@ -324,13 +232,7 @@ class Fused(Method[FusedConfig]):
             (choice.heat * b).float(),
             text=learned,
             patch=patch,
-            bank=bank,
             pool=len(pool) if pool is not None and choice.pool else 0,
             said=(said,) if said else (),
             fixed=self._ranking(learned, backbone, scale, deep=deep),
         )
-
-
-def _pool_bags(support: Support, text: TextSide) -> PoolBags | None:
-    bag = support.unlabelled_bag
-    return None if bag is None else PoolBags(bag, text.normal)

@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ogkd.core.pooling import pooled, relative
 from ogkd.methods.base import MethodConfig
 from ogkd.methods.experts import Experts, Space, Texts, experts, totals, with_unlabelled
 from ogkd.methods.feature_method import Rows
@@ -42,27 +41,6 @@ def bag_weights(shown: Tensor, bag: Tensor, classes: int) -> Tensor:
     Z = one_hot(shown.clamp_min(0), classes).double() * (shown >= 0).unsqueeze(1)
     per_bag = Z.new_zeros(int(bag.max()) + 1, classes).index_add(0, bag, Z)
     return Z / per_bag[bag].clamp_min(1)
-
-
-@dataclass(frozen=True)
-class PoolBags:
-    """Unlabelled rows that are pictures of bags: bag [U], and the classes of "nothing found"."""
-
-    bag: Tensor
-    normal: tuple[int, ...]
-
-    def divide(self, z: Tensor) -> Tensor:
-        """What pictures count for each class [U, C], by their logits z [U, C].
-
-        A bag has one finding: the probabilities of a picture's findings are multiplied by those of
-        its bag, which follow from pooled logits (tau 1: one unknown picture carries the class).
-        As with labels, pictures of a bag that show the same are one image together.
-        """
-        of_bag = pooled(relative(z, self.normal), self.bag, 1.0).softmax(1)  # [B, C]
-        of_bag[:, list(self.normal)] = 1.0
-        shown = z.softmax(1) * of_bag[self.bag]
-        shown = shown / shown.sum(1, keepdim=True)
-        return shown / torch.zeros_like(of_bag).index_add(0, self.bag, shown)[self.bag].clamp_min(1)
 
 
 class FusedConfig(MethodConfig):
@@ -145,12 +123,11 @@ def choose_pool(
     config: FusedConfig,
     without: Choice,
     sums: Sequence[Tensor],
-    bags: PoolBags | None = None,
 ) -> tuple[Choice, str]:
     """Whether the unlabelled rows behind the labelled ones help; the factor on logits with them.
 
     They are not used if held-out support images are less likely with them. `sums` are the `totals`
-    of all rows, which those of bags do not have.
+    of all rows.
     """
     known, count = len(rows.labels), len(space.v) - len(rows.labels)
     labelled = space.rows(torch.arange(len(space.v)) < known)
@@ -161,7 +138,7 @@ def choose_pool(
         gone = totals(labelled.rows(~kept), row_weights(rows, known, 0.0)[~kept])
         less = [total - part for total, part in zip(sums, gone, strict=True)]
         few = rows.keep(kept)
-        return with_pool(few, space.rows(chosen), texts, config, without, less, bags)
+        return with_pool(few, space.rows(chosen), texts, config, without, less)
 
     found = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
     if found is None:
@@ -181,7 +158,6 @@ def with_pool(
     config: FusedConfig,
     choice: Choice,
     known: Sequence[Tensor] | None = None,
-    bags: PoolBags | None = None,
 ) -> Experts:
     """The experts that have learned from the unlabelled rows behind the labelled ones, too."""
     chosen = len(choice.held) > 0
@@ -192,17 +168,11 @@ def with_pool(
         rho=ridge(config),
         kappa=choice.kappa,
         heat=choice.heat if chosen else _HEAT,
-        beta=worth(rows, pool_size(len(space.v) - len(rows.labels), bags), config),
+        beta=worth(rows, len(space.v) - len(rows.labels), config),
         rounds=config.rounds or (1 if chosen else _ROUNDS),
         balance=config.balance if config.balance is not None else _BALANCE * chosen,
         known=known,
-        divide=None if bags is None else bags.divide,
     )
-
-
-def pool_size(rows: int, bags: PoolBags | None) -> int:
-    """How many images, or bags, these unlabelled rows are."""
-    return rows if bags is None else int(bags.bag.max()) + 1
 
 
 def _best(

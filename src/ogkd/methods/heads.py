@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -180,3 +181,72 @@ class KernelHead(ClassTextHead):
     def tensors(self) -> dict[str, Tensor]:
         beta = self.T.new_tensor(self.beta)
         return {"T": self.T.contiguous(), "K": self.K.contiguous(), "A": self.A, "beta": beta}
+
+
+@dataclass(frozen=True)
+class FindingsHead(Head):
+    """Log-odds [N, F] of findings: z_f1 - z_f0 + prior_f, from a head of two classes for each.
+
+    The classes of an inner head are that the finding is absent, and that it is present.
+    """
+
+    heads: tuple[Head, ...]
+    prior: Tensor  # [F] log-odds before an image is seen
+    # The same as one linear head, if all inner heads are linear; made here, because what is first
+    # computed while a graph is exported is no tensor of numbers.
+    linear: LinearHead | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        pairs = [(head.W, head.b) for head in self.heads if isinstance(head, LinearHead)]
+        linear = None
+        if len(pairs) == len(self.heads):
+            W, b = (torch.stack(parts) for parts in zip(*pairs, strict=True))  # [F, 2, d], [F, 2]
+            linear = LinearHead(W[:, 1] - W[:, 0], b[:, 1] - b[:, 0] + self.prior)
+        object.__setattr__(self, "linear", linear)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.heads), self.heads[0].shape[1]
+
+    @property
+    def weights(self) -> Tensor | None:
+        pairs = [head.weights for head in self.heads]
+        if any(W is None for W in pairs):
+            return None
+        return torch.stack([W[1] - W[0] for W in pairs if W is not None])
+
+    @property
+    def class_texts(self) -> Tensor | None:
+        """The texts that say that a finding is present."""
+        pairs = [head.class_texts for head in self.heads]
+        if any(T is None for T in pairs):
+            return None
+        return torch.stack([T[1] for T in pairs if T is not None])
+
+    def logits(self, features: Tensor) -> Tensor:
+        if self.linear is not None:
+            return self.linear.logits(features)
+        return self._odds([head.logits(features) for head in self.heads])
+
+    def of_patches(self, patches: Tensor) -> Tensor:
+        return self._odds([head.of_patches(patches) for head in self.heads])
+
+    def _odds(self, z: Sequence[Tensor]) -> Tensor:
+        return torch.stack([pair[..., 1] - pair[..., 0] for pair in z], dim=-1) + self.prior
+
+    def tensors(self) -> dict[str, Tensor]:
+        inner = {
+            f"{f}.{name}": tensor
+            for f, head in enumerate(self.heads)
+            for name, tensor in head.tensors().items()
+        }
+        return {**inner, "prior": self.prior}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note for head in self.heads for note in head.notes))
+
+    @property
+    def export_error(self) -> str | None:
+        errors = (head.export_error for head in self.heads)
+        return next((error for error in errors if error is not None), None)

@@ -35,7 +35,7 @@ class KgCoOpObjective:
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         """Both terms [S] and their weighted total."""
-        ce = cross_entropy(*batch.answers(image_logits(T_hat, batch, self.scale)))
+        ce = cross_entropy(image_logits(T_hat, batch, self.scale), batch.labels)
         knowledge = 1 - cosine_similarity(T_hat, self.T, dim=-1).mean(dim=-1)
         return {"total": ce + self.weight * knowledge, "ce": ce, "knowledge": knowledge}
 
@@ -47,7 +47,6 @@ class KgCoOp(PromptMethod[KgCoOpConfig]):
     name = "kgcoop"
     summary = "learned context, its texts kept near one plain template"
     citation = "Yao et al. 2023, Visual-Language Prompt Tuning with Knowledge-guided CoOp"
-    pools = True
     tunable: ClassVar = {"weight": (1.0, 2.0, 4.0, 6.0, 8.0, 10.0)}
 
     def objective(self, text: TextSide) -> KgCoOpObjective:

@@ -76,14 +76,7 @@ class _Teacher:
 
 
 class OGKDObjective:
-    """Eq. 16 for S runs: T_hat and a batch of images in, one value per run and term out.
-
-    Where only bags are labelled, cross-entropy is that of bags, by their pooled logits. GAD acts on
-    every picture: its teacher is the texts, which describe pictures, and it needs no label. Pooled
-    teachers were rejected: the largest of many logits is large by chance. LGD needs the label of a
-    picture, which is that of its bag only if it shows it: pictures count by their share in the
-    bag's answer.
-    """
+    """Eq. 16 for S runs: T_hat and a batch of images in, one value per run and term out."""
 
     def __init__(
         self,
@@ -119,7 +112,7 @@ class OGKDObjective:
         teacher = self._teacher.of(batch, self._teach)
         z_stu = logits(batch.globals, T_hat, self.scale)  # [S, B, C]
         terms = LossTerms(
-            ce=cross_entropy(*batch.answers(z_stu)),
+            ce=cross_entropy(z_stu, batch.labels),
             sccm=sccm(T_hat, self.T, normalisation=choice.sccm_normalisation),
             gad=gad(
                 z_stu,
@@ -130,7 +123,7 @@ class OGKDObjective:
                 normalisation=choice.gad_normalisation,
                 normalise_target=choice.normalise_target,
             ),
-            lgd=self._lgd(T_hat, teacher, batch, batch.worth(z_stu)),
+            lgd=self._lgd(T_hat, teacher, batch),
         )
         total = terms.total(
             lambda_sccm=self.lambda_sccm, lambda_gad=self.lambda_gad, lambda_lgd=self.lambda_lgd
@@ -160,7 +153,7 @@ class OGKDObjective:
             patches = gather_patches(patches, best)  # [S, B, K, d]
         return _Teacher(z, patches, logits(patches, T_tilde, self.scale))
 
-    def _lgd(self, T_hat: Tensor, teacher: _Teacher, batch: Batch, worth: Tensor | None) -> Tensor:
+    def _lgd(self, T_hat: Tensor, teacher: _Teacher, batch: Batch) -> Tensor:
         choice = self.choice
         if teacher.patches is None or teacher.z_patches is None:
             return T_hat.new_zeros(len(T_hat))
@@ -174,7 +167,6 @@ class OGKDObjective:
             temperature=choice.temperature,
             normalisation=choice.lgd_normalisation,
             normalise_target=choice.normalise_target,
-            weights=worth,
         )
 
 
@@ -185,7 +177,6 @@ class OGKD(PromptMethod[OGKDConfig]):
     name = "ogkd"
     summary = "learned context, teacher diffused along the class graph, globally and at patches"
     citation = "Tran and Shen, OGKD"
-    pools = True
     needs_patches = True
     tunable: ClassVar = {  # the ranges of the paper's table of hyper-parameters
         "lambda_gad": (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 20.0),

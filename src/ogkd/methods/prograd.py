@@ -47,7 +47,7 @@ class ProGradObjective:
         z_tea = logits(batch.globals, self.T_tea, self.scale)
         log_q = (z_tea / temperature).log_softmax(dim=-1)
         kl = (log_q.exp() * (log_q - log_p)).sum(dim=-1).mean(dim=-1) * temperature**2
-        ce = cross_entropy(*batch.answers(z))
+        ce = cross_entropy(z, batch.labels)
         return {"total": ce, "ce": ce, "kl": kl}
 
     def gradient(self, terms: Mapping[str, Tensor], parameters: Tensor) -> Tensor:
@@ -82,7 +82,6 @@ class ProGrad(PromptMethod[ProGradConfig]):
     name = "prograd"
     summary = "learned context, steps against zero-shot knowledge are projected out"
     citation = "Zhu et al. 2023, Prompt-aligned Gradient for Prompt Tuning"
-    pools = True
     tunable: ClassVar = {"temperature": (0.25, 1.0, 2.0, 4.0)}
 
     def objective(self, text: TextSide) -> ProGradObjective:

@@ -14,11 +14,10 @@ from ogkd.core.batches import Batch, Run
 from ogkd.core.checkpoint import Checkpoint
 from ogkd.core.losses import logits
 from ogkd.core.optimisers import TrainConfig
-from ogkd.core.pooling import Bags
 from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.core.training import Objective, train_contexts
 from ogkd.errors import ConfigError
-from ogkd.methods.base import Folder, Method, MethodConfig, Support, Supports, TextSide
+from ogkd.methods.base import Folder, Method, MethodConfig, Supports, TextSide
 from ogkd.methods.heads import Head, TextHead
 
 
@@ -84,7 +83,7 @@ class PromptMethod(Method[PromptConfigT]):
         text.backbone.release()  # images and texts are encoded
         contexts = train_contexts(
             learner,
-            [_run(s, seed) for s, seed in zip(supports, seeds, strict=True)],
+            [Run(s.views, s.labels, seed) for s, seed in zip(supports, seeds, strict=True)],
             objective,
             self.config.train,
             text_dropout=self.text_dropout,
@@ -119,13 +118,6 @@ class PromptMethod(Method[PromptConfigT]):
     def learned(self, head: Head) -> Tensor:
         """Return the context that a head of this method was made from."""
         return head.tensors()["context"]
-
-
-def _run(support: Support, seed: int) -> Run:
-    bags = None
-    if support.bag is not None and support.pooling is not None:
-        bags = Bags(support.bag, support.pooling)
-    return Run(support.views, support.labels, seed, bags)
 
 
 def context_head(learner: PromptLearner, context: Tensor) -> TextHead:

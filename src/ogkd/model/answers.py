@@ -63,7 +63,6 @@ class Answers:
         refused = {
             "max_risk": policy.max_risk is not None,
             "prior": policy.prior is not None,
-            "together": policy.together,
             "sets": policy.sets != "lac",
         }
         for argument in (name for name, given in refused.items() if given):

@@ -24,18 +24,16 @@ from ogkd.features.encode import encode_files
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, resolved
 from ogkd.images import ImageRef, Images, image_refs
-from ogkd.images.memory import is_one_image
 from ogkd.methods import METHODS, Head, TextSide
 from ogkd.model.answers import probabilities_of
 from ogkd.model.bags import Bags, decide_bags, named_pictures
 from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.calibration_file import CalibrationFile
-from ogkd.model.card import CAUTION, ModelCard, method_of
+from ogkd.model.card import ModelCard, method_of
 from ogkd.model.decide import Decider, Decision
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
 from ogkd.model.findings import FindingsCalibration
 from ogkd.model.policy import Policy
-from ogkd.notebook import panel, small, table
 
 WEIGHTS = "weights.safetensors"
 CARD = "model.json"
@@ -68,14 +66,6 @@ class Classifier:
         what = "findings" if self.card.findings else "classes"
         classes = f"{len(shown)} {what} (images learned from): {', '.join(shown[:_SHOWN])}{more}"
         return f"<Classifier: {self._made}. {classes}>"
-
-    def _repr_html_(self) -> str:
-        card = self.card
-        rows = [(*known, "yes" if known[0] in card.normal else "") for known in self._learned_from]
-        head = ("finding" if card.findings else "class", "images learned from", "means normal")
-        columns = len(head) if card.normal else 2
-        classes = table(head[:columns], [row[:columns] for row in rows])
-        return panel(f"Classifier: {self._made}", classes, small(CAUTION))
 
     @property
     def _made(self) -> str:
@@ -161,8 +151,7 @@ class Classifier:
         each bag; with `patches`, one for each picture, as if it were a bag by itself.
 
         An image that cannot be read gives a decision with `error`. `patches` keeps what evidence
-        maps need (see `ogkd.model.explain.evidence_of`). A policy whose answers depend on the
-        whole batch (`together`, `prior="estimate"`) needs the features of all images in memory.
+        maps need (see `ogkd.model.explain.evidence_of`).
         """
         decider = Decider(self, policy)
         if self.card.bags is not None and not patches:
@@ -173,8 +162,6 @@ class Classifier:
             return decide_bags(decider, found, [name for name, _ in named])
         if isinstance(images, Mapping):
             raise ConfigError("This model answers single images: give a list, not named bags.")
-        if decider.policy.needs_all:
-            _refuse_stream(images)
         rule = self.card.slice_rule
         refs = (image.sliced(rule) for image in refs_of(images))
         batches = encode_files(
@@ -265,19 +252,6 @@ class Classifier:
 def refs_of(images: Images | Manifest) -> Iterator[ImageRef]:
     """Every image of a dataset or of what `predict` takes, in order."""
     return image_refs([i.image for i in images.items] if isinstance(images, Manifest) else images)
-
-
-def _refuse_stream(images: Images | Manifest) -> None:
-    """Refuse what does not say how many images it has."""
-    if isinstance(images, Manifest) or is_one_image(images):
-        return
-    try:
-        len(images)  # type: ignore[arg-type]
-    except TypeError:
-        raise ConfigError(
-            "Answers that depend on the whole batch need all images first, but this is a stream of "
-            "images. Give a list, or have them answered one by one."
-        ) from None
 
 
 def place_for_model(folder: str | Path) -> Path:

@@ -14,25 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ogkd.backbones.builtin import is_builtin, unlike_phantoms
-from ogkd.errors import ConfigError, counted
-from ogkd.features.encode import EncodedBatch, in_one
+from ogkd.errors import ConfigError
+from ogkd.features.encode import EncodedBatch
 from ogkd.images import ImageRef
 from ogkd.images.memory import InMemory
-from ogkd.model import together
 from ogkd.model.answers import Answers
 from ogkd.model.calibration import Calibration
 from ogkd.model.engine_note import engine_note
 from ogkd.model.familiarity import Familiarity, can_judge
 from ogkd.model.findings import Answer
 from ogkd.model.policy import Policy
-from ogkd.model.prior import (
-    ESTIMATE,
-    class_shares,
-    equal,
-    estimated,
-    reweighted,
-    shown_shares,
-)
+from ogkd.model.prior import class_shares, equal, reweighted, shown_shares
 from ogkd.model.support_sets import SupportSets
 
 if TYPE_CHECKING:
@@ -97,7 +89,7 @@ class Decider:
         self.threshold: float | None = None  # of the top probability, below which it abstains
         self._calibration = classifier.class_calibration
         self._answers = Answers(classifier, policy) if classifier.card.findings else None
-        self.prior: NDArray[np.float64] | None = None  # class frequencies, given or estimated
+        self.prior: NDArray[np.float64] | None = None  # class frequencies, if given
         if self._answers is not None:
             self.notes += self._answers.notes
         elif policy.sensitivity is not None:
@@ -106,8 +98,13 @@ class Decider:
                 "one class. It takes max_risk and coverage.",
                 argument="sensitivity",
             )
-        elif policy.prior is not None or policy.together:
-            self._change_terms()
+        elif policy.prior is not None:
+            # What the calibration promised is for the frequencies of its own images.
+            self._calibration, names = None, classifier.class_names
+            self.prior = class_shares(policy.prior, names)
+            self.notes.append(
+                f"Probabilities are for these class frequencies: {shown_shares(self.prior, names)}."
+            )
         if policy.max_risk is not None:
             self.threshold = _calibrated(classifier, "max_risk").threshold(
                 policy.max_risk, confidence=policy.confidence
@@ -117,9 +114,8 @@ class Decider:
                 f"{100 * policy.confidence:g} % confidence, at most {100 * policy.max_risk:g} % of "
                 "the other predictions are wrong on images like those of the calibration."
             )
-        # An image answered together with others is not one that the promise is about.
         plain = self._answers is None
-        self._from_support = self._support_sets() if plain and not policy.together else None
+        self._from_support = self._support_sets() if plain else None
         if self._from_support is None and plain:
             if policy.coverage is not None:
                 _calibrated(classifier, "coverage", prior=policy.prior is not None)
@@ -149,31 +145,6 @@ class Decider:
         if classifier.support is not None and can_judge(classifier.support):
             self._familiarity = Familiarity(classifier.support, classifier.backbone.embed_dim)
 
-    def _change_terms(self) -> None:
-        """Answer for other class frequencies or together: what the calibration promised is void."""
-        prior, names = self.policy.prior, self.classifier.class_names
-        if self.policy.needs_all and self.classifier.card.bags is not None:
-            raise ConfigError(
-                "This model answers bags of pictures, each by itself. Answers that depend on the "
-                "others of a batch are for single images.",
-                argument="together" if self.policy.together else "prior",
-            )
-        if self.policy.together:
-            together.refuse_together(self.classifier)
-            self.notes.append(together.NOTE)
-        if prior == ESTIMATE:
-            self.notes.append(
-                "Note: class frequencies are estimated from the images, so each answer depends on "
-                "the others of this batch. With few labels such estimates are often wrong: give "
-                "known frequencies if you can."
-            )
-        elif prior is not None:
-            self.prior = class_shares(prior, names)
-            self.notes.append(
-                f"Probabilities are for these class frequencies: {shown_shares(self.prior, names)}."
-            )
-        self._calibration = None
-
     def _support_sets(self) -> SupportSets | None:
         """Sets from the images learned from: without a calibration, or in place of one on them.
 
@@ -202,8 +173,9 @@ class Decider:
     ) -> list[Decision]:
         """Decide for features [N, d] of images."""
         strange, real = self.odd(features)
-        odd = [mask for mask in (strange, real) if mask is not None]
-        p = self._probabilities(features, ~np.logical_or.reduce(odd) if odd else None)
+        p = self.classifier.probabilities(features)
+        if self.prior is not None:
+            p = reweighted(p, self.prior, equal(p.shape[1]))
         return [
             replace(
                 said,
@@ -257,7 +229,7 @@ class Decider:
 
     def decide_batches(self, batches: Iterable[EncodedBatch]) -> Iterator[Decision]:
         """Decide for images that were encoded here or elsewhere, in order."""
-        for batch in in_one(batches) if self.policy.needs_all else batches:
+        for batch in batches:
             decisions: Iterator[Decision] = iter(())
             if batch.features is not None:
                 rows = batch.features.rows.detach().cpu().float().numpy()
@@ -265,24 +237,6 @@ class Decider:
             for row, image in enumerate(batch.images):
                 error = batch.errors.get(row)
                 yield next(decisions) if error is None else Decision(a_file(image), error=error)
-
-    def _probabilities(
-        self, features: NDArray[np.float32], familiar: NDArray[np.bool_] | None
-    ) -> NDArray[np.float32]:
-        """Probabilities [N, C] by the policy; an estimate is made from familiar images."""
-        model, chosen = self.classifier, slice(None) if familiar is None else familiar
-        if self.policy.together:
-            model, note = together.for_batch(model, features)
-            self.notes.append(note)
-        p = model.probabilities(features)
-        assumed = equal(p.shape[1])
-        if self.policy.prior == ESTIMATE:
-            self.prior = estimated(p[chosen], assumed)
-            self.notes.append(
-                f"Estimated class frequencies, from {counted(len(p[chosen]), 'image')}: "
-                f"{shown_shares(self.prior, model.class_names)}."
-            )
-        return p if self.prior is None else reweighted(p, self.prior, assumed)
 
     def _with_evidence(self, batch: EncodedBatch, decisions: list[Decision]) -> list[Decision]:
         """The decisions, with patches and crops if the batch has patches."""

@@ -14,7 +14,7 @@ from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import digest_with, with_engine, without_engine
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.files import read_bytes, recover
-from ogkd.methods import Head, TextSide
+from ogkd.methods import Head, TextSide, read_findings
 from ogkd.model.answers import read_calibration
 from ogkd.model.calibration import CALIBRATION
 from ogkd.model.card import ModelCard, method_of
@@ -112,7 +112,11 @@ def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Bac
     method = method_of(card)
     text = TextSide(backbone, card.class_names, (), absent=() if card.findings else None)
     try:
-        head = method.read_head(tensors, text, card.logit_scale)
+        head: Head
+        if card.findings:
+            head = read_findings(method, tensors, text, card.logit_scale)
+        else:
+            head = method.read_head(tensors, text, card.logit_scale)
         _refuse_other_tensors(tensors, head.tensors())
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
         raise ConfigError(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ogkd.errors import ConfigError
 from ogkd.model.calibration import SetKind
-from ogkd.model.prior import ESTIMATE, Prior
 
 
 @dataclass(frozen=True)
@@ -19,9 +18,8 @@ class Policy:
         confidence: how sure that promise has to be, over calibration images.
         coverage: how often the set contains the true class; None: 90 % if there are images enough.
         sets: "lac" (smallest on average) or "aps", where a calibration gives the sets.
-        prior: how frequent each class is where the images come from, as shares that sum to one, or
-            "estimate" to find it in the batch (see `ogkd.model.prior`). None: equally frequent.
-        together: learn from the batch before answering it, if the method can.
+        prior: how frequent each class is where the images come from, as shares that sum to one
+            (see `ogkd.model.prior`). None: equally frequent.
         sensitivity: with several findings, answer "no" for at most the rest of the images that
             show one; None: what the model was calibrated for, else `coverage`.
     """
@@ -30,32 +28,19 @@ class Policy:
     confidence: float = 0.9
     coverage: float | None = None
     sets: SetKind = "lac"
-    prior: Prior | None = None
-    together: bool = False
+    prior: Mapping[str, float] | None = None
     sensitivity: float | None = None
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether the answer for one image depends on the others."""
-        return self.together or self.prior == ESTIMATE
 
     def __post_init__(self) -> None:
         if self.sets not in ("lac", "aps"):
             raise ConfigError(
                 f"sets must be 'lac' or 'aps', but is '{self.sets}'.", argument="sets"
             )
-        if not (self.prior is None or isinstance(self.prior, Mapping) or self.prior == ESTIMATE):
+        if not (self.prior is None or isinstance(self.prior, Mapping)):
             raise ConfigError(
-                f"prior must be shares of classes or '{ESTIMATE}', but is '{self.prior}'.",
+                f"prior must be shares of classes by name, but is '{self.prior}'.",
                 argument="prior",
             )
-        for promised in ("max_risk", "coverage"):
-            if self.together and getattr(self, promised) is not None:
-                raise ConfigError(
-                    f"{promised} cannot be promised if images are answered together: an answer "
-                    "then depends on the other images. Leave one of them out.",
-                    argument=promised,
-                )
         if self.prior is not None and self.max_risk is not None:
             raise ConfigError(
                 "max_risk cannot be promised with a prior: the share of errors depends on how "

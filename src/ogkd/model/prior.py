@@ -1,4 +1,4 @@
-"""How frequent the classes are: probabilities for another prevalence, estimated from a batch.
+"""How frequent the classes are: probabilities for another prevalence.
 
 A model gives p(c | x) for the class frequencies that it assumes, q_c. Where class c has the
 frequency r_c, and images of a class look the same, p'(c | x) is p(c | x) r_c / q_c, normalised.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +15,8 @@ from numpy.typing import NDArray
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.prompts.bank import fold
 
-Prior = Mapping[str, float] | Literal["estimate"]
 Array = NDArray[np.float64]
-ESTIMATE: Literal["estimate"] = "estimate"
-WORTH = 10.0  # images per class that equal frequencies are worth in an estimate
 _TOLERANCE = 0.01  # of the sum: shares may be rounded to percents
-_ROUNDS = 1000
-_SETTLED = 1e-8
 
 
 def equal(classes: int) -> Array:
@@ -68,25 +62,6 @@ def reweighted(p: NDArray[np.floating], prior: Array, assumed: Array) -> NDArray
     weighted = np.asarray(p, dtype=np.float64) * (prior / assumed)
     total = weighted.sum(axis=1, keepdims=True)
     return np.asarray(weighted / np.maximum(total, 1e-300), dtype=np.float32)
-
-
-def estimated(p: NDArray[np.floating], assumed: Array, *, worth: float = WORTH) -> Array:
-    """The most likely class frequencies [C] of a batch with probabilities p [N, C].
-
-    Expectation-maximisation (Saerens, Latinne and Decaestecker, 2002), with a Dirichlet prior
-    that counts as `worth` images per class with the assumed frequencies: few images move the
-    estimate little.
-    """
-    seen, before = np.asarray(p, dtype=np.float64), worth * len(assumed) * assumed
-    prior = assumed
-    for _ in range(_ROUNDS):
-        weighted = seen * (prior / assumed)
-        counts = (weighted / np.maximum(weighted.sum(axis=1, keepdims=True), 1e-300)).sum(axis=0)
-        found = (counts + before) / (len(seen) + before.sum())
-        change, prior = float(np.abs(found - prior).max()), found
-        if change < _SETTLED:
-            break
-    return prior
 
 
 def shown_shares(shares: Array, class_names: tuple[str, ...]) -> str:

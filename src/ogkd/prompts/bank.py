@@ -68,25 +68,25 @@ def bank_file(prompts: str | Path, dataset: str | None) -> Path:
     A folder of banks has one for each dataset, DATASET.json.
     """
     if str(prompts) == OURS:
-        found = shipped_banks().get(dataset or "")
-        if found is None:
+        shipped = shipped_banks().get(dataset or "")
+        if shipped is None:
             raise ConfigError(
                 f"The package has no prompts for {dataset or 'these images'}, only for: "
                 f"{', '.join(shipped_banks())}. Name one of these, or give a file.",
                 argument="prompts",
             )
-        return found
+        return shipped
     path = Path(prompts)
     if not path.is_dir():
         return path
-    own = path / f"{dataset}.json"
-    if dataset is None or not own.is_file():
+    file = path / f"{dataset}.json"
+    if dataset is None or not file.is_file():
         raise ConfigError(
             f"{path} has no {dataset or 'DATASET'}.json. A folder of banks has a file for each "
             "dataset; give the file itself if there is only one.",
             argument="prompts",
         )
-    return own
+    return file
 
 
 def bank_name(prompts: str | Path) -> str:
@@ -142,7 +142,7 @@ def bank_for(
             argument="prompts",
         )
     texts = [folded.get(fold(name)) or template_bank([name])[0] for name in class_names]
-    return [[text for text in some if text.strip()] for some in texts]
+    return [[text for text in rows if text.strip()] for rows in texts]
 
 
 def absent_bank(
@@ -166,9 +166,9 @@ def fallback_note(
         return None
     if bank is None:
         start = f"No prompts were given: class texts are made from {len(TEMPLATES)} templates."
-        if found := _shipped_for(class_names):
+        if name := _shipped_for(class_names):
             return (
-                f"{start} There is a shipped bank for these classes: give '{found}' as the prompts."
+                f"{start} There is a shipped bank for these classes: give '{name}' as the prompts."
             )
     else:
         start = (
@@ -176,9 +176,9 @@ def fallback_note(
             f"{_near_names(missing, class_names, bank)}"
         )
     return (
-        f"{start} Texts that describe what is seen may work better: write them yourself, start "
-        "from templates (`ogkd prompts new`), or let a language model write them (`ogkd prompts "
-        "generate`); then give the file as the prompts."
+        f"{start} Texts that describe what is seen may work better: write them yourself, or start "
+        "from templates or a language model (`ogkd prompts new`); then give the file as the "
+        "prompts."
     )
 
 

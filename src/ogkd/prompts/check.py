@@ -72,17 +72,18 @@ class ClassSummary:
     mentions: float
 
 
-def text_faults(
-    text: str, *, shortest: int = SHORTEST, longest: int = LONGEST
-) -> list[tuple[str, str]]:
+def text_faults(text: str) -> list[tuple[str, str]]:
     """Rule and message of each fault of a single text."""
     if not text.strip():
         return [("blank", "is blank")]
     count = len(text.split())
-    span = f"{shortest} to {longest}"
     chatter = _CHATTER.match(text) or "language model" in text.casefold()
     rules = (
-        ("length", not shortest <= count <= longest, f"has {count} words, not {span}"),
+        (
+            "length",
+            not SHORTEST <= count <= LONGEST,
+            f"has {count} words, not {SHORTEST} to {LONGEST}",
+        ),
         ("characters", _odd_characters(text), "has control characters or odd spaces"),
         ("numbering", _NUMBERED.match(text), "starts with a number or bullet"),
         ("slot", _SLOT.search(text), "has an unfilled slot"),
@@ -92,18 +93,14 @@ def text_faults(
 
 
 def check_bank(
-    bank: Mapping[str, Sequence[str]],
-    *,
-    count: int | None = None,
-    shortest: int = SHORTEST,
-    longest: int = LONGEST,
+    bank: Mapping[str, Sequence[str]], *, count: int | None = None
 ) -> tuple[list[ClassSummary], list[Finding]]:
     """Statistics of each class and all findings; `count` requires that many prompts per class."""
     findings: list[Finding] = []
     for name, texts in bank.items():
         findings += _count(name, texts, count)
         for text in texts:
-            for rule, message in text_faults(text, shortest=shortest, longest=longest):
+            for rule, message in text_faults(text):
                 findings.append(Finding("error", rule, name, f"A text {message}.", (text,)))
         findings += _repeats(name, texts)
         findings += _openings(name, texts)
@@ -140,10 +137,10 @@ def _repeats(name: str, texts: Sequence[str]) -> Iterator[Finding]:
 
 def _openings(name: str, texts: Sequence[str]) -> Iterator[Finding]:
     """Find texts that begin alike apart from the class name: a pattern was filled in."""
-    own = content_stems(name)
+    of_name = content_stems(name)
     groups: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
     for text in texts:
-        rest = [word for word in words_of(text) if stem(word) not in own]
+        rest = [word for word in words_of(text) if stem(word) not in of_name]
         groups[tuple(rest[:_OPENING])].append(text)
     for group in groups.values():
         if len(group) > max(3, len(texts) // 10):
@@ -159,13 +156,13 @@ def _mentions(name: str, texts: Sequence[str], names: Iterable[str]) -> Iterator
     if share < 0.5:
         message = f"Only {share:.0%} of the texts name the class."
         yield Finding("warning", "mention", name, message)
-    own = content_stems(name)
-    others = [content_stems(other) - own for other in names if other != name]
+    of_name = content_stems(name)
+    others = [content_stems(other) - of_name for other in names if other != name]
     others = list({rest for rest in others if rest})
-    strange = [text for text in texts if any(rest <= _stems(text) for rest in others)]
-    if len(strange) > 0.3 * len(texts):
-        message = f"{len(strange)} texts also name another class, which moves them towards it."
-        yield Finding("warning", "other class", name, message, tuple(strange[:3]))
+    ambiguous = [text for text in texts if any(rest <= _stems(text) for rest in others)]
+    if len(ambiguous) > 0.3 * len(texts):
+        message = f"{len(ambiguous)} texts also name another class, which moves them towards it."
+        yield Finding("warning", "other class", name, message, tuple(ambiguous[:3]))
 
 
 def _mention_share(name: str, texts: Sequence[str], names: Iterable[str]) -> float:
@@ -175,8 +172,8 @@ def _mention_share(name: str, texts: Sequence[str], names: Iterable[str]) -> flo
     """
     whole = content_stems(name)
     shared = frozenset[str]().union(*(content_stems(other) for other in names if other != name))
-    own = whole - shared or whole
-    named = [2 * len(own & _stems(text)) >= len(own) for text in texts]
+    wanted = whole - shared or whole
+    named = [2 * len(wanted & _stems(text)) >= len(wanted) for text in texts]
     return sum(named) / max(1, len(named))
 
 
@@ -191,9 +188,9 @@ def _across(bank: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
         if len(names) > 1:
             message = f"A text also appears under {', '.join(names[1:])}."
             yield Finding("error", "duplicate", name, message, (text,))
-    own = {name: content_stems(name) for name in bank}
+    of_names = {name: content_stems(name) for name in bank}
     bare = [
-        frozenset(word for word in words_of(text) if stem(word) not in own[name])
+        frozenset(word for word in words_of(text) if stem(word) not in of_names[name])
         for name, text in rows
     ]
     refilled: defaultdict[str, dict[int, int]] = defaultdict(dict)

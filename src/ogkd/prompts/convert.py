@@ -20,11 +20,11 @@ _CLASS = ("class", "classname", "class_name", "class name", "label", "name")
 _TEXT = ("text", "prompt", "prompts", "description", "descriptions", "caption", "sentence", "texts")
 
 
-def import_bank(path: Path, *, drop_doubles: bool = False) -> dict[str, list[str]]:
+def import_bank(path: Path) -> dict[str, list[str]]:
     """Read texts by class from a file or folder; white space is normalised.
 
-    Texts keep their order, and their repetitions unless `drop_doubles`: a text that is there
-    twice counts twice in a prototype.
+    Texts keep their order and their repetitions: a text that is there twice counts twice in a
+    prototype.
 
     - JSON: class -> list of texts (as CuPL's); class -> {question: texts}; one such object
       per dataset under its name; or a list of {"class": ..., "text": ...} records.
@@ -50,8 +50,6 @@ def import_bank(path: Path, *, drop_doubles: bool = False) -> dict[str, list[str
             )
         pairs = reader(path, _read(path))
     bank = _collect(pairs)
-    if drop_doubles:
-        bank = {name: list(dict.fromkeys(texts)) for name, texts in bank.items()}
     if not bank:
         raise DataError(
             f"{path} has no texts by class. Give a JSON or Python file of class name -> texts, a "
@@ -91,12 +89,12 @@ def _read(path: Path) -> str:
         raise DataError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
 
 
-def _from_json(path: Path, content: str) -> list[tuple[str, str]]:
+def _from_json(path: Path, text: str) -> list[tuple[str, str]]:
     try:
-        found = json.loads(content)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is not valid JSON ({error}). Fix the file.") from error
-    pairs = _from_records(found) if isinstance(found, list) else _from_object(found)
+    pairs = _from_records(content) if isinstance(content, list) else _from_object(content)
     if pairs is None:
         raise DataError(
             f'{path} does not have the form {{"class": ["text", ...]}} or '
@@ -105,11 +103,11 @@ def _from_json(path: Path, content: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _from_object(found: Any) -> list[tuple[str, str]] | None:
-    if not isinstance(found, dict):
+def _from_object(content: Any) -> list[tuple[str, str]] | None:
+    if not isinstance(content, dict):
         return None
     pairs: list[tuple[str, str]] = []
-    for name, value in found.items():
+    for name, value in content.items():
         if isinstance(value, str):
             pairs.append((name, value))
         elif isinstance(value, list) and all(isinstance(text, str) for text in value):
@@ -125,51 +123,47 @@ def _from_object(found: Any) -> list[tuple[str, str]] | None:
     return pairs
 
 
-def _from_records(found: list[Any]) -> list[tuple[str, str]] | None:
+def _from_records(records: list[Any]) -> list[tuple[str, str]] | None:
     pairs: list[tuple[str, str]] = []
-    for record in found:
+    for record in records:
         if not isinstance(record, dict):
             return None
         cells = {str(key).strip().casefold(): value for key, value in record.items()}
         name = next((cells[key] for key in _CLASS if key in cells), None)
         texts = next((cells[key] for key in _TEXT if key in cells), None)
-        found_here = _from_object({name: texts})
-        if not isinstance(name, str) or isinstance(texts, dict) or found_here is None:
+        of_record = _from_object({name: texts})
+        if not isinstance(name, str) or isinstance(texts, dict) or of_record is None:
             return None
-        pairs += found_here
+        pairs += of_record
     return pairs
 
 
-def _from_table(path: Path, content: str) -> list[tuple[str, str]]:
+def _from_table(path: Path, text: str) -> list[tuple[str, str]]:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    reader = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
     try:
-        rows = list(csv.reader(content.splitlines(keepends=True), delimiter=delimiter))
+        rows = list(reader)
     except csv.Error as error:
         raise DataError(f"{path} is not a table ({error}). Save it as CSV.") from error
-    header = [cell.strip().casefold() for cell in rows[0]] if rows else []
-    names = [header.index(key) for key in _CLASS if key in header]
-    texts = [header.index(key) for key in _TEXT if key in header]
-    if not names or not texts:
+    for line, row in enumerate(rows, start=2):
+        if None in row or None in row.values():  # more or fewer cells than the header
+            raise DataError(
+                f"{path}, row {line}: not as many cells as the header has. Put quotes around a "
+                "text that contains the separator."
+            )
+    pairs = _from_records(rows)
+    header = [name.strip().casefold() for name in reader.fieldnames or ()]
+    if pairs is None or not {*_CLASS} & {*header} or not {*_TEXT} & {*header}:
         raise DataError(
             f"{path} needs the columns class and text, but has: {', '.join(header) or 'none'}."
         )
-    pairs = []
-    for line, row in enumerate(rows[1:], start=2):
-        if not any(cell.strip() for cell in row):
-            continue
-        if len(row) != len(header):
-            raise DataError(
-                f"{path}, row {line}: {len(row)} cells, but the header has {len(header)}. Put "
-                "quotes around a text that contains the separator."
-            )
-        pairs.append((row[names[0]], row[texts[0]]))
     return pairs
 
 
 def _from_python(path: Path, content: str) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
-    for _, found in python_literals(path, content):
-        if isinstance(found, dict) and all(isinstance(key, str) for key in found):
-            lists = {key: value for key, value in found.items() if isinstance(value, list)}
+    for _, literal in python_literals(path, content):
+        if isinstance(literal, dict) and all(isinstance(key, str) for key in literal):
+            lists = {key: value for key, value in literal.items() if isinstance(value, list)}
             pairs += _from_object(lists) or []
     return pairs

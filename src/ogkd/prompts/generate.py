@@ -1,19 +1,27 @@
 """Let a language model write prompts: ask, filter the answers, ask for what is missing.
 
-Nothing here uses the network: `ask` is any function from messages to text.
+Only `chat` uses the network: any endpoint with OpenAI's API, local or hosted, by its client.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ogkd.download import parsed
+from ogkd.errors import ConfigError, DataError
 from ogkd.prompts.bank import fold
-from ogkd.prompts.chat import Messages
 from ogkd.prompts.check import LONGEST, NEAR, SHORTEST, text_faults, words_of
 
+Messages = Sequence[Mapping[str, str]]
+Ask = Callable[[Messages], str]
+
+_TIMEOUT = 120.0  # seconds for an answer
+_RETRIES = 4  # of a request, by the client
 _AT_ONCE = 25  # texts per question; with more, models lose count and repeat themselves
 _SHOWN = 15  # existing texts that the model is asked not to repeat
 _ROLE = (
@@ -26,8 +34,95 @@ _STRING = re.compile(r'"((?:[^"\\\x00-\x1f]|\\.)*)"\s*(?=[,\]\n}]|\Z)')
 _BULLET = re.compile(r"^\s*(?:\(?\d{1,3}[.):]|[-*•–—]+|#+)\s+")
 
 
+def chat(url: str, model: str, *, key: str | None = None) -> Ask:
+    """A function that asks `model` at the endpoint whose base URL is `url`.
+
+    The client retries a busy endpoint. An answer that is no chat completion is an empty one, to
+    be asked for again.
+    """
+    try:
+        import openai
+    except ImportError as error:
+        raise ConfigError(
+            'Asking a language model needs the package openai: pip install "ogkd[prompts]".'
+        ) from error
+    near = _check_url(url, key)
+    if key and not (key.isascii() and key.isprintable()):
+        raise ConfigError("OGKD_LLM_KEY has characters that cannot be part of a key. Set it again.")
+    client = openai.OpenAI(
+        base_url=url,
+        api_key=key or "none",  # the client insists on one
+        timeout=_TIMEOUT,
+        max_retries=_RETRIES,
+        http_client=openai.DefaultHttpxClient(trust_env=not near),  # proxies
+    )
+
+    def ask(messages: Messages) -> str:
+        conversation: Any = list(messages)
+        try:
+            answer = client.chat.completions.create(model=model, messages=conversation)
+            content = answer.choices[0].message.content
+        except openai.APIStatusError as error:
+            raise ConfigError(_refusal(url, error.status_code), argument="url") from None
+        except openai.APIConnectionError as error:
+            raise ConfigError(
+                f"No answer from {url} ({error.__cause__ or error}). Check that the server runs "
+                "and that the URL is right; what has been collected is kept.",
+                argument="url",
+            ) from None
+        except (ValueError, AttributeError, IndexError, TypeError, RecursionError):
+            return ""
+        return content if isinstance(content, str) else ""
+
+    return ask
+
+
+def _check_url(url: str, key: str | None) -> bool:
+    """Whether the endpoint is in this network; an error if it is not a plain URL, or not safe."""
+    try:
+        parts = parsed(url)
+    except DataError as error:
+        raise ConfigError(str(error), argument="url") from error
+    if parts.scheme not in ("http", "https"):
+        raise ConfigError(
+            f"'{url}' is not a valid URL. Give the base URL of an OpenAI-compatible endpoint, such "
+            "as http://localhost:11434/v1.",
+            argument="url",
+        )
+    if parts.userinfo or parts.query or parts.fragment:
+        # Not repeated here: it may be a secret.
+        raise ConfigError(
+            "The endpoint's URL must be plain: no user, password or query. Put a key in "
+            "OGKD_LLM_KEY instead.",
+            argument="url",
+        )
+    try:
+        near = ipaddress.ip_address(parts.host).is_private
+    except ValueError:
+        near = "." not in parts.host or parts.host.endswith((".local", ".internal"))
+    if parts.scheme == "http" and key and not near:
+        raise ConfigError(
+            f"http://{parts.host} is not encrypted, so the key is not sent to it. Use https.",
+            argument="url",
+        )
+    return near
+
+
+def _refusal(url: str, status: int) -> str:
+    advice = {
+        401: "Set the key in OGKD_LLM_KEY.",
+        403: "Check that the key in OGKD_LLM_KEY may use this model.",
+        429: "Try again later; what has been collected is kept.",
+    }.get(status, "Check the URL (it usually ends in /v1) and the model's name.")
+    if status >= 500:
+        advice = "Try again later; what has been collected is kept."
+    return f"{url} answered {status}. {advice}"
+
+
 @dataclass(frozen=True)
 class Order:
+    """A bank that is asked for."""
+
     class_names: tuple[str, ...]
     count: int = 50
     modality: str = "medical"  # the word before "images"
@@ -72,8 +167,8 @@ def read_answer(answer: str) -> list[str]:
     answer = _THOUGHT.sub("", answer)
     _, bracket, after = answer.partition("[")
     try:
-        found, _ = json.JSONDecoder().raw_decode(bracket + after)
-        texts = [text for entry in found for text in _strings(entry)]
+        entries, _ = json.JSONDecoder().raw_decode(bracket + after)
+        texts = [text for entry in entries for text in _strings(entry)]
     except (ValueError, RecursionError):
         # Incomplete or slightly broken: complete strings are still usable.
         texts = [_unescape(match) for match in _STRING.findall(after)]
@@ -98,7 +193,7 @@ def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) 
 
 def generate(
     order: Order,
-    ask: Callable[[Messages], str],
+    ask: Ask,
     *,
     bank: Mapping[str, Sequence[str]] | None = None,
     save: Callable[[dict[str, list[str]]], None] = lambda bank: None,
@@ -109,7 +204,7 @@ def generate(
     `save` is called after every useful answer, so an interruption loses at most one answer. A
     class may get fewer texts than `order.count` if the model does not provide enough.
     """
-    texts = {name: list(found) for name, found in (bank or {}).items()}
+    texts = {name: list(rows) for name, rows in (bank or {}).items()}
     keys = {fold(name): name for name in texts}
     for name in order.class_names:
         key = keys.get(fold(name), name)
@@ -118,7 +213,7 @@ def generate(
             if (missing := order.count - len(have)) <= 0:
                 break
             answer = read_answer(ask(messages_for(order, name, have)))
-            others = [text for found in texts.values() for text in found]
+            others = [text for rows in texts.values() for text in rows]
             if new := sift(answer, have, others)[:missing]:
                 have += new
                 save({**texts, key: have})

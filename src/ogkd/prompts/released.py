@@ -73,14 +73,14 @@ def fetch_released() -> dict[str, list[str]]:
     if hub_offline():
         raise DataError(
             f"HF_HUB_OFFLINE is set, so {pin().url} is not downloaded. Unset it, or download the "
-            "file on another machine and import it: `ogkd prompts import FILE`."
+            "file on another machine and give it here: `ogkd prompts fetch FILE`."
         )
     target = released_path().with_name(Path(pin().path).name)
-    found = download(mirrored(pin().url), target, sha256=pin().sha256)
+    path = download(mirrored(pin().url), target, sha256=pin().sha256).path
     try:
-        return import_released(found.path)
+        return import_released(path)
     finally:
-        found.path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def import_released(path: Path) -> dict[str, list[str]]:
@@ -93,8 +93,7 @@ def import_released(path: Path) -> dict[str, list[str]]:
     if problem := _problem(content, bank):
         raise DataError(
             f"{path} is not the released prompt bank: {problem}. It is {pin().path} of "
-            f"{pin().repository} at {pin().commit}. To use another bank, give an output file, and "
-            "that file as the prompts."
+            f"{pin().repository} at {pin().commit}. Any other bank is used by giving its file."
         )
     write_json(released_path(), bank, ours=True)
     source = {
@@ -129,18 +128,17 @@ def python_literals(path: Path, content: str | bytes) -> Iterator[tuple[list[str
 
 def _literal(path: Path, content: bytes) -> dict[str, list[str]]:
     """The dictionary of the pinned variable."""
-    found: Any = None
+    bank: Any = None
     for names, value in python_literals(path, content):
-        found = value if pin().variable in names else found
-    if isinstance(found, Exception):
-        raise DataError(f"{path}: {pin().variable} is not a plain dictionary ({found}).")
-    texts = isinstance(found, dict) and all(
-        isinstance(name, str) and isinstance(row, list) and all(isinstance(one, str) for one in row)
-        for name, row in found.items()
-    )
-    if not isinstance(found, dict) or not texts:
+        bank = value if pin().variable in names else bank
+    if isinstance(bank, Exception):
+        raise DataError(f"{path}: {pin().variable} is not a plain dictionary ({bank}).")
+    if not isinstance(bank, dict) or not all(
+        isinstance(name, str) and isinstance(row, list) and all(isinstance(t, str) for t in row)
+        for name, row in bank.items()
+    ):
         raise DataError(f"{path} has no dictionary {pin().variable} of class name -> texts.")
-    return found
+    return bank
 
 
 def _problem(content: bytes, bank: dict[str, list[str]]) -> str:
@@ -159,6 +157,6 @@ def _problem(content: bytes, bank: dict[str, list[str]]) -> str:
             if (count := len(bank.get(name, ()))) != known.texts:
                 return f"'{name}' has {count} texts, not {known.texts}"
     for name, count in known.different.items():
-        if (found := len(set(bank[name]))) != count:
-            return f"'{name}' has {found} different texts, not {count}"
+        if (different := len(set(bank[name]))) != count:
+            return f"'{name}' has {different} different texts, not {count}"
     return ""

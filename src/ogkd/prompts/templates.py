@@ -76,9 +76,10 @@ def require_classes(class_names: Sequence[str]) -> list[str]:
         raise ConfigError(
             f"Class named twice: {', '.join(twice)}. Name each class once.", argument="classes"
         )
-    if odd := [name for name in names if not name.isprintable()]:
+    if unprintable := [name for name in names if not name.isprintable()]:
         raise ConfigError(
-            f"Class name with control characters: {odd[0]!r}. Remove them.", argument="classes"
+            f"Class name with control characters: {unprintable[0]!r}. Remove them.",
+            argument="classes",
         )
     return names
 

@@ -181,7 +181,7 @@ def _headings(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Columns and rows; many classes are numbered, as their names do not fit above columns."""
     if len(names) <= _FEW:
         return tuple(names), tuple(names)
-    numbers = tuple(str(place) for place in range(1, len(names) + 1))
+    numbers = tuple(str(number) for number in range(1, len(names) + 1))
     return numbers, tuple(f"{number} {name}" for number, name in zip(numbers, names, strict=True))
 
 

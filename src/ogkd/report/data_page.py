@@ -14,7 +14,7 @@ from ogkd.errors import DataError
 from ogkd.files import write_text
 from ogkd.images import ImageRef, data_uri, read_image
 from ogkd.progress import progress_bar
-from ogkd.report.html import render
+from ogkd.report.page import render
 
 _THUMB = 176  # pixels
 _MOST = 60  # pairs, sets or suspects shown; the JSON file lists all
@@ -78,19 +78,20 @@ def _galleries(audit: Audit) -> list[tuple[str, int, list[Card]]]:
     ]
     suspects: list[Card] = [
         (
-            (one.image,),
-            f"labelled {one.given} (probability {one.score:.3f}), looks like {one.suggested}",
+            (suspect.image,),
+            f"labelled {suspect.given} (probability {suspect.score:.3f}), "
+            f"looks like {suspect.suggested}",
         )
-        for one in (audit.labels.suspects if audit.labels else ())
+        for suspect in (audit.labels.suspects if audit.labels else ())
     ]
-    found = [
+    galleries = [
         ("Identical images", _worst_first(audit, exact)),
         ("Nearly identical images", _worst_first(audit, near)),
         ("Suspicious labels", suspects),
     ]
     return [
         (title, len(cards), [(members[:_COPIES], words) for members, words in cards[:_MOST]])
-        for title, cards in found
+        for title, cards in galleries
         if cards
     ]
 
@@ -100,7 +101,9 @@ def _worst_first(audit: Audit, cards: list[Card]) -> list[Card]:
 
     def harm(card: Card) -> int:
         images = [audit.records[number] for number in card[0]]
-        return (len({one.label for one in images}) > 1) + (len({one.split for one in images}) > 1)
+        return (len({image.label for image in images}) > 1) + (
+            len({image.split for image in images}) > 1
+        )
 
     return sorted(cards, key=harm, reverse=True)
 
@@ -110,10 +113,14 @@ def _card(
 ) -> Mapping[str, Any]:
     images = [audit.records[number] for number in members]
     return {
-        "apart": len({(one.split, one.label) for one in images}) > 1,
+        "apart": len({(image.split, image.label) for image in images}) > 1,
         "words": words,
         "images": [
-            (f"{one.split}, {one.label}" if one.split else one.label, one.file, thumb(number))
-            for number, one in zip(members, images, strict=True)
+            (
+                f"{image.split}, {image.label}" if image.split else image.label,
+                image.file,
+                thumb(number),
+            )
+            for number, image in zip(members, images, strict=True)
         ],
     }

@@ -86,8 +86,8 @@ def graph(classifier: Classifier) -> tuple[NDArray[np.floating], float, bool]:
         bank = template_bank(classifier.class_names)
         features = classifier.backbone.encode_texts([text for texts in bank for text in texts])
         T = prototypes(list(features.split([len(texts) for texts in bank])))
-    found = classifier.card.config.get("alpha")
-    alpha = float(found) if isinstance(found, int | float) and found > 0 else _ALPHA
+    setting = classifier.card.config.get("alpha")
+    alpha = float(setting) if isinstance(setting, int | float) and setting > 0 else _ALPHA
     return class_graph(T.float(), alpha).numpy(), alpha, learned
 
 
@@ -105,8 +105,8 @@ def model_facts(classifier: Classifier, *, show_names: bool) -> Pairs:
     ]
     if card.slice:
         rows.append(("Slice of volumes", card.slice))
-    if found := classifier.class_calibration:
-        text = f"temperature {found.temperature:.3f}, from {found.images} images"
+    if calibration := classifier.class_calibration:
+        text = f"temperature {calibration.temperature:.3f}, from {calibration.images} images"
         rows.append(("Calibration", text))
     elif classifier.calibration:
         rows.append(("Calibration", f"each finding, from {classifier.calibration.images} images"))

@@ -43,27 +43,29 @@ def show_results(
     """
     if n < 1:
         raise ConfigError(f"n must be at least 1, but is {n}.", argument="n")
-    found = predict_labelled(classifier, data, split=split)
-    if found.findings:
+    predictions = predict_labelled(classifier, data, split=split)
+    if predictions.findings:
         raise ConfigError(
             "The figure shows images of one class each, but this model answers several findings. "
             "Write a report instead."
         )
-    p = found.probabilities(classifier.class_calibration)
-    chosen = _choose(found.labels, p, n, worst=worst)
+    p = predictions.probabilities(classifier.class_calibration)
+    chosen = _choose(predictions.labels, p, n, worst=worst)
     columns = min(_COLUMNS, len(chosen))
     rows = math.ceil(len(chosen) / columns)
     figure = _figure(columns, rows)
-    for place, number in enumerate(chosen, start=1):
-        axes = figure.add_subplot(rows, columns, place)
-        picture = Image.fromarray(read_image(found.images[number]))
+    for position, number in enumerate(chosen, start=1):
+        axes = figure.add_subplot(rows, columns, position)
+        picture = Image.fromarray(read_image(predictions.images[number]))
         picture.thumbnail((_SIDE, _SIDE))
         axes.imshow(np.asarray(picture), interpolation="bilinear")
         axes.set(xticks=[], yticks=[])
-        truth, best = int(found.labels[number]), int(p[number].argmax())
-        said = f"{_short(found.class_names[best])} {100 * p[number, best]:.0f} %"
+        truth, best = int(predictions.labels[number]), int(p[number].argmax())
+        answer = f"{_short(predictions.class_names[best])} {100 * p[number, best]:.0f} %"
         words = (
-            said if best == truth else f"WRONG: {said}\ntrue: {_short(found.class_names[truth])}"
+            answer
+            if best == truth
+            else f"WRONG: {answer}\ntrue: {_short(predictions.class_names[truth])}"
         )
         colour = _RIGHT if best == truth else _WRONG
         axes.set_title(words, color=colour, fontsize=8, parse_math=False)

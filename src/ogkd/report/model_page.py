@@ -17,17 +17,17 @@ from ogkd.datasets.fetch import resolve_data
 from ogkd.datasets.manifest import Manifest
 from ogkd.errors import counted
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions, predict_labelled
+from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows
 from ogkd.files import write_text
+from ogkd.model.answers import Answers
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
 from ogkd.model.engine_note import engine_note
+from ogkd.model.policy import Policy
 from ogkd.model.support_sets import SupportSets
 from ogkd.report import facts, sections
 from ogkd.report.charts import confusion_table, graph_table
-from ogkd.report.findings_page import findings_values
-from ogkd.report.html import percent, render
-from ogkd.report.subject import SIDE, Subject, Words
-from ogkd.report.summary import frequent_confusions, sentences, warnings
+from ogkd.report.page import SIDE, Subject, Words, percent, render
 
 _MOST = 12  # cards in a gallery: keeps the page below 3 MB
 _MARKS = {  # of a verdict: class in the style sheet, sign
@@ -40,7 +40,6 @@ _CONTENTS = {
     "metrics": "Metrics",
     "confusion": "Confusions",
     "screening": "Screening",
-    "prior": "Frequencies",
     "selective": "Referral",
     "calibration": "Calibration",
     "errors": "Errors",
@@ -70,11 +69,11 @@ def report(
     the path of the page.
     """
     manifest = resolve_data(data)
-    found = predict_labelled(classifier, manifest, split=split)
+    predictions = predict_labelled(classifier, manifest, split=split)
     folders = {str(item.image.file.absolute().parent) for item in manifest.items}
     audit = audit_data(manifest, root=Path(os.path.commonpath(folders))) if check else None
     write_report(
-        out, classifier, manifest, found, show_names=show_names, audit=audit, images=images
+        out, classifier, manifest, predictions, show_names=show_names, audit=audit, images=images
     )
     return Path(out)
 
@@ -105,7 +104,7 @@ def write_report(
         )
     subject = Subject(classifier, predictions, result, show_names, images)
     if predictions.findings:
-        template, values = "findings.html", findings_values(subject)
+        template, values = "findings.html", _findings_values(subject)
     else:
         template, values = "report.html", _class_values(subject, audit)
     columns, rows = facts.part_counts(manifest, card)
@@ -145,20 +144,18 @@ def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
         for chosen in (wrong, correct_examples(labels, p))
     )
     screening = sections.screening(result)
-    at_prior = sections.at_prior(result)
-    present = {"screening": screening, "prior": at_prior, "examples": examples}
+    present = {"screening": screening, "examples": examples}
     return {
         "has_pictures": bool(errors or examples),
         "contents": [(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
         "tiles": sections.tiles(result),
-        "sentences": sentences(result),
+        "sentences": sections.sentences(result),
         "warnings": _warnings(classifier, result, audit),
         "interval_words": sections.interval_words(result),
         "metrics": sections.metrics(result),
         "confusion": confusion_table(np.asarray(result["confusion"]), names),
-        "confusions": frequent_confusions(result),
+        "confusions": sections.frequent_confusions(result),
         "screening": screening,
-        "at_prior": at_prior,
         "risk": sections.selective(result),
         "calibration": sections.calibration(result),
         "sets": sections.sets(result),
@@ -175,10 +172,10 @@ def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
 
 
 def _warnings(classifier: Classifier, result: Mapping[str, Any], audit: Audit | None) -> list[str]:
-    found = [*filter(None, [engine_note(classifier)]), *warnings(result)]
+    messages = [*filter(None, [engine_note(classifier)]), *sections.warnings(result)]
     if audit is not None and (errors := audit.count("error")):
-        found.append(f"The data check found {counted(errors, 'error')}: see Data below.")
-    return found
+        messages.append(f"The data check found {counted(errors, 'error')}: see Data below.")
+    return messages
 
 
 def _graph(classifier: Classifier) -> dict[str, Any]:
@@ -209,27 +206,80 @@ def correct_examples(
     """For each class the most confident correct image, if there is one."""
     correct = probabilities.argmax(axis=1) == labels
     confidence = np.where(correct, probabilities.max(axis=1), -1.0)
-    found = []
+    examples = []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         best = members[np.argmax(confidence[members])]
         if confidence[best] >= 0:
-            found.append(best)
-    return np.asarray(found[:_MOST], np.intp)
+            examples.append(best)
+    return np.asarray(examples[:_MOST], np.intp)
 
 
 def _words(subject: Subject, number: int, predicted: int) -> Words:
     """What a card says about an image and its predicted class."""
-    found, row = subject.predictions, subject.p[number]
-    label = int(found.labels[number])
-    name, truth = found.class_names[predicted], found.class_names[label]
+    predictions, row = subject.predictions, subject.p[number]
+    label = int(predictions.labels[number])
+    name, truth = predictions.class_names[predicted], predictions.class_names[label]
     title, text = truth, f"{100 * row[predicted]:.0f} % for {name}"
     if name != truth:
         title = f"{truth}, mistaken for {name}"
         text += f", {100 * row[label]:.0f} % for {truth}"
-    if found.bags:
-        best = found.bags[number].decided_by[0]
+    if predictions.bags:
+        best = predictions.bags[number].decided_by[0]
         part = f" ({best.image.part})" if best.image and best.image.part else ""
         text += f"; the picture that decided{part}, {100 * best.share:.0f} % of the answer"
     outlined = f"The same image; the patches with most evidence for {name} are outlined"
     return Words(title, text, f"An image of the class {truth}", "what it saw", outlined)
+
+
+def _findings_values(subject: Subject) -> dict[str, Any]:
+    """What only the report about a model of findings has."""
+    classifier, result = subject.classifier, subject.result
+    contents = {"findings": "Findings", "answers": "Answers", "mistakes": "Mistakes"}
+    contents |= {"data": "Data", "making": "Settings", "caution": "Caution"}
+    chosen = worst_mistakes(subject.predictions.labels, subject.p)
+    mistakes = subject.cards(chosen, partial(_finding_words, subject))
+    return {
+        "contents": [
+            (key, name) for key, name in contents.items() if key != "mistakes" or mistakes
+        ],
+        "warnings": [*filter(None, [engine_note(classifier)])],
+        "found": finding_rows(result),
+        "answered": answer_rows(result),
+        "limits": limit_rows(result),
+        "promise": Answers(classifier, Policy()).notes[0].removeprefix("Note: "),
+        "interval_words": _finding_interval_words(result),
+        "mistakes": mistakes,
+    }
+
+
+def _finding_interval_words(result: Mapping[str, Any]) -> str:
+    how = result["bootstrap"]
+    if not how["resamples"]:
+        return "In percent. No intervals were computed."
+    by = "patients (groups)" if how["by"] == "group" else "images"
+    text = f"In percent, with 95 % intervals from {how['resamples']} resamples of {by}."
+    return text + (sections.TOO_NARROW if how["by"] == "image" else "")
+
+
+def worst_mistakes(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tuple[int, int]]:
+    """Images and findings: of each the most probable where absent, the least where present.
+
+    Only those on the wrong side of one half are mistakes.
+    """
+    chosen = []
+    for f in range(labels.shape[1]):
+        for truth, sign in ((0, 1), (1, -1)):
+            wrong = np.flatnonzero((labels[:, f] == truth) & (sign * (p[:, f] - 0.5) > 0))
+            if len(wrong):
+                chosen.append((int(wrong[np.argmax(sign * p[wrong, f])]), f))
+    return chosen[:_MOST]
+
+
+def _finding_words(subject: Subject, number: int, f: int) -> Words:
+    """What a card says about an image on which a finding is missed or wrongly seen."""
+    name, present = subject.predictions.class_names[f], subject.predictions.labels[number, f] == 1
+    title = f"{name}: {'missed' if present else 'not there'}"
+    text = f"{100 * subject.p[number, f]:.0f} % for {name}"
+    image = f"An image {'with' if present else 'without'} {name}"
+    return Words(title, text, image, "image", f"Evidence for {name}")

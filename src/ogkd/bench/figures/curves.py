@@ -17,18 +17,19 @@ from ogkd.bench.figures import style
 from ogkd.bench.figures.inputs import FigureInput
 from ogkd.bench.figures.style import Drawn, Floats, Look, header, shown
 from ogkd.bench.runs import LabelledRuns, Plan
-from ogkd.bench.tidy import Condition, Seeds, Summary, average_and_spread
+from ogkd.bench.tidy import Condition, Summary, average_and_spread
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _BANDS = 5  # with more curves than this, only the pair has bands
 _IN_CELL = 12  # lines of a legend that fit into the place of a panel
-Values = Mapping[tuple[str, float | None], Mapping[str, Seeds]]
-"""(label, place on the axis; None: the row does not vary along it) -> dataset -> seeds."""
+Values = Mapping[tuple[str, float | None], "pd.DataFrame"]
+"""(label, position on the axis; None: the row does not vary along it) -> datasets x seeds."""
 
 _AXES = {
     "gamma": "Geometry strength γ",
@@ -42,10 +43,10 @@ class Curve:
     """Averages and their spread (NaN for one seed) along an axis."""
 
     label: str
+    flat: bool  # does not vary along the axis: one value, drawn as a level
     x: Floats
     mean: Floats
     std: Floats
-    flat: bool = False  # does not vary along the axis: one value, drawn as a level
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def few_shot(given: FigureInput) -> Drawn:
     """Accuracy against shots, one panel for each dataset."""
     values = _few_shot_values(given)
     panels = []
-    for name in dict.fromkeys(name for cells in values.values() for name in cells):
-        mine = {key: {name: cells[name]} for key, cells in values.items() if name in cells}
-        panels.append(panel_of(name, "test", mine))
+    for name in dict.fromkeys(name for scores in values.values() for name in scores.index):
+        single = {key: scores.loc[[name]] for key, scores in values.items() if name in scores.index}
+        panels.append(panel_of(name, "test", single))
     yield "few-shot", draw_panels(_drawable(panels), given, "Shots per class", shots=True)
 
 
@@ -103,52 +104,48 @@ def panel_of(title: str, part: str, *tables: Values) -> Panel:
     a point with less than half as many datasets as the fullest point is left out first.
     """
     common = [key for key in tables[0] if all(key in table for table in tables)]
-    cells = {key: [table[key] for table in tables] for key in common}
-    names = {key: set.intersection(*map(set, cell)) for key, cell in cells.items()}
+    scores = {key: [table[key] for table in tables] for key in common}
+    names = {key: set.intersection(*(set(f.index) for f in scores[key])) for key in common}
     everything = set().union(*names.values())
     fullest = max(map(len, names.values()), default=0)
-    shown = [key for key, mine in names.items() if 2 * len(mine) >= fullest]
+    shown = [key for key in common if 2 * len(names[key]) >= fullest]
     kept = sorted(everything.intersection(*(names[key] for key in shown)))
-    points: dict[str, list[tuple[float | None, float, float]]] = {}
-    for label, place in shown if kept else ():
-        values = [[table[name] for name in kept] for table in cells[label, place]]
-        points.setdefault(label, []).append((place, *average_and_spread(part, values)))
-    curves = []
-    for label, mine in points.items():
-        along = sorted((place, mean, std) for place, mean, std in mine if place is not None)
-        level = [(0.0, mean, std) for place, mean, std in mine if place is None]
-        for found, flat in ((along, False), (level, True)):
-            if found:
-                x, mean, std = np.array(found, dtype=np.float64).T
-                curves.append(Curve(label, x, mean, std, flat=flat))
+    points: dict[tuple[str, bool], list[tuple[float, float, float]]] = {}
+    for label, x in shown if kept else ():
+        average = average_and_spread(part, [frame.loc[kept] for frame in scores[label, x]])
+        points.setdefault((label, x is None), []).append((x or 0.0, *average))
+    order = list(dict.fromkeys(label for label, _ in points))
+    curves = [
+        Curve(label, flat, *np.array(sorted(points[label, flat]), dtype=np.float64).T)
+        for label, flat in sorted(points, key=lambda key: (order.index(key[0]), key[1]))
+    ]
     missing = sorted(everything.difference(kept))
-    hidden = [key for key in names if key not in shown]
-    missing += [f"{label} at {place:g}" for label, place in hidden if place is not None]
+    missing += [
+        f"{label} at {x:g}" for label, x in common if x is not None and (label, x) not in shown
+    ]
     return Panel(title, tuple(curves), tuple(kept), tuple(missing))
 
 
 def _values(
     summary: Summary, conditions: Sequence[Condition], axis: str, part: str
-) -> dict[tuple[str, float | None], dict[str, Seeds]]:
-    """The finished seeds of a part along an axis, in percent."""
-    found: dict[tuple[str, float | None], dict[str, Seeds]] = {}
+) -> dict[tuple[str, float | None], pd.DataFrame]:
+    """The finished scores of a part along an axis, in percent."""
+    values: dict[tuple[str, float | None], pd.DataFrame] = {}
     for label, condition in itertools.product(summary.labels, conditions):
-        cells: dict[str, Seeds] = {}
-        for name in summary.datasets:
-            if seeds := summary.seeds(label, name, condition, part):
-                cells[name] = {seed: summary.metric.scale * v for seed, v in seeds.items()}
-        if cells:
-            place = _place(condition, axis)
-            if (label, place) in found:
-                raise ConfigError(
-                    f"'{label}' has runs under several conditions with {axis} = {place}, and the "
-                    f"figure has one place for them. Make a grid that varies {axis} only."
-                )
-            found[label, place] = cells
-    return found
+        (scores,) = summary.scores(label, condition, part)
+        if not len(scores):
+            continue
+        key = (label, _position(condition, axis))
+        if key in values:
+            raise ConfigError(
+                f"'{label}' has runs under several conditions with {axis} = {key[1]}: make a grid "
+                f"that varies {axis} only."
+            )
+        values[key] = summary.metric.scale * scores
+    return values
 
 
-def _place(condition: Condition, axis: str) -> float | None:
+def _position(condition: Condition, axis: str) -> float | None:
     value = {"shots": condition.shots, "flips": condition.flips}.get(axis, condition.value)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ConfigError(f"A curve needs numbers along its axis, but {axis} is '{value}'.")
@@ -233,11 +230,18 @@ def draw_panels(
     free = rows * columns - len(panels)
     cell = figure.add_subplot(grid[-len(ratios), columns - free :]) if free else None
     _legend(figure, cell, handles, look)
-    difference = f"Δ = {pair[0]} − {pair[1]}, in points" if pair else ""
-    left = ", ".join(dict.fromkeys(name for panel in panels for name in panel.left_out))
-    missing = f"Not finished, left out: {left}" if left else ""
-    header(figure, _averaged_over(panels, given.runs, bands), difference, missing)
+    header(figure, *_header_lines(panels, given, bands, pair))
     return figure
+
+
+def _header_lines(
+    panels: Sequence[Panel], given: FigureInput, bands: set[str], pair: tuple[str, str] | None
+) -> Iterable[str]:
+    yield _averaged_over(panels, given.runs, bands)
+    if pair:
+        yield f"Δ = {pair[0]} − {pair[1]}, in points"
+    if left := dict.fromkeys(name for panel in panels for name in panel.left_out):
+        yield f"Not finished, left out: {', '.join(left)}"
 
 
 def _legend(

@@ -106,7 +106,7 @@ def _by_setting(runs: LabelledRuns, wanted: str) -> dict[tuple[object, ...], Fin
         if label == wanted:
             other = found.setdefault(tuple(getattr(run.spec, name) for name in _COMMON), run)
             if other.spec != run.spec:
-                raise ConfigError(indistinguishable(label, other.spec, run.spec))
+                raise indistinguishable(label, other.spec, run.spec)
     return found
 
 

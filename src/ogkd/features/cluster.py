@@ -1,0 +1,232 @@
+"""A Ray cluster, joined or started: without telemetry, and started on loopback only.
+
+Also the encoding of very large folders of images on its nodes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ogkd import plugins
+from ogkd.backbones import load_backbone
+from ogkd.backbones.base import Backbone
+from ogkd.errors import ConfigError
+from ogkd.features.encode import EncodedBatch, encode_files
+from ogkd.files import cache_dir, home
+from ogkd.images import ImageRef
+
+_OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster that we start; more goes to disk
+_FOLDERS = ("OGKD_CACHE", "OGKD_DATA")
+_RETRIES = 3  # of an encoder whose process or node is lost
+LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where the cluster is, how many workers to start there, and the cores of each."""
+
+    address: str = LOCAL  # "local": start one on this machine; "auto", or HOST:PORT of its head
+    count: int | None = None  # None: as many as fit
+    cpus: float = 1.0
+
+    @property
+    def threads(self) -> int:
+        return max(1, int(self.cpus))
+
+    @contextmanager
+    def joined(self) -> Iterator[Any]:
+        """The module `ray`, joined to the cluster.
+
+        In a process that has joined a cluster already, that one is used, and left as it was.
+        """
+        ray = _import_ray(loopback=self.address == LOCAL)
+        if ray.is_initialized():
+            yield ray
+            return
+        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if self.address == LOCAL:
+            cores = None if self.count is None else max(1, round(self.count * self.cpus))
+            options |= {"num_cpus": cores, "include_dashboard": False}
+            options |= {"object_store_memory": _OBJECTS}
+        try:
+            _fail_if_nobody_listens(self.address)
+            with _without_stderr():
+                ray.init(address=self.address, **options)
+        except Exception as error:  # nobody listens, or any of Ray's many kinds
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"Cannot reach the Ray cluster '{self.address}': {reason}.", argument="ray"
+            ) from None
+        # Ray reports a lost node at length on standard output, where results go: stop it.
+        if hasattr(ray._private.worker, "print_to_stdstream"):
+            ray._private.worker.print_to_stdstream = lambda *_, **__: None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+    def resources(self, ray: Any, device: str) -> dict[str, float]:
+        """What Ray reserves for each worker: cores and, unless the device is the CPU, a GPU.
+
+        If more workers than GPUs are wanted each gets a share. Ray hides GPUs from workers that
+        were given none: they would compute on CPUs without a word.
+        """
+        if device.startswith("cuda:"):
+            raise ConfigError(
+                f"On a Ray cluster each worker sees its own GPU only: use cuda, not {device}.",
+                argument="device",
+            )
+        gpus = int(sum(node.get("GPU", 0.0) for node in _nodes(ray)))
+        share = 0.0
+        if gpus and device in ("auto", "cuda"):
+            share = 1.0 / max(1, math.ceil((self.count or gpus) / gpus))
+        resources = {"num_cpus": self.cpus, "num_gpus": share}
+        if self.count is None and not self.fitting(ray, resources):
+            raise ConfigError(
+                f"No node of the cluster has {self.cpus:g} CPU(s) and {share:g} GPU(s).",
+                argument="cpus_per_worker",
+            )
+        return resources
+
+    def fitting(self, ray: Any, resources: Mapping[str, float]) -> int:
+        """How many workers of this size fit on the nodes of the cluster now."""
+        sizes = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
+        return sum(
+            int(min(node.get(kind, 0.0) / size for kind, size in sizes.items() if size))
+            for node in _nodes(ray)
+        )
+
+
+def _import_ray(*, loopback: bool) -> Any:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its C++ side warns needlessly
+    if loopback and "ray" not in sys.modules:
+        # Ray's own switch for "one machine only": its servers then listen on loopback alone.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(
+            'Ray is not installed: pip install "ogkd[ray]".', argument="ray"
+        ) from None
+    return ray
+
+
+def _nodes(ray: Any) -> list[Mapping[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _fail_if_nobody_listens(address: str) -> None:
+    """Fail at once if the port is closed: Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drop standard error: Ray's C++ side writes there, whatever its log level."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def absolute(name: str) -> str:
+    """The absolute path of a folder, for a process elsewhere; other names as they are."""
+    path = home(name)
+    return str(path.resolve()) if path.exists() else name
+
+
+def settings_for_workers() -> dict[str, str]:
+    """The cache, the benchmarks and the plugins of this process, for workers to use too."""
+    folders = {name: os.environ[name] for name in _FOLDERS if os.environ.get(name)}
+    settings = {name: str(home(folder).resolve()) for name, folder in folders.items()}
+    if loaded := os.environ.get(plugins.VARIABLE):
+        settings[plugins.VARIABLE] = loaded
+    return {"OGKD_CACHE": str(cache_dir().resolve())} | settings
+
+
+def use_settings(settings: Mapping[str, str]) -> None:
+    """In a worker: use the folders and plugins of the process that asked for the work."""
+    for name in (*_FOLDERS, plugins.VARIABLE):
+        os.environ.pop(name, None)
+    os.environ.update(settings)
+
+
+class Encoder:
+    """An actor that loads the backbone once, then encodes batches."""
+
+    def __init__(self, settings: Mapping[str, str], threads: int, digest: str, **load: str) -> None:
+        use_settings(settings)
+        torch.set_num_threads(threads)
+        self._backbone = load_backbone(load.pop("source"), **load)
+        if self._backbone.digest != digest:
+            raise ConfigError("The backbone on a node of the cluster has other weights than here.")
+
+    def encode(self, images: Sequence[ImageRef], options: Mapping[str, bool]) -> EncodedBatch:
+        (batch,) = encode_files(self._backbone, images, **options, batch_size=len(images))
+        return replace(batch, crops=None)
+
+
+def encode_files_on_ray(
+    backbone: Backbone,
+    images: Sequence[ImageRef],
+    *,
+    cluster: Cluster,
+    source: str,
+    device: str = "auto",
+    engine: str = "torch",
+    batch_size: int = 32,
+    **options: bool,
+) -> Iterator[EncodedBatch]:
+    """Encode on a cluster what `encode_files` encodes here: the same order, batches and options.
+
+    `backbone` was loaded here from `source`; workers load it from there too, and refuse a
+    different one. Files must have the same path on every node.
+    """
+    chunks = [images[start : start + batch_size] for start in range(0, len(images), batch_size)]
+    addresses = [
+        [ImageRef(image.file.absolute(), image.part) for image in chunk] for chunk in chunks
+    ]
+    load = {"source": absolute(source), "device": device, "engine": engine}
+    with cluster.joined() as ray:
+        from ray.util import ActorPool
+
+        resources = cluster.resources(ray, device)
+        count = min(len(chunks), cluster.count or cluster.fitting(ray, resources))
+        retries = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
+        actor = ray.remote(Encoder).options(**resources, **retries)
+        arguments = settings_for_workers(), cluster.threads, backbone.digest
+        pool = ActorPool([actor.remote(*arguments, **load) for _ in range(count)])
+        batches = pool.map(lambda encoder, chunk: encoder.encode.remote(chunk, options), addresses)
+        try:
+            for chunk, batch in zip(chunks, batches, strict=True):
+                yield _with_names(batch, chunk)
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise ConfigError(f"The workers of the cluster cannot encode: {reason}") from None
+
+
+def _with_names(batch: EncodedBatch, chunk: Sequence[ImageRef]) -> EncodedBatch:
+    """The batch with the file names that the user gave."""
+    errors = {}
+    for row, reason in batch.errors.items():
+        file = chunk[row].file
+        errors[row] = reason.replace(str(file.absolute()), str(file))
+    return replace(batch, images=chunk, errors=errors)

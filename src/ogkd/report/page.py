@@ -1,0 +1,126 @@
+"""What all pages share: templates, how numbers are printed, and cards of images. No scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from numpy.typing import NDArray
+from PIL import Image
+
+from ogkd.evaluation import LabelledPredictions
+from ogkd.images import data_uri
+from ogkd.model.classifier import Classifier
+from ogkd.model.explain import evidence
+from ogkd.model.picture import heat_map
+from ogkd.progress import progress_bar
+
+SIDE = 256  # pixels of an image on a card
+_OUTLINED = 8  # patches; more would hide the image
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("ogkd.report"),
+        autoescape=True,
+        undefined=StrictUndefined,  # a misspelt name in a template is an error, not a gap
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(percent=percent, share=share, between=between)
+    return environment
+
+
+def render(template: str, **values: object) -> str:
+    """The page's text, with the style sheet inside; all values are escaped."""
+    sheet = Path(__file__).with_name("templates") / "style.css"
+    style = Markup(sheet.read_text(encoding="utf-8"))  # ours, so not escaped
+    return _environment().get_template(template).render(style=style, **values)
+
+
+def percent(value: float) -> str:
+    """A percentage in a sentence, with one decimal if it needs one."""
+    return f"{100 * value:.1f}".removesuffix(".0") + "\u00a0%"
+
+
+def share(value: float | None) -> str:
+    """A percentage in a table, always with one decimal so that columns align."""
+    return "-" if value is None else f"{100 * value:.1f}\u00a0%"
+
+
+def between(ends: Sequence[float] | None) -> str:
+    return "" if ends is None else f"{100 * ends[0]:.1f} to {100 * ends[1]:.1f} %"
+
+
+def join_words(words: Sequence[str]) -> str:
+    """The words in a row, with commas and a final "and"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+class Words(NamedTuple):
+    """What a card says about an image, and about the copy with the evidence."""
+
+    title: str
+    text: str
+    image: str
+    caption: str
+    heat: str
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, what it says about labelled images, and what that is worth."""
+
+    classifier: Classifier
+    predictions: LabelledPredictions
+    result: Mapping[str, Any]  # the value of `evaluate_predictions`
+    show_names: bool = False
+    images: bool = True
+
+    @cached_property
+    def p(self) -> NDArray[np.float32]:
+        """Probabilities [N, C], calibrated if the model is."""
+        return self.predictions.probabilities(self.classifier.calibration)
+
+    def file(self, number: int) -> str:
+        """The file name of an image, if names are shown."""
+        return self.predictions.images[number].name if self.show_names else ""
+
+    def cards(
+        self, chosen: Sequence[tuple[int, int]], describe: Callable[[int, int], Words]
+    ) -> list[dict[str, Any]]:
+        """Images as the model saw them, and with the evidence for a class drawn in.
+
+        `chosen` are the numbers of images, each with its class; none if images are not shown.
+        """
+        if not self.images or not chosen:
+            return []
+        rows, columns = self.classifier.backbone.patch_grid
+        refs = [self.predictions.images[number] for number, _ in chosen]
+        labels = [label for _, label in chosen]
+        maps = evidence(self.classifier, refs, labels=labels, top=min(_OUTLINED, rows * columns))
+        cards = []
+        with progress_bar("Drawing evidence", len(chosen)) as bar:
+            for (number, label), map_ in zip(chosen, maps, strict=True):
+                both = map_.image.convert("RGB"), heat_map(map_).convert("RGB")
+                image, heat = (
+                    data_uri(copy.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for copy in both
+                )
+                words = describe(number, label)
+                name = self.predictions.class_names[label]
+                pictures = (
+                    (image, words.image, words.caption),
+                    (heat, words.heat, f"evidence for {name}"),
+                )
+                card = {"title": words.title, "words": words.text, "pictures": pictures}
+                cards.append(card | {"file": self.file(number)})
+                bar.advance()
+        return cards

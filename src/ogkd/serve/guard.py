@@ -1,0 +1,125 @@
+"""Which requests reach the page: from which site, with which token, and how large."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+COOKIE = "ogkd_token"
+_MAX_TEXT = 1 << 20  # bytes of a request that is not an upload
+_HEADERS = {
+    # The page may load from and call only this server, whatever an answer contains.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",  # images of patients do not belong in a browser's cache
+}
+
+
+@dataclass
+class Guard:
+    """ASGI middleware around the whole app.
+
+    `hosts` are the host names under which the page is served without a token: a site whose name
+    resolves to 127.0.0.1 (DNS rebinding) has another one. With a `token`, every request must carry
+    it. `uploads` are the routes that take files, with the largest allowed size in bytes.
+    """
+
+    app: App
+    uploads: Mapping[str, int]
+    hosts: frozenset[str]
+    token: str | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        from starlette.requests import Request
+
+        request = Request(scope)
+        response = self._sign_in(request) or self._refusal(request)
+        if response is None:
+            await self.app(scope, receive, _with_headers(send))
+            return
+        if "transfer-encoding" not in request.headers:
+            while (await receive()).get("more_body"):
+                pass  # a sender that is cut off would not read the answer
+        await response(scope, receive, _with_headers(send))
+
+    def _sign_in(self, request: Request) -> Response | None:
+        """The address that was printed carries the token; a cookie keeps it."""
+        from starlette.responses import RedirectResponse
+
+        given = request.query_params.get("token", "")
+        if request.method != "GET" or self.token is None or not _equal(given, self.token):
+            return None
+        response = RedirectResponse("/", 303)
+        response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
+        return response
+
+    def _refusal(self, request: Request) -> Response | None:
+        """Why the request may not pass, or None."""
+        from starlette.responses import JSONResponse
+
+        status, reason = self._refused_sender(request) or self._refused_size(request) or (0, "")
+        return JSONResponse({"detail": reason}, status) if status else None
+
+    def _refused_sender(self, request: Request) -> tuple[int, str] | None:
+        headers = request.headers
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self.token is None and re.sub(r":\d+$", "", host).lower() not in self.hosts:
+            return 403, "This page is only served at the address that was printed when it started."
+        if origin is not None and origin.partition("://")[2] != host:
+            return 403, "Requests from other sites are refused."
+        if self.token is not None:
+            bearer = headers.get("authorization", "").removeprefix("Bearer ")
+            if not any(_equal(t, self.token) for t in (bearer, request.cookies.get(COOKIE, ""))):
+                return 401, "The token is missing or wrong. Open the address that was printed."
+        return None
+
+    def _refused_size(self, request: Request) -> tuple[int, str] | None:
+        if request.method != "POST":
+            return None
+        length = request.headers.get("content-length", "")
+        # A chunked body may be longer than declared: the length would not limit it.
+        if "transfer-encoding" in request.headers or not length.isdecimal():
+            return 411, "The request needs a Content-Length."
+        limit = self.uploads.get(request.url.path, _MAX_TEXT)
+        if int(length) > limit:
+            return 413, f"The request is larger than the limit of {limit / 1e6:g} MB."
+        return None
+
+
+def _equal(given: str, token: str) -> bool:
+    return secrets.compare_digest(given.encode(), token.encode())
+
+
+def _with_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            added = [(key.encode(), value.encode()) for key, value in _HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", []), *added]}
+        await send(message)
+
+    return send_with_headers

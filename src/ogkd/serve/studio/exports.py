@@ -1,0 +1,173 @@
+"""What leaves the studio: a model folder, an ONNX file, tables, a report, a hand-over archive."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ogkd.cells import harmless, harmless_path
+from ogkd.datasets.tables import csv_text
+from ogkd.errors import ConfigError
+from ogkd.evaluation.predictions import LabelledPredictions
+from ogkd.fitting.prepare import default_preset
+from ogkd.images import SliceRule
+from ogkd.methods import TextSide, make_method
+from ogkd.model.card import BackboneCard, ModelCard, versions
+from ogkd.model.classifier import Classifier
+from ogkd.model.familiarity import SupportFeatures
+from ogkd.report import write_report
+from ogkd.serve.studio.fitted import Fitted
+from ogkd.serve.studio.learn import METHOD, SEED
+from ogkd.serve.studio.project import MODEL, Project
+from ogkd.serve.studio.session import Session
+
+HAND_OVER = """This archive was made by ogkd studio. It contains no images.
+
+model/            the fitted model: ogkd.load("model"), ogkd predict, ogkd app
+labels.csv        the labels, by the paths of the images
+predictions.csv   what the model says of every image
+labels.jsonl      every click, in order
+project.json      classes, their texts, settings
+
+Research software, not for autonomous clinical use: a qualified person must judge every image.
+"""
+
+
+def classifier_of(session: Session, *, whole_card: bool = True) -> Classifier:
+    """The current model as a classifier, calibrated on labels that were held out in turn.
+
+    Its card names the unlabelled images that it learned from, which takes a while, if `whole_card`.
+    """
+    fitted, text, features = session.fitted, session.text(), session.gallery.features
+    if fitted is None or text is None or features is None or fitted.missing:
+        missing = _without_images(session)
+        raise ConfigError(
+            "There is no model yet: label at least one image of each class"
+            + (f". Missing: {', '.join(missing)}." if missing else ".")
+        )
+    return Classifier(
+        text.backbone,
+        fitted.head,
+        _card(session, fitted, text, whole=whole_card),
+        calibration=fitted.calibration,
+        support=SupportFeatures(features[fitted.labelled], fitted.labels),
+    )
+
+
+def _card(session: Session, fitted: Fitted, text: TextSide, *, whole: bool) -> ModelCard:
+    preset = default_preset(METHOD)
+    refs = [session.gallery.refs[row] for row in fitted.labelled.tolist()]
+    rest = [session.gallery.refs[row] for row in fitted.rest.tolist()] if whole else []
+    labels = fitted.labels.tolist()
+    counts = Counter(labels)
+    rule = session.project.facts.slice
+    return ModelCard(
+        method=METHOD,
+        preset=preset,
+        config=make_method(METHOD, preset=preset).config.model_dump(mode="json"),
+        class_names=text.class_names,
+        normal=tuple(text.class_names[label] for label in text.normal),
+        backbone=BackboneCard.of(text.backbone),
+        logit_scale=text.backbone.logit_scale,
+        prompts_sha256=_digest(text.prompts),
+        data_sha256=_digest(sorted(zip((ref.key for ref in refs), labels, strict=True))),
+        support_counts=tuple(counts[label] for label in range(len(text.class_names))),
+        support_images=tuple(sorted({ref.fingerprint for ref in refs})),
+        support_pixels=tuple(sorted({ref.pixel_fingerprint for ref in refs})),
+        unlabelled_images=tuple(
+            sorted({mark for ref in rest for mark in (ref.fingerprint, ref.pixel_fingerprint)})
+        ),
+        seed=SEED,
+        slice=None if rule is None else str(SliceRule.parse(rule)),
+        versions=dict(versions()),
+    )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def _without_images(session: Session) -> list[str]:
+    used = set(session.project.labels.values())
+    return [name for name in session.project.class_names if name not in used]
+
+
+def write_model(session: Session) -> Path:
+    folder = session.project.folder / MODEL
+    classifier_of(session).save(folder)
+    return folder
+
+
+def predictions_csv(session: Session) -> str:
+    """Every image: its label if it has one, and what the model says of it."""
+    names, fitted = session.project.class_names, session.fitted
+    if fitted is None:
+        raise ConfigError("There are no predictions yet. Name at least two classes first.")
+    labels = session.labels()
+    head = ["path", "label", "prediction", "probability", "plausible", "unfamiliar", "error"]
+    rows: list[list[object]] = [[*head, *(f"p({harmless(name)})" for name in names)]]
+    for row, address in enumerate(session.gallery.addresses):
+        label = harmless(names[labels[row]]) if labels[row] >= 0 else ""
+        if not fitted.known[row]:
+            error = harmless(session.gallery.errors.get(row, "not read yet"))
+            rows.append([harmless_path(address), label, "", "", "", "", error, *[""] * len(names)])
+            continue
+        p = fitted.probabilities[row]
+        members = [] if fitted.sets is None else np.flatnonzero(fitted.sets[row]).tolist()
+        plausible = "; ".join(names[member] for member in members)
+        unfamiliar = "" if fitted.unfamiliar is None else str(bool(fitted.unfamiliar[row])).lower()
+        best = int(p.argmax())
+        shares = [f"{share:.4f}" for share in p]
+        cells = [harmless(names[best]), f"{p[best]:.4f}", harmless(plausible), unfamiliar, ""]
+        rows.append([harmless_path(address), label, *cells, *shares])
+    return csv_text(rows)
+
+
+def report_html(session: Session, path: Path) -> Path:
+    """The usual report, about what the model says of labels that it was not shown."""
+    classifier, fitted = classifier_of(session), session.fitted
+    features = session.gallery.features
+    judged = None if fitted is None else fitted.judged
+    if judged is None or features is None or not len(judged.rows):
+        raise ConfigError("A report needs at least two labelled images of each class.")
+    rows = judged.rows.tolist()
+    refs = [session.gallery.refs[row] for row in rows]
+    names = session.project.class_names
+    predictions = LabelledPredictions(
+        labels=judged.labels,
+        logits=judged.logits,
+        features=features[rows],
+        images=refs,
+        groups=[None] * len(rows),
+        keys=[ref.fingerprint for ref in refs],
+        class_names=names,
+        normal=tuple(n for n, info in enumerate(session.project.facts.classes) if info.normal),
+        warnings=(
+            "These numbers are of labelled images that were held out in turn (leave-one-out), not "
+            "of a separate test set. The studio asks for hard images, so other images may be "
+            "easier or harder than these.",
+        ),
+    )
+    write_report(path, classifier, session.project.manifest(), predictions, images=False)
+    return path
+
+
+def hand_over(project: Project, predictions: str) -> bytes:
+    """Model, labels and predictions as one archive; no image is in it."""
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("README.txt", HAND_OVER)
+        archive.writestr("predictions.csv", predictions)
+        for name in ("labels.csv", "labels.jsonl", "project.json"):
+            if (project.folder / name).is_file():
+                archive.write(project.folder / name, name)
+        for file in sorted((project.folder / MODEL).glob("*")):
+            archive.write(file, f"{MODEL}/{file.name}")
+    return memory.getvalue()

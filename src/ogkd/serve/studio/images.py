@@ -1,0 +1,211 @@
+"""The images of a project: where they are, what they look like small, and their features.
+
+Features are computed in the background, spread over the whole folder first, so that the queue can
+start before the end. Thumbnails stay in memory: no copy of an image is written anywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from ogkd.errors import DataError
+from ogkd.features.store import FeatureStore
+from ogkd.images import ImageRef, SliceRule, read_image
+from ogkd.images.decode import images_below
+from ogkd.images.ref import kind_of
+from ogkd.serve.studio.project import UPLOADS, Project
+
+THUMB, VIEW = 192, 1024  # pixels of the longer side
+_BATCH = 16
+_KEPT = 96_000_000  # bytes of small images in memory
+_MOST = 50_000  # images of a project
+
+
+def find_project_images(project: Project) -> list[ImageRef]:
+    """The images in the project's folders and those that were uploaded into it."""
+    rule = None if project.facts.slice is None else SliceRule.parse(project.facts.slice)
+    uploads = project.folder / UPLOADS
+    folders = [project.ref(folder).file for folder in project.facts.folders]
+    files: dict[Path, None] = {}
+    for folder in [*folders, *([uploads] if uploads.is_dir() else [])]:
+        if not folder.is_dir():
+            raise DataError(f"There is no folder {folder}, which the project's images are in.")
+        inside = images_below(folder)
+        if folder != uploads:  # a project may be inside the folder of its images
+            inside = [file for file in inside if not file.is_relative_to(project.folder)]
+        files.update(dict.fromkeys(inside))
+    if len(files) > _MOST:
+        raise DataError(
+            f"There are {len(files):,} images, more than the {_MOST:,} that the studio can show. "
+            "Choose a folder with fewer."
+        )
+    if files and all(kind_of(file) == "slide" for file in files):
+        raise DataError(
+            f"{', '.join(map(str, folders))} has whole slides, which the studio cannot show. Put "
+            "the slides of each class in a folder of its own and fit on their tiles."
+        )
+    middle = rule or SliceRule.parse("axis=2,index=middle")
+    return [ImageRef(file).sliced(middle if kind_of(file) == "nifti" else rule) for file in files]
+
+
+def patients(project: Project, addresses: Sequence[str]) -> list[str | None]:
+    """The patient of each image, as imported, or by the project's pattern of file names."""
+    pattern = re.compile(project.facts.patient) if project.facts.patient else None
+    names: list[str | None] = []
+    for address in addresses:
+        mark = project.marks.get(address)
+        match = pattern.search(address) if pattern else None
+        name = mark.patient if mark is not None else None
+        if name is None and match:
+            name = match.group(1) if match.groups() else match.group(0)
+        names.append(name)
+    return names
+
+
+def match_paths(paths: Sequence[str], addresses: Sequence[str]) -> list[int | None]:
+    """The number of the image that each path means: that with the longest common end.
+
+    Other tools name files from other folders. None if no image has that file name, or if two fit
+    equally well.
+    """
+    by_name: dict[str, list[int]] = {}
+    for number, address in enumerate(addresses):
+        by_name.setdefault(address.rpartition("/")[2], []).append(number)
+
+    def common(first: str, second: str) -> int:
+        parts = zip(reversed(first.split("/")), reversed(second.split("/")), strict=False)
+        return len(list(takewhile(lambda pair: pair[0] == pair[1], parts)))
+
+    matches: list[int | None] = []
+    for path in paths:
+        candidates = by_name.get(path.rpartition("/")[2], [])
+        lengths = sorted(((common(path, addresses[n]), n) for n in candidates), reverse=True)
+        tie = len(lengths) > 1 and lengths[0][0] == lengths[1][0]
+        matches.append(lengths[0][1] if lengths and not tie else None)
+    return matches
+
+
+class Gallery:
+    """The images in order, their features as far as they are known, and small copies of them."""
+
+    def __init__(self, refs: Sequence[ImageRef], addresses: Sequence[str]) -> None:
+        self.refs, self.addresses = list(refs), list(addresses)
+        self.rows = {address: row for row, address in enumerate(self.addresses)}
+        # A random order that does not change: by the digest of the address.
+        self.order = sorted(
+            range(len(self.refs)),
+            key=lambda row: hashlib.sha256(os.fsencode(self.addresses[row])).digest(),
+        )
+        self.features: NDArray[np.float32] | None = (
+            None  # [N, d], as heads see them; zeros: not yet
+        )
+        self.known = np.zeros(len(self.refs), bool)
+        self.errors: dict[int, str] = {}
+        self.copies: dict[int, int] = {}  # row -> the first row with the same content
+        self.rate = 0.0  # images per second
+        self._small: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.refs)
+
+    @property
+    def volumes(self) -> int:
+        """Volumes, of which one slice is shown and learned from."""
+        return sum(kind_of(ref.file) == "nifti" for ref in self.refs)
+
+    @property
+    def done(self) -> int:
+        """Images that have features or cannot be read."""
+        return int(self.known.sum()) + len(self.errors)
+
+    def encode(
+        self, store: FeatureStore, stop: threading.Event, notify: Callable[[], None]
+    ) -> None:
+        """Compute all features; `notify` is called after each batch."""
+        backbone = store.backbone
+        deep = bool(backbone.deep_parts)
+        width = backbone.embed_dim + sum(backbone.deep_parts)
+        features = np.zeros((len(self), width), np.float32)
+        self.features = features
+        began, first = time.monotonic(), self.done
+        keys: dict[str, int] = {}
+        for batch in _spread(len(self), _BATCH):
+            if stop.is_set():
+                return
+            rows = self._readable(batch, keys)
+            try:
+                encoded = store.get([self.refs[row] for row in rows], deep=deep)
+                features[rows] = encoded.rows[:, 0].numpy()
+                self.known[rows] = True
+            except DataError:  # one bad file: find it
+                for row in rows:
+                    try:
+                        features[row] = store.get([self.refs[row]], deep=deep).rows[0, 0].numpy()
+                        self.known[row] = True
+                    except DataError as error:
+                        self.errors[row] = str(error).partition("\n")[2].strip() or str(error)
+            self.rate = (self.done - first) / max(time.monotonic() - began, 1e-6)
+            notify()
+
+    def _readable(self, rows: Sequence[int], keys: dict[str, int]) -> list[int]:
+        """The rows whose files can be opened; equal files are noted."""
+        kept = []
+        for row in rows:
+            try:
+                first = keys.setdefault(self.refs[row].key, row)
+            except DataError as error:
+                self.errors[row] = str(error)
+                continue
+            if first != row:
+                self.copies[max(row, first)] = min(row, first)
+            kept.append(row)
+        return kept
+
+    def thumbnail(self, row: int, side: int) -> bytes:
+        """A JPEG of the image, its longer side at most `side` pixels."""
+        with self._lock:
+            if (cached := self._small.get((row, side))) is not None:
+                self._small.move_to_end((row, side))
+                return cached
+        image = Image.fromarray(read_image(self.refs[row]))
+        image.thumbnail((side, side))
+        memory = io.BytesIO()
+        image.save(memory, "JPEG", quality=85)
+        content = memory.getvalue()
+        with self._lock:
+            if (row, side) not in self._small:
+                self._small[row, side] = content
+                self._size += len(content)
+            while self._size > _KEPT:
+                self._size -= len(self._small.popitem(last=False)[1])
+        return content
+
+
+def _spread(count: int, batch: int) -> list[list[int]]:
+    """All rows in batches, each spread over the whole: 0, 10, 20, ...; 5, 15, ...; ..."""
+    stride = 1
+    while stride < count / batch:
+        stride *= 2
+    seen = np.zeros(count, bool)
+    order: list[int] = []
+    while stride:
+        rows = np.arange(0, count, stride)
+        order += rows[~seen[rows]].tolist()
+        seen[rows] = True
+        stride //= 2
+    return [order[start : start + batch] for start in range(0, count, batch)]

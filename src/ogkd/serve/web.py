@@ -1,0 +1,174 @@
+"""The routes of a served model: the page's files, /predict, /model, /health and their OpenAPI."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from PIL import Image
+
+from ogkd.errors import DataError, OgkdError
+from ogkd.files import read_json
+from ogkd.images import data_uri
+from ogkd.model.card import CAUTION
+from ogkd.serve.models import PREVIEW, Model, answers, as_json
+from ogkd.serve.uploads import FORMATS, UploadReader, receive_files
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+STATIC = Path(__file__).parent / "static"
+_MAX_MESSAGE = 800  # characters of a refusal, which may quote what was sent
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_TYPES |= {".json": "application/json", ".svg": "image/svg+xml"}
+log = logging.getLogger("ogkd.serve")
+T = TypeVar("T")
+
+
+class Worker:
+    """Work in a thread, one job at a time: one model already keeps every core busy."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ogkd-predict")
+
+    async def run(self, job: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, job)
+
+
+def use_routes(
+    models: Callable[[], Sequence[Model]],
+    reader: UploadReader,
+    worker: Worker,
+    *,
+    folder: Path,
+    max_bytes: int,
+) -> list[Route]:
+    """The routes by which models are used; `models` gives those that answer now.
+
+    An upload is in `folder` until it is answered.
+    """
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    def answer(files: Mapping[Path, str], pictures: bool) -> dict[str, Any]:
+        current = models()
+        if not current:
+            raise DataError("There is no model yet. Label at least one image of each class.")
+        exam = any(model.classifier.card.bags is not None for model in current)
+        upload = reader.read(files, exam=exam)
+        body = as_json(upload, answers(current, upload, pictures=pictures))
+        if pictures:
+            body["image"]["preview"] = data_uri(Image.fromarray(upload.pixels), most=PREVIEW)
+        return body
+
+    async def predict(request: Request) -> Response:
+        pictures = request.query_params.get("pictures", "").lower() in ("1", "true", "yes")
+        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as name:
+            files = await receive_files(request, Path(name))
+            if not files:
+                return problem("Send the bytes of an image file as the body of the request.")
+            return JSONResponse(await worker.run(lambda: answer(files, pictures)))
+
+    async def model(_: Request) -> Response:
+        return JSONResponse(describe_all(models(), max_bytes, reader.max_pixels))
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "version": version("ogkd")})
+
+    return [
+        Route("/predict", predict, methods=["POST"]),
+        Route("/model", model),
+        Route("/health", health),
+        *static_routes(),
+    ]
+
+
+def describe_all(models: Sequence[Model], max_bytes: int, max_pixels: int) -> dict[str, Any]:
+    return {
+        "models": [describe(model) for model in models],
+        "caution": CAUTION,
+        "formats": FORMATS,
+        "max_bytes": max_bytes,
+        "max_pixels": max_pixels,
+    }
+
+
+def describe(model: Model) -> dict[str, Any]:
+    classifier = model.classifier
+    return {
+        "name": model.name,
+        "method": classifier.card.method,
+        "backbone": classifier.card.backbone.short_name,
+        "classes": list(classifier.class_names),
+        "normal": list(classifier.card.normal),
+        "learned_from": list(classifier.card.support_counts),
+        "calibrated": classifier.calibration is not None,
+        "coverage": model.decider.coverage,
+        "note": model.note,
+        "bags": classifier.card.bags is not None,
+    }
+
+
+def problem(message: str, status: int = 400) -> Response:
+    from starlette.responses import JSONResponse
+
+    if len(message) > _MAX_MESSAGE:
+        message = f"{message[:_MAX_MESSAGE]} ..."
+    return JSONResponse({"detail": message}, status)
+
+
+def error_handlers() -> dict[Any, Callable[[Request, Any], Response]]:
+    """Errors as answers: one sentence, never a traceback."""
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+
+    def internal(_: Request, error: Exception) -> Response:
+        log.error("A request failed.", exc_info=error)
+        return problem("Something went wrong on the server. See its terminal for details.", 500)
+
+    return {
+        OgkdError: lambda _, error: problem(str(error), 422),
+        HTTPException: lambda _, error: problem(error.detail, error.status_code),
+        ClientDisconnect: lambda *_: problem("The request was cut off."),
+        Exception: internal,
+    }
+
+
+def static_routes() -> list[Route]:
+    """One route for each file of the page, and none for anything else."""
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    def served(content: bytes, kind: str) -> Callable[[Request], Response]:
+        return lambda _: Response(content, media_type=kind)
+
+    routes = []
+    for file in sorted(STATIC.iterdir()):
+        if kind := _TYPES.get(file.suffix):
+            path = "/" if file.name == "index.html" else f"/static/{file.name}"
+            routes.append(Route(path, served(file.read_bytes(), kind)))
+    routes.append(Route("/openapi.json", served_openapi))
+    return routes
+
+
+def served_openapi(_: Request) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(openapi())
+
+
+@cache
+def openapi() -> dict[str, Any]:
+    """The description of the API that programs may rely on."""
+    description: dict[str, Any] = read_json(Path(__file__).parent / "openapi.json")
+    description["info"]["version"] = version("ogkd")
+    return description

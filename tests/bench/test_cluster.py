@@ -1,0 +1,211 @@
+"""Workers on a Ray cluster: what they are given, what they refuse, and a real cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ogkd.bench import workers
+from ogkd.bench.grid import expand, read_grid
+from ogkd.bench.runs import RunsFolder
+from ogkd.bench.worker import work
+from ogkd.bench.workers import Ended, Progress, make_job, prepare, run_ray
+from ogkd.errors import ConfigError
+from ogkd.features.cluster import Cluster, settings_for_workers
+
+HERE = Path(__file__).parent
+CPU = ["--device", "cpu"]
+WORDS = [sys.executable, "-m", "ogkd", "bench", "run"]
+NODES = [
+    {"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}},
+    {"Alive": True, "Resources": {"CPU": 4.0}},
+    {"Alive": False, "Resources": {"GPU": 4.0}},
+]
+
+
+@pytest.fixture
+def bench(grid_file, tmp_path):
+    def make(out="runs", **changes):
+        grid = read_grid(grid_file, {"shots": [1], "seeds": [1], **changes})
+        plan, sources = expand(grid)
+        folder = RunsFolder(tmp_path / out)
+        prepare(folder, plan)
+        return folder, plan, make_job(folder, plan, sources, grid.backbone, device="cpu")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("count", "cpus", "device", "gpus", "fit"),
+    [
+        (None, 1, "auto", 1.0, 2),
+        (2, 1, "cuda", 1.0, 2),
+        (3, 1, "auto", 0.5, 4),  # two on one GPU
+        (5, 1, "auto", 1 / 3, 6),
+        (None, 1, "cpu", 0.0, 12),
+        (None, 3, "cpu", 0.0, 3),
+    ],
+)
+def test_each_worker_gets_a_gpu_or_a_share_of_one(count, cpus, device, gpus, fit):
+    ray = SimpleNamespace(nodes=lambda: NODES)
+    cluster = Cluster(count=count, cpus=cpus)
+    resources = cluster.resources(ray, device)
+    assert resources == {"num_cpus": cpus, "num_gpus": gpus}
+    assert cluster.fitting(ray, resources) == fit
+
+
+@pytest.mark.parametrize(
+    ("cluster", "device", "argument"),
+    [(Cluster(cpus=9), "cpu", "cpus_per_worker"), (Cluster(), "cuda:1", "device")],
+)
+def test_workers_that_no_node_can_take_are_refused(cluster, device, argument):
+    with pytest.raises(ConfigError) as caught:
+        cluster.resources(SimpleNamespace(nodes=lambda: NODES), device)
+    assert caught.value.argument == argument
+
+
+def test_without_ray_or_a_cluster_there_is_one_clear_error(monkeypatch):
+    def init(**_):
+        raise ConnectionError("nobody listens\nmore words")
+
+    ray = SimpleNamespace(is_initialized=lambda: False, init=init)
+    for module, address in ((None, "local"), (ray, "127.0.0.1:1"), (ray, "auto")):
+        monkeypatch.setitem(sys.modules, "ray", module)
+        with pytest.raises(ConfigError) as caught, Cluster(address).joined():
+            pass
+        assert caught.value.argument == "ray"
+
+
+class StandIn:
+    """As much of Ray as is used, without processes: a task is done when it is started."""
+
+    def __init__(self, deaths):
+        self.deaths, self.started = deaths, 0
+        self.exceptions = SimpleNamespace(RayError=ConnectionError)
+
+    def remote(self, function):
+        def start(*arguments):
+            self.started += 1
+            return self.started, function, arguments
+
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
+
+    def nodes(self):
+        return NODES[1:2]
+
+    def wait(self, references, timeout):
+        return references, []
+
+    def get(self, reference):
+        number, function, arguments = reference
+        if number <= self.deaths:
+            raise ConnectionError("the node is gone")
+        return function(*arguments)
+
+    def cancel(self, reference, force):
+        pass
+
+
+def test_lost_workers_are_replaced(bench, monkeypatch, capsys):
+    folder, plan, job = bench(datasets=["first"])
+    ray = StandIn(deaths=2)
+    monkeypatch.setattr(Cluster, "joined", lambda _: workers.contextlib.nullcontext(ray))
+    run_ray(job, Progress(folder, plan), Cluster(count=1))
+    assert ray.started == 3
+    assert capsys.readouterr().err.count("A worker died") == 2
+    assert len(folder.finished(plan)) == len(plan.cells)
+
+
+def test_node_that_lacks_data_or_software_is_refused(bench, tmp_path):
+    _, _, job = bench(datasets=["first"])
+    source = job.sources["first"].model_copy(update={"folder": "/nowhere/first"})
+    here = workers.version("ogkd")
+    for changes, version, missing in (
+        ({}, "0.0.0", "ogkd 0.0.0"),
+        ({"out": str(tmp_path / "elsewhere")}, here, "elsewhere"),
+        ({"sources": {"first": source}}, here, "/nowhere/first"),
+        ({"backbone": "/no/backbone"}, here, "/no/backbone"),
+    ):
+        content = job.model_copy(update=changes).model_dump_json()
+        ended = workers._work_on_node(content, settings_for_workers(), version)
+        assert missing in ended.error
+    content = job.model_dump_json()
+    assert workers._work_on_node(content, settings_for_workers(), here) == Ended()
+
+
+@pytest.fixture
+def nodes(monkeypatch):
+    """A head and two worker nodes; `lose()` kills one of the workers."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip('Ray is not installed: pip install "ogkd[ray]" to run this test')
+    for name, value in (("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"), ("RAY_AUTH_MODE", "disabled")):
+        monkeypatch.setenv(name, value)
+    with subprocess.Popen(
+        [sys.executable, HERE / "ray_cluster.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        address = process.stdout.readline().strip()
+        assert address.startswith("127.0.0.1:"), "the cluster did not start"
+
+        def lose():
+            process.stdin.write("lose\n")
+            process.stdin.flush()
+            assert process.stdout.readline().strip() == "lost"
+
+        yield SimpleNamespace(address=address, lose=lose)
+        process.stdin.close()  # it ends what it started
+        process.wait(timeout=300)
+
+
+def assert_same_results(actual, expected):
+    """Equal up to rounding: two workers may encode one image, each in its own batch."""
+    theirs = {run.spec.hash: run for run in expected.runs()}
+    ours = {run.spec.hash: run for run in actual.runs()}
+    assert ours.keys() == theirs.keys()
+    for name, run in ours.items():
+        predictions, other = run.predictions(), theirs[name].predictions()
+        assert (predictions.labels == other.labels).all()
+        np.testing.assert_allclose(predictions.probabilities, other.probabilities, atol=1e-4)
+        assert run.metric("accuracy") == theirs[name].metric("accuracy")
+
+
+@pytest.mark.timeout(1800)  # many processes start: a busy machine takes minutes
+def test_a_real_cluster_that_loses_a_node_gives_the_results_of_one_process(
+    bench, datasets, grid_file, nodes, tmp_path
+):
+    data = shutil.copytree(datasets, tmp_path / "data")
+    next((data / "second" / "test").rglob("*.png")).write_bytes(b"not an image")
+    text = grid_file.read_text().replace('epochs" = 2', 'epochs" = 25')
+    grid_file.write_text(text.replace(str(datasets), str(data)))
+    with subprocess.Popen(
+        [*WORDS, grid_file, "--out", tmp_path / "cluster", "--ray", nodes.address, *CPU],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        lines = []
+        for line in process.stderr:
+            if line.startswith("done") and not any(old.startswith("done") for old in lines):
+                nodes.lose()
+            lines.append(line)
+        assert process.stdout.read() == ""
+    assert process.returncode == 1, lines  # some runs fail, and only those that must
+    assert any(line.startswith("A worker died") for line in lines), lines
+    folder, plan, job = bench("alone", shots=None, seeds=None)
+    work(job)
+    cluster = RunsFolder(tmp_path / "cluster")
+    assert len(folder.runs()) == len(folder.failures()) == len(plan.cells) // 2 == 16
+    assert_same_results(cluster, folder)
+    assert cluster.failures() == folder.failures()

@@ -1,0 +1,442 @@
+"""Workers on one folder: resume, failures, damage, death, several at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+from bench_data import make_dataset
+from filelock import Timeout
+
+from dying import die_after
+from ogkd.bench import workers
+from ogkd.bench.grid import expand, read_grid
+from ogkd.bench.runner import RunGroup, Runner, _threads_that_pay
+from ogkd.bench.runs import RunsFolder
+from ogkd.bench.worker import lock_group, work
+from ogkd.bench.workers import Ended, Progress, make_job, prepare, run_processes, supervise
+from ogkd.errors import ConfigError, DataError, StorageError
+from ogkd.methods import make_method
+from tiny_data import edit_sealed
+
+
+@pytest.fixture
+def bench(grid_file, tmp_path):
+    def make(out="runs", **changes):
+        grid = read_grid(grid_file, changes)
+        plan, sources = expand(grid)
+        folder = RunsFolder(tmp_path / out)
+        prepare(folder, plan)
+        return folder, plan, make_job(folder, plan, sources, grid.backbone, device="cpu")
+
+    return make
+
+
+def content(folder):
+    """Metrics and predictions of every run, as bytes where they must be equal."""
+    return {
+        run.spec.hash: (
+            run.result["metrics"],
+            (run.folder / "predictions.safetensors").read_bytes(),
+        )
+        for run in folder.runs()
+    }
+
+
+def test_finished_runs_are_not_run_again(bench, monkeypatch):
+    folder, plan, job = bench(datasets=["first"])
+    work(job)
+    assert len(folder.runs()) == len(plan.cells)
+    monkeypatch.setattr(Runner, "run", None)  # would fail if anything ran
+    work(job)
+
+
+def test_long_groups_come_first_and_datasets_take_turns(bench):
+    _, _, job = bench()
+    first = [group.specs[0] for group in job.groups()]
+    assert [spec.dataset for spec in first[:4]] == ["first", "second"] * 2
+    assert [spec.shots for spec in first[:4]] == [3, 3, 3, 3]
+    assert {spec.method for spec in first[:8]} == {"coop", "ogkd"}
+    assert {spec.method for spec in first[-4:]} == {"zero-shot"}
+
+
+def test_failed_run_is_recorded_and_the_rest_continues(bench, datasets, monkeypatch):
+    folder, plan, job = bench()
+    whole = Runner.run
+
+    def sometimes(self, group):
+        if group.specs[0].method == "gda":
+            raise ValueError("a mistake in the code")
+        return whole(self, group)
+
+    monkeypatch.setattr(Runner, "run", sometimes)
+    work(job)
+    assert len(folder.failures()) == 8
+    assert all("a mistake in the code" in reason for _, reason in folder.failures())
+    assert len(folder.runs()) == len(plan.cells) - 8
+    monkeypatch.setattr(Runner, "run", whole)
+    prepare(folder, plan)  # the next command tries them again
+    work(job)
+    assert not folder.failures()
+    assert len(folder.runs()) == len(plan.cells)
+
+
+def test_full_disk_ends_the_work(bench, monkeypatch):
+    folder, _, job = bench(datasets=["first"])
+
+    def full(*_):
+        raise StorageError("The disk is full.")
+
+    monkeypatch.setattr(RunsFolder, "write", full)
+    with pytest.raises(StorageError):
+        work(job)
+    assert not folder.failures()
+
+
+def test_group_is_given_up_after_it_killed_three_processes(bench):
+    folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
+    count = folder.root / ".claims" / f"{job.groups()[0].name}.tries"
+    count.parent.mkdir()
+    count.write_text("3")  # what three processes that were killed leave behind
+    work(job)
+    assert all("died 3 times" in reason for _, reason in folder.failures())
+    assert len(folder.failures()) == 2
+    prepare(folder, plan)  # the next command counts anew
+    work(job)
+    assert len(folder.runs()) == 2
+
+
+def test_keyboard_interrupt_does_not_count_as_a_death(bench, monkeypatch):
+    folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
+    whole = Runner.run
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    for _ in range(4):
+        monkeypatch.setattr(Runner, "run", stop)
+        with pytest.raises(KeyboardInterrupt):
+            work(job)
+    monkeypatch.setattr(Runner, "run", whole)
+    work(job)
+    assert len(folder.runs()) == len(plan.cells)
+
+
+def test_only_the_run_with_the_error_fails(bench, monkeypatch):
+    folder, plan, job = bench(datasets=["first"], only=["OGKD"], shots=[1], seeds=[1, 2, 3])
+    whole = Runner.run
+
+    def fail_with_seed_2(self, group):
+        if any(spec.seed == 2 for spec in group.specs):
+            raise ConfigError("Seed 2 is unlucky.")
+        return whole(self, group)
+
+    monkeypatch.setattr(Runner, "run", fail_with_seed_2)
+    work(job)
+    assert sorted(run.spec.seed for run in folder.runs()) == [1, 3]
+    assert [(spec.seed, reason) for spec, reason in folder.failures()] == [
+        (2, "Seed 2 is unlucky.")
+    ]
+    assert len(plan.cells) == 3
+
+
+def test_changed_images_are_not_mixed_into_one_table(grid_file, tmp_path):
+    make_dataset(tmp_path / "data" / "first")
+
+    def run(**changes):
+        grid = read_grid(grid_file, {"data": str(tmp_path / "data"), "shots": [1], **changes})
+        plan, sources = expand(grid)
+        folder = RunsFolder(tmp_path / "runs")
+        prepare(folder, plan)
+        work(make_job(folder, plan, sources, grid.backbone, device="cpu"))
+
+    run(only=["gda"], seeds=[1])
+    next((tmp_path / "data" / "first" / "test").rglob("*.png")).unlink()
+    with pytest.raises(ConfigError, match="other images of 'first'"):
+        run(only=["gda"], seeds=[1, 2])
+
+
+def test_selection_that_hides_runs_gives_a_note(bench):
+    folder, plan, _ = bench(datasets=["first"])
+    assert prepare(folder, plan) == []
+    _, part, _ = bench(datasets=["first"], only=["gda"], out="elsewhere")
+    (note,) = prepare(folder, part)
+    assert "12 other runs" in note
+
+
+def test_damaged_results_are_moved_and_run_again(bench):
+    folder, plan, job = bench(datasets=["first"], only=["gda"])
+    work(job)
+    before = content(folder)
+    broken, cut, swapped, edited = plan.cells
+    (folder.folder_of(broken.spec) / "result.json").write_text("{")
+    file = folder.folder_of(cut.spec) / "predictions.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    (folder.folder_of(swapped.spec) / "spec.json").write_text(
+        json.dumps(broken.spec.model_dump(mode="json"))
+    )
+    result = folder.folder_of(edited.spec) / "result.json"
+    result.write_text(re.sub(r'"accuracy": [^,]+,', '"accuracy": 0.99,', result.read_text()))
+    notes = prepare(folder, plan)
+    assert len(notes) == 4
+    assert all("will be run again" in note for note in notes)
+    assert any("changed after it was written" in note for note in notes)
+    work(job)
+    assert content(folder) == before
+    assert len(list((folder.root / "damaged").iterdir())) == 4
+
+
+def test_damaged_plan_is_replaced_by_running_its_grid_again(bench):
+    folder, plan, _ = bench(datasets=["first"], only=["gda"])
+    prepare(folder, plan)
+    file = folder.root / "plans" / f"{plan.name}.json"
+    for content in ("[]", "{", "name,title\n1,2\n"):
+        file.write_text(content)
+        with pytest.raises(DataError, match="Run its grid into this folder again"):
+            folder.plans()
+        assert prepare(folder, plan) == []
+        assert folder.plans() == {plan.name: plan}
+
+
+def test_results_of_a_newer_version_or_another_backbone_are_refused(bench):
+    folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
+    work(job)
+    place = folder.folder_of(plan.cells[0].spec) / "result.json"
+    result = json.loads(place.read_text())
+    del result["sha256"]  # as an older version wrote it
+    place.write_text(json.dumps({**result, "schema_version": 99}))
+    with pytest.raises(ConfigError, match="newer ogkd"):
+        prepare(folder, plan)
+    place.write_text(json.dumps({**result, "backbone_digest": "0" * 64}))
+    _, _, job = bench(datasets=["first"], only=["gda"], shots=[1, 3])
+    with pytest.raises(ConfigError, match="with digest 000000000000"):
+        work(job)
+
+
+def test_folder_without_plans_is_refused(bench, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    with pytest.raises(ConfigError, match="not a folder of runs"):
+        bench(out="mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        bench(out="mine/thesis.txt")
+
+
+def test_two_processes_give_the_results_of_one(bench, capsys):
+    folder, plan, job = bench(out="alone", shots=[1])
+    work(job)
+    other, _, job = bench(out="together", shots=[1])
+    run_processes(job, Progress(other, plan), workers=2)
+    assert content(other) == content(folder)
+    assert len(other.runs()) == len(plan.cells)
+    assert f"done {len(plan.cells)}/{len(plan.cells)}" in capsys.readouterr().err
+
+
+def test_killed_worker_is_replaced_and_nothing_is_lost(bench, capsys, monkeypatch):
+    folder, plan, job = bench(only=["OGKD"], settings={"train.epochs": 30})
+    progress = Progress(folder, plan)
+    killed = []
+
+    def kill_first(seconds):
+        time.sleep(seconds)
+        children = psutil.Process().children()
+        if children and list((folder.root / ".claims").glob("*.tries")) and not killed:
+            children[0].kill()
+            killed.append(children[0].pid)
+
+    monkeypatch.setattr(
+        workers, "time", SimpleNamespace(sleep=kill_first, monotonic=time.monotonic)
+    )
+    run_processes(job, progress, workers=1)
+    assert killed
+    assert "A worker died" in capsys.readouterr().err
+    assert len(folder.runs()) == len(plan.cells)
+    assert not folder.failures()
+
+
+def test_no_worker_and_no_file_outlives_a_killed_command(grid_file, tmp_path):
+    out = tmp_path / "killed"
+    words = ["bench", "run", str(grid_file), "--out", str(out), "--workers", "2"]
+    words += ["--set", "train.epochs=5000", "--methods", "OGKD", "--device", "cpu"]
+    with subprocess.Popen([sys.executable, "-m", "ogkd", *words], stderr=subprocess.DEVNULL) as run:
+        deadline = time.monotonic() + 120
+        while not list(out.glob(".claims/*.tries")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        children = psutil.Process(run.pid).children(recursive=True)
+        run.kill()
+    assert len(children) == 2
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+    assert {path.name for path in out.iterdir()} <= {".claims", "plans", "runs", "workers.log"}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_workers_that_cannot_start_are_one_error(bench, count):
+    folder, plan, _ = bench()
+    started = []
+
+    class Dead:
+        def __init__(self, number):
+            started.append(number)
+
+        def poll(self):
+            return Ended(death="code 1")
+
+        def stop(self):
+            pass
+
+    with pytest.raises(ConfigError) as caught:
+        supervise(Dead, lambda: count, Progress(folder, plan))
+    assert caught.value.argument == "workers"
+    assert len(started) <= 4 * count
+
+
+def test_an_error_of_a_worker_ends_all_of_them(bench):
+    folder, _, job = bench(datasets=["first"], only=["gda"], shots=[1])
+    work(job)
+    more, plan, job = bench(datasets=["first"], only=["gda"], shots=[1, 3])
+    for run in folder.runs():
+        edit_sealed(run.folder / "result.json", lambda result: result.update(backbone_digest="0"))
+    with pytest.raises(ConfigError) as caught:
+        run_processes(job, Progress(more, plan), workers=1)
+    assert caught.value.argument == "out"
+
+
+def test_time_left_follows_the_runs_that_end(bench, monkeypatch, capsys):
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(workers, "time", clock)
+    folder, plan, job = bench(datasets=["first"], only=["gda"])
+    progress = Progress(folder, plan)
+    assert (progress.settled, progress.total) == (0, 4)
+    clock.now = 20.0
+    first = job.model_copy(update={"specs": job.specs[:2]})
+    work(first)
+    progress()
+    assert capsys.readouterr().err == "done 2/4, at most about 20 s left\n"
+    for spec in job.specs[2:]:
+        folder.write_failure(spec, "bad luck")
+    progress()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" ")[0] for line in lines] == ["FAILED", "FAILED", "done"]
+    assert progress.settled == progress.total
+
+
+def test_kill_9_of_the_whole_command_loses_only_the_runs_in_flight(bench, grid_file, tmp_path):
+    folder, plan, job = bench(out="whole", only=["gda", "OGKD"])
+    work(job)
+    expected = content(folder)
+    out = tmp_path / "killed"
+    words = ["bench", "run", str(grid_file), "--out", str(out)]
+    words += ["--workers", "0", "--methods", "gda,OGKD", "--device", "cpu"]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in this process: threads round differently
+    die_after(words, "*/runs/[0-9a-f]*", 9, env=alone)
+    half = RunsFolder(out)
+    assert len(half.runs()) == 9 < len(plan.cells)
+    again = subprocess.run(
+        [sys.executable, "-m", "ogkd", *words], env=alone, capture_output=True, text=True
+    )
+    assert again.returncode == 0, again.stderr
+    assert content(half) == expected
+
+
+def test_groups_that_overlap_are_not_worked_on_at_the_same_time(bench):
+    folder, plan, _ = bench(shots=[1], only=["gda"], datasets=["first"], seeds=[1, 2, 3])
+    one, two, three = (cell.spec for cell in plan.cells)
+    ours, theirs = RunGroup((one, two)), RunGroup((three, two))
+    with lock_group(folder, ours):
+        with pytest.raises(Timeout):
+            lock_group(folder, theirs)
+        with lock_group(folder, RunGroup((three,))):  # was given back
+            pass
+    with lock_group(folder, theirs), pytest.raises(Timeout):
+        lock_group(folder, ours)
+
+
+def test_run_made_with_other_defaults_is_moved_and_run_again(bench):
+    folder, plan, job = bench(shots=[1], only=["gda"], datasets=["first"], seeds=[1])
+    work(job)
+    assert prepare(folder, plan) == []
+    (spec,) = job.specs
+    path = folder.folder_of(spec) / "result.json"
+    edit_sealed(path, lambda result: result["config"].update(prior="other"))
+    (note,) = prepare(folder, plan)
+    assert "another default or preset of gda: prior" in note
+    assert not folder.has(spec)
+
+
+def test_finished_runs_are_not_taken_for_other_images_or_prompts(bench, grid_file, tmp_path):
+    data = tmp_path / "data"
+    make_dataset(data / "first")
+    bank = tmp_path / "bank.json"
+    names = ("benign tumor", "malignant tumor", "normal lung", "striped cyst")
+    bank.write_text(json.dumps({name: [f"a {name}"] for name in names}))
+    changes = {"data": str(data), "only": ["zero-shot"], "banks": {"first": str(bank)}}
+    plan, sources = expand(read_grid(grid_file, changes))
+    folder = RunsFolder(tmp_path / "runs")
+    prepare(folder, plan, sources)
+    work(make_job(folder, plan, sources, read_grid(grid_file).backbone))
+    assert prepare(folder, plan, sources) == []
+    bank.write_text(json.dumps({name: [f"the {name}"] for name in names}))
+    with pytest.raises(ConfigError, match="other prompts of 'first'"):
+        prepare(folder, plan, sources)
+    bank.write_text(json.dumps({name: [f"a {name}"] for name in names}))
+    (data / "first" / "test" / "normal_lung" / "0.png").unlink()
+    with pytest.raises(ConfigError, match="other images of 'first'"):
+        prepare(folder, plan, sources)
+    shutil.rmtree(data)  # tables can be made without the images
+    assert prepare(folder, plan, sources) == []
+
+
+def test_each_worker_gets_one_gpu_and_its_share_of_the_cores(bench, monkeypatch):
+    _, _, job = bench()
+    started = []
+
+    class Process:
+        def __init__(self, job, environment):
+            started.append((environment, job.threads))
+
+    def start_three(start, count, progress):
+        for number in (0, 1, 2):
+            start(number)
+
+    monkeypatch.setattr(workers, "_Process", Process)
+    monkeypatch.setattr(workers, "supervise", start_three)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-5f")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    anywhere = job.model_copy(update={"device": "auto"})
+    run_processes(anywhere, None, workers=3)
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment, _ in started] == [
+        "2", "GPU-5f", "2",
+    ]  # fmt: skip
+    assert {(environment["OMP_NUM_THREADS"], threads) for environment, threads in started} == {
+        ("2", 2)
+    }
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    started.clear()
+    run_processes(anywhere, None, workers=3)
+    run_processes(job, None, workers=3)  # on the CPU
+    names = [environment.get("CUDA_VISIBLE_DEVICES") for environment, _ in started]
+    assert names == ["0", "1", "0", None, None, None]
+    assert {threads for _, threads in started} == {None}  # the user's choice
+
+
+def test_small_heads_are_fitted_with_one_thread(monkeypatch):
+    threads = SimpleNamespace(now=4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads.now)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: setattr(threads, "now", count))
+    for method, images, expected in (("gda", 64, 1), ("gda", 100_000, 4), ("ogkd", 64, 4)):
+        with _threads_that_pay(make_method(method), images, 512):
+            assert threads.now == expected
+        assert threads.now == 4
