@@ -54,8 +54,10 @@ class OgkdWarning(UserWarning):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory has run out, which libraries report in several ways."""
-    words = ("allocate", "bad_alloc", "out of memory", "not enough memory", "start new thread")
-    words = (*words, "create a primitive")  # oneDNN's, if there is no memory for its kernel
+    words = (
+        *("allocate", "bad_alloc", "out of memory", "not enough memory", "start new thread"),
+        "create a primitive",  # oneDNN has no memory for a kernel
+    )
     kinds = (RuntimeError, ImportError, OSError)
     said = str(error).lower()
     return isinstance(error, MemoryError) or (
