@@ -17,9 +17,9 @@ from ogkd.errors import ConfigError, Interrupted
 FULL = Path("/dev/full")
 COMMANDS = [
     *(["fit"], ["predict"], ["evaluate"], ["embed"], ["phantoms"], ["demo"], ["doctor"]),
-    *(["import-checkpoint"], ["backbones"], ["backbones", "list"], ["backbones", "verify"]),
+    *(["import-checkpoint"], ["backbones"], ["backbones", "list"], ["backbones", "info"]),
     *(["report"], ["calibrate"], ["export"], ["app"], ["methods"], ["data"], ["data", "check"]),
-    *(["prompts"], ["prompts", "check"], ["prompts", "generate"], ["bench"], ["bench", "run"]),
+    *(["prompts"], ["prompts", "check"], ["prompts", "new"], ["bench"], ["bench", "run"]),
 ]
 
 
@@ -97,7 +97,7 @@ def test_every_option_given_twice_is_refused_or_taken_twice():
                 else:
                     with pytest.raises(Exception, match=f"'{name}' was given 2 times"):
                         command.parse_args(context, words)
-    several = {"--plugin", "--set", "--normal", "--unlabelled", "--check", "--classes", "--split"}
+    several = {"--plugin", "--set", "--normal", "--unlabelled", "--check", "--classes"}
     assert repeatable == several
 
 
