@@ -38,11 +38,7 @@ def features(model, images):
 
 def test_the_statistics_are_of_the_present_model_and_small(builtin):
     assert phantom_domain().digest == builtin.digest, "run tools/phantom_statistics.py"
-<<<<<<< HEAD
     assert len(phantom_domain().mean) >= len(PHANTOMS)  # also of families that are no longer drawn
-=======
-    assert len(phantom_domain().mean) >= len(PHANTOMS)
->>>>>>> backbones
     assert STATISTICS.stat().st_size < 300_000
 
 

@@ -79,31 +79,8 @@ def commands(command, path=()):
         yield from commands(inner, (*path, name))
 
 
-<<<<<<< HEAD
 def test_a_setting_given_twice_is_a_mistake(refused):
     assert "--set" in refused("fit", "x", "--out", "y", "--set", "rho=1", "--set", "rho = 2")
-=======
-def test_every_option_given_twice_is_refused_or_taken_twice():
-    repeatable = set()
-    for path, command in commands(typer.main.get_command(ogkd_app)):
-        for option in command.params:
-            if option.param_type_name == "argument" or option.is_eager:
-                continue
-            name = max(option.opts, key=len)
-            value = [] if option.is_flag else ["1"] * option.nargs
-            context = command.context_class(command, info_name=" ".join(path))
-            for other in (*option.opts, *option.secondary_opts):  # -o, --no-...
-                words = [name, *value, other, *value]
-                if option.multiple:
-                    repeatable.add(name)
-                    given, *_ = command.make_parser(context).parse_args(args=words)
-                    assert given[option.name] == ["1", "1"]
-                else:
-                    with pytest.raises(Exception, match=f"'{name}' was given 2 times"):
-                        command.parse_args(context, words)
-    several = {"--plugin", "--set", "--normal", "--unlabelled", "--check", "--classes"}
-    assert repeatable == several
->>>>>>> backbones
 
 
 def test_an_input_is_never_overwritten(refused, tmp_path):

@@ -31,11 +31,6 @@ from ogkd.cli import (
     predict,
     prompts,
     start,
-<<<<<<< HEAD
-    studio,
-=======
-    tune,
->>>>>>> web
 )
 from ogkd.cli.commands import CommandGroup
 from ogkd.errors import ConfigError, OgkdError, OgkdWarning, out_of_memory
