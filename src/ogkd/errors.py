@@ -54,7 +54,10 @@ class OgkdWarning(UserWarning):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory has run out, which libraries report in several ways."""
-    words = ("allocate", "bad_alloc", "out of memory", "not enough memory", "start new thread")
+    words = (
+        *("allocate", "bad_alloc", "out of memory", "not enough memory", "start new thread"),
+        "create a primitive",  # oneDNN has no memory for a kernel
+    )
     kinds = (RuntimeError, ImportError, OSError)
     message = str(error).lower()
     return isinstance(error, MemoryError) or (

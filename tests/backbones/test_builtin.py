@@ -58,7 +58,9 @@ def test_noise_and_flat_images_are_not_phantoms(builtin):
     noise = [rng.integers(0, 256, (90, 90, 3), np.uint8) for _ in range(8)]
     flat = [np.full((64, 64, 3), level, np.uint8) for level in (0, 90, 180, 255)]
     rows = features(builtin, [*noise, *flat]).numpy()
-    assert unlike_phantoms(rows).mean() > 0.8
+    outside = builtin.out_of_domain(rows)
+    assert outside.mean() > 0.8
+    np.testing.assert_array_equal(outside, unlike_phantoms(rows))
     assert "of 12 image(s) are not phantoms" in warning_of(builtin, rows)
 
 
@@ -66,6 +68,20 @@ def test_another_backbone_is_never_warned_about(bert_backbone):
     assert not is_builtin(bert_backbone)
     rows = torch.nn.functional.normalize(torch.ones(3, bert_backbone.embed_dim)).numpy()
     assert warning_of(bert_backbone, rows) == ""
+    assert bert_backbone.out_of_domain(rows) is None
+
+
+def test_of_rows_with_deeper_features_only_the_global_one_counts(builtin):
+    pixels = to_pixels([render("derm", 0, seed=901, index=0).image], builtin.preprocessing)
+    both = builtin.encode_images(pixels, deep=True)
+    assert both.rows.shape[1] > builtin.embed_dim
+    np.testing.assert_array_equal(
+        builtin.out_of_domain(both.rows.numpy()), builtin.out_of_domain(both.globals.numpy())
+    )
+
+
+def test_the_built_in_model_is_loaded_once_per_device():
+    assert load_backbone("builtin", device="cpu") is load_backbone("builtin", device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -124,3 +140,4 @@ def test_the_shipped_model_does_not_depend_on_where_it_lies(tmp_path: Path) -> N
     copy = shutil.copytree(BUILTIN_FOLDER, tmp_path / "copy")
     moved = load_backbone(copy)
     assert moved.digest == load_backbone("builtin").digest
+    assert is_builtin(moved)

@@ -15,7 +15,7 @@ from transformers import BertModel
 from ogkd.backbones._bert import bert_hidden
 from ogkd.backbones._folder import backbone_digest
 from ogkd.backbones._tokenizer import clean_text
-from ogkd.backbones.base import TextDropout, Tokens
+from ogkd.backbones.base import TextDropout
 from ogkd.backbones.open_clip_format import OpenClipBackbone, load_open_clip
 from ogkd.errors import BackboneError
 
@@ -64,28 +64,10 @@ def test_texts_are_cleaned_as_open_clip_cleans_them(text: str, plain: str) -> No
     assert clean_text(text) == plain
 
 
-def test_a_text_longer_than_the_context_is_cut_with_its_end_kept(
-    backbone: OpenClipBackbone,
-) -> None:
-    tokens = backbone.tokenize(["scan " * 1000])
-    assert tokens.ids.shape == (1, backbone.context_length)
-    begin, end = backbone.tokenize([""]).ids[0].tolist()
-    assert tokens.ids[0, 0] == begin
-    assert tokens.ids[0, -1] == end
-    assert len(backbone.pieces("scan " * 1000)) == 1000
-
-
 def test_tokens_are_trimmed_to_the_longest_text(backbone: OpenClipBackbone) -> None:
     tokens = backbone.tokenize(["a scan", "a", ""])
     assert tokens.mask.sum(dim=1).tolist() == [4, 3, 2]
     assert tokens.ids.shape == (3, 4)
-
-
-def test_more_tokens_than_the_context_are_refused(backbone: OpenClipBackbone) -> None:
-    ids = torch.full((1, 257), 5)
-    tokens = Tokens(ids=ids, mask=ids > 0)
-    with pytest.raises(BackboneError, match="at most 256 tokens"):
-        backbone.encode_text(backbone.embed(tokens), tokens)
 
 
 @pytest.mark.parametrize("lower", [True, False])
@@ -93,46 +75,6 @@ def test_letter_case_follows_the_tokenizers_configuration(folder: Path, lower: b
     edit_json(folder / "tokenizer_config.json", "do_lower_case", value=lower)
     backbone = load(folder)
     assert (backbone.pieces("SCAN") == backbone.pieces("scan")) is lower
-
-
-# Images
-
-
-@pytest.mark.parametrize("shape", [(1, 3, 32, 32), (1, 1, 48, 48), (3, 48, 48), (1, 3, 48, 40)])
-def test_images_of_another_size_are_refused_with_the_right_one(
-    backbone: OpenClipBackbone, shape: tuple[int, ...]
-) -> None:
-    with pytest.raises(BackboneError, match=r"\[B, 3, 48, 48\]"):
-        backbone.encode_images(torch.zeros(shape))
-
-
-def test_features_have_unit_length_and_patches_are_left_out_on_request(
-    backbone: OpenClipBackbone,
-) -> None:
-    pixels = torch.randn(3, 3, 48, 48)
-    both = backbone.encode_images(pixels)
-    assert both.patches is not None
-    torch.testing.assert_close(both.globals.norm(dim=-1), torch.ones(3))
-    torch.testing.assert_close(both.patches.norm(dim=-1), torch.ones(3, 9))
-    alone = backbone.encode_images(pixels, patches=False)
-    assert alone.patches is None
-    torch.testing.assert_close(alone.globals, both.globals, rtol=0, atol=1e-6)
-
-
-def test_image_features_can_stand_in_a_loss(backbone: OpenClipBackbone) -> None:
-    features = backbone.encode_images(torch.randn(2, 3, 48, 48)).globals
-    prototypes = torch.randn(4, backbone.embed_dim, requires_grad=True)
-    (features @ prototypes.T).square().sum().backward()
-    assert prototypes.grad is not None
-
-
-# Frozen, and known by its digest
-
-
-def test_everything_is_frozen_and_in_evaluation_mode(backbone: OpenClipBackbone) -> None:
-    assert not any(module.training for module in backbone.model.modules())
-    assert not any(value.requires_grad for value in backbone.model.parameters())
-    assert all(value.dtype == torch.float32 for value in backbone.model.parameters())
 
 
 def test_the_digest_does_not_depend_on_the_order_of_its_parts(tmp_path: Path) -> None:
@@ -200,16 +142,6 @@ def test_dropout_keeps_the_expected_share_of_values(folder: Path) -> None:
     kept = streams(0)(torch.ones(64, 64, 24), model.config.hidden_dropout_prob)
     assert (kept > 0).float().mean().item() == pytest.approx(0.7, abs=0.01)
     assert kept.mean().item() == pytest.approx(1.0, abs=0.01)
-
-
-def test_streams_in_one_batch_equal_each_stream_alone(backbone: OpenClipBackbone) -> None:
-    tokens = backbone.tokenize(TEXTS)
-    twice = Tokens(ids=tokens.ids.repeat(2, 1), mask=tokens.mask.repeat(2, 1))
-    together = backbone.encode_text(backbone.embed(twice), twice, dropout=streams(1, 2))
-    words = backbone.embed(tokens)
-    alone = [backbone.encode_text(words, tokens, dropout=streams(seed)) for seed in (1, 2)]
-    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-6)
-    assert (alone[0] - alone[1]).abs().max() > 1e-3
 
 
 def test_the_explicit_forward_equals_transformers_own(backbone: OpenClipBackbone) -> None:

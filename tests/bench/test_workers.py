@@ -29,18 +29,6 @@ from ogkd.methods import make_method
 from tiny_data import edit_sealed
 
 
-@pytest.fixture
-def bench(grid_file, tmp_path):
-    def make(out="runs", **changes):
-        grid = read_grid(grid_file, changes)
-        plan, sources = expand(grid)
-        folder = RunsFolder(tmp_path / out)
-        prepare(folder, plan)
-        return folder, plan, make_job(folder, plan, sources, grid.backbone, device="cpu")
-
-    return make
-
-
 def content(folder):
     """Metrics and predictions of every run, as bytes where they must be equal."""
     return {

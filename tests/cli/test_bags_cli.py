@@ -46,9 +46,6 @@ def test_volumes_are_fitted_and_answered_with_the_slices_that_decided(ogkd, volu
     maps = tmp_path / "maps"
     assert ogkd("predict", model, volumes / "test", "--explain", maps).code == 0
     assert len(list(maps.iterdir())) == 4
-    refused = ogkd("export", model, "--onnx", tmp_path / "model.onnx", "--int8")
-    assert refused.code == 2
-    assert "bags of pictures" in refused.err
 
 
 def test_a_table_of_new_exams_needs_no_labels(ogkd, volumes, tmp_path):

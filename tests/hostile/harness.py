@@ -83,7 +83,7 @@ def warm_up() -> None:
     import typer.main
 
     import ogkd
-    from ogkd.backbones import load_backbone
+    from ogkd.backbones.loading import load_builtin
     from ogkd.cli import app
 
     found = [one.name for one in pkgutil.walk_packages(ogkd.__path__, "ogkd.")]
@@ -94,7 +94,8 @@ def warm_up() -> None:
     tree = typer.main.get_command(app)
     typer.main.get_command = lambda _: tree
     torch.set_num_threads(1)
-    load_backbone("builtin")
+    load_builtin(device=torch.device("cpu"))
+    load_builtin.cache_clear()  # every child loads it itself, as a new process does
     gc.collect()
     gc.freeze()  # otherwise the first collection of every child copies all of this
 

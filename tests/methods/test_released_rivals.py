@@ -312,7 +312,7 @@ def test_their_spread_is_the_benchmarks_own():
     values = {1: 0.5, 2: 0.6, 3: 0.8}
     for label in ("own", "released"):
         condition = summary.conditions[0]
-        summary._done[label, "busi", condition, "test"] = values
+        summary._scores[label, condition, "test"].loc["busi", list(values)] = list(values.values())
     std = float(np.std(list(values.values())))
     assert summary.of("own", "busi", condition, "test").std == pytest.approx(std)
     printed = 1.96 * std / math.sqrt(3)

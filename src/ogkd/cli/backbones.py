@@ -99,8 +99,11 @@ def fetch(
     if record.examples:
         try:
             fetch_examples(record, list(published_outputs()["probabilities"]))
-        except BackboneError as error:
-            say(f"Its example images, which `info --verify` uses, were not fetched: {error}")
+        except BackboneError:
+            say(
+                "Its example images, which `info --verify` compares outputs on, were not fetched. "
+                "Run this again with a network to have them."
+            )
 
 
 def _summary(record: Record) -> dict[str, Any]:

@@ -34,6 +34,7 @@ _EXTRAS = {
     "ray": ("ray", "clusters"),
     "audit": ("cleanlab", "label-error search"),
     "prompts": ("openai", "prompts by a language model"),
+    "bench": ("pandas", "tables and figures of benchmarks"),
 }
 
 
