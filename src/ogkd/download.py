@@ -199,7 +199,7 @@ def _fetch_rest(url: str, part: Path) -> str | None:
         timeout=_TIMEOUT,
         verify=ssl.create_default_context(),  # the system's certificates
         trust_env=not _is_loopback(url),  # proxies
-        event_hooks={"request": [lambda request: _require_https(str(request.url))]},  # redirects
+        event_hooks={"request": [lambda request: _require_https(str(request.url), first=url)]},
     )
     with client, client.stream("GET", url, headers=headers) as response:
         resumed = response.status_code == 206
@@ -244,9 +244,12 @@ def _explain(url: str, error: Exception) -> str:
     )
 
 
-def _require_https(url: str) -> None:
+def _require_https(url: str, *, first: str | None = None) -> None:
+    """Refuse a URL, or one that the server of `first` redirects to, that is not safe."""
+    # This machine may serve files to itself, but no server on the network may redirect us to it.
+    local = _is_loopback(url) and (first is None or _is_loopback(first))
     scheme = parsed(url).scheme
-    if scheme != "https" and not (scheme == "http" and _is_loopback(url)):
+    if scheme != "https" and not (scheme == "http" and local):
         raise DataError(
             f"{url} is not https, so anyone on the way could change the file. It was not "
             "downloaded."
