@@ -309,7 +309,7 @@ def test_time_left_follows_the_runs_that_end(bench, monkeypatch, capsys):
     first = job.model_copy(update={"specs": job.specs[:2]})
     work(first)
     progress()
-    assert capsys.readouterr().err == "done 2/4, at most about 20 s left\n"
+    assert capsys.readouterr().err == "done 2/4, at most about 0:00:20 left\n"
     for spec in job.specs[2:]:
         folder.write_failure(spec, "bad luck")
     progress()
