@@ -57,7 +57,7 @@ COMMANDS = (
     ),
     Command(
         "phantoms-volumes",
-        "phantoms ct-kidney --volumes --train 2 --val 6 --test 2 --slices 5 --share 0.5 --size 128"
+        "phantoms ct-kidney --volumes 5 --train 2 --val 6 --test 2 --share 0.5 --size 128"
         " --seed 3 -o vol",
     ),
     Command(
