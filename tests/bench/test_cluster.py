@@ -48,8 +48,8 @@ def bench(grid_file, tmp_path):
     [
         (None, 1, "auto", 1.0, 2),
         (2, 1, "cuda", 1.0, 2),
-        (3, 1, "auto", 0.5, 4),  # two on one GPU
-        (5, 1, "auto", 1 / 3, 6),
+        (3, 1, "auto", 0.5, 3),  # two on one GPU
+        (5, 1, "auto", 1 / 3, 5),
         (None, 1, "cpu", 0.0, 12),
         (None, 3, "cpu", 0.0, 3),
     ],
@@ -59,7 +59,7 @@ def test_each_worker_gets_a_gpu_or_a_share_of_one(count, cpus, device, gpus, fit
     cluster = Cluster(count=count, cpus=cpus)
     resources = cluster.resources(ray, device)
     assert resources == {"num_cpus": cpus, "num_gpus": gpus}
-    assert cluster.fitting(ray, resources) == fit
+    assert cluster.workers(ray, resources) == fit
 
 
 @pytest.mark.parametrize(

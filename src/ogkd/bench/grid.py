@@ -101,15 +101,15 @@ def _shipped() -> dict[str, dict[str, Any]]:
         if file.name.endswith(".toml")
     }
     variants = content.pop("variants")
-    found = {}
+    grids = {}
     for variant, name in itertools.product(sorted(variants), sorted(content)):
-        own = dict(content[name])
-        here = {key: own.pop(key, {}) for key in variants}[variant]
+        protocol = dict(content[name])
+        here = {key: protocol.pop(key, {}) for key in variants}[variant]
         common = dict(variants[variant])
         by_protocol = {key: common.pop(key, {}) for key in ("few-shot", "base-to-novel")}
-        common |= by_protocol[own["protocol"]]
-        found[f"{variant}/{name}"] = {"name": name} | common | own | here
-    return found
+        common |= by_protocol[protocol["protocol"]]
+        grids[f"{variant}/{name}"] = {"name": name} | common | protocol | here
+    return grids
 
 
 def protocols() -> dict[str, str]:
@@ -134,13 +134,15 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
     try:
         return Grid.model_validate(content)
     except ValidationError as error:
-        found = error.errors()
+        problems = error.errors()
         # A misspelled name is often the reason why another is missing.
-        problem = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
-        place = ".".join(str(part) for part in problem["loc"])
+        problem = next(
+            (other for other in problems if other["type"] == "extra_forbidden"), problems[0]
+        )
+        field = ".".join(str(part) for part in problem["loc"])
         fields = GridRow.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
         hint = f"{did_you_mean(str(problem['loc'][-1]), fields)} Known there: {', '.join(fields)}."
-        raise ConfigError(f"{source}: '{place}' is wrong: {problem['msg']}.{hint}") from None
+        raise ConfigError(f"{source}: '{field}' is wrong: {problem['msg']}.{hint}") from None
 
 
 def _content(source: str | Path) -> dict[str, Any]:
@@ -337,13 +339,13 @@ def without_preset(grid: Grid, sources: Mapping[str, Source]) -> list[str]:
 def read_tuned(path: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Settings by method and dataset, as `bench tune` writes them."""
     try:
-        found = read_toml(Path(path))
+        tuned = read_toml(Path(path))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"Cannot read the tuned settings {path}: {error}. Give a file of `ogkd bench tune`.",
             argument="tuned",
         ) from None
-    for method, datasets in found.items():
+    for method, datasets in tuned.items():
         if not isinstance(datasets, dict) or not all(
             isinstance(settings, dict) for settings in datasets.values()
         ):
@@ -351,7 +353,7 @@ def read_tuned(path: str) -> dict[str, dict[str, dict[str, Any]]]:
                 f"{path}: '{method}' must be tables [{method}.DATASET] of settings.",
                 argument="tuned",
             )
-    return found
+    return tuned
 
 
 def _method_class(name: str) -> type[Method]:

@@ -69,9 +69,9 @@ def group_runs(specs: Sequence[RunSpec]) -> list[RunGroup]:
     for spec in {spec.hash: spec for spec in specs}.values():
         groups.setdefault(_shape(spec), []).append(spec)
     return [
-        RunGroup(tuple(mine[start : start + MOST_TOGETHER]))
-        for mine in groups.values()
-        for start in range(0, len(mine), MOST_TOGETHER)
+        RunGroup(tuple(members[start : start + MOST_TOGETHER]))
+        for members in groups.values()
+        for start in range(0, len(members), MOST_TOGETHER)
     ]
 
 
@@ -163,13 +163,15 @@ class Runner:
             **dataset.digests,
         }
         results = []
-        for spec, method, count, found in zip(group.specs, methods, counts, predicted, strict=True):
-            own = {
-                "metrics": _metrics(found, parts),
+        for spec, method, count, predictions in zip(
+            group.specs, methods, counts, predicted, strict=True
+        ):
+            facts = {
+                "metrics": _metrics(predictions, parts),
                 "config": method.config.model_dump(mode="json"),
                 "images_per_class": count,
             }
-            results.append(RunResult(spec, own | common, found))
+            results.append(RunResult(spec, facts | common, predictions))
         return results
 
     def _encoding(self, dataset: str) -> FileLock:
@@ -252,18 +254,18 @@ def _threads_that_pay(method: Method, images: int, width: int) -> Iterator[None]
 def _predict(
     method: Method, head: Head, parts: Mapping[str, _Part], alpha: float
 ) -> dict[str, Predictions]:
-    found = {}
+    by_part = {}
     for name, part in parts.items():
-        mine = method.head_for(head, part.text) if name == "novel" else head
-        p = mine.of_rows(part.features).softmax(dim=-1)
+        part_head = method.head_for(head, part.text) if name == "novel" else head
+        p = part_head.of_rows(part.features).softmax(dim=-1)
         W = class_graph(prototypes(part.text.bank), alpha)
-        said = Predictions(part.labels.numpy(), p.float().numpy(), W.float().numpy())
+        predictions = Predictions(part.labels.numpy(), p.float().numpy(), W.float().numpy())
         try:
-            said.check(len(part.text.class_names))
+            predictions.check(len(part.text.class_names))
         except ValueError as error:  # a finite head can overflow
             raise TrainingError(f"{method.name} gave {error} on {name} images.") from error
-        found[name] = said
-    return found
+        by_part[name] = predictions
+    return by_part
 
 
 def _graph_sharpness(spec: RunSpec) -> float:
@@ -280,16 +282,16 @@ def _graph_sharpness(spec: RunSpec) -> float:
 def _metrics(
     predicted: Mapping[str, Predictions], parts: Mapping[str, _Part]
 ) -> dict[str, dict[str, float | None]]:
-    found = {}
-    for name, mine in predicted.items():
+    by_part = {}
+    for name, predictions in predicted.items():
         graded = grade_order(parts[name].text.class_names)
-        metrics = summary_metrics(mine.labels, mine.probabilities, graded=graded)
-        found[name] = {key: plain(value) for key, value in metrics.items()}
+        metrics = summary_metrics(predictions.labels, predictions.probabilities, graded=graded)
+        by_part[name] = {key: plain(value) for key, value in metrics.items()}
         if normal := parts[name].text.normal:
-            ill, flagged = screening_masks(mine.labels, mine.probabilities, normal)
+            ill, flagged = screening_masks(predictions.labels, predictions.probabilities, normal)
             for key, which in (("false_alarms", flagged[~ill]), ("sensitivity", flagged[ill])):
-                found[name][key] = float(which.mean()) if len(which) else None
-    return found
+                by_part[name][key] = float(which.mean()) if len(which) else None
+    return by_part
 
 
 class _Clock:

@@ -52,8 +52,8 @@ class Source(FrozenRecord):
             return tuple(phantom(self.name).class_names)
         if self.folder is None:
             return benchmark(self.name).class_names
-        places = [path for path in Path(self.folder).glob("*/*") if path.is_dir()]
-        return tuple(sorted({path.name.replace("_", " ") for path in places}))
+        folders = [path for path in Path(self.folder).glob("*/*") if path.is_dir()]
+        return tuple(sorted({path.name.replace("_", " ") for path in folders}))
 
     @property
     def benchmark(self) -> str | None:
@@ -133,18 +133,18 @@ def find_sources(
         _bank(bank)  # fails now, not in its first run
     if data == _PHANTOMS and prompts != OURS:
         raise ConfigError("Phantoms have their own prompts. Leave it out.", argument="prompts")
-    found = {}
+    sources = {}
     for name in chosen:
-        own, file = _chosen_bank(name, banks.get(name), prompts)
-        found[name] = Source(
+        bank_name, file = _chosen_bank(name, banks.get(name), prompts)
+        sources[name] = Source(
             name=name,
             folder=str(home(data) / name) if data not in (None, _PHANTOMS) else None,
-            bank=own,
+            bank=bank_name,
             bank_file=file,
             phantom=tuple(phantoms.items()) if data == _PHANTOMS else (),
             upright=upright,
         )
-    return found
+    return sources
 
 
 def require_banks(sources: Mapping[str, Source]) -> None:
@@ -158,25 +158,25 @@ def texts_of(source: Source) -> dict[str, list[str]] | None:
     return None if source.bank is None else _bank(source.bank_file or source.bank)
 
 
-def _chosen_bank(dataset: str, own: str | None, prompts: str) -> tuple[str | None, str | None]:
+def _chosen_bank(dataset: str, single: str | None, prompts: str) -> tuple[str | None, str | None]:
     """The name of a dataset's bank as runs have it, and its file if it is one.
 
     A file's name has a digest of its texts, so that a run is named by them and not by a path.
     """
-    if own is None and prompts in (OURS, RELEASED):
+    if single is None and prompts in (OURS, RELEASED):
         return _shipped_bank(dataset) if prompts == OURS else RELEASED, None
-    if own in (RELEASED, *shipped_banks()):
-        return own, None
-    place = home(own or prompts)
-    if own is None and not place.is_dir():
+    if single in (RELEASED, *shipped_banks()):
+        return single, None
+    path = home(single or prompts)
+    if single is None and not path.is_dir():
         raise ConfigError(
             f"There is no folder {prompts} of prompt banks. Give '{RELEASED}', '{OURS}', or a "
             "folder with a file DATASET.json for each dataset.",
             argument="prompts",
         )
     names = dict.fromkeys((dataset, known_as(dataset, None) or dataset))
-    there = next((name for name in names if (place / f"{name}.json").is_file()), dataset)
-    file = bank_file(place, there)
+    there = next((name for name in names if (path / f"{name}.json").is_file()), dataset)
+    file = bank_file(path, there)
     return f"{file.stem}:{bank_digest(read_bank(file))[:12]}", str(file.resolve())
 
 

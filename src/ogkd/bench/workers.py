@@ -345,7 +345,7 @@ def run_ray(job: Job, progress: Progress, cluster: Cluster) -> None:
         arguments = job.model_dump_json(), settings_for_workers(), version("ogkd")
 
         def count() -> int:
-            return min(groups, cluster.count or cluster.fitting(ray, resources))
+            return min(groups, cluster.workers(ray, resources))
 
         supervise(lambda _: _Task(ray, task.remote(*arguments)), count, progress)
 

@@ -60,8 +60,7 @@ class Cluster:
             options |= {"object_store_memory": _OBJECTS}
         try:
             _fail_if_nobody_listens(self.address)
-            with _without_stderr():
-                ray.init(address=self.address, **options)
+            ray.init(address=self.address, **options)
         except Exception as error:  # nobody listens, or any of Ray's many kinds
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
@@ -86,25 +85,27 @@ class Cluster:
                 f"On a Ray cluster each worker sees its own GPU only: use cuda, not {device}.",
                 argument="device",
             )
-        gpus = int(sum(node.get("GPU", 0.0) for node in _nodes(ray)))
+        gpus = int(sum(node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]))
         share = 0.0
         if gpus and device in ("auto", "cuda"):
             share = 1.0 / max(1, math.ceil((self.count or gpus) / gpus))
         resources = {"num_cpus": self.cpus, "num_gpus": share}
-        if self.count is None and not self.fitting(ray, resources):
+        if not self.workers(ray, resources):
             raise ConfigError(
                 f"No node of the cluster has {self.cpus:g} CPU(s) and {share:g} GPU(s).",
                 argument="cpus_per_worker",
             )
         return resources
 
-    def fitting(self, ray: Any, resources: Mapping[str, float]) -> int:
-        """How many workers of this size fit on the nodes of the cluster now."""
+    def workers(self, ray: Any, resources: Mapping[str, float]) -> int:
+        """How many workers to start: as many as are wanted, or fit on the nodes now."""
         sizes = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
-        return sum(
-            int(min(node.get(kind, 0.0) / size for kind, size in sizes.items() if size))
-            for node in _nodes(ray)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        fitting = (
+            min(node.get(kind, 0.0) / size for kind, size in sizes.items() if size)
+            for node in nodes
         )
+        return self.count or sum(map(int, fitting))
 
 
 def _import_ray(*, loopback: bool) -> Any:
@@ -123,28 +124,11 @@ def _import_ray(*, loopback: bool) -> Any:
     return ray
 
 
-def _nodes(ray: Any) -> list[Mapping[str, float]]:
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-
-
 def _fail_if_nobody_listens(address: str) -> None:
     """Fail at once if the port is closed: Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-
-
-@contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Drop standard error: Ray's C++ side writes there, whatever its log level."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
 
 
 def absolute(name: str) -> str:
@@ -209,7 +193,7 @@ def encode_files_on_ray(
         from ray.util import ActorPool
 
         resources = cluster.resources(ray, device)
-        count = min(len(chunks), cluster.count or cluster.fitting(ray, resources))
+        count = min(len(chunks), cluster.workers(ray, resources))
         retries = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
         actor = ray.remote(Encoder).options(**resources, **retries)
         arguments = settings_for_workers(), cluster.threads, backbone.digest

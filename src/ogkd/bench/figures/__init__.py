@@ -79,15 +79,15 @@ def make_figures(
 
 def _labels(pair: tuple[str, str], methods: Mapping[str, str]) -> tuple[str, str]:
     """The two labels in the plan's own spelling."""
-    found = []
+    labels = []
     for wanted in pair:
         same = [label for label in methods if label.casefold() == wanted.casefold()]
         if not same:
             raise ConfigError(f"No finished run is labelled '{wanted}'.{_known(wanted, methods)}")
-        found.append(wanted if wanted in same else same[0])
-    if found[0] == found[1]:
-        raise ConfigError(f"'{found[0]}' cannot be compared with itself. Give two labels.")
-    return found[0], found[1]
+        labels.append(wanted if wanted in same else same[0])
+    if labels[0] == labels[1]:
+        raise ConfigError(f"'{labels[0]}' cannot be compared with itself. Give two labels.")
+    return labels[0], labels[1]
 
 
 def _known(name: str, known: Iterable[str]) -> str:
