@@ -168,8 +168,7 @@ def same_images(runs: Sequence[FinishedRun], part: str) -> list[Predictions]:
         same = prediction.probabilities.shape == predictions[0].probabilities.shape
         if not same or not np.array_equal(prediction.labels, predictions[0].labels):
             raise DataError(
-                f"{runs[0].folder} and {run.folder} were tested on different images or classes of "
-                f"{run.spec.dataset}. Remove the older one and run again."
+                f"{runs[0].folder} and {run.folder} were tested on different images or classes."
             )
     return predictions
 

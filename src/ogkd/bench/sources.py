@@ -122,17 +122,13 @@ def find_sources(
     for name in chosen:
         if name not in known:
             hint = did_you_mean(name, known, cutoff=0.4)
-            raise ConfigError(
-                f"Unknown dataset '{name}'.{hint} Known: {', '.join(known)}.", argument="datasets"
-            )
+            raise ConfigError(f"Unknown dataset '{name}'.{hint}", argument="datasets")
     for name, bank in banks.items():
         if name not in known:
-            raise ConfigError(
-                f"[banks] names '{name}', which is not a dataset here. Known: {', '.join(known)}."
-            )
+            raise ConfigError(f"[banks] names '{name}', which is not a dataset of the grid.")
         _bank(bank)  # fails now, not in its first run
     if data == _PHANTOMS and prompts != OURS:
-        raise ConfigError("Phantoms have their own prompts. Leave it out.", argument="prompts")
+        raise ConfigError("Phantoms have their own prompts.", argument="prompts")
     sources = {}
     for name in chosen:
         bank_name, file = _chosen_bank(name, banks.get(name), prompts)
@@ -169,11 +165,7 @@ def _chosen_bank(dataset: str, single: str | None, prompts: str) -> tuple[str | 
         return single, None
     path = home(single or prompts)
     if single is None and not path.is_dir():
-        raise ConfigError(
-            f"There is no folder {prompts} of prompt banks. Give '{RELEASED}', '{OURS}', or a "
-            "folder with a file DATASET.json for each dataset.",
-            argument="prompts",
-        )
+        raise ConfigError(f"There is no folder {prompts} of prompt banks.", argument="prompts")
     names = dict.fromkeys((dataset, known_as(dataset, None) or dataset))
     there = next((name for name in names if (path / f"{name}.json").is_file()), dataset)
     file = bank_file(path, there)

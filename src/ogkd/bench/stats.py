@@ -77,7 +77,7 @@ def compare_methods(
     Datasets that only one of them has, or without a common seed, are left out and listed.
     """
     if resamples < 100:
-        raise ConfigError("Use at least 100 resamples.")
+        raise ConfigError("Use at least 100 resamples.", argument="resamples")
     a, b = _by_dataset(runs_a), _by_dataset(runs_b)
     if not set(a) & set(b):
         raise DataError("The two methods have no finished runs on the same dataset.")
@@ -115,9 +115,7 @@ def compare_labels(
         planned.setdefault(cell.label, {})[condition_of(cell.spec, plan.sweep)] = None
     for label in (a, b):
         if label not in planned:
-            raise ConfigError(
-                f"Plan '{plan.name}' has no row '{label}'. Its rows: {', '.join(planned)}."
-            )
+            raise ConfigError(f"Plan '{plan.name}' has no row '{label}'.", argument="methods")
     sides: dict[str, dict[Condition, list[FinishedRun]]] = {a: {}, b: {}}
     for label, run in folder.finished(plan, predictions=True):
         if label in sides:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -194,7 +195,8 @@ class Progress:
         for key in failures & self._left.keys():
             self._failed += 1
             spec = self._left.pop(key)
-            self.note(f"FAILED {spec}: {one_line(self._folder.reason(spec))}")
+            with contextlib.suppress(DataError):  # another command tries it again
+                self.note(f"FAILED {spec}: {one_line(self._folder.reason(spec))}")
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -203,19 +205,7 @@ class Progress:
     def time_left(self) -> str:
         """An estimate from the runs that were finished since the start: long ones come first."""
         each = (time.monotonic() - self._began) / max(1, self.settled - self._before)
-        return f"at most about {duration(each * len(self._left))}"
-
-
-def duration(seconds: float) -> str:
-    """`2 h 05 min`, `3 min 20 s` or `12 s`.
-
-    >>> duration(7500), duration(200)
-    ('2 h 05 min', '3 min 20 s')
-    """
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
+        return f"at most about {timedelta(seconds=round(each * len(self._left)))}"
 
 
 @dataclass(frozen=True)

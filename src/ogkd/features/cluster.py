@@ -45,14 +45,8 @@ class Cluster:
 
     @contextmanager
     def joined(self) -> Iterator[Any]:
-        """The module `ray`, joined to the cluster.
-
-        In a process that has joined a cluster already, that one is used, and left as it was.
-        """
+        """The module `ray`, joined to the cluster."""
         ray = _import_ray(loopback=self.address == LOCAL)
-        if ray.is_initialized():
-            yield ray
-            return
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if self.address == LOCAL:
             cores = None if self.count is None else max(1, round(self.count * self.cpus))
@@ -60,7 +54,8 @@ class Cluster:
             options |= {"object_store_memory": _OBJECTS}
         try:
             _fail_if_nobody_listens(self.address)
-            ray.init(address=self.address, **options)
+            with _without_stderr():
+                ray.init(address=self.address, **options)
         except Exception as error:  # nobody listens, or any of Ray's many kinds
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ConfigError(
@@ -85,7 +80,7 @@ class Cluster:
                 f"On a Ray cluster each worker sees its own GPU only: use cuda, not {device}.",
                 argument="device",
             )
-        gpus = int(sum(node["Resources"].get("GPU", 0.0) for node in ray.nodes() if node["Alive"]))
+        gpus = int(sum(node.get("GPU", 0.0) for node in _nodes(ray)))
         share = 0.0
         if gpus and device in ("auto", "cuda"):
             share = 1.0 / max(1, math.ceil((self.count or gpus) / gpus))
@@ -99,11 +94,10 @@ class Cluster:
 
     def workers(self, ray: Any, resources: Mapping[str, float]) -> int:
         """How many workers to start: as many as are wanted, or fit on the nodes now."""
-        sizes = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        cpus, gpus = resources["num_cpus"], resources["num_gpus"]
         fitting = (
-            min(node.get(kind, 0.0) / size for kind, size in sizes.items() if size)
-            for node in nodes
+            min(node.get("CPU", 0.0) / cpus, node.get("GPU", 0.0) / gpus if gpus else math.inf)
+            for node in _nodes(ray)
         )
         return self.count or sum(map(int, fitting))
 
@@ -124,11 +118,28 @@ def _import_ray(*, loopback: bool) -> Any:
     return ray
 
 
+def _nodes(ray: Any) -> list[Mapping[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 def _fail_if_nobody_listens(address: str) -> None:
     """Fail at once if the port is closed: Ray itself tries for minutes."""
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in host:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Drop standard error: Ray's C++ side writes there, whatever its log level."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def absolute(name: str) -> str:

@@ -177,18 +177,13 @@ def _few_shot_values(given: FigureInput) -> Values:
 def _need_two(values: set[float], axis: str) -> None:
     if len(values) < 2:
         known = ", ".join(f"{x:g}" for x in values) or "none"
-        raise ConfigError(
-            f"A curve needs finished runs with at least two values of {axis}, but there are only "
-            f"runs with {known}."
-        )
+        raise ConfigError(f"A curve needs finished runs with two values of {axis}, not {known}.")
 
 
 def _drawable(panels: Iterable[Panel]) -> list[Panel]:
     drawable = [panel for panel in panels if panel.curves]
     if not drawable:
-        raise ConfigError(
-            "No dataset has finished runs at every point of every curve. Finish the plan first."
-        )
+        raise ConfigError("No dataset has finished runs at every point of every curve.")
     return drawable
 
 

@@ -80,8 +80,8 @@ def paired(runs: LabelledRuns, pair: tuple[str, str]) -> list[PairedPredictions]
     both = [(first[key], second[key]) for key in first if key in second]
     if not both:
         raise ConfigError(
-            f"No finished run of '{pair[0]}' has a counterpart of '{pair[1]}' on the same dataset "
-            "with the same shots and seed. Finish the plan first."
+            f"No finished run of '{pair[0]}' has one of '{pair[1]}' with the same dataset, shots "
+            "and seed."
         )
     groups: dict[tuple[str, str], list[tuple[FinishedRun, FinishedRun]]] = {}
     for two in sorted(both, key=lambda two: (_rank(two[0].spec), two[0].spec.seed)):
