@@ -140,15 +140,15 @@ def example(model, files):
     """What the example prints: for each file, each class's probability."""
     done = run_example(model, files)
     assert done.returncode == 0, done.stderr
-    found = []
+    rows = []
     for line, file in zip(done.stdout.splitlines(), files, strict=True):
         path, *ranked = line.split("\t")
         assert path == str(file)
         pairs = [entry.rsplit(" ", 1) for entry in ranked]
         shares = [float(share) for _, share in pairs]
         assert shares == sorted(shares, reverse=True)
-        found.append([float(dict(pairs)[name]) for name in CLASSES])
-    return found
+        rows.append([float(dict(pairs)[name]) for name in CLASSES])
+    return rows
 
 
 def test_the_example_agrees_with_the_model_without_torch_and_ogkd(exported, model, files):
