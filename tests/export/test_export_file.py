@@ -93,7 +93,7 @@ def test_too_few_calibration_images_give_no_sets_and_none_gives_nothing(model):
     assert (plain["temperature"], plain["calibration"]) == (1.0, None)
 
 
-@pytest.mark.parametrize(("engine", "kept"), [(None, True), ("torch", True), ("int8", False)])
+@pytest.mark.parametrize(("engine", "kept"), [(None, True), ("torch", True), ("bf16", False)])
 def test_promises_made_with_another_engine_are_left_out(model, engine, kept):
     made = model.calibration.model_copy(update={"engine": engine})
     noted = file_metadata(Classifier(model.backbone, model.head, model.card, calibration=made))

@@ -36,11 +36,11 @@ def test_the_backbone_is_named_without_its_folder_and_with_the_engine_that_was_u
     assert (facts_of["Backbone"], facts_of["Encoder engine"]) == ("clip (frozen)", "torch")
     assert str(clip) in dict(facts.model_facts(classifier, show_names=True))["Backbone"]
     other = copy.copy(classifier.backbone)
-    other.engine = "int8"
+    other.engine = "bf16"
     rows = dict(
         facts.model_facts(Classifier(other, classifier.head, classifier.card), show_names=False)
     )
-    assert rows["Encoder engine"] == "int8 (fitted with torch)"
+    assert rows["Encoder engine"] == "bf16 (fitted with torch)"
     hub = classifier.card.backbone.model_copy(update={"name": "owner/clip"})
     card = classifier.card.model_copy(update={"backbone": hub})
     rows = dict(facts.model_facts(Classifier(other, classifier.head, card), show_names=False))
