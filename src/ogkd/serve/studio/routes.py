@@ -1,4 +1,4 @@
-"""The routes of the studio's page: JSON in and out, pictures, downloads.
+"""The routes of the studio's page: JSON in and out, images, downloads.
 
 A request names images by their number in the gallery, never by a path.
 """
