@@ -83,8 +83,8 @@ class Upload:
             return [Case(self.files[image.file], (image,)) for image in self.images]
         keys = {file: _case_key(file, grouping.by) for file in self.files}
         groups: dict[tuple[str, str], list[Path]] = {}
-        for file, key in keys.items():
-            groups.setdefault(key, []).append(file)
+        for file, header in keys.items():
+            groups.setdefault(header, []).append(file)
         # A table or a folder may put an image without a study beside those of a study.
         loose = set() if grouping.by in (None, "series", "study") else {("", "")}
         if len(groups.keys() - loose) < 2:
