@@ -19,14 +19,14 @@ import os, sys
 
 def watch(event, args):
     if event == "socket.connect":
-        place = args[1][0] if isinstance(args[1], tuple) else args[1]
+        address = args[1][0] if isinstance(args[1], tuple) else args[1]
     elif event == "socket.getaddrinfo":
-        place = args[0]
+        address = args[0]
     else:
         return
-    if str(place) not in ("127.0.0.1", "::1", "localhost", "None", "0.0.0.0"):
+    if str(address) not in ("127.0.0.1", "::1", "localhost", "None", "0.0.0.0"):
         with open(os.environ["OGKD_TEST_CALLS"], "a") as file:
-            print(event, place, file=file)
+            print(event, address, file=file)
         raise OSError("tests call no other machine")
 
 sys.addaudithook(watch)
@@ -57,8 +57,8 @@ class Server:
             named = {key.replace("_", "-"): value for key, value in headers.items()}
             connection.request(method, path, body, named)
             reply = connection.getresponse()
-            found = {key.lower(): value for key, value in reply.getheaders()}
-            return Reply(reply.status, found, reply.read())
+            received = {key.lower(): value for key, value in reply.getheaders()}
+            return Reply(reply.status, received, reply.read())
         finally:
             connection.close()
 
@@ -69,7 +69,7 @@ class Server:
         return self.request("POST", f"/predict?{words}", content, **more)
 
     def classify(self, content: bytes, name: str = "image.png", *, pictures: bool = False) -> Any:
-        """What is said of an image: the answer, or {"detail": ...}."""
+        """What is log of an image: the answer, or {"detail": ...}."""
         return self.predict(content, name, pictures="true" if pictures else "").json
 
     def waiting(self) -> list[Path]:
@@ -80,23 +80,23 @@ class Server:
 class started:  # noqa: N801 - reads as a verb
     """A server of the tests' own; at its end nothing may have gone wrong or out."""
 
-    def __init__(self, place: Path, *words: object, command: str = "app") -> None:
-        self.place, self.command = place, command
-        (self.place / "temp").mkdir()
-        (self.place / "sitecustomize.py").write_text(WATCH)
-        self.calls = self.place / "calls.txt"
+    def __init__(self, folder: Path, *words: object, command: str = "app") -> None:
+        self.folder, self.command = folder, command
+        (self.folder / "temp").mkdir()
+        (self.folder / "sitecustomize.py").write_text(WATCH)
+        self.calls = self.folder / "calls.txt"
         self.words = [*map(str, words), "--max-mb", "2", "--max-pixels", "300000", "--port", "0"]
 
     def __enter__(self) -> Server:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join([str(self.place), *map(str, sys.path[1:])]),
-            "OGKD_CACHE": str(self.place / "cache"),
+            "PYTHONPATH": os.pathsep.join([str(self.folder), *map(str, sys.path[1:])]),
+            "OGKD_CACHE": str(self.folder / "cache"),
             "OGKD_TEST_CALLS": str(self.calls),
-            "TMPDIR": str(self.place / "temp"),
+            "TMPDIR": str(self.folder / "temp"),
         }
-        self.log = (self.place / "log.txt").open("wb")
+        self.log = (self.folder / "log.txt").open("wb")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ogkd", self.command, *self.words],
             stdin=subprocess.DEVNULL,
@@ -111,9 +111,9 @@ class started:  # noqa: N801 - reads as a verb
         for line in self.process.stdout:
             if line.startswith("Page: "):
                 giving_up.cancel()
-                return Server(line.split()[1], self.place / "temp", self.process)
+                return Server(line.split()[1], self.folder / "temp", self.process)
         giving_up.cancel()
-        raise AssertionError((self.place / "log.txt").read_text())
+        raise AssertionError((self.folder / "log.txt").read_text())
 
     def __exit__(self, *_: object) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -122,8 +122,8 @@ class started:  # noqa: N801 - reads as a verb
         code = self.process.wait(timeout=300)
         self.process.stdout.close()
         self.log.close()
-        said = (self.place / "log.txt").read_text()
-        assert (code, last.startswith("Stopped; ")) == (0, True), said
-        assert "Traceback" not in said, said
+        log_text = (self.folder / "log.txt").read_text()
+        assert (code, last.startswith("Stopped; ")) == (0, True), log_text
+        assert "Traceback" not in log_text, log_text
         assert not self.calls.exists(), self.calls.read_text()
-        assert list((self.place / "temp").glob("ogkd-app-*")) == []
+        assert list((self.folder / "temp").glob("ogkd-app-*")) == []

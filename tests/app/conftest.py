@@ -51,8 +51,8 @@ def server(
     pytest.importorskip("uvicorn")
     with started(
         tmp_path_factory.mktemp("server"), folders / "gda", folders / "zero", "--support", phantoms
-    ) as one:
-        yield one
+    ) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -36,40 +36,40 @@ def tools() -> tuple[str, str, Path]:
 
 
 @pytest.fixture(scope="session")
-def found(request, tmp_path_factory):
+def visit(request, tmp_path_factory):
     """What a visit to the page met; the screenshots lie beside it."""
     node, chromium, core = tools()
     server, phantoms, stranger = map(request.getfixturevalue, ("server", "phantoms", "stranger"))
-    place = tmp_path_factory.mktemp("browser")
-    broken = place / "scan.png"
+    folder = tmp_path_factory.mktemp("browser")
+    broken = folder / "scan.png"
     broken.write_text("this is text")
     good = phantoms / "test" / "simple_cyst" / "0000.png"
     done = subprocess.run(
-        [node, SCRIPT, core, chromium, server.address, good, stranger, broken, place],
+        [node, SCRIPT, core, chromium, server.address, good, stranger, broken, folder],
         capture_output=True,
         text=True,
         timeout=800,
     )
     assert done.returncode == 0, done.stderr
-    print("screenshots:", place)
+    print("screenshots:", folder)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_no_request_leaves_this_machine(found):
-    assert found["outside"] == []
-    (refused,) = found["failed"]  # the file that is no image
+def test_no_request_leaves_this_machine(visit):
+    assert visit["outside"] == []
+    (refused,) = visit["failed"]  # the file that is no image
     assert refused.startswith("422 ")
-    assert found["pageErrors"] == []
+    assert visit["pageErrors"] == []
 
 
-def test_the_page_has_a_title_a_language_and_the_caution(found):
-    assert (found["title"], found["language"]) == ("ogkd", "en")
-    assert "not for autonomous clinical use" in found["header"][0]
-    assert "Not calibrated" in found["header"][0]
+def test_the_page_has_a_title_a_language_and_the_caution(visit):
+    assert (visit["title"], visit["language"]) == ("ogkd", "en")
+    assert "not for autonomous clinical use" in visit["header"][0]
+    assert "Not calibrated" in visit["header"][0]
 
 
-def test_an_upload_is_answered_by_both_models(found):
-    good = found["good"]
+def test_an_upload_is_answered_by_both_models(visit):
+    good = visit["good"]
     assert [name.split()[0] for name in good["models"]] == ["gda", "zero"]
     assert good["states"][0].startswith("Suggestion: simple cyst")
     assert "Not calibrated" in good["states"][1]
@@ -80,31 +80,31 @@ def test_an_upload_is_answered_by_both_models(found):
     assert "models" in good["agree"][0]
 
 
-def test_every_picture_is_drawn_and_described(found):
-    assert found["good"]["drawn"]
-    assert found["good"]["described"]
+def test_every_picture_is_drawn_and_described(visit):
+    assert visit["good"]["drawn"]
+    assert visit["good"]["described"]
 
 
-def test_a_file_that_is_no_image_gets_a_message(found):
-    (message,) = found["broken"]["alert"]
+def test_a_file_that_is_no_image_gets_a_message(visit):
+    (message,) = visit["broken"]["alert"]
     formats = "PNG, JPEG, TIFF, BMP, WebP, DICOM or NIfTI"
     assert message == f"No answer. The file is not a {formats} image. Choose another."
-    assert found["broken"]["cards"] == 0
+    assert visit["broken"]["cards"] == 0
 
 
-def test_an_image_unlike_the_others_is_referred_to_a_specialist(found):
-    assert found["stranger"][0].startswith("Uncertain: refer to a specialist")
-    assert "unlike" in found["stranger"][0]
+def test_an_image_unlike_the_others_is_referred_to_a_specialist(visit):
+    assert visit["stranger"][0].startswith("Uncertain: refer to a specialist")
+    assert "unlike" in visit["stranger"][0]
 
 
-def test_the_probabilities_of_such_an_image_are_shown_only_on_demand(found):
-    withheld = found["withheld"]
+def test_the_probabilities_of_such_an_image_are_shown_only_on_demand(visit):
+    withheld = visit["withheld"]
     assert "do not rely on them" in withheld["summary"][0]
     assert (withheld["shown"], withheld["opened"]) == (False, True)
 
 
-def test_the_page_can_be_used_without_a_mouse(found):
-    keyboard = found["keyboard"]
+def test_the_page_can_be_used_without_a_mouse(visit):
+    keyboard = visit["keyboard"]
     assert 0 < keyboard["upload"] <= 5
     assert keyboard["name"]
     assert keyboard["outline"]
@@ -112,6 +112,6 @@ def test_the_page_can_be_used_without_a_mouse(found):
     assert keyboard["cards"] == 0
 
 
-def test_dark_is_dark_and_a_narrow_screen_needs_no_scrolling_sideways(found):
-    assert found["background"] != found["darkBackground"]
-    assert found["overflow"] <= 0
+def test_dark_is_dark_and_a_narrow_screen_needs_no_scrolling_sideways(visit):
+    assert visit["background"] != visit["darkBackground"]
+    assert visit["overflow"] <= 0

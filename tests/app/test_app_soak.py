@@ -66,10 +66,10 @@ def test_under_load_memory_is_flat_and_every_request_is_answered(folders, phanto
                     return
                 reply = server.predict(images[turn % len(images)])
                 if reply.status == 200:
-                    said = reply.json["models"][0]["prediction"]
-                    counts["right"] += said == expected[turn % len(images)]
+                    prediction = reply.json["models"][0]["prediction"]
+                    counts["right"] += prediction == expected[turn % len(images)]
                 if reply.status not in (200, 503) or (
-                    reply.status == 200 and said != expected[turn % len(images)]
+                    reply.status == 200 and prediction != expected[turn % len(images)]
                 ):
                     wrong.append((reply.status, reply.body[:200]))
 
@@ -86,12 +86,12 @@ def test_under_load_memory_is_flat_and_every_request_is_answered(folders, phanto
                     wrong.append((method, path, reply.status, reply.body[:200]))
 
         slow = [socket.create_connection((host, int(port))) for _ in range(SLOW)]
-        for one in slow:
-            one.sendall(b"POST /predict HTTP/1.1\r\nHost: ")
+        for member in slow:
+            member.sendall(b"POST /predict HTTP/1.1\r\nHost: ")
         clients = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
         clients.append(threading.Thread(target=disturb))
-        for one in clients:
-            one.start()
+        for member in clients:
+            member.start()
         try:
             process = psutil.Process(server.process.pid)
             memory = [process.memory_info().rss]
@@ -101,10 +101,10 @@ def test_under_load_memory_is_flat_and_every_request_is_answered(folders, phanto
                 memory.append(process.memory_info().rss)
         finally:
             end.set()
-            for one in clients:
-                one.join()
-            for one in slow:
-                one.close()
+            for member in clients:
+                member.join()
+            for member in slow:
+                member.close()
         spent = process.cpu_times()
         print(f"{counts}, {spent.user + spent.system:.0f} s of a processor, {SLOW} slow clients")
         print("MiB at each tenth of the time:", *(rss >> 20 for rss in memory))

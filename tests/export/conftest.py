@@ -59,9 +59,9 @@ def exported(model, files, folder) -> Exported:
 
 @pytest.fixture(scope="session")
 def siglip(folder, model):
-    found = with_backbone(make_siglip, folder / "siglip", model)
-    found.calibration = calibration()
-    return found
+    classifier = with_backbone(make_siglip, folder / "siglip", model)
+    classifier.calibration = calibration()
+    return classifier
 
 
 @pytest.fixture(scope="session")

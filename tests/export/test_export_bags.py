@@ -40,12 +40,12 @@ def test_the_graph_pools_as_predictions_do(pooling):
     for count in (1, 2, 9):
         for _ in range(5):
             z = 5 * torch.randn(count, 3, generator=rng)
-            one = OpenBag("bag", logits=list(z.numpy()))
+            bag = OpenBag("bag", logits=list(z.numpy()))
             pooled, weights = module(z)
-            expected = one.pooled(pooling)
+            expected = bag.pooled(pooling)
             np.testing.assert_allclose(pooled.numpy(), expected, atol=1e-4)
             label = int(expected.argmax())
-            np.testing.assert_allclose(weights.numpy(), one.weights(pooling, label), atol=1e-4)
+            np.testing.assert_allclose(weights.numpy(), bag.weights(pooling, label), atol=1e-4)
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.5, math.inf])
@@ -66,8 +66,8 @@ def test_every_kind_of_pooling_is_exported(tau, normal):
     rng = torch.Generator().manual_seed(1)
     for count in (1, 5):
         z = 3 * torch.randn(count, 3, generator=rng)
-        for found, expected in zip(graph.run(None, {"z": z.numpy()}), module(z), strict=True):
-            np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+        for output, expected in zip(graph.run(None, {"z": z.numpy()}), module(z), strict=True):
+            np.testing.assert_allclose(output, expected.numpy(), atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +79,21 @@ def exams(tmp_path_factory):
 def bag_model(exams, bert_backbone, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        found = ogkd.fit(exams, backbone=bert_backbone, bags="exam", normal=["normal"])
-    bags = found.card.bags.model_copy(
+        model = ogkd.fit(exams, backbone=bert_backbone, bags="exam", normal=["normal"])
+    bags = model.card.bags.model_copy(
         update={"tau": 2.0, "heat": 0.6, "usual": 0.3, "bias": (0.2, -0.1)}
     )
-    found.card = found.card.model_copy(update={"bags": bags})
-    return ogkd.Classifier(found.backbone, found.head, found.card)
+    model.card = model.card.model_copy(update={"bags": bags})
+    return ogkd.Classifier(model.backbone, model.head, model.card)
 
 
 @pytest.fixture(scope="module")
 def graph(bag_model, exams, tmp_path_factory):
     path = tmp_path_factory.mktemp("onnx") / "bags.onnx"
     files = sorted((exams.parent / "test").glob("*.png"))
-    found = export_onnx(bag_model, path, images=files)
-    assert (found.images, found.phantoms) == (32, 0)
-    assert found.largest_difference <= 1e-4
+    exported = export_onnx(bag_model, path, images=files)
+    assert (exported.images, exported.phantoms) == (32, 0)
+    assert exported.largest_difference <= 1e-4
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
@@ -104,15 +104,15 @@ def pixels(model, items):
 
 def test_onnxruntime_answers_a_bag_as_predict_does(graph, bag_model, exams):
     items = [item for item in read_manifest(exams, bags="exam").items if item.split == "test"]
-    for name, mine in list(by_bag(items).items())[::3]:
-        [said] = bag_model.decide({name: [item.image for item in mine]})
+    for name, members in list(by_bag(items).items())[::3]:
+        [said] = bag_model.decide({name: [item.image for item in members]})
         p, weights, z = graph.run(
-            ["probabilities", "weights", "logits"], {"pixels": pixels(bag_model, mine)}
+            ["probabilities", "weights", "logits"], {"pixels": pixels(bag_model, members)}
         )
         assert (p.shape, weights.shape, z.shape) == ((1, 2), (4,), (4, 2))
         np.testing.assert_allclose(p[0], said.probabilities, atol=1e-4)
         best = weights.argmax()
-        assert mine[best].image == said.image
+        assert members[best].image == said.image
         assert weights[best] == pytest.approx(said.decided_by[0].share, abs=1e-3)
 
 

@@ -93,7 +93,7 @@ def test_too_few_calibration_images_give_no_sets_and_none_gives_nothing(model):
     assert (plain["temperature"], plain["calibration"]) == (1.0, None)
 
 
-@pytest.mark.parametrize(("engine", "kept"), [(None, True), ("torch", True), ("int8", False)])
+@pytest.mark.parametrize(("engine", "kept"), [(None, True), ("torch", True), ("bf16", False)])
 def test_promises_made_with_another_engine_are_left_out(model, engine, kept):
     made = model.calibration.model_copy(update={"engine": engine})
     noted = file_metadata(Classifier(model.backbone, model.head, model.card, calibration=made))
@@ -140,15 +140,15 @@ def example(model, files):
     """What the example prints: for each file, each class's probability."""
     done = run_example(model, files)
     assert done.returncode == 0, done.stderr
-    found = []
+    rows = []
     for line, file in zip(done.stdout.splitlines(), files, strict=True):
         path, *ranked = line.split("\t")
         assert path == str(file)
         pairs = [entry.rsplit(" ", 1) for entry in ranked]
         shares = [float(share) for _, share in pairs]
         assert shares == sorted(shares, reverse=True)
-        found.append([float(dict(pairs)[name]) for name in CLASSES])
-    return found
+        rows.append([float(dict(pairs)[name]) for name in CLASSES])
+    return rows
 
 
 def test_the_example_agrees_with_the_model_without_torch_and_ogkd(exported, model, files):

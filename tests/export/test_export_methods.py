@@ -41,14 +41,14 @@ def test_heads_of_all_methods_but_cocoop_are_exported(heads, bert_backbone, mode
     size = bert_backbone.preprocessing.size
     pixels = torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
     features = bert_backbone.encode_images(pixels).globals
-    found = run(session_of(graph), pixels)["logits"]
+    logits = run(session_of(graph), pixels)["logits"]
     expected = together.logits(features).numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-4 * max(1.0, np.abs(expected).max()))
+    np.testing.assert_allclose(logits, expected, atol=1e-4 * max(1.0, np.abs(expected).max()))
 
 
 def test_a_dual_encoder_is_exported(model, tmp_path):
     classifier = with_backbone(make_dual, tmp_path / "dual", model)
     pixels = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(4))
-    found = run(session_of(build(classifier)), pixels)["probabilities"]
+    probabilities = run(session_of(build(classifier)), pixels)["probabilities"]
     expected = classifier.probabilities(classifier.backbone.encode_images(pixels).globals)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_allclose(probabilities, expected, atol=1e-5)

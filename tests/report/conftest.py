@@ -22,11 +22,11 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pictures_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """{train,val,test}/class folders whose files have telling names."""
     root = tmp_path_factory.mktemp("data")
-    for place, (split, count) in enumerate({"train": 3, "val": 6, "test": 8}.items()):
+    for number, (split, count) in enumerate({"train": 3, "val": 6, "test": 8}.items()):
         for label, name in enumerate(("a", "b", "c")):
             for index in range(count):
                 file = root / split / name / f"Jane-Doe-{split}-{label}-{index}.png"
-                write_image(file, label + 4 * (index + 100 * place))
+                write_image(file, label + 4 * (index + 100 * number))
     return root
 
 

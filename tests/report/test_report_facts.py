@@ -23,25 +23,27 @@ def test_the_graph_of_a_text_head_is_that_of_its_texts(world):
 
 
 def test_a_head_without_texts_has_the_graph_of_its_class_names(clip, pictures_of):
-    found = make_world(clip, pictures_of, "linear-probe", calibrated=False)
-    W, _, learned = facts.graph(found.classifier)
+    other = make_world(clip, pictures_of, "linear-probe", calibrated=False)
+    W, _, learned = facts.graph(other.classifier)
     assert not learned
     np.testing.assert_allclose(W.sum(axis=1), 1, rtol=1e-5)
     assert (W.argmax(axis=1) == range(3)).all()
 
 
 def test_the_backbone_is_named_without_its_folder_and_with_the_engine_that_was_used(world, clip):
-    found = world.classifier
-    facts_of = dict(facts.model_facts(found, show_names=False))
+    classifier = world.classifier
+    facts_of = dict(facts.model_facts(classifier, show_names=False))
     assert (facts_of["Backbone"], facts_of["Encoder engine"]) == ("clip (frozen)", "torch")
-    assert str(clip) in dict(facts.model_facts(found, show_names=True))["Backbone"]
-    other = copy.copy(found.backbone)
-    other.engine = "int8"
-    rows = dict(facts.model_facts(Classifier(other, found.head, found.card), show_names=False))
-    assert rows["Encoder engine"] == "int8 (fitted with torch)"
-    hub = found.card.backbone.model_copy(update={"name": "owner/clip"})
-    card = found.card.model_copy(update={"backbone": hub})
-    rows = dict(facts.model_facts(Classifier(other, found.head, card), show_names=False))
+    assert str(clip) in dict(facts.model_facts(classifier, show_names=True))["Backbone"]
+    other = copy.copy(classifier.backbone)
+    other.engine = "bf16"
+    rows = dict(
+        facts.model_facts(Classifier(other, classifier.head, classifier.card), show_names=False)
+    )
+    assert rows["Encoder engine"] == "bf16 (fitted with torch)"
+    hub = classifier.card.backbone.model_copy(update={"name": "owner/clip"})
+    card = classifier.card.model_copy(update={"backbone": hub})
+    rows = dict(facts.model_facts(Classifier(other, classifier.head, card), show_names=False))
     assert rows["Backbone"] == "owner/clip (frozen)"
 
 

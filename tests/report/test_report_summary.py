@@ -21,7 +21,7 @@ def outcome(counts, normal=(), *, sure=None, risk=None, learned=0, calibrated=Fa
     truth, answers = np.array(cells).T
     p = np.full((len(cells), classes), (1 - 0.8) / (classes - 1))
     p[np.arange(len(cells)), answers] = 0.8
-    found = LabelledPredictions(
+    predictions = LabelledPredictions(
         truth,
         np.log(p).astype(np.float32),
         np.zeros((len(cells), 0), np.float32),
@@ -31,7 +31,7 @@ def outcome(counts, normal=(), *, sure=None, risk=None, learned=0, calibrated=Fa
         class_names=NAMES[:classes],
         normal=tuple(normal),
     )
-    result = evaluate_predictions(found, resamples=0)
+    result = evaluate_predictions(predictions, resamples=0)
     result["learned_from"] = learned
     result["calibration"] = {"applied": False} if calibrated else None
     if risk is not None:
@@ -41,12 +41,12 @@ def outcome(counts, normal=(), *, sure=None, risk=None, learned=0, calibrated=Fa
     return result
 
 
-def said(found):
-    return " ".join(sentences(found)).replace("\u00a0", " ")
+def summary(result):
+    return " ".join(sentences(result)).replace("\u00a0", " ")
 
 
 def test_the_summary_speaks_of_counts_that_a_reader_can_check():
-    text = said(outcome([[40, 10, 0], [5, 45, 0], [5, 5, 40]], normal=(2,), risk=0.1))
+    text = summary(outcome([[40, 10, 0], [5, 45, 0], [5, 5, 40]], normal=(2,), risk=0.1))
     assert "cyst mistaken for mass (10 of 50), mass mistaken for cyst (5 of 50)" in text
     assert "detects 100 of 100 images with a finding and raises a false alarm on 10 of 50" in text
     assert "Flagging as many images at random would detect 73.3 %" in text
@@ -58,21 +58,21 @@ def test_the_summary_speaks_of_counts_that_a_reader_can_check():
     [(0.95, "it is overconfident"), (0.85, "about right"), (0.6, "it is underconfident")],
 )
 def test_certainty_is_compared_with_being_right(sure, words):
-    found = outcome([[40, 10], [5, 45]], sure=sure)
-    assert words in said(found)
-    assert "ogkd calibrate" in said(found)
-    assert "ogkd calibrate" not in said(outcome([[1, 0], [0, 1]], calibrated=True))
+    result = outcome([[40, 10], [5, 45]], sure=sure)
+    assert words in summary(result)
+    assert "ogkd calibrate" in summary(result)
+    assert "ogkd calibrate" not in summary(outcome([[1, 0], [0, 1]], calibrated=True))
 
 
 @pytest.mark.parametrize(("risk", "words"), [(0.3, "rises"), (0.15, "stays"), (0.0, "to 0 %")])
 def test_referral_is_not_praised_where_it_does_not_help(risk, words):
-    assert words in said(outcome([[40, 10], [5, 45]], risk=risk))
+    assert words in summary(outcome([[40, 10], [5, 45]], risk=risk))
 
 
 def test_a_perfect_model_has_no_mistakes_to_name():
-    found = outcome([[5, 0], [0, 5]], risk=0.0)
-    assert frequent_confusions(found) == ""
-    assert "errors:" not in said(found)
+    result = outcome([[5, 0], [0, 5]], risk=0.0)
+    assert frequent_confusions(result) == ""
+    assert "errors:" not in summary(result)
 
 
 def test_few_absent_and_learned_images_are_warned_of():

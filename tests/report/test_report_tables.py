@@ -50,22 +50,22 @@ def luminance(rgb):
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def contrast(one, other):
-    low, high = sorted((luminance(one), luminance(other)))
+def contrast(first, second):
+    low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
 
 
 def colours(dark):
     """The variables of the style sheet in one theme; #rrggbb and bare triples alike."""
-    found = {}
+    tones = {}
     light, _, rest = STYLE.partition("@media (prefers-color-scheme: dark)")
     night = rest[: rest.index("}\n}")]
     for part in (light, night) if dark else (light,):
         for name, value in re.findall(r"--([\w-]+): (#[0-9a-f]{6}|\d+ \d+ \d+);", part):
             bare = value.startswith("#")
             rgb = bytes.fromhex(value[1:]) if bare else map(int, value.split())
-            found[name] = tuple(rgb)
-    return found
+            tones[name] = tuple(rgb)
+    return tones
 
 
 @pytest.mark.parametrize("dark", [False, True])

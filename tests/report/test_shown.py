@@ -48,9 +48,9 @@ def test_a_calibration_is_one_line(world):
 
 def test_a_decision_shows_what_is_known(world):
     image = world.predictions.images[0]
-    (said, lost) = world.classifier.decide([image, "gone.png"])
-    assert repr(said).startswith(f"Decision(image={str(image)!r}, label={said.label}")
-    assert "None" not in repr(said)
+    (decision, lost) = world.classifier.decide([image, "gone.png"])
+    assert repr(decision).startswith(f"Decision(image={str(image)!r}, label={decision.label}")
+    assert "None" not in repr(decision)
     assert repr(lost).startswith("Decision(image='gone.png', error='There is no file gone.png")
 
 
@@ -85,8 +85,8 @@ def test_a_result_shows_its_numbers_and_its_verdict(result):
     assert "Accuracy (%)" in text
     assert f"{accuracy:.1f}" in text
     assert "look better" not in text
-    said = Evaluation(result | {"verdict": {"text": "No better than <b>guessing</b>."}})
-    assert repr(said).endswith("No better than <b>guessing</b>.")
+    judged = Evaluation(result | {"verdict": {"text": "No better than <b>guessing</b>."}})
+    assert repr(judged).endswith("No better than <b>guessing</b>.")
     used = Evaluation(result | {"learned_from": 3})
     assert "learned from 3 of these images" in repr(used)
 
@@ -123,14 +123,14 @@ def test_no_images_to_show_are_refused(world):
 
 
 def test_an_evidence_map_is_a_picture_in_a_notebook(world):
-    (found,) = ogkd.explain(world.classifier, world.predictions.images[0])
-    assert found._repr_png_().startswith(b"\x89PNG")
-    assert "array" not in repr(found)
+    (evidence,) = ogkd.explain(world.classifier, world.predictions.images[0])
+    assert evidence._repr_png_().startswith(b"\x89PNG")
+    assert "array" not in repr(evidence)
 
 
 def test_a_report_is_one_call(world, tmp_path):
-    place = ogkd.report(world.classifier, world.manifest, tmp_path / "page.html")
-    page = place.read_text(encoding="utf-8")
+    path = ogkd.report(world.classifier, world.manifest, tmp_path / "page.html")
+    page = path.read_text(encoding="utf-8")
     assert "Jane" not in page
     assert HOSTILE in read_page(page).text
     bare = ogkd.report(world.classifier, world.manifest, tmp_path / "b.html", images=False)

@@ -17,11 +17,11 @@ def kind_of(name: str) -> str:
     return kind if kind in CLASSES else CLASSES[0]
 
 
-def until(found, *, seconds=600):
+def until(condition, *, seconds=600):
     """Ask again and again until there is an answer that counts as true."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if answer := found():
+        if answer := condition():
             return answer
         time.sleep(0.1)
     raise AssertionError("it did not happen in time")

@@ -34,16 +34,16 @@ def test_until_two_classes_have_an_image_the_texts_answer(text):
         * X
         @ np.stack([bank.mean(0).numpy() / np.linalg.norm(bank.mean(0)) for bank in text.bank]).T
     )
-    found = logits_of(fit_head(X[:0], y[:0], text), X)
-    np.testing.assert_allclose(found, expected, atol=1e-3)
-    one = logits_of(fit_head(X[y < 1], y[y < 1], text), X)
-    np.testing.assert_array_equal(one, found)
+    logits = logits_of(fit_head(X[:0], y[:0], text), X)
+    np.testing.assert_allclose(logits, expected, atol=1e-3)
+    of_one_class = logits_of(fit_head(X[y < 1], y[y < 1], text), X)
+    np.testing.assert_array_equal(of_one_class, logits)
 
 
 def test_two_classes_with_images_are_told_apart_before_the_third_has_one(text):
     X, y = toy(text)
-    found = logits_of(fit_head(X[y < 2][::2], y[y < 2][::2], text), X[y < 2])
-    assert (found[:, :2].argmax(axis=1) == y[y < 2]).all()
+    logits = logits_of(fit_head(X[y < 2][::2], y[y < 2][::2], text), X[y < 2])
+    assert (logits[:, :2].argmax(axis=1) == y[y < 2]).all()
     # In the third one's place stands what its texts say: more for its own images than for others.
     third = logits_of(fit_head(X[y < 2], y[y < 2], text), X)
     assert np.isfinite(third).all()
@@ -115,7 +115,7 @@ def test_the_interval_is_where_the_exact_tails_are_a_fortieth(right, count):
 def everything(text, X, y, *, labelled, sample=None):
     labels = np.where(labelled, y, -1)
     fitted = fit_labels(X, np.ones(len(X), bool), labels, text, order=range(len(X)))
-    found = judge(
+    judged = judge(
         fitted,
         X,
         text,
@@ -124,15 +124,17 @@ def everything(text, X, y, *, labelled, sample=None):
         sample=np.zeros(len(X), bool) if sample is None else sample,
         engine="torch",
     )
-    return fitted.trusting(found)
+    return fitted.trusting(judged)
 
 
 def test_a_planted_wrong_label_is_to_be_looked_at_again(text):
     X, y = toy(text, 8)
     wrong = y.copy()
     wrong[3] = 1
-    found = everything(text, X, wrong, labelled=np.ones(24, bool))
-    assert [(one.row, one.given, one.likely) for one in found.judged.suspects] == [(3, 1, 0)]
+    fitted = everything(text, X, wrong, labelled=np.ones(24, bool))
+    assert [(suspect.row, suspect.given, suspect.likely) for suspect in fitted.judged.suspects] == [
+        (3, 1, 0)
+    ]
     assert everything(text, X, y, labelled=np.ones(24, bool)).judged.suspects == ()
 
 
@@ -150,12 +152,12 @@ def test_accuracy_is_of_the_random_sample_once_it_is_large_enough(text):
 
 def test_the_confusion_counts_every_judged_label_once(text):
     X, y = toy(text, 8, noise=0.9)
-    found = everything(text, X, y, labelled=np.arange(24) % 2 == 0)
-    assert np.sum(found.judged.confusion) == len(found.judged.rows) == 12
-    assert np.sum(found.judged.confusion, axis=1).tolist() == [4, 4, 4]
-    assert len(found.rest) >= 6
-    assert set(found.rest.tolist()) <= set(range(1, 24, 2))
-    assert found.probabilities.shape == (24, 3)
+    fitted = everything(text, X, y, labelled=np.arange(24) % 2 == 0)
+    assert np.sum(fitted.judged.confusion) == len(fitted.judged.rows) == 12
+    assert np.sum(fitted.judged.confusion, axis=1).tolist() == [4, 4, 4]
+    assert len(fitted.rest) >= 6
+    assert set(fitted.rest.tolist()) <= set(range(1, 24, 2))
+    assert fitted.probabilities.shape == (24, 3)
 
 
 def test_sets_are_exact_once_every_class_has_nine_labels(text):

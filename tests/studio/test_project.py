@@ -28,9 +28,9 @@ from tiny_images import volume
 
 @pytest.fixture
 def project(tmp_path):
-    found = Project.open(tmp_path / "p")
-    found.set_facts(classes=[ClassInfo(name="benign"), ClassInfo(name="malignant")])
-    return found
+    opened = Project.open(tmp_path / "p")
+    opened.set_facts(classes=[ClassInfo(name="benign"), ClassInfo(name="malignant")])
+    return opened
 
 
 def again(project):
@@ -41,11 +41,11 @@ def test_what_was_said_is_there_when_it_is_opened_again(project):
     project.mark("../a.png", "label", "benign", by="me")
     project.mark("../b.png", "unsure")
     project.mark("../a.png", "label", "malignant")
-    found = again(project)
-    assert found.labels == {"../a.png": "malignant"}
-    assert found.marks == project.marks
-    assert found.history == project.history
-    assert found.class_names == ("benign", "malignant")
+    reopened = again(project)
+    assert reopened.labels == {"../a.png": "malignant"}
+    assert reopened.marks == project.marks
+    assert reopened.history == project.history
+    assert reopened.class_names == ("benign", "malignant")
 
 
 def test_a_click_is_on_the_disk_before_it_is_acknowledged(project, monkeypatch):
@@ -91,9 +91,9 @@ def test_a_line_that_a_kill_has_cut_is_dropped_and_the_next_one_is_whole(project
     project.mark("b.png", "label", "malignant")
     log = project.folder / module.LOG
     log.write_bytes(log.read_bytes()[:-cut])
-    found = again(project)
-    assert found.labels == {"a.png": "benign"}
-    found.mark("c.png", "label", "benign")
+    reopened = again(project)
+    assert reopened.labels == {"a.png": "benign"}
+    reopened.mark("c.png", "label", "benign")
     assert again(project).labels == {"a.png": "benign", "c.png": "benign"}
 
 
@@ -176,9 +176,9 @@ def test_a_renamed_class_keeps_its_labels_also_after_a_kill_in_between(project, 
                 [ClassInfo(name="benign mass"), ClassInfo(name="malignant")],
                 {"benign": "benign mass"},
             )
-    found = again(project)
-    assert found.class_names == ("benign mass", "malignant")
-    assert found.labels == {"a.png": "benign mass"}
+    reopened = again(project)
+    assert reopened.class_names == ("benign mass", "malignant")
+    assert reopened.labels == {"a.png": "benign mass"}
 
 
 @pytest.mark.parametrize(
@@ -194,9 +194,9 @@ def test_classes_that_cannot_be_set_rename_nothing(project, classes, renames):
     project.mark("a.png", "label", "benign")
     with pytest.raises(OgkdError):
         project.set_classes([ClassInfo(name=name) for name in classes], renames)
-    for one in (project, again(project)):
-        assert one.class_names == ("benign", "malignant")
-        assert one.labels == {"a.png": "benign"}
+    for opened in (project, again(project)):
+        assert opened.class_names == ("benign", "malignant")
+        assert opened.labels == {"a.png": "benign"}
 
 
 def test_names_can_be_renamed_in_a_row(project):
@@ -228,12 +228,12 @@ def test_the_table_is_a_dataset_that_fit_reads(project, tmp_path):
         image = write_image(tmp_path / "images" / f"{name}.png")
         project.mark(f"../images/{image.name}", "label", label, patient=f"p-{name}")
     project.mark("../images/c.png", "unusable")
-    found = read_manifest(project.write_table())
-    assert [(item.image.file.name, item.label, item.group) for item in found.items] == [
+    manifest = read_manifest(project.write_table())
+    assert [(item.image.file.name, item.label, item.group) for item in manifest.items] == [
         ("a.png", 0, "p-a"),
         ("b.png", 1, "p-b"),
     ]
-    assert all(item.image.file.is_file() for item in found.items)
+    assert all(item.image.file.is_file() for item in manifest.items)
 
 
 def test_labels_of_slices_are_also_labels_of_their_volumes(project, tmp_path):
@@ -244,9 +244,9 @@ def test_labels_of_slices_are_also_labels_of_their_volumes(project, tmp_path):
     assert [item.image.part for item in read_manifest(project.write_table()).items] == [
         "axis=2,index=middle"
     ] * 2
-    found = in_bags(read_manifest(project.folder / module.VOLUMES), BagRule.of(None, "every=4"))
-    assert [len(mine) for mine in by_bag(found.items).values()] == [4, 4]
-    assert [mine[0].label for mine in by_bag(found.items).values()] == [0, 1]
+    manifest = in_bags(read_manifest(project.folder / module.VOLUMES), BagRule.of(None, "every=4"))
+    assert [len(members) for members in by_bag(manifest.items).values()] == [4, 4]
+    assert [members[0].label for members in by_bag(manifest.items).values()] == [0, 1]
 
 
 def test_the_studio_says_first_what_it_does_with_volumes(project, tmp_path, monkeypatch, capsys):
@@ -258,9 +258,9 @@ def test_the_studio_says_first_what_it_does_with_volumes(project, tmp_path, monk
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit):
         main()
-    said = " ".join(capsys.readouterr().err.split())
-    assert "of 1 volume the studio shows and learns from one slice" in said
-    assert f"ogkd fit {tmp_path / 'new' / 'volumes.csv'} --slices all" in said
+    messages = " ".join(capsys.readouterr().err.split())
+    assert "of 1 volume the studio shows and learns from one slice" in messages
+    assert f"ogkd fit {tmp_path / 'new' / 'volumes.csv'} --slices all" in messages
 
 
 def test_whole_slides_are_refused_with_what_to_do_instead(project, tmp_path):
@@ -291,10 +291,10 @@ def test_imported_labels_do_not_replace_ones_own(project):
     project.mark("a.png", "label", "benign")
     new = project.label_many([("a.png", "malignant", None), ("b.png", "cyst", "p1")])
     assert new == 1
-    found = again(project)
-    assert found.labels == {"a.png": "benign", "b.png": "cyst"}
-    assert found.class_names == ("benign", "malignant", "cyst")
-    assert found.marks["b.png"].patient == "p1"
+    reopened = again(project)
+    assert reopened.labels == {"a.png": "benign", "b.png": "cyst"}
+    assert reopened.class_names == ("benign", "malignant", "cyst")
+    assert reopened.marks["b.png"].patient == "p1"
 
 
 def test_a_setting_that_is_not_text_is_one_message(tmp_path):

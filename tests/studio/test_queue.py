@@ -40,9 +40,9 @@ def test_the_first_images_are_one_of_each_kind():
 def test_a_chosen_image_is_typical_of_its_kind():
     X, kinds = clusters([40, 40], spread=0.3)
     for row in next_images(X, open_labels(len(X)), classes=2, n=2):
-        mine = X[kinds == kinds[row]]
-        cosines = mine @ mine.mean(axis=0)
-        assert X[row] @ mine.mean(axis=0) > np.median(cosines)
+        same_kind = X[kinds == kinds[row]]
+        cosines = same_kind @ same_kind.mean(axis=0)
+        assert X[row] @ same_kind.mean(axis=0) > np.median(cosines)
 
 
 def test_what_is_covered_by_a_label_is_not_asked_for_again():
@@ -134,9 +134,9 @@ def test_sizes_that_disagree_are_named():
 def test_every_fourth_image_comes_from_the_random_order_and_none_twice():
     order = list(range(19, -1, -1))
     labels = open_labels(20)
-    found = with_checks(list(range(8)), order, labels)
-    assert found == [0, 1, 2, 19, 3, 4, 5, 18]
-    labels[found[:2]] = 0  # two were answered: the turn moves on with them
+    mixed = with_checks(list(range(8)), order, labels)
+    assert mixed == [0, 1, 2, 19, 3, 4, 5, 18]
+    labels[mixed[:2]] = 0  # two were answered: the turn moves on with them
     assert with_checks([2, 3, 4, 5], order, labels) == [2, 19, 3, 4]
     labels[19] = EXCLUDED  # answered too, and never asked for again
     assert with_checks([18, 3, 4, 5], order, labels) == [18, 3, 4, 5]

@@ -19,74 +19,74 @@ from test_app_browser import tools
 SCRIPTS = Path(__file__).parent / "browser"
 
 
-def visit(script, server, place):
+def visit(script, server, folder):
     node, chromium, core = tools()
     done = subprocess.run(
-        [node, SCRIPTS / script, core, chromium, server.address, place],
+        [node, SCRIPTS / script, core, chromium, server.address, folder],
         capture_output=True,
         text=True,
         timeout=280,
     )
     assert done.returncode == 0, done.stderr
-    print("screenshots:", place)
+    print("screenshots:", folder)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def found(pile, tmp_path_factory):
+def results(pile, tmp_path_factory):
     tools()
-    place = tmp_path_factory.mktemp("studio")
-    with started(place, pile, "--out", place / "project", command="studio") as server:
-        yield visit("studio.mjs", server, place)
+    folder = tmp_path_factory.mktemp("studio")
+    with started(folder, pile, "--out", folder / "project", command="studio") as server:
+        yield visit("studio.mjs", server, folder)
 
 
-def test_nothing_fails_and_no_request_leaves_this_machine(found):
-    assert (found["outside"], found["failed"], found["pageErrors"]) == ([], [], [])
+def test_nothing_fails_and_no_request_leaves_this_machine(results):
+    assert (results["outside"], results["failed"], results["pageErrors"]) == ([], [], [])
 
 
-def test_a_new_project_begins_with_images_and_classes(found):
-    assert found["title"] == "ogkd studio"
-    assert found["step"].startswith("1")
-    assert (found["cells"] > 20, found["broken"]) == (True, 1)
-    assert re.search(r"Not readable: 1 \(\S*broken\.png\)\.", found["counts"])
+def test_a_new_project_begins_with_images_and_classes(results):
+    assert results["title"] == "ogkd studio"
+    assert results["step"].startswith("1")
+    assert (results["cells"] > 20, results["broken"]) == (True, 1)
+    assert re.search(r"Not readable: 1 \(\S*broken\.png\)\.", results["counts"])
 
 
-def test_labels_undo_and_unsure_are_kept_by_the_server(found):
-    assert (found["labelled"], found["undone"], found["unsure"]) == (12, 11, 1)
-    assert found["twice"] == 0
+def test_labels_undo_and_unsure_are_kept_by_the_server(results):
+    assert (results["labelled"], results["undone"], results["unsure"]) == (12, 11, 1)
+    assert results["twice"] == 0
 
 
-def test_the_accuracy_follows_soon_after_a_label(found):
-    assert found["accuracy"].endswith("%")
-    assert found["secondsToFit"] < 20  # a second or two on an idle machine
+def test_the_accuracy_follows_soon_after_a_label(results):
+    assert results["accuracy"].endswith("%")
+    assert results["secondsToFit"] < 20  # a second or two on an idle machine
 
 
-def test_a_window_that_was_overtaken_says_so(found):
-    assert "Another window has labelled this image as simple cyst" in found["conflict"]
+def test_a_window_that_was_overtaken_says_so(results):
+    assert "Another window has labelled this image as simple cyst" in results["conflict"]
 
 
-def test_an_image_is_explained_and_corrected(found):
-    assert (found["drawn"], found["described"], found["corrected"]) == (True, True, 1)
+def test_an_image_is_explained_and_corrected(results):
+    assert (results["drawn"], results["described"], results["corrected"]) == (True, True, 1)
 
 
-def test_similar_images_come_first_where_they_are_asked_for(found):
-    assert found["similar"]
+def test_similar_images_come_first_where_they_are_asked_for(results):
+    assert results["similar"]
 
 
-def test_model_tables_and_report_are_downloaded(found):
-    assert found["handover"]["name"].endswith(".zip")
-    assert found["report"]["name"].endswith("-report.html")
+def test_model_tables_and_report_are_downloaded(results):
+    assert results["handover"]["name"].endswith(".zip")
+    assert results["report"]["name"].endswith("-report.html")
     for kind in ("handover", "predictions", "labels", "report"):
-        assert found[kind]["bytes"] > 500
+        assert results[kind]["bytes"] > 500
 
 
-def test_every_control_has_a_name(found):
-    assert found["unnamed"] == []
+def test_every_control_has_a_name(results):
+    assert results["unnamed"] == []
 
 
-def test_dark_is_dark_and_no_screen_scrolls_sideways(found):
-    assert found["dark"] != found["light"]
-    assert set(found["overflow"].values()) == {0}
+def test_dark_is_dark_and_no_screen_scrolls_sideways(results):
+    assert results["dark"] != results["light"]
+    assert set(results["overflow"].values()) == {0}
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_a_gallery_of_five_thousand_images_stays_fluid(tmp_path):
     words = (pile, "--out", tmp_path / "project", "--backbone", "builtin")
     with started(tmp_path, *words, command="studio") as server:
         until(lambda: server.request("GET", "/api/state").json["images"] == 5000)
-        found = visit("many.mjs", server, tmp_path)
-    assert found["most"] < 120
-    assert found["median"] < 400  # milliseconds, on a busy machine without a graphics card
-    assert found["last"].startswith("4999.png")
+        results = visit("many.mjs", server, tmp_path)
+    assert results["most"] < 120
+    assert results["median"] < 400  # milliseconds, on a busy machine without a graphics card
+    assert results["last"].startswith("4999.png")

@@ -56,11 +56,11 @@ def label(server, count):
 
 @pytest.fixture(scope="module")
 def server(pile, tmp_path_factory):
-    place = tmp_path_factory.mktemp("studio")
-    with started(place, pile, "--out", place / "project", command="studio") as one:
-        ready(one)
-        name_classes(one)
-        yield one
+    folder = tmp_path_factory.mktemp("studio")
+    with started(folder, pile, "--out", folder / "project", command="studio") as running:
+        ready(running)
+        name_classes(running)
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +72,12 @@ def taught(server):
 
 
 def test_images_are_found_and_what_is_wrong_with_them_is_said(server):
-    found = state(server)
-    assert (found["images"], found["unreadable"], found["copies"]) == (35, 1, 1)
+    body = state(server)
+    assert (body["images"], body["unreadable"], body["copies"]) == (35, 1, 1)
     data = server.request("GET", "/api/images").json
     (row,) = data["errors"]
     assert "broken.png" in data["names"][int(row)]
-    assert found["unreadable_names"] == [data["names"][int(row)]]
+    assert body["unreadable_names"] == [data["names"][int(row)]]
     assert "not a readable image" in data["errors"][row]
 
 
@@ -86,10 +86,10 @@ def test_of_many_files_that_cannot_be_read_the_first_are_named(tmp_path):
     session = Session(Project.open(tmp_path / "project"))
     session.gallery = Gallery([ImageRef(tmp_path / name) for name in names], names)
     session.gallery.errors = dict.fromkeys((8, 7, 5, 3, 2, 1), "broken")
-    found = state_json(session)
+    body = state_json(session)
     session.close()
-    assert found["unreadable"] == 6
-    assert found["unreadable_names"] == ["1.png", "2.png", "3.png", "5.png", "7.png"]
+    assert body["unreadable"] == 6
+    assert body["unreadable_names"] == ["1.png", "2.png", "3.png", "5.png", "7.png"]
 
 
 def test_names_alone_already_give_guesses(server):
@@ -122,11 +122,11 @@ def test_the_queue_asks_for_no_copy_and_no_broken_file(taught):
 
 def test_one_image_is_explained(taught):
     row = taught.request("GET", "/api/next").json["rows"][0]
-    found = taught.request("GET", f"/api/look/{row}?evidence=1").json
-    assert sum(share for _, share in found["ranked"]) == pytest.approx(1, abs=1e-3)
-    assert found["evidence"]["kind"] == "parts"
-    assert set(found["evidence"]["check"]) == {"blurred", "marked", "random"}
-    assert len(found["neighbours"]) == 6
+    body = taught.request("GET", f"/api/look/{row}?evidence=1").json
+    assert sum(share for _, share in body["ranked"]) == pytest.approx(1, abs=1e-3)
+    assert body["evidence"]["kind"] == "parts"
+    assert set(body["evidence"]["check"]) == {"blurred", "marked", "random"}
+    assert len(body["neighbours"]) == 6
     picture = taught.request("GET", f"/thumb/{row}")
     assert picture.headers["content-type"] == "image/jpeg"
     assert picture.headers["cache-control"] == "no-store"
@@ -142,8 +142,8 @@ def test_the_most_similar_image_of_an_image_is_itself_then_its_copy(taught):
 
 def test_a_dropped_image_is_answered_by_the_model_of_this_moment(taught, pile):
     image = next(pile.glob("*simple_cyst.png"))
-    found = taught.classify(image.read_bytes(), image.name)
-    assert set(found["models"][0]["probabilities"]) == set(CLASSES)
+    body = taught.classify(image.read_bytes(), image.name)
+    assert set(body["models"][0]["probabilities"]) == set(CLASSES)
 
 
 def test_everything_can_be_taken_along_without_pictures(taught, tmp_path):
@@ -159,11 +159,11 @@ def test_everything_can_be_taken_along_without_pictures(taught, tmp_path):
     assert len(table) == 35
     data = taught.request("GET", "/api/images").json
     row = next(r for r, known in enumerate(data["known"]) if known)
-    place = taught.temp.parent / "project" / data["names"][row]
-    said = dict(zip(model.class_names, model.predict_proba([place])[0], strict=True))
+    image = taught.temp.parent / "project" / data["names"][row]
+    expected = dict(zip(model.class_names, model.predict_proba([image])[0], strict=True))
     shown = {name: float(table[row][f"p({name})"]) for name in CLASSES}
-    assert shown == pytest.approx(said, abs=2e-3)
-    (decision,) = model.decide([place])
+    assert shown == pytest.approx(expected, abs=2e-3)
+    (decision,) = model.decide([image])
     assert table[row]["plausible"] == "; ".join(decision.set)
 
 

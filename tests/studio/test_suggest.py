@@ -9,9 +9,9 @@ from ogkd.serve.studio.images import match_paths
 
 def test_without_labels_the_first_are_of_different_kinds_and_readable(pile):
     notes = []
-    found = label_next(pile, n=6, backbone="builtin", say=notes.append)
-    assert len(set(found)) == 6
-    assert "broken.png" not in {image.file.name for image in found}
+    images = label_next(pile, n=6, backbone="builtin", say=notes.append)
+    assert len(set(images)) == 6
+    assert "broken.png" not in {image.file.name for image in images}
     assert any("cannot be read" in note for note in notes)
 
 
@@ -20,9 +20,9 @@ def test_what_has_a_label_is_not_asked_for(pile, tmp_path):
     rows = [f"{file},{'ab'[number % 2]}" for number, file in enumerate(done)]
     table = tmp_path / "labels.csv"
     table.write_text("\n".join(["path,label", *rows]))
-    found = label_next(pile, labels=table, n=50, backbone="builtin")
-    assert not {image.file for image in found} & set(done)
-    assert len(found) == 34 - 8  # all others that can be read
+    images = label_next(pile, labels=table, n=50, backbone="builtin")
+    assert not {image.file for image in images} & set(done)
+    assert len(images) == 34 - 8  # all others that can be read
 
 
 def test_labels_of_another_folder_are_refused(pile, tmp_path):

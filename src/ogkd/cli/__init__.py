@@ -31,7 +31,6 @@ from ogkd.cli import (
     predict,
     prompts,
     start,
-    studio,
 )
 from ogkd.cli.commands import CommandGroup
 from ogkd.errors import ConfigError, OgkdError, OgkdWarning, out_of_memory
@@ -50,7 +49,7 @@ app.command("predict")(predict.predict)
 app.command("evaluate")(evaluate.evaluate)
 app.command("report")(evaluate.report)
 app.command("calibrate")(evaluate.calibrate)
-app.command("studio")(studio.studio)
+app.command("studio")(deploy.studio)
 app.command("app")(deploy.app)
 app.command("export")(deploy.export)
 app.command("embed")(backbones.embed)

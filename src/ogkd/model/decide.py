@@ -162,11 +162,16 @@ def case_logits(
     if not poolings:
         if len(case) == int(case.max()) + 1:
             return image_logits
-        poolings = [Pooling(normal=normal) for normal in task.question_normal()]
+        poolings = default_poolings(task)
     tables = [torch.from_numpy(table) for table in task.questions(image_logits.double().numpy())]
     pairs = zip(poolings, tables, strict=True)
     pooled: Tensor = task.combine([pooling.logits(table, case) for pooling, table in pairs])
     return pooled.float()
+
+
+def default_poolings(task: Task) -> list[Pooling]:
+    """Of each question, for cases of several images where none was fitted."""
+    return [Pooling(normal=normal) for normal in task.question_normal()]
 
 
 def image_weights(

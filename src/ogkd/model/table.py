@@ -79,9 +79,8 @@ def _cell(value: object) -> str:
 def decision_json(task: Task, decision: Decision, *, joined: bool) -> dict[str, Any]:
     """A decision as a JSON object; names are unchanged, and null means unknown."""
     answer = decision.answer
-    image = decision.image
     entry: dict[str, Any] = {
-        "path": decision.case.name if joined else str(image or decision.case.name),
+        "path": decision.case.name,
         "prediction": decision.prediction,
         "probability": None if decision.probability is None else round(decision.probability, 6),
         "abstain": decision.abstain,
