@@ -66,7 +66,6 @@ def export(
     target = check_onnx_path(onnx)
     images = find_images(check) if check else []
     classifier = ogkd.load(model, backbone=backbone, device="cpu", engine=engine)
-    opt.require_calibration(classifier, max_risk=max_risk)
     exported = export_onnx(
         classifier,
         target,

@@ -119,6 +119,10 @@ class Task(ABC):
         """The target of a case by those of its images; None if they contradict each other."""
 
     @abstractmethod
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        """The target of one image by those of its copies; None if they contradict each other."""
+
+    @abstractmethod
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         """The task about some of its names, and the new target for an old one; None: there is none.
 
@@ -143,10 +147,19 @@ class Task(ABC):
     def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
         """What the targets say about each name, and how many do."""
 
+    def summary(self, targets: Sequence[Target]) -> str:
+        """What a user should know about the targets before a fit; "": nothing."""
+        return ""
+
     def support_counts(self, targets: Sequence[Target]) -> tuple[int, ...]:
         """How many targets show each name."""
         counter = Counter(number for target in targets for number in self.shown(target))
         return tuple(counter[number] for number in range(len(self.names)))
+
+    def shown_names(self, label: Any) -> str:
+        """The names that a row of `labels` shows, as a|b."""
+        target = tuple(label.tolist()) if np.ndim(label) else label
+        return "|".join(self.names[number] for number in self.shown(target)) or NOTHING
 
     def labels(self, targets: Sequence[Target]) -> Labels:
         """Targets as an array: [N] classes, or [N, F] findings."""
@@ -263,6 +276,9 @@ class OneOf(Task):
         if len(classes) > 1:
             classes = classes - set(self.normal) or {min(classes)}
         return next(iter(classes)) if len(classes) == 1 else None
+
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        return targets[0] if len(set(targets)) == 1 else None
 
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         new = {number: position for position, number in enumerate(numbers)}
@@ -408,6 +424,12 @@ class Findings(Task):
         merged = np.where((table == PRESENT).any(0), PRESENT, np.where(unknown, UNKNOWN, ABSENT))
         return tuple(merged.tolist())
 
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        known = [set(values) - {UNKNOWN} for values in zip(*map(_known, targets), strict=True)]
+        if any(len(values) > 1 for values in known):
+            return None
+        return tuple(next(iter(values), UNKNOWN) for values in known)
+
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         names = tuple(self.names[number] for number in numbers)
         return Findings(names), lambda target: tuple(_known(target)[f] for f in numbers)
@@ -454,6 +476,12 @@ class Findings(Task):
             name: {word: int((table[:, f] == value).sum()) for word, value in words.items()}
             for f, name in enumerate(self.names)
         }
+
+    def summary(self, targets: Sequence[Target]) -> str:
+        counts = self.counts(targets).items()
+        each = [f"{name} {'/'.join(map(str, row.values()))}" for name, row in counts]
+        what = f"{counted(len(self.names), self.noun)} in {counted(len(targets), 'image')}"
+        return f"{what} (present/absent/unknown): {', '.join(each)}."
 
     @property
     def label_shape(self) -> tuple[int, ...]:

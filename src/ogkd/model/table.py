@@ -79,9 +79,8 @@ def _cell(value: object) -> str:
 def decision_json(task: Task, decision: Decision, *, joined: bool) -> dict[str, Any]:
     """A decision as a JSON object; names are unchanged, and null means unknown."""
     answer = decision.answer
-    image = decision.image
     entry: dict[str, Any] = {
-        "path": decision.case.name if joined else str(image or decision.case.name),
+        "path": decision.case.name,
         "prediction": decision.prediction,
         "probability": None if decision.probability is None else round(decision.probability, 6),
         "abstain": decision.abstain,
@@ -114,7 +113,10 @@ def _entries(
         unread = {image for image, _ in decision.errors}
         readable = [image for image in decision.case.images if image not in unread]
         answers = task.answers(task.probabilities(decision.image_logits), None)
-        for image, answer, weight in zip(readable, answers, decision.weights, strict=True):
+        unfamiliar = decision.image_unfamiliar
+        for image, answer, weight, unlike in zip(
+            readable, answers, decision.weights, unfamiliar, strict=True
+        ):
             shares = [round(value, 6) for value in answer.probabilities]
             entries.append(
                 dict.fromkeys(whole)
@@ -125,6 +127,7 @@ def _entries(
                     "probabilities": dict(zip(task.names, shares, strict=True)),
                     "case": decision.case.name,
                     "weight": float(weight),
+                    "unfamiliar": unlike,
                     "decided_by": [],
                     "answer": answer,
                 }

@@ -184,11 +184,7 @@ def sets(result: Values) -> Values:
     by_class = any(row["kind"] == "support" for row in rows)
     return {
         "rows": [row for row in rows if "note" not in row],
-        "names": {
-            "lac": "smallest sets (LAC)",
-            "aps": "adaptive sets (APS)",
-            "support": "sets by class",
-        },
+        "names": {"lac": "smallest sets (LAC)", "support": "sets by class"},
         "by_class": by_class,
         "refused": " or ".join(few),
         "few": "images per class" if by_class else "calibration images",

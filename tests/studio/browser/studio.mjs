@@ -41,7 +41,7 @@ for (const [number, name] of names.entries()) {
   await page.locator(".class-row input[type=text]").nth(number).fill(name);
 }
 await page.click("#save-classes");
-await page.waitForSelector(".said .notice", wait);
+await page.waitForSelector(".message .notice", wait);
 await page.waitForSelector(".cell .guess", wait); // guesses from the words alone
 found.cells = await page.locator(".cell").count();
 await page.waitForFunction(async () => (await (await fetch("/api/state")).json()).stage === "ready", null, wait);
@@ -92,8 +92,8 @@ await page.evaluate(async (wanted) => {
   await fetch("/api/label", { method: "POST", body });
 }, file);
 await page.keyboard.press("2");
-await page.waitForSelector(".desk .said .notice", wait);
-found.conflict = await page.locator(".desk .said").innerText();
+await page.waitForSelector(".desk .message .notice", wait);
+found.conflict = await page.locator(".desk .message").innerText();
 await page.keyboard.press("2"); // insists
 await page.waitForFunction((old) => document.querySelector(".desk > .name")?.innerText !== old, file, wait);
 
