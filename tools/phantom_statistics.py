@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.backbones.builtin import STATISTICS, Domain, mostly_strange, unlike_phantoms
+from ogkd.backbones.builtin import STATISTICS, Domain, mostly_strange, phantom_domain
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.images import find_images, read_image
 from ogkd.images.transforms import to_pixels
@@ -97,7 +97,7 @@ def fit(model: Backbone) -> None:
 
 def line(name: str, rows: NDArray[np.float32]) -> None:
     """Print how many images, and sets of images, are not taken for phantoms."""
-    strange = unlike_phantoms(rows)
+    strange = phantom_domain().excludes(rows)
     rng = np.random.default_rng(0)
     sets = [mostly_strange(rng.choice(strange, SET).sum(), SET) for _ in range(1000)]
     print(f"| {name} | {len(rows)} | {strange.mean():.1%} | {np.mean(sets):.1%} |", flush=True)

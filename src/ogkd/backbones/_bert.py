@@ -52,10 +52,7 @@ def derive_bert_config(weights: Weights) -> BertConfigFile:
 
     rows, width = shape("embeddings.word_embeddings.weight")
     if width not in _STANDARD_WIDTHS:
-        raise BackboneError(
-            f"{weights.file.parent} has no config.json, and the number of attention heads does not "
-            f"follow from the text tower's width, {width}. Put the config.json of its BERT in it."
-        )
+        raise BackboneError(f"{weights.file.parent} needs the config.json of its BERT.")
     prefix = _BERT + "encoder.layer."
     named = [key.removeprefix(prefix) for key in weights.tensors if key.startswith(prefix)]
     return BertConfigFile(
@@ -109,8 +106,8 @@ class TextTower(nn.Module):
         super().__init__()
         if bert.hidden_size % bert.num_attention_heads:
             raise BackboneError(
-                f"config.json has hidden_size {bert.hidden_size}, which is not a multiple of its "
-                f"{bert.num_attention_heads} attention heads. Correct the file."
+                f"hidden_size {bert.hidden_size} in config.json is not a multiple of "
+                f"num_attention_heads {bert.num_attention_heads}."
             )
         self.pooling = config.text_cfg.hf_pooler_type
         self.bert = Bert(bert, pooler=self.pooling == "cls_pooler")
@@ -143,10 +140,7 @@ def _projection(config: OpenClipConfig, width: int) -> nn.Module:
             nn.Linear(width, middle, bias=False), nn.GELU(), nn.Linear(middle, out, bias=False)
         )
     if width != out:
-        raise BackboneError(
-            f"open_clip_config.json has no text projection, but the text tower is {width} wide "
-            f"and embed_dim is {out}. Correct the file."
-        )
+        raise BackboneError(f"The text tower is {width} wide, but embed_dim is {out}.")
     return nn.Identity()
 
 

@@ -51,10 +51,7 @@ class _Tower(BaseModel):
     @model_validator(mode="after")
     def _possible(self) -> _Tower:
         if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} is not a multiple of the "
-                f"{self.num_attention_heads} attention heads"
-            )
+            raise ValueError(f"{self.hidden_size} is not a multiple of the attention heads")
         if self.hidden_act not in _ACTIVATIONS:
             raise ValueError(f"hidden_act {self.hidden_act} is not one of {[*_ACTIVATIONS]}")
         return self
@@ -182,10 +179,8 @@ def load_clip_model(config: Mapping[str, Any], weights: Weights) -> Clip:
     try:
         read = ClipConfig.model_validate({**config, **towers})
     except (ValidationError, TypeError) as error:
-        reason = " ".join(str(error).split("\n  ")[:2]) if str(error) else type(error).__name__
         raise BackboneError(
-            f"The config.json for {weights.file} does not describe a CLIPModel that ogkd can build "
-            f"({reason}). Use the one that was published with these weights."
+            f"The config.json for {weights.file} describes no CLIPModel: {error}."
         ) from error
     with torch.device("meta"):  # saves initialising weights that are replaced at once
         model = Clip(read)

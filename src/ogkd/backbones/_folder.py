@@ -27,51 +27,23 @@ from ogkd.files import sha256_file
 
 # A key of the file -> the parameters it fills, stacked along their first axis in the file.
 KeyTable = Mapping[str, tuple[str, ...]]
+FAMILIES = ("clip", "siglip")  # model types of the transformers format
 
 _WORTH_REMEMBERING = 2**24  # bytes
 _TICK = 2_000_000_000  # nanoseconds: the coarsest clock that a file system has
-_SHOWN = 8  # keys listed in a message before "and N more"
-# The largest sizes that a configuration may have, several times those of any model of this kind.
-_MOST = {
-    **dict.fromkeys(("num_hidden_layers", "depth"), 200),
-    **dict.fromkeys(("num_attention_heads", "num_heads", "mlp_ratio"), 512),
-    **dict.fromkeys(("hidden_size", "embed_dim", "projection_dim", "projection_size"), 32_768),
-    **dict.fromkeys(("intermediate_size", "max_position_embeddings", "context_length"), 131_072),
-    **dict.fromkeys(("image_size", "patch_size", "type_vocab_size"), 8_192),
-    **dict.fromkeys(("num_channels", "num_register_tokens"), 64),
-    "vocab_size": 2_000_000,
-}
+_SHOWN = 8  # keys listed in a message
+_LARGEST = 2_000_000  # number in a configuration: the vocabulary of any known model is smaller
 _DAMAGED = (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError)
-
-
-class WrongFileError(BackboneError):
-    """A file that should be downloaded or copied again; `advising` adds how."""
-
-
-@contextlib.contextmanager
-def advising(name: str) -> Iterator[None]:
-    """Add the next step to errors about damaged or wrong files of a backbone."""
-    try:
-        yield
-    except WrongFileError as error:
-        raise BackboneError(
-            f"{error} Download it again (`ogkd backbones fetch {name}`), or, if the folder is your "
-            "own, copy the file again from its source."
-        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object, or say which file is wrong and where."""
     try:
         value = files.read_json(path)
-    except FileNotFoundError as error:
-        raise WrongFileError(f"There is no file {path}.") from error
-    except OSError as error:
-        raise BackboneError(f"Cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
-        raise WrongFileError(f"{path} is not valid JSON: {error}.") from error
+    except (OSError, ValueError) as error:
+        raise BackboneError(f"{path} cannot be read: {error}.") from error
     if not isinstance(value, dict):
-        raise WrongFileError(f"{path} does not contain a JSON object.")
+        raise BackboneError(f"{path} does not contain a JSON object.")
     return value
 
 
@@ -80,29 +52,8 @@ def check_sizes(config: Mapping[str, Any], path: Path) -> None:
     for key, value in config.items():
         if isinstance(value, Mapping):
             check_sizes(value, path)
-        elif isinstance(value, int | float) and not value <= (most := _MOST.get(key, value)):
-            raise BackboneError(
-                f"{path} has {key} = {value:g}, more than any known model has ({most:,}). Use the "
-                "file that was published with the model."
-            )
-
-
-def _check_total(config: Mapping[str, Any], weights: Weights) -> None:
-    """Refuse a configuration of a much larger network than the weights are of."""
-
-    def least(part: Mapping[str, Any]) -> int:
-        size = {key: value for key, value in part.items() if isinstance(value, int)}
-        width, rows = size.get("hidden_size", 0), size.get("vocab_size", 0)
-        layers = 2 * size.get("num_hidden_layers", 0) * size.get("intermediate_size", 0)
-        numbers: int = width * (layers + rows + size.get("max_position_embeddings", 0))
-        return numbers + sum(least(value) for value in part.values() if isinstance(value, Mapping))
-
-    stored = sum(tensor.numel() for tensor in weights.tensors.values())
-    if (described := least(config)) > 2 * stored + 10_000_000:
-        raise WrongFileError(
-            f"The config.json for {weights.file} describes a network of at least {described:,} "
-            f"numbers, but the file has {stored:,}: they do not belong together."
-        )
+        elif isinstance(value, int | float) and value > _LARGEST:
+            raise BackboneError(f"{path} has {key} = {value:g}, more than any known model has.")
 
 
 def peek(path: Path, *keys: str) -> Any:
@@ -116,17 +67,24 @@ def peek(path: Path, *keys: str) -> Any:
     return value
 
 
+def detect_format(folder: Path) -> str | None:
+    """The format of the model in a folder; None if it contains no model."""
+    config = folder / "open_clip_config.json"
+    transformers = peek(folder / "config.json", "model_type") in FAMILIES
+    # Some repositories have both; open_clip's own towers can only be read as CLIPModel.
+    if config.is_file() and not (
+        transformers and peek(config, "model_cfg", "vision_cfg", "timm_model_name") is None
+    ):
+        return "open_clip"
+    return "transformers" if transformers else None
+
+
 def find_weights(folder: Path, names: Sequence[str]) -> Path:
     """The first of the files `names` that is in `folder`."""
     for file in names:
         if (folder / file).is_file():
             return folder / file
-    if shards := sorted(folder.glob("*.index.json")):
-        raise BackboneError(
-            f"The weights in {folder} are split into several files ({shards[0].name}), which ogkd "
-            "does not read. Save the model again as one file (transformers: max_shard_size='50GB')."
-        )
-    raise WrongFileError(f"{folder} has no weight file: none of {', '.join(names)}.")
+    raise BackboneError(f"{folder} has no weight file {' or '.join(names)}.")
 
 
 @dataclass(frozen=True)
@@ -147,8 +105,6 @@ class Weights:
 
 
 def read_weights(path: Path) -> Weights:
-    if not path.is_file():
-        raise WrongFileError(f"There is no weight file {path}.")
     try:
         if path.suffix == ".safetensors":
             state = load_file(path)
@@ -158,14 +114,11 @@ def read_weights(path: Path) -> Weights:
         if out_of_memory(error):
             raise MemoryError(str(error)) from error
         reason = " ".join(str(error).split())[:160] or type(error).__name__
-        raise WrongFileError(
-            f"{path} ({path.stat().st_size:,} bytes) is damaged, incomplete or not a weight file: "
-            f"{reason}."
-        ) from error
+        raise BackboneError(f"{path} cannot be read as a weight file: {reason}.") from error
     if isinstance(state, dict) and isinstance(state.get("state_dict"), dict):
         state = state["state_dict"]  # a training checkpoint stores the optimiser beside the weights
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise WrongFileError(f"{path} is not a table of named tensors.")
+        raise BackboneError(f"{path} is not a table of named tensors.")
     return Weights(path, {key.removeprefix("module."): value for key, value in state.items()})
 
 
@@ -175,12 +128,7 @@ def backbone_digest(weights: Path, parts: Mapping[str, str]) -> str:
     `parts` are named texts or hashes, such as the canonical JSON of the configuration and
     the hash of the tokenizer file; their order does not matter.
     """
-    try:
-        record = {"weights": _known_sha256(weights), "parts": dict(parts)}
-    except OSError as error:
-        raise BackboneError(
-            f"Cannot read {weights}: {error.strerror or error}. Check the path and its permissions."
-        ) from error
+    record = {"weights": _known_sha256(weights), "parts": dict(parts)}
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -248,7 +196,6 @@ def load_into_transformers(model_class: Any, config: dict[str, Any], weights: We
     transformers renames the keys that its own releases have renamed, and skips the stored
     position ids of old checkpoints; every other difference is named in the error.
     """
-    _check_total(config, weights)
     with _quiet_transformers():
         try:
             model, info = model_class.from_pretrained(
@@ -264,8 +211,7 @@ def load_into_transformers(model_class: Any, config: dict[str, Any], weights: We
                 raise MemoryError(str(error)) from error
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise BackboneError(
-                f"The config.json for {weights.file} does not describe a {model_class.__name__} "
-                f"({reason}). Use the one that was published with these weights."
+                f"The config.json for {weights.file} describes no {model_class.__name__}: {reason}."
             ) from error
     wrong = [
         f"{key} is {list(stored)}, expected {list(wanted)}"
@@ -300,13 +246,9 @@ def _misfit(
     wrong: Sequence[str] = (),
 ) -> BackboneError:
     problems = {"missing keys": missing, "unexpected keys": unexpected, "wrong shapes": wrong}
-    listed = "; ".join(f"{what}: {_list_some(keys)}" for what, keys in problems.items() if keys)
-    return WrongFileError(
-        f"{file} does not fit its configuration; {listed}. Use the configuration that was "
-        "published with these weights."
+    listed = "; ".join(
+        f"{what}: {', '.join(keys[:_SHOWN])}" + (", ..." if len(keys) > _SHOWN else "")
+        for what, keys in problems.items()
+        if keys
     )
-
-
-def _list_some(items: Sequence[str]) -> str:
-    more = len(items) - _SHOWN
-    return ", ".join(items[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return BackboneError(f"{file} does not fit its configuration; {listed}.")

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer as Backend
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import normalizers
+from tokenizers.implementations import BertWordPieceTokenizer
 from tokenizers.models import WordPiece
 
-from ogkd.backbones._folder import WrongFileError, read_json
 from ogkd.backbones._open_clip_config import (
     BertConfigFile,
     TextConfig,
@@ -28,7 +28,6 @@ from ogkd.backbones._open_clip_config import (
 )
 from ogkd.backbones.base import Tokens
 from ogkd.errors import BackboneError
-from ogkd.files import read_text
 
 # Typographic quotes, ligatures and wide letters become plain ones, as in the texts the models
 # were trained on (open_clip cleans with ftfy, whose other repairs concern broken encodings).
@@ -67,10 +66,7 @@ class Tokenizer:
 
 
 def mismatch(problem: str) -> BackboneError:
-    return BackboneError(
-        f"Tokenizer mismatch: {problem}. Use the tokenizer files that were published with the "
-        "model."
-    )
+    return BackboneError(f"Tokenizer mismatch: {problem}.")
 
 
 def clean_text(text: str) -> str:
@@ -89,8 +85,9 @@ def folder_tokenizer(
     """
     backend = _unbounded(_read_backend(folder))
     _check_vocabulary(backend, vocabulary, folder)
-    named = _pad_token(folder)
-    padding = None if named is None else backend.token_to_id(named)
+    settings = read_tokenizer_settings(folder)
+    named = "pad_token" in settings.model_fields_set
+    padding = backend.token_to_id(settings.pad_token) if named else None
     if padding is None:
         padding = pad_id if pad_id is not None and 0 <= pad_id < vocabulary else 0
     return Tokenizer(backend, *_special_tokens(backend, folder), int(padding), prepare)
@@ -100,14 +97,11 @@ def bert_tokenizer(folder: Path, text: TextConfig, bert: BertConfigFile) -> Toke
     """Build the tokenizer of an open_clip folder and check that it fits the text tower."""
     options = dict(text.tokenizer_kwargs or {})
     if options.pop("clean", "whitespace") != "whitespace" or options:
-        raise BackboneError(
-            f"{folder / 'open_clip_config.json'}: tokenizer_kwargs {text.tokenizer_kwargs} are not "
-            "supported; only open_clip's default cleaning of texts is."
-        )
+        raise mismatch(f"{folder}: tokenizer_kwargs {text.tokenizer_kwargs} are not supported")
     if text.context_length > bert.max_position_embeddings:
-        raise BackboneError(
+        raise mismatch(
             f"{folder}: context_length {text.context_length} is more than the text tower's "
-            f"{bert.max_position_embeddings} positions. Correct open_clip_config.json."
+            f"{bert.max_position_embeddings} positions"
         )
     settings = read_tokenizer_settings(folder)
     source, backend = _wordpiece(folder, settings)
@@ -169,41 +163,21 @@ def _read_backend(folder: Path) -> Any:
 
             return AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
     except Exception as error:  # tokenizers raises bare Exception
-        raise BackboneError(
-            f"The tokenizer in {folder} cannot be read ({error}). Copy or download "
-            "tokenizer.json again."
-        ) from error
-    hint = "; spiece.model alone is not enough" if (folder / "spiece.model").is_file() else ""
-    raise BackboneError(
-        f"{folder} has no tokenizer: no tokenizer.json, no vocab.txt, and no vocab.json with "
-        f"merges.txt{hint}. Copy tokenizer.json from where the model was published."
-    )
-
-
-def _pad_token(folder: Path) -> str | None:
-    """The padding token that the folder's tokenizer files name."""
-    for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        if (folder / file).is_file():
-            token = read_json(folder / file).get("pad_token")
-            token = token.get("content") if isinstance(token, dict) else token
-            if isinstance(token, str):
-                return token
-    return None
+        raise BackboneError(f"The tokenizer in {folder} cannot be read: {error}.") from error
+    raise BackboneError(f"{folder} has no tokenizer.json, no vocab.txt and no merges.txt.")
 
 
 def _wordpiece(folder: Path, settings: TokenizerSettings) -> tuple[Path, Any]:
     """BERT's tokenizer and the file that it was read from."""
     fast, plain = folder / "tokenizer.json", folder / "vocab.txt"
     file = fast if fast.is_file() else plain
-    if not file.is_file():
-        raise WrongFileError(
-            f"{folder} has no tokenizer: neither tokenizer.json nor vocab.txt. Nothing is "
-            "downloaded for a local folder, so put one of them beside the weights."
-        )
     try:
-        backend: Any = Backend.from_file(str(fast)) if file == fast else _from_vocabulary(plain)
+        if file == fast:
+            backend: Any = Backend.from_file(str(fast))
+        else:
+            backend = BertWordPieceTokenizer(str(plain))._tokenizer
     except Exception as error:  # tokenizers raises bare Exception
-        raise WrongFileError(f"{file} is damaged: {error}.") from error
+        raise BackboneError(f"The tokenizer {file} cannot be read: {error}.") from error
     if not isinstance(backend.model, WordPiece):
         raise mismatch(f"{fast} is not of BERT's kind (WordPiece)")
     # The letter case of tokenizer_config.json takes precedence, as in transformers.
@@ -215,13 +189,3 @@ def _wordpiece(folder: Path, settings: TokenizerSettings) -> tuple[Path, Any]:
             lowercase=settings.do_lower_case,
         )
     return file, backend
-
-
-def _from_vocabulary(path: Path) -> Any:
-    lines = read_text(path).split("\n")
-    vocabulary = {line.rstrip("\r"): index for index, line in enumerate(lines) if line.strip()}
-    backend = Backend(WordPiece(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    known = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    backend.add_special_tokens([token for token in known if token in vocabulary])
-    return backend

@@ -122,13 +122,13 @@ class TowersBackbone(Backbone):
         expected = (*tokens.ids.shape, self.text_width)
         if tuple(embeddings.shape) != expected:
             raise BackboneError(
-                f"{self.name} takes embeddings of shape {list(expected)} for these tokens but got "
-                f"{list(embeddings.shape)}."
+                f"Embeddings must have shape {list(expected)}, not {list(embeddings.shape)}.",
+                argument="embeddings",
             )
         if expected[1] > self.context_length:
             raise BackboneError(
-                f"{self.name} reads at most {self.context_length} tokens but got {expected[1]}. "
-                "Shorten the texts or the learnable context."
+                f"{self.name} reads at most {self.context_length} tokens, not {expected[1]}.",
+                argument="tokens",
             )
         moved = embeddings.to(self.device)
         return normalize(self._encode_embeddings(moved, self._here(tokens), dropout), dim=-1)

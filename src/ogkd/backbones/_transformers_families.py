@@ -1,4 +1,4 @@
-"""The three families of transformers models: CLIP, SigLIP and dual encoders.
+"""The two families of transformers models: CLIP and SigLIP.
 
 Each has a loader and a backbone that knows where the family's features come from.
 """
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ogkd.backbones._bert import bert_hidden
 from ogkd.backbones._folder import read_json, read_weights
 from ogkd.backbones._tokenizer import mismatch
 from ogkd.backbones._towers import TowersBackbone, attend, deep_blocks, deep_features, deep_parts
@@ -26,7 +25,6 @@ from ogkd.images.transforms import Preprocessing
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _HALF = (0.5, 0.5, 0.5)
-_POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert")
 
 
 def load_clip(source: ModelFolder) -> ClipBackbone:
@@ -51,36 +49,15 @@ def load_siglip(source: ModelFolder) -> SiglipBackbone:
     if text.projection_size != vision.hidden_size or not model.vision_model.use_head:
         raise BackboneError(
             f"{source.path / 'config.json'} has no shared space: text features of size "
-            f"{text.projection_size}, image features of size {vision.hidden_size} with "
-            f"pooling head {model.vision_model.use_head}. Use a whole SigLIP, not one tower of it."
+            f"{text.projection_size}, image features of size {vision.hidden_size}."
         )
     usual = Preprocessing(size=vision.image_size, mean=_HALF, std=_HALF, resize="squash")
     return source.backbone(SiglipBackbone, model, usual, prepare=_siglip_preparation(source))
 
 
-def load_dual(source: ModelFolder) -> DualBackbone:
-    """Load a VisionTextDualEncoderModel folder: a vision transformer and a BERT-like tower."""
-    from transformers import VisionTextDualEncoderModel
-
-    model = source.model(VisionTextDualEncoderModel)
-    text, vision = model.config.text_config, model.config.vision_config
-    usual = Preprocessing(size=vision.image_size)
-    if vision.model_type == "vit":
-        usual = Preprocessing(
-            vision.image_size, mean=_HALF, std=_HALF, interpolation="bilinear", resize="squash"
-        )
-    # RoBERTa and its relatives number positions from after the padding id.
-    unused = text.pad_token_id + 1 if text.model_type in _POSITIONS_AFTER_PADDING else 0
-    length = text.max_position_embeddings - unused
-    backbone = source.backbone(DualBackbone, model, usual, context_length=length)
-    backbone.check_towers(source.path)
-    return backbone
-
-
 LOADERS: dict[str, Callable[[ModelFolder], TowersBackbone]] = {
     "clip": load_clip,
     "siglip": load_siglip,
-    "vision-text-dual-encoder": load_dual,
 }
 
 
@@ -193,8 +170,7 @@ class ClipBackbone(_FamilyBackbone):
         tokens = self.tokenize(["a photo"])
         if int(self._ends(tokens)) != tokens.ids.shape[1] - 1:
             raise mismatch(
-                f"{folder} writes a text as {tokens.ids[0].tolist()}, which does not end with the "
-                "end-of-text id that config.json names (text_config.eos_token_id)"
+                f"{folder} does not end texts with text_config.eos_token_id of config.json"
             )
 
 
@@ -226,9 +202,9 @@ class SiglipBackbone(_FamilyBackbone):
     ) -> Tensor:
         if embeddings.shape[1] != self.context_length:
             raise BackboneError(
-                f"{self.name} takes texts padded to {self.context_length} tokens but got "
-                f"{embeddings.shape[1]}: SigLIP takes its feature from the last of them. "
-                "Use the tokens of backbone.tokenize unchanged."
+                f"{self.name} takes texts padded to {self.context_length} tokens, not "
+                f"{embeddings.shape[1]}.",
+                argument="embeddings",
             )
         text = self.model.text_model
         hidden = self._run_text(embeddings, dropout, causal=False)
@@ -247,68 +223,3 @@ def _siglip_preparation(source: ModelFolder) -> Callable[[str], str]:
     named = read_json(path).get("tokenizer_class") if path.is_file() else None
     # SigLIP 2 uses Gemma's tokenizer and was trained on lower case with punctuation.
     return str.lower if str(named).startswith(("Gemma", "Siglip2")) else _canonical
-
-
-class DualBackbone(_FamilyBackbone):
-    """VisionTextDualEncoderModel: the pooled output of each tower through its projection.
-
-    Patches take the same path as the class token: through the vision tower's pooling head (a
-    norm or a dense layer, whichever it has) and the projection.
-    """
-
-    def _encode_pixels(self, pixels: Tensor, *, patches: bool, deep: bool) -> _Encoded:
-        output = self.model.vision_model(pixel_values=pixels, output_hidden_states=deep)
-        hidden = output.last_hidden_state  # [B, 1 + P, width]
-        projected = self.model.visual_projection(_pooling_head(self.model.vision_model, hidden))
-        return projected[:, 0], projected[:, 1:], self._deep(output.hidden_states)
-
-    def _encode_embeddings(
-        self, embeddings: Tensor, tokens: Tokens, dropout: TextDropout | None
-    ) -> Tensor:
-        text = self.model.text_model
-        if text.config.model_type == "bert":
-            hidden = bert_hidden(text, embeddings, tokens.mask, dropout, first_only=True)
-            pooled = text.pooler(hidden)
-        elif dropout is None:
-            output = text(inputs_embeds=embeddings, attention_mask=tokens.mask.long())
-            pooled = output.pooler_output
-        else:
-            raise BackboneError(
-                f"Dropout in the text tower is not supported for {text.config.model_type}, only "
-                "for bert. Train without it (text_dropout=False)."
-            )
-        projected: Tensor = self.model.text_projection(pooled)
-        return projected
-
-    def check_towers(self, folder: object) -> None:
-        """Refuse towers whose outputs we would read differently from transformers."""
-        vision, text = self.model.vision_model, self.model.text_model
-        size = self.preprocessing.size
-        with torch.no_grad():
-            image = vision(pixel_values=torch.zeros(1, 3, size, size, device=self.device))
-        hidden, pooled = image.last_hidden_state, image.pooler_output
-        tokens = 1 + self.patch_grid[0] * self.patch_grid[1]
-        problem = ""
-        if pooled is None or hidden.ndim != 3 or hidden.shape[1] != tokens:
-            problem = f"is not a transformer with one class token and {tokens - 1} patches"
-        elif not torch.allclose(_pooling_head(vision, hidden)[:, 0], pooled, atol=1e-5):
-            problem = "pools its tokens in a way that ogkd does not support"
-        if problem:
-            raise BackboneError(
-                f"The vision tower in {folder} ({vision.config.model_type}) {problem}. ogkd loads "
-                "vit, clip_vision_model and dinov2 towers."
-            )
-        if getattr(text, "pooler", None) is None:
-            raise BackboneError(
-                f"The text tower in {folder} ({text.config.model_type}) has no pooler. "
-                "ogkd loads bert and its relatives (roberta, ...)."
-            )
-
-
-def _pooling_head(vision: Any, hidden: Tensor) -> Tensor:
-    """Apply what the tower does to its class token before the projection to every token."""
-    if hasattr(vision, "post_layernorm"):  # CLIP
-        hidden = vision.post_layernorm(hidden)
-    elif (pooler := getattr(vision, "pooler", None)) is not None:  # ViT
-        hidden = pooler.activation(pooler.dense(hidden))
-    return hidden  # DINOv2: the last norm is already applied

@@ -68,42 +68,27 @@ def vision_spec(config: OpenClipConfig, timm: TimmConfigFile, weights: Weights) 
     state, file = weights.tensors, weights.file
     if not (match := _NAME.fullmatch(timm.architecture)):
         raise BackboneError(
-            f"The image tower {timm.architecture} is not supported. ogkd builds timm's plain "
-            f"vision transformers: vit_ or deit_, then {', '.join(_SIZES)}, such as "
-            "vit_base_patch16_224 and vit_small_patch14_dinov2."
+            f"The image tower {timm.architecture} is not one of timm's plain vision transformers."
         )
     width, depth, heads = _SIZES[match[1]]
     if _TRUNK + "norm_pre.weight" in state:
-        raise BackboneError(
-            f"{file} has a norm before its blocks (visual.trunk.norm_pre), as CLIP's own vision "
-            "transformers do, which this format does not support; look for the same model in "
-            "transformers' format (CLIPModel)."
-        )
-
+        raise BackboneError(f"{file} has a norm before its blocks, which is not supported.")
     patch = weights.shape(_TRUNK + "patch_embed.proj.weight", axes=4)[-1]
     grid = vision.image_size // patch
     positions = weights.shape(_TRUNK + "pos_embed", axes=3)[1]
     if grid * grid + 1 != positions:
-        side = round((positions - 1) ** 0.5)
         raise BackboneError(
-            f"{file} has {positions} position embeddings (images of about {side * patch} px), but "
-            f"image_size is {vision.image_size} in open_clip_config.json, which needs "
-            f"{grid * grid + 1}. Correct it."
+            f"{file} has {positions} position embeddings, but image_size {vision.image_size} in "
+            f"open_clip_config.json needs {grid * grid + 1}."
         )
     pool: str = vision.timm_pool
     if pool == "default":
         pool = args.global_pool
         if vision.timm_proj in ("none", "trunk"):
-            raise BackboneError(
-                "open_clip_config.json has no timm_pool and no projection after it, so this image "
-                'tower has no global feature. Set timm_pool to "token" or "avg".'
-            )
+            raise BackboneError("open_clip_config.json has neither timm_pool nor a projection.")
     width, heads = args.embed_dim or width, args.num_heads or heads
     if width % heads:
-        raise BackboneError(
-            f"timm/config.json has embed_dim {width}, which is not a multiple of its {heads} "
-            "attention heads. Correct the file."
-        )
+        raise BackboneError(f"The image tower's width {width} is not a multiple of {heads} heads.")
     return VisionSpec(
         width=width,
         depth=args.depth or depth,
@@ -249,8 +234,7 @@ def _head(spec: VisionSpec) -> nn.Module:
     if spec.proj == "none":
         if spec.width != spec.embed_dim:
             raise BackboneError(
-                f"open_clip_config.json has no image projection, but the image tower is "
-                f"{spec.width} wide and embed_dim is {spec.embed_dim}. Correct the file."
+                f"The image tower is {spec.width} wide, but embed_dim is {spec.embed_dim}."
             )
         return nn.Identity()
     return nn.Linear(spec.width, spec.embed_dim, bias=spec.proj_bias or spec.proj == "trunk")

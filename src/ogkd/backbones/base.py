@@ -138,9 +138,8 @@ class Backbone(ABC):
         size = self.preprocessing.size
         if pixels.ndim != 4 or tuple(pixels.shape[1:]) != (3, size, size):
             raise BackboneError(
-                f"{self.name} takes pixels of shape [B, 3, {size}, {size}] but got "
-                f"{list(pixels.shape)}. Prepare them with ogkd.images.transforms.to_pixels(images, "
-                "backbone.preprocessing)."
+                f"Pixels must have shape [B, 3, {size}, {size}], not {list(pixels.shape)}.",
+                argument="pixels",
             )
 
     @abstractmethod

@@ -73,17 +73,6 @@ def is_builtin(backbone: Backbone) -> bool:
     return backbone.out_of_domain(np.zeros((0, backbone.embed_dim), np.float32)) is not None
 
 
-def unlike_phantoms(features: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Whether each of the built-in model's features is of an image that is not a phantom, [N]."""
-    return phantom_domain().excludes(features)
-
-
-def warning_of(backbone: Backbone, features: NDArray[np.float32]) -> str:
-    """The warning if these features [N, d] are not of what the backbone knows; or ""."""
-    outside = backbone.out_of_domain(features)
-    return "" if outside is None else domain_warning(int(outside.sum()), len(features))
-
-
 def mostly_strange(strange: int, images: int) -> bool:
     """Whether images are not phantoms as a set, if `strange` of them do not look like any.
 
@@ -97,7 +86,6 @@ def domain_warning(strange: int, images: int) -> str:
     if not mostly_strange(strange, images):
         return ""
     return (
-        f"The built-in model was used, which knows only computer-drawn phantoms, but {strange} of "
-        f"{images} image(s) are not phantoms. Do not rely on these results: use a real backbone, "
-        "such as biomedclip."
+        f"The built-in model knows only computer-drawn phantoms, but {strange} of {images} "
+        "image(s) are not phantoms. Do not rely on these results: use a real backbone, such as biomedclip."
     )

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ogkd import plugins
 from ogkd.errors import BackboneError, OgkdError, did_you_mean
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
 
     Loader = Callable[[torch.device], Backbone]
-
-FAMILIES = ("clip", "siglip", "vision-text-dual-encoder")  # model types of the transformers format
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NAME = re.compile(r"[a-z0-9][\w.-]*")
@@ -74,10 +72,8 @@ def read_catalog(path: Path) -> dict[str, Record]:
     try:
         tables = read_toml(path)
         return {name: Record(name=name, **table) for name, table in tables.items()}
-    except OSError as error:
-        raise BackboneError(f"The catalogue {path} cannot be read: {error.strerror}.") from error
-    except (ValueError, ValidationError, TypeError) as error:
-        raise BackboneError(f"The catalogue {path} is not valid: {error}") from error
+    except (OSError, ValueError, TypeError) as error:  # pydantic's are ValueErrors
+        raise BackboneError(f"The catalogue {path} cannot be used: {error}") from error
 
 
 def register_backbone(name: str, loader: Loader) -> None:
@@ -87,13 +83,11 @@ def register_backbone(name: str, loader: Loader) -> None:
     """
     if not _NAME.fullmatch(name):
         raise BackboneError(
-            f"A backbone cannot be called '{name}': use small letters, digits, '-', '_' and '.'.",
+            f"A backbone's name has small letters, digits, '-', '_' and '.', unlike '{name}'.",
             argument="name",
         )
     if name in _own_catalog() or loaders.get(name, loader) is not loader:
-        raise BackboneError(
-            f"There is already a backbone called '{name}'. Choose another name.", argument="name"
-        )
+        raise BackboneError(f"There is already a backbone called '{name}'.", argument="name")
     loaders[name] = loader
 
 
@@ -121,11 +115,8 @@ def hub_record(hub_id: str) -> Record:
         return Record(name=hub_id, hub_id=hub_id, licence=licence, modality=modality)
     known = list(catalog())
     raise BackboneError(
-        f"There is no backbone called '{hub_id}'.{did_you_mean(hub_id.lower(), known)}\n"
-        f"  Known names: {', '.join(known)}.\n"
-        "  A folder: pass its path, such as ./my-model (with open_clip_config.json, or config.json "
-        "of a CLIP, SigLIP or dual encoder).\n"
-        "  Any other model of these formats: pass its hub id, such as org/name.",
+        f"There is no backbone called '{hub_id}'.{did_you_mean(hub_id.lower(), known)} Give one of "
+        f"{', '.join(known)}; or a folder; or a hub id such as org/name.",
         argument="backbone",
     )
 

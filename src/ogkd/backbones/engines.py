@@ -52,9 +52,8 @@ def without_engine(backbone: Backbone) -> Backbone:
 def require_engine(engine: str) -> None:
     """Raise if there is no engine of that name."""
     if engine not in ENGINES:
-        known = "; ".join(f"{name} ({about})" for name, about in ENGINES.items())
         raise ConfigError(
-            f"There is no engine '{engine}'. Known engines: {known}.", argument="engine"
+            f"There is no engine '{engine}', only {', '.join(ENGINES)}.", argument="engine"
         )
 
 
@@ -64,15 +63,12 @@ def with_engine(backbone: Backbone, engine: str) -> Backbone:
     backbone = without_engine(backbone)
     if engine == "torch":
         return backbone
-    if not isinstance(backbone, TowersBackbone):  # a plugin's computation is its own
+    problem = "it is of another package"  # whose computation is its own
+    if isinstance(backbone, TowersBackbone):
+        problem = half_problem(str(backbone.device), engine)
+    if problem:
         raise ConfigError(
-            f"The engine {engine} is for the towers of this package, not for {backbone.name}. Use "
-            "the engine torch.",
-            argument="engine",
-        )
-    if problem := half_problem(str(backbone.device), engine):
-        raise ConfigError(
-            f"{backbone.device} cannot compute in {engine} ({problem}). Use the engine torch.",
+            f"{backbone.name} on {backbone.device} cannot encode in {engine}: {problem}.",
             argument="engine",
         )
     twin = copy.copy(backbone)

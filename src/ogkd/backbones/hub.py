@@ -8,33 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import (
-    constants,
-    get_hf_file_metadata,
-    hf_hub_download,
-    hf_hub_url,
-    try_to_load_from_cache,
-)
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 from huggingface_hub.errors import (
-    EntryNotFoundError,
+    GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
     HTTPError,
-    OfflineModeIsEnabled,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
 )
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ogkd.backbones._folder import advising, peek, read_weights
-from ogkd.backbones.catalog import FAMILIES, Record, catalog
-from ogkd.download import check_space, explain_hub_error, hub_mirror, hub_offline
+from ogkd.backbones._folder import FAMILIES, detect_format, peek, read_weights
+from ogkd.backbones.catalog import Record, catalog
+from ogkd.download import HUB, check_space, hub_offline, mirrored
 from ogkd.errors import BackboneError, OgkdError, StorageError
 from ogkd.files import (
     alone,
@@ -45,129 +40,91 @@ from ogkd.files import (
     write_json,
 )
 
+EXAMPLES = "examples"  # folder of the example images that come with a model
 _SOURCE = "source.json"
 _WEIGHTS = {
     "open_clip": ("open_clip_model.safetensors", "open_clip_pytorch_model.bin"),
     "transformers": ("model.safetensors", "pytorch_model.bin"),
 }
-_VOCABULARY = ("vocab.txt", "vocab.json", "merges.txt")
-_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *_VOCABULARY)
-_SMALL = {
-    "open_clip": ("config.json", *_TOKENIZER),
-    "transformers": ("preprocessor_config.json", "processor_config.json", *_TOKENIZER),
-}
-_LARGER_DISK = "set OGKD_CACHE (and HF_HOME, for the hub's own cache) to a folder on a larger disk"
+_OPEN_CLIP = "open_clip_config.json"
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("vocab.txt", "vocab.json", "merges.txt"),
+)
+_SMALL = ("config.json", "preprocessor_config.json", "processor_config.json", *_TOKENIZER)
 _SECONDS = 10  # to wait for the hub's first answer
-_SHA256 = re.compile("[0-9a-f]{64}")
-_MARKER = {"open_clip": "open_clip_config.json", "transformers": "config.json"}
+_LOGIN = "log in with `hf auth login`"
+# In this order: the first two are kinds of the last.
+_REFUSALS = {
+    GatedRepoError: f"is gated: accept its terms on its page, then {_LOGIN}",
+    RepositoryNotFoundError: f"is not on the hub, or private: check the name, or {_LOGIN}",
+    RevisionNotFoundError: "does not have that revision",
+    HFValidationError: "is not a valid hub id",
+}
 
 
 @dataclass(frozen=True)
-class FileFacts:
-    size: int
-    sha256: str | None  # the hub reports it for large files
-    cached: bool
+class _Repository:
+    """The files of a repository; without a network, those in the hub's cache."""
 
+    hub_id: str
+    revision: str
+    files: Mapping[str, tuple[int, str | None]]  # size, and the sha256 that the hub reports
+    offline: str = ""  # why only the cache is used
 
-class Repository:
-    """The files of `record.hub_id` at one commit; without a network, those in the hub's cache."""
-
-    def __init__(self, record: Record, revision: str | None = None) -> None:
-        self.record = record
-        self.hub_id = str(record.hub_id)
-        self.commit: str | None = None
-        self.cache = Path(constants.HF_HUB_CACHE)
-        self._revision = self._next = revision or "main"
-        # Read here, not at import: a program may set them after it has started.
-        self._endpoint = hub_mirror() or constants.ENDPOINT
-        offline = hub_offline() or constants.HF_HUB_OFFLINE
-        self.offline: str | None = "HF_HUB_OFFLINE is set" if offline else None
-
-    def facts(self, name: str) -> FileFacts | None:
-        """Size and hash of a file; None if it is not in the repository (offline: in the cache)."""
-        if self.offline is None:
-            try:
-                return self._ask(name)
-            except EntryNotFoundError:
-                return None
-            except (HfHubHTTPError, HFValidationError) as error:
-                raise self._translate(error) from error
-            except (HTTPError, OfflineModeIsEnabled) as error:
-                # A quick request failed, so there is no network: use what is in the cache.
-                self.offline = f"the hub cannot be reached ({error})"
-        with self._errors():
-            path = self._cached(name)
-        return None if path is None else FileFacts(path.stat().st_size, None, cached=True)
-
-    def optional(self, name: str) -> Path | None:
-        return None if self.facts(name) is None else self.download(name)
-
-    def lacking(self, what: str) -> BackboneError:
-        """The error for something that the repository (offline: the cache) does not have."""
-        if self.offline:
-            name = self.record.name
-            return BackboneError(
-                f"The weights of {name} are not on this machine, and {self.offline}.\n"
-                f"  On a machine with a network run:  ogkd backbones fetch {name}\n"
-                f"  Then copy its folder to the same place here:  {self.record.folder}\n"
-                "  (OGKD_CACHE moves the cache), or to any other place and give that path as the "
-                "backbone.\n"
-                "  The built-in model needs no download: give 'builtin' as the backbone."
-            )
-        return BackboneError(
-            f"{self.hub_id} does not have {what} at revision {self._revision}. See its page, "
-            f"{self._endpoint}/{self.hub_id}, for what it has."
-        )
-
-    def _ask(self, name: str) -> FileFacts:
-        revision = self.commit or self._revision
-        url = hf_hub_url(self.hub_id, name, revision=revision, endpoint=self._endpoint)
-        metadata = get_hf_file_metadata(url, timeout=_SECONDS, endpoint=self._endpoint)
-        self.commit = self.commit or metadata.commit_hash
-        sha256 = metadata.etag if metadata.etag and _SHA256.fullmatch(metadata.etag) else None
-        return FileFacts(metadata.size or 0, sha256, cached=self._cached(name) is not None)
-
-    def _cached(self, name: str) -> Path | None:
-        revision = self.commit or self._revision
-        path = try_to_load_from_cache(self.hub_id, name, cache_dir=self.cache, revision=revision)
-        if not isinstance(path, str):
-            return None
-        self.commit = self.commit or Path(path).relative_to(self.cache).parts[2]
-        return Path(path)
-
-    def download(self, name: str) -> Path:
-        # The first file is requested by branch, so that the hub's cache records the branch's
-        # commit and can serve it offline later; the others come from exactly that commit.
-        revision, self._next = self._next, self.commit or self._revision
-        with self._errors(), storage_errors(self.cache):
+    def get(self, name: str) -> Path:
+        with _hub_errors(self.hub_id), storage_errors(Path(constants.HF_HUB_CACHE)):
             path = hf_hub_download(
                 self.hub_id,
                 name,
-                revision=revision,
-                cache_dir=self.cache,
-                endpoint=self._endpoint,
-                local_files_only=self.offline is not None,
+                revision=self.revision,
+                cache_dir=constants.HF_HUB_CACHE,
+                endpoint=mirrored(HUB),
+                local_files_only=bool(self.offline),
             )
         return Path(path)
 
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OgkdError:
-            raise
-        except Exception as error:  # from HTTP, the file transfer or the operating system
-            raise self._translate(error) from error
 
-    def _translate(self, error: BaseException) -> BackboneError:
-        page = f"{self._endpoint}/{self.hub_id}"
-        return BackboneError(
-            explain_hub_error(error, self.hub_id, page=page, revision=self._revision)
-        )
+@contextlib.contextmanager
+def _hub_errors(hub_id: str) -> Iterator[None]:
+    try:
+        yield
+    except OgkdError:
+        raise
+    except Exception as error:  # from HTTP, the file transfer or the operating system
+        reasons = [text for kind, text in _REFUSALS.items() if isinstance(error, kind)]
+        reason = reasons[0] if reasons else f"cannot be fetched now ({error})"
+        raise BackboneError(
+            f"{hub_id} {reason}: {mirrored(HUB)}/{hub_id}", argument="backbone"
+        ) from error
 
 
-def examples_folder(record: Record) -> Path:
-    return record.folder.with_name(record.folder.name + "-examples")
+def _open_repository(hub_id: str, revision: str) -> _Repository:
+    # Read here, not at import: a program may set it after it has started.
+    offline = "HF_HUB_OFFLINE is set" if hub_offline() or constants.HF_HUB_OFFLINE else ""
+    with _hub_errors(hub_id):
+        if not offline:
+            try:
+                info = HfApi(mirrored(HUB)).model_info(
+                    hub_id, revision=revision, timeout=_SECONDS, files_metadata=True
+                )
+                files = {
+                    file.rfilename: (file.size or 0, file.lfs.sha256 if file.lfs else None)
+                    for file in info.siblings or ()
+                }
+                return _Repository(hub_id, revision, files)
+            except HfHubHTTPError:
+                raise
+            except HTTPError as error:
+                offline = f"the hub cannot be reached ({error})"
+        folder = Path()
+        with contextlib.suppress(LocalEntryNotFoundError):
+            folder = Path(snapshot_download(hub_id, revision=revision, local_files_only=True))
+        paths = [path for path in folder.rglob("*") if path.is_file()] if folder.name else []
+        stored = {
+            path.relative_to(folder).as_posix(): (path.stat().st_size, None) for path in paths
+        }
+        return _Repository(hub_id, revision, stored, offline)
 
 
 def read_source(folder: Path) -> dict[str, Any] | None:
@@ -186,8 +143,8 @@ def present(record: Record) -> Path | None:
         path = folder / name
         if not path.is_file() or path.stat().st_size != facts["size"]:
             raise BackboneError(
-                f"{path} is missing or incomplete ({facts['size']:,} bytes expected). Delete the "
-                f"folder and fetch the backbone again: `ogkd backbones fetch {record.name}`."
+                f"{path} is missing or incomplete. Delete the folder and fetch the backbone again: "
+                f"`ogkd backbones fetch {record.name}`."
             )
     return folder
 
@@ -197,105 +154,92 @@ def present_backbones() -> list[str]:
     return [name for name, record in catalog().items() if read_source(record.folder)]
 
 
-def fetch(record: Record, *, force: bool = False, revision: str | None = None) -> Path:
+def fetch(record: Record) -> Path:
     """Fetch a backbone, check it, convert it to safetensors, and return its folder."""
     if record.hub_id is None:
         raise BackboneError(f"{record.name} is part of a package: there is nothing to fetch.")
     with alone(record.folder):
-        if not force and (folder := present(record)):
+        if folder := present(record):
             return folder
-        hub = Repository(record, revision or record.revision)
-        kind, marker = _recognise(record, hub)
-        files = [marker, *(path for name in _SMALL[kind] if (path := hub.optional(name)))]
+        hub = _open_repository(record.hub_id, record.revision or "main")
+        files = {name: hub.get(name) for name in (_OPEN_CLIP, *_SMALL) if name in hub.files}
+        kind = record.format
+        if kind is None and files:
+            kind = detect_format(next(iter(files.values())).parent)
+        marker = files.get("config.json" if kind == "transformers" else _OPEN_CLIP)
+        if kind is None or marker is None:
+            raise _lacking(record, hub, f"{_OPEN_CLIP}, or a config.json of {', '.join(FAMILIES)}")
         if kind == "open_clip":
-            files += _from_other_repositories(record, marker, {file.name for file in files})
-        return _keep(record, hub, kind, files, *_fetch_weights(record, hub, kind))
+            files |= _text_files(marker, files)
+        else:
+            files.pop(_OPEN_CLIP, None)
+        return _keep(record, kind, marker.parent.name, files, hub)
 
 
-def fetch_examples(record: Record, names: Sequence[str]) -> Path:
-    """Fetch the example images for which the model's publisher gives outputs."""
-    target = examples_folder(record)
-    if all((target / name).is_file() for name in names):
-        return target
-    hub = Repository(record, record.revision)
-    files = {name: hub.optional(f"{record.examples}/{name}") for name in names}
-    with folder_atomically(target) as aside:
-        for name, file in files.items():
-            if file is None:
-                raise hub.lacking(f"the file {record.examples}/{name}")
-            shutil.copyfile(file, aside / name)
-    return target
-
-
-def _recognise(record: Record, hub: Repository) -> tuple[str, Path]:
-    """Find the format of the repository and the file that defines it."""
-    kinds = [record.format] if record.format else ["transformers", "open_clip"]
-    for kind in kinds:
-        marker = hub.optional(_MARKER[str(kind)])
-        known = record.format or kind == "open_clip"
-        if marker and (known or peek(marker, "model_type") in FAMILIES):
-            return str(kind), marker
-    raise hub.lacking(
-        "a model that ogkd can load (open_clip_config.json, or config.json of a CLIPModel, "
-        "SiglipModel or VisionTextDualEncoderModel)"
+def _lacking(record: Record, hub: _Repository, what: str) -> BackboneError:
+    """The error for something that the repository (offline: the cache) does not have."""
+    if not hub.offline:
+        return BackboneError(f"{hub.hub_id} has no {what}.", argument="backbone")
+    return BackboneError(
+        f"The weights of {record.name} are not on this machine, and {hub.offline}. Run `ogkd "
+        f"backbones fetch {record.name}` on a machine with a network and copy its folder to "
+        f"{record.folder}, or use the built-in model.",
+        argument="backbone",
     )
 
 
-def _from_other_repositories(record: Record, marker: Path, have: set[str]) -> list[Path]:
-    """Fetch BERT's configuration and tokenizer from the repositories that open_clip's names."""
-    wanted: list[tuple[str, tuple[str, ...]]] = []
-    if "config.json" not in have:
-        wanted.append(("hf_model_name", ("config.json",)))
-    if not {"tokenizer.json", "vocab.txt"} & have:
-        wanted.append(("hf_tokenizer_name", _TOKENIZER))
-    paths = []
-    for key, names in wanted:
-        other = str(peek(marker, "model_cfg", "text_cfg", key) or "")
-        if other.count("/") == 1:
-            hub = Repository(record.model_copy(update={"hub_id": other}))
+def _text_files(marker: Path, have: Mapping[str, Path]) -> dict[str, Path]:
+    """BERT's configuration and tokenizer from the repositories that open_clip's file names."""
+    files = {}
+    for key, enough, names in (
+        ("hf_model_name", {"config.json"}, ("config.json",)),
+        ("hf_tokenizer_name", {"tokenizer.json", "vocab.txt"}, _TOKENIZER),
+    ):
+        hub_id = str(peek(marker, "model_cfg", "text_cfg", key) or "")
+        if hub_id.count("/") == 1 and not enough & have.keys():
             # The loader may work without them, and reports what is missing if it cannot.
             with contextlib.suppress(BackboneError):
-                paths += [path for name in names if (path := hub.optional(name))]
-    return paths
+                hub = _open_repository(hub_id, "main")
+                files |= {name: hub.get(name) for name in names if name in hub.files}
+    return files
 
 
-def _fetch_weights(record: Record, hub: Repository, kind: str) -> tuple[Path, str]:
+def _get_weights(record: Record, hub: _Repository, kind: str) -> tuple[Path, str]:
     """The weight file in the hub's cache, and its hash."""
     candidates = (record.weights,) if record.weights else _WEIGHTS[kind]
-    for name in candidates:
-        facts = hub.facts(name)
-        if facts is None:
-            continue
-        # Once in the hub's cache and once, converted, in ours.
-        needs = {hub.cache: 0 if facts.cached else facts.size, cache_dir(): facts.size}
-        check_space(needs, what=record.name, remedy=_LARGER_DISK)
-        path = hub.download(name)
-        digest = sha256_file(path)
-        expected = (record.sha256 if name == record.weights else None) or facts.sha256
-        if expected and digest != expected:
-            for stored in (path.resolve(), path):  # in the hub's cache: it is fetched again
-                stored.unlink(missing_ok=True)
-            raise BackboneError(
-                f"{name} of {record.hub_id} is not the expected file and was deleted.\n"
-                f"  expected sha256 {expected}\n  found    sha256 {digest}\n"
-                "Try again. If the hash still differs, the publisher has changed the file: compare "
-                "the hashes on its page before you trust it."
-            )
-        return path, digest
-    raise hub.lacking(f"a weight file that ogkd reads ({', '.join(candidates)})")
+    name = next((name for name in candidates if name in hub.files), None)
+    if name is None:
+        raise _lacking(record, hub, f"weight file {' or '.join(candidates)}")
+    size, announced = hub.files[name]
+    # Once in the hub's cache and once, converted, in ours.
+    check_space(cache_dir(), 2 * size, what=record.name)
+    path = hub.get(name)
+    digest = sha256_file(path)
+    expected = record.sha256 or announced
+    if expected and digest != expected:
+        for stored in (path.resolve(), path):  # in the hub's cache: it is fetched again
+            stored.unlink(missing_ok=True)
+        raise BackboneError(
+            f"{name} of {record.hub_id} was deleted: its sha256 is {digest}, not {expected}."
+        )
+    return path, digest
 
 
 def _keep(
-    record: Record, hub: Repository, kind: str, files: Sequence[Path], weights: Path, sha256: str
+    record: Record, kind: str, commit: str, files: Mapping[str, Path], hub: _Repository
 ) -> Path:
+    weights, sha256 = _get_weights(record, hub, kind)
     with folder_atomically(record.folder) as aside:
-        for file in files:
-            shutil.copyfile(file, aside / file.name)
+        for name, file in files.items():
+            shutil.copyfile(file, aside / name)
         stored = aside / _WEIGHTS[kind][0]
         if weights.suffix == ".safetensors":
-            _link_or_copy(weights, stored)
+            try:
+                os.link(weights.resolve(), stored)  # the same bytes, if the file system allows it
+            except OSError:
+                shutil.copyfile(weights, stored)
         else:
-            _convert(weights, stored, name=record.name)
+            _convert(weights, stored)
         facts = {
             path.name: {"size": path.stat().st_size, "sha256": sha256_file(path)}
             for path in sorted(aside.iterdir())
@@ -305,33 +249,27 @@ def _keep(
             "name": record.name,
             "format": kind,
             "hub_id": record.hub_id,
-            "revision": hub.commit,
+            "revision": commit,
             "licence": record.licence,
             "original": {"file": weights.name, "sha256": sha256},
             "weights": {"file": stored.name, **facts[stored.name]},
             "files": facts,
         }
         write_json(aside / _SOURCE, source)
+        if record.examples:
+            (aside / EXAMPLES).mkdir()
+            for name in hub.files:
+                if name.startswith(f"{record.examples}/"):
+                    shutil.copyfile(hub.get(name), aside / EXAMPLES / Path(name).name)
     return record.folder
 
 
-def _convert(path: Path, target: Path, *, name: str) -> None:
+def _convert(path: Path, target: Path) -> None:
     """Convert a .bin file, read without running code, to safetensors."""
     # Tensors of a .bin may share memory, which safetensors cannot store: copy each.
-    with advising(name):
-        stored = read_weights(path).tensors
+    stored = read_weights(path).tensors
     tensors = {key: value.detach().clone().contiguous() for key, value in stored.items()}
     try:
         save_file(tensors, target, {"format": "pt"})
     except SafetensorError as error:
-        raise StorageError(
-            f"Cannot write {target}: {error}. Free some space, or {_LARGER_DISK}."
-        ) from error
-
-
-def _link_or_copy(path: Path, target: Path) -> None:
-    """Link to the same bytes if the file system allows it, or else copy them."""
-    try:
-        os.link(path.resolve(), target)
-    except OSError:
-        shutil.copyfile(path, target)
+        raise StorageError(f"Cannot write {target}: {error}.") from error

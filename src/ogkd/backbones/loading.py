@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
-from ogkd.backbones._folder import peek
+from ogkd.backbones._folder import FAMILIES, detect_format
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.builtin import BUILTIN_FOLDER
-from ogkd.backbones.catalog import FAMILIES, Record, find_record, hub_record, loaders
+from ogkd.backbones.catalog import Record, find_record, hub_record, loaders
 from ogkd.backbones.engines import require_engine, with_engine
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.files import home
@@ -48,10 +48,8 @@ def _load(wanted: str | Path, device: torch.device) -> Backbone:
         loaded: object = loaders[source.name](device)
         if isinstance(loaded, Backbone):
             return loaded
-        raise BackboneError(
-            f"The package that provides the backbone '{source.name}' returned "
-            f"{type(loaded).__name__} instead of a Backbone. Update or fix that package."
-        )
+        kind = type(loaded).__name__
+        raise BackboneError(f"The loader of the backbone '{source.name}' returned a {kind}.")
     from ogkd.backbones.hub import fetch, present
 
     return load_folder(present(source) or fetch(source), name=source.name, device=device)
@@ -62,13 +60,7 @@ def load_builtin(*, device: torch.device) -> Backbone:
     """Load the built-in model, without a network; once per device and process."""
     from ogkd.backbones.transformers_format import load_transformers
 
-    folder, needed = BUILTIN_FOLDER, ("config.json", "tokenizer.json", "model.safetensors")
-    if missing := [name for name in needed if not (folder / name).is_file()]:
-        raise BackboneError(
-            f"The built-in model is not complete: {', '.join(missing)} not in {folder}. "
-            "Install ogkd again, or train the model with `python tools/train_builtin.py`."
-        )
-    return load_transformers(folder, name="builtin", device=device)
+    return load_transformers(BUILTIN_FOLDER, name="builtin", device=device)
 
 
 def resolve(wanted: str | Path) -> Record | Path:
@@ -82,25 +74,9 @@ def resolve(wanted: str | Path) -> Record | Path:
         return path
     if record is not None:
         return record
-    if path.is_file():
-        raise BackboneError(
-            f"{path} is a file. Give the folder that it is in: {path.parent}", argument="backbone"
-        )
-    if isinstance(wanted, Path) or name.startswith((".", "~", "/")) or "\\" in name:
-        raise BackboneError(f"There is no folder {path}. Check the path.", argument="backbone")
+    if path.is_file() or isinstance(wanted, Path) or name.startswith((".", "~", "/")):
+        raise BackboneError(f"There is no folder {path}.", argument="backbone")
     return hub_record(name)
-
-
-def detect_format(folder: Path) -> str | None:
-    """The format of the model in a folder; None if it contains no model."""
-    config = folder / "open_clip_config.json"
-    transformers = peek(folder / "config.json", "model_type") in FAMILIES
-    # Some repositories have both; open_clip's own towers can only be read as CLIPModel.
-    if config.is_file() and not (
-        transformers and peek(config, "model_cfg", "vision_cfg", "timm_model_name") is None
-    ):
-        return "open_clip"
-    return "transformers" if transformers else None
 
 
 def load_folder(folder: Path, *, name: str, device: torch.device) -> Backbone:
@@ -114,20 +90,18 @@ def load_folder(folder: Path, *, name: str, device: torch.device) -> Backbone:
         from ogkd.backbones.transformers_format import load_transformers
 
         return load_transformers(folder, name=name, device=device)
-    family = peek(folder / "config.json", "model_type")
-    named = f" Its config.json has model_type {family!r}." if family else ""
     raise BackboneError(
-        f"{folder} contains no model that ogkd can load.{named} It needs open_clip_config.json (a "
-        f"timm ViT with a BERT), or config.json with model_type {', '.join(FAMILIES)}."
+        f"{folder} has neither open_clip_config.json nor a config.json with model_type "
+        f"{', '.join(FAMILIES)}.",
+        argument="backbone",
     )
 
 
 def resolve_device(device: str) -> torch.device:
     """The torch device of that name, if this machine has it."""
     if device == "auto":
-        if torch.cuda.is_available():
-            return _float32(torch.device("cuda"))
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        accelerators = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        device = next((name for name, usable in accelerators.items() if usable), "cpu")
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -141,21 +115,13 @@ def resolve_device(device: str) -> torch.device:
     }
     if not usable.get(resolved.type, False):
         raise ConfigError(
-            f"This machine has no device '{device}' that torch can use. Use auto or cpu"
-            + ("; for a GPU install torch's CUDA build." if resolved.type == "cuda" else "."),
-            argument="device",
+            f"This machine has no device '{device}' that torch can use.", argument="device"
         )
-    return _float32(resolved)
-
-
-def _float32(device: torch.device) -> torch.device:
-    """Have a GPU compute in float32, the same in every run: features are kept and compared.
-
-    Torch rounds convolutions to ten bits (TF32) otherwise, and tries several algorithms for each.
-    """
-    if device.type == "cuda":
+    if resolved.type == "cuda":
+        # Features are kept and compared, so all runs compute them in float32 in the same way.
+        # Torch rounds convolutions to ten bits (TF32) otherwise, and tries several algorithms.
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
-    return device
+    return resolved

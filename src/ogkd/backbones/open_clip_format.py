@@ -14,13 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ogkd.backbones._bert import TextTower, derive_bert_config, text_table
-from ogkd.backbones._folder import (
-    advising,
-    assign_weights,
-    backbone_digest,
-    find_weights,
-    read_weights,
-)
+from ogkd.backbones._folder import assign_weights, backbone_digest, find_weights, read_weights
 from ogkd.backbones._open_clip_config import (
     BertConfigFile,
     OpenClipConfig,
@@ -90,11 +84,6 @@ def load_open_clip(
 
     `weights` replaces the folder's own weight file.
     """
-    with advising(name):
-        return _load(folder, weights, name, device)
-
-
-def _load(folder: Path, weights: Path | None, name: str, device: torch.device) -> OpenClipBackbone:
     config, preprocess = read_open_clip_config(folder)
     stored = read_weights(weights or find_weights(folder, _WEIGHTS))
     spec = vision_spec(config, read_timm_config(folder, config.vision_cfg), stored)

@@ -1,6 +1,6 @@
-"""Folders in transformers' format: CLIPModel, SiglipModel and VisionTextDualEncoderModel.
+"""Folders in transformers' format: CLIPModel and SiglipModel.
 
-`load_transformers` reads a folder without a network. What the three families share is here;
+`load_transformers` reads a folder without a network. What the two families share is here;
 what differs is in _transformers_families.py.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from ogkd.backbones._folder import (
-    advising,
+    FAMILIES,
     backbone_digest,
     check_sizes,
     find_weights,
@@ -25,7 +25,6 @@ from ogkd.backbones._folder import (
 )
 from ogkd.backbones._tokenizer import folder_tokenizer
 from ogkd.backbones._towers import TowersBackbone
-from ogkd.backbones.catalog import FAMILIES
 from ogkd.errors import BackboneError
 from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
@@ -42,25 +41,23 @@ Kind = TypeVar("Kind", bound=TowersBackbone)
 
 
 def load_transformers(folder: Path, *, name: str, device: torch.device) -> TowersBackbone:
-    """Load a CLIPModel, SiglipModel or VisionTextDualEncoderModel folder, offline and strictly.
+    """Load a CLIPModel or SiglipModel folder, offline and strictly.
 
     Without a preprocessor_config.json the usual preprocessing of the family is used: CLIP
-    resizes the short side and crops, SigLIP and ViT resize both sides.
+    resizes the short side and crops, SigLIP resizes both sides.
     """
     from ogkd.backbones._transformers_families import LOADERS
 
-    with advising(name):
-        config = read_json(folder / "config.json")
-        check_sizes(config, folder / "config.json")
-        family = str(config.get("model_type"))
-        if family not in FAMILIES:
-            raise BackboneError(
-                f"{folder / 'config.json'} has model_type {family!r}. ogkd loads "
-                f"{', '.join(FAMILIES)} and folders in open_clip's format (open_clip_config.json)."
-            )
-        return LOADERS[family](
-            ModelFolder(folder, name, device, find_weights(folder, _WEIGHTS), config)
+    config = read_json(folder / "config.json")
+    check_sizes(config, folder / "config.json")
+    family = str(config.get("model_type"))
+    if family not in FAMILIES:
+        raise BackboneError(
+            f"{folder / 'config.json'} has model_type {family}, not {' or '.join(FAMILIES)}."
         )
+    return LOADERS[family](
+        ModelFolder(folder, name, device, find_weights(folder, _WEIGHTS), config)
+    )
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,6 @@ class ModelFolder:
         model: Any,
         usual: Preprocessing,
         *,
-        context_length: int | None = None,
         prepare: Callable[[str], str] = str,
     ) -> Kind:
         """Put the model together with the folder's tokenizer and preprocessing.
@@ -109,7 +105,7 @@ class ModelFolder:
             preprocessing,
             name=self.name,
             digest=backbone_digest(self.weights, parts),
-            context_length=context_length or text.max_position_embeddings,
+            context_length=text.max_position_embeddings,
             device=self.device,
         )
 
@@ -132,14 +128,10 @@ def _read_preprocessing(folder: Path, default: Preprocessing) -> Preprocessing:
     try:
         prep = _translate(settings, default)
     except (KeyError, TypeError, ValueError) as error:
-        raise BackboneError(
-            f"{path} asks for image preprocessing that ogkd does not support ({error}). Correct "
-            "the file, or remove it to use the usual preprocessing of this model family."
-        ) from error
+        raise BackboneError(f"{path} cannot be followed exactly: {error}.") from error
     if prep.size != default.size:
         raise BackboneError(
-            f"{path} produces images of {prep.size} px, but according to config.json the model "
-            f"takes {default.size} px. Use the files that were published with the model."
+            f"{path} produces images of {prep.size} px, but the model takes {default.size} px."
         )
     return prep
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ogkd.datasets.catalog import HUB, Benchmark, benchmark, benchmarks, find_benchmark
+from ogkd.datasets.catalog import Benchmark, benchmark, benchmarks, find_benchmark
 from ogkd.errors import DataError, OgkdWarning
 from ogkd.files import alone, blob_id, cache_dir, folder_atomically, home, sha256_file, write_json
 from ogkd.progress import progress_bar
@@ -168,15 +168,13 @@ def _fetch_archive(record: Benchmark, target: Path) -> Downloaded:
 
 
 def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
-    from ogkd.download import download, hub_mirror, hub_offline, mirrored
+    from ogkd.download import download, hub_offline, mirrored
 
     if hub_offline():
         raise DataError(
             f"HF_HUB_OFFLINE is set, so {url} is not downloaded. Unset it, or download on another "
             f"machine and copy the benchmark's folder into {data_dir()}."
         )
-    if mirror := hub_mirror():
-        url = url.replace(HUB, mirror, 1)
     return download(mirrored(url), target, sha256=sha256)
 
 
@@ -193,8 +191,7 @@ def unpack(archive: Path, folder: Path) -> None:
                     f"{archive} was refused: unpacked, it has {total / 1e9:,.1f} GB in "
                     f"{len(members):,} files."
                 )
-            remedy = "choose another folder (OGKD_DATA sets the one for all benchmarks)"
-            check_space({folder: total}, what=f"{archive.name}, unpacked,", remedy=remedy)
+            check_space(folder, total, what=f"{archive.name}, unpacked,")
             folder.mkdir(parents=True, exist_ok=True)
             with progress_bar(f"Unpacking {archive.name}", len(members)) as bar:
                 for member in members:
