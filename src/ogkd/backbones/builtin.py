@@ -87,5 +87,6 @@ def domain_warning(strange: int, images: int) -> str:
         return ""
     return (
         f"The built-in model knows only computer-drawn phantoms, but {strange} of {images} "
-        "image(s) are not phantoms. Do not rely on these results: use a real backbone, such as biomedclip."
+        "image(s) are not phantoms. Do not rely on these results: use a real backbone, such as "
+        "biomedclip."
     )

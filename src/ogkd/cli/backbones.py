@@ -16,7 +16,7 @@ from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.doctor import report_checks
 from ogkd.cli.output import print_facts, print_json, print_table, say
-from ogkd.errors import BackboneError, ConfigError, DataError
+from ogkd.errors import ConfigError, DataError
 from ogkd.files import read_text, write_atomically
 
 if TYPE_CHECKING:
@@ -45,10 +45,6 @@ def list_backbones(as_json: opt.JsonOption = False) -> None:
         for row in rows
     ]
     print_table(("name", "here", "licence", "modality"), cells)
-    typer.echo(
-        "More: `ogkd backbones info NAME`. Download: `ogkd backbones fetch NAME`. "
-        "NAME may also be a folder or a hub id."
-    )
 
 
 @app.command("info")
@@ -68,8 +64,7 @@ def info(
 
         report_checks(run_checks(name), as_json=as_json)
         return
-    source = resolve(name)
-    facts = _folder_facts(source) if isinstance(source, Path) else _record_facts(source)
+    facts = _facts(resolve(name))
     if as_json:
         print_json(facts, ascii=True)
         return
@@ -79,31 +74,15 @@ def info(
 
 
 @app.command("fetch")
-def fetch(
-    name: _Name,
-    force: Annotated[bool, Option("--force", help="Fetch it even if it is present.")] = False,
-    revision: Annotated[
-        str | None, Option(help="A branch, tag or commit of the hub repository.")
-    ] = None,
-) -> None:
+def fetch(name: _Name) -> None:
     """Download a backbone, check it and keep it as safetensors in the cache."""
     from ogkd.backbones.hub import fetch as fetch_backbone
-    from ogkd.backbones.hub import fetch_examples
     from ogkd.backbones.loading import resolve
-    from ogkd.backbones.verify import published_outputs
 
     record = resolve(name)
     if isinstance(record, Path):
         raise ConfigError(f"{record} is a folder on this machine: there is nothing to fetch.")
-    typer.echo(f"{record.name} -> {fetch_backbone(record, force=force, revision=revision)}")
-    if record.examples:
-        try:
-            fetch_examples(record, list(published_outputs()["probabilities"]))
-        except BackboneError:
-            say(
-                "Its example images, which `info --verify` compares outputs on, were not fetched. "
-                "Run this again with a network to have them."
-            )
+    typer.echo(f"{record.name} -> {fetch_backbone(record)}")
 
 
 def _summary(record: Record) -> dict[str, Any]:
@@ -113,35 +92,27 @@ def _summary(record: Record) -> dict[str, Any]:
     return {**record.model_dump(), "present": here}
 
 
-def _record_facts(record: Record) -> dict[str, Any]:
-    """Return the record, and what this machine has of it."""
+def _facts(source: Record | Path) -> dict[str, Any]:
+    """What the catalogue says of a backbone, and what this machine has of it."""
+    from ogkd.backbones._folder import detect_format
     from ogkd.backbones.builtin import BUILTIN_FOLDER
     from ogkd.backbones.hub import read_source
-
-    facts = _summary(record)
-    if record.format == "builtin":
-        return {**facts, **_folder_facts(BUILTIN_FOLDER)}
-    facts["path"] = str(record.folder)
-    if source := read_source(record.folder):
-        facts |= {
-            "format": source["format"],
-            "revision": source["revision"],
-            "digest": f"sha256 {source['weights']['sha256']} ({source['weights']['file']})",
-            "files": {file: about["size"] for file, about in source["files"].items()},
-        }
-    return facts
-
-
-def _folder_facts(folder: Path) -> dict[str, Any]:
-    from ogkd.backbones.loading import detect_format
     from ogkd.files import sha256_file
 
-    files = sorted(path for path in folder.iterdir() if path.is_file()) if folder.is_dir() else []
+    facts: dict[str, Any] = {}
+    folder = source
+    if not isinstance(source, Path):
+        facts = _summary(source)
+        folder = BUILTIN_FOLDER if source.format == "builtin" else source.folder
+    facts["path"] = str(folder)
+    if not folder.is_dir():
+        return facts
+    files = sorted(path for path in folder.iterdir() if path.is_file())
     weights = [path for path in files if path.suffix in (".safetensors", ".bin")]
     digests = [f"sha256 {sha256_file(path)} ({path.name})" for path in weights]
-    return {
-        "path": str(folder),
+    return facts | {
         "format": detect_format(folder) or "not a model that ogkd can load",
+        "revision": (read_source(folder) or facts).get("revision"),
         "digest": ", ".join(digests),
         "files": {path.name: path.stat().st_size for path in files},
     }
@@ -171,13 +142,11 @@ def embed(
     one row per line. For very large folders, --ray spreads the images over
     the workers of a Ray cluster.
     """
+    on_cluster = encoding.cluster() is not None
     if bool(images) == bool(texts):
         raise ConfigError("Give either images (files or folders) or --texts FILE, not both.")
-    on_cluster = encoding.cluster() is not None
-    if texts and on_cluster:
-        raise ConfigError("Texts are encoded on this machine: leave out --ray.")
-    if texts and patches:
-        raise ConfigError("Texts have no patches: leave out --patches.")
+    if texts and (on_cluster or patches):
+        raise ConfigError("--texts goes neither with --ray nor with --patches.")
     opt.refuse_folders(out=out)
     if texts:
         lines = _read_lines(texts)
@@ -263,13 +232,9 @@ def _embed_texts(backbone: Backbone, lines: list[str], out: Path) -> None:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        lines = read_text(path, encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}. Give a text file.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text. Save it as UTF-8 and run again.") from error
-    if lines[-1] == "":
-        del lines[-1]  # the file ends with a line break
+        lines = read_text(path, encoding="utf-8-sig").removesuffix("\n").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"Cannot read {path} as UTF-8 text: {error}.", argument="texts") from error
     if not any(line.strip() for line in lines):
-        raise DataError(f"{path} is empty. Write one text on each line.")
+        raise DataError(f"{path} is empty.", argument="texts")
     return lines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +25,7 @@ from ogkd.prompts.templates import find_modality, modality_bank, require_classes
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
     from ogkd.datasets.case import Dataset
-    from ogkd.prompts.generate import Ask, Order
+    from ogkd.prompts.generate import Order
 
 app = CommandGroup("Banks of texts for classes: show, check, new, fetch.")
 
@@ -40,27 +39,19 @@ def show(
         Path | None,
         Argument(help="A JSON file or the name of a bank (default: list the banks there are)."),
     ] = None,
-    class_name: Annotated[str | None, Argument(help="Show only this class.")] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """List the banks that there are, or print the texts of one, or of one class."""
-    if bank is None:
-        _list_banks(as_json)
+    """List the banks that there are, or print the texts of one."""
+    if bank is not None:
+        texts_by_class = read_bank(bank)
+        if as_json:
+            print_json(texts_by_class)
+            return
+        for name, texts in texts_by_class.items():
+            typer.secho(f"{name} ({len(texts)})", bold=True)
+            for text in texts:
+                typer.echo(f"  {text}")
         return
-    texts_by_class = read_bank(bank)
-    if class_name is not None:
-        texts_by_class = keep_classes(texts_by_class, [class_name])
-    if as_json:
-        print_json(texts_by_class)
-        return
-    for name, texts in texts_by_class.items():
-        typer.secho(f"{name} ({len(texts)})", bold=True)
-        for text in texts:
-            typer.echo(f"  {text}")
-
-
-def _list_banks(as_json: bool) -> None:
-    """The banks that come with the package, and the released one if it was fetched."""
     rows: list[dict[str, Any]] = []
     released = {RELEASED: released_path()} if released_path().is_file() else {}
     for name, path in (shipped_banks() | released).items():
@@ -71,9 +62,6 @@ def _list_banks(as_json: bool) -> None:
         return
     cells = [[row["name"], row["prompts"], ", ".join(map(str, row["classes"]))] for row in rows]
     print_table(("bank", "prompts", "classes"), cells)
-    typer.echo(
-        "More: `ogkd prompts show NAME`. Use one: `ogkd fit DATA --prompts NAME --out MODEL`."
-    )
 
 
 @app.command("check")
@@ -81,7 +69,6 @@ def check(
     banks: Annotated[
         list[Path] | None, Argument(help="JSON files or names (default: all shipped banks).")
     ] = None,
-    strict: Annotated[bool, Option("--strict", help="Warnings count as errors.")] = False,
     backbone: Annotated[
         str | None,
         Option("--backbone", "-b", help="Also check how this model tells the texts apart."),
@@ -90,16 +77,15 @@ def check(
         Path | None,
         Option(help="Also measure zero-shot accuracy on these images, never on test ones."),
     ] = None,
-    device: opt.DeviceOption = "auto",
     as_json: opt.JsonOption = False,
 ) -> None:
     """Look for duplicates, wrong lengths, patterns, missing class names. Exit code 1 on errors."""
     paths = banks or [Path(name) for name in shipped_banks()]
     if data is not None and (backbone is None or len(paths) > 1):
         raise ConfigError("--data needs --backbone, to measure accuracy with, and a single bank.")
-    model = None if backbone is None else ogkd.load_backbone(backbone, device=device)
+    model = None if backbone is None else ogkd.load_backbone(backbone)
     images = None if data is None else ogkd.read_dataset(data)
-    reports = [_check(path, model, images, strict=strict) for path in paths]
+    reports = [_check(path, model, images) for path in paths]
     if as_json:
         print_json(reports)
     else:
@@ -109,9 +95,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _check(
-    path: Path, model: Backbone | None, images: Dataset | None, *, strict: bool
-) -> dict[str, Any]:
+def _check(path: Path, model: Backbone | None, images: Dataset | None) -> dict[str, Any]:
     bank = read_bank(path)
     is_shipped = path.name == str(path) and str(path) in shipped_banks()
     rows, findings = check_bank(bank, count=_SHIPPED if is_shipped else None)
@@ -126,9 +110,8 @@ def _check(
         if images is not None:
             tasks.require_classes(images.task, "Judging prompts by images")
             report["zero_shot"] = zero_shot_accuracy(model, bank, images)
-    bad = {"error", "warning"} if strict else {"error"}
     report["findings"] = [asdict(finding) for finding in findings]
-    report["passed"] = not any(finding.severity in bad for finding in findings)
+    report["passed"] = not any(finding.severity == "error" for finding in findings)
     return report
 
 
@@ -136,33 +119,28 @@ def _print_check(report: dict[str, Any]) -> None:
     findings = report["findings"]
     cells = []
     for row in report["classes"]:
-        of_class = [one for one in findings if one["class_name"] == row["class_name"]]
-        numbers = [sum(one["severity"] == kind for one in of_class) for kind in _COLOURS]
+        kinds = [item["severity"] for item in findings if item["class_name"] == row["class_name"]]
         span = f"{row['shortest']}-{row['longest']} ({row['mean']:.1f})"
-        cells.append([row["class_name"], row["prompts"], span, f"{row['mentions']:.0%}", *numbers])
+        counts = map(kinds.count, _COLOURS)
+        cells.append([row["class_name"], row["prompts"], span, f"{row['mentions']:.0%}", *counts])
     print_table((report["bank"], "prompts", "words (mean)", "mention", "errors", "warnings"), cells)
     for finding in findings:
         typer.secho(f"{finding['severity']:8}", fg=_COLOURS[finding["severity"]], nl=False)
         typer.echo(f"{finding['class_name']}: {finding['message']} [{finding['rule']}]")
         for text in finding["texts"][:5]:
             typer.echo(f"        {text!r}")
-    if "zero_shot" in report:
-        result = report["zero_shot"]
-        shares = ", ".join(
-            f"{how} {100 * value:.1f} %" for how, value in result["accuracy"].items()
-        )
+    if result := report.get("zero_shot"):
+        shares = [f"{how} {100 * value:.1f} %" for how, value in result["accuracy"].items()]
         kept = f"{100 * result['kept']:.0f} % of the texts kept"
-        typer.echo(f"zero-shot on {result['images']} images: {shares} ({kept})")
+        typer.echo(f"zero-shot on {result['images']} images: {', '.join(shares)} ({kept})")
     typer.echo(f"{report['bank']}: {'passed' if report['passed'] else 'FAILED'}")
 
 
 @app.command("new")
 def new(
     classes: Annotated[
-        list[str] | None,
-        Option("--classes", "-c", help="Class names, separated by commas. Repeatable."),
-    ] = None,
-    data: Annotated[Path | None, Option(help="Use the class names of this dataset.")] = None,
+        str, Option("--classes", "-c", help="Class names, separated by commas.")
+    ] = "",
     modality: Annotated[
         str, Option("--modality", "-m", help="xray, ct, mri, ultrasound, histology, ...")
     ] = "any",
@@ -172,46 +150,34 @@ def new(
         Option("--from", help="Convert texts from JSON, CSV, TSV, .py, or a folder of .txt."),
     ] = None,
     model: Annotated[
-        str | None, Option(help="Have this language model write the texts; see --url.")
+        str | None, Option(help="Have this language model, at OGKD_LLM_URL, write the texts.")
     ] = None,
-    url: Annotated[
-        str | None,
-        Option(help="Its base URL, such as http://localhost:11434/v1 (or OGKD_LLM_URL)."),
-    ] = None,
-    count: Annotated[
-        int, Option(min=1, max=1000, help="Texts per class that the language model writes.")
-    ] = _SHIPPED,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Show what the model would be sent; send nothing.")
-    ] = False,
     *,
     out: Annotated[Path, Option("--out", "-o", help="The JSON file to write.")],
 ) -> None:
     """Write a bank: from templates, a language model, or texts in another format.
 
-    Templates for a modality are a start to edit. With --model, an endpoint
-    with OpenAI's API writes the texts; only class names, modality, organ and
-    texts are sent, never images, and its key is taken from OGKD_LLM_KEY. Run
-    the same command again to resume, or to add classes. With --from, texts
-    are converted: JSON of class -> texts (as in CuPL) or a list of records;
-    CSV or TSV with columns class and text; Python source with a dictionary
-    (it is not run); a folder with one .txt per class, one text per line.
+    Templates for a modality are a start to edit. With --model, the endpoint
+    with OpenAI's API at OGKD_LLM_URL writes 50 texts for each class; only class
+    names, modality, organ and texts are sent, never images, and its key is
+    taken from OGKD_LLM_KEY. Run the same command again to resume, or to add
+    classes. With --from, texts are converted: JSON of class -> texts (as in
+    CuPL); CSV or TSV with columns class and text; Python source with a
+    dictionary (it is not run); a folder with one .txt per class, one text per
+    line.
     """
     opt.refuse_folders(out=out)
-    names = _class_names(classes, data, required=source is None)
+    names = require_classes(classes.split(",")) if classes or source is None else []
     if model is not None:
         from ogkd.prompts.generate import Order
 
         if source is not None:
             raise ConfigError("Give either --from or --model, not both.")
-        order = Order(tuple(names), count, find_modality(modality).title, organ)
-        _generate(order, model, url, out, dry_run=dry_run)
-        return
-    if url or dry_run:
-        raise ConfigError("--url and --dry-run need --model, the name of a language model.")
-    if out.exists():
-        raise ConfigError(f"--out {out} already exists. Choose another name or remove it.")
-    if source is None:
+        order = Order(tuple(names), _SHIPPED, find_modality(modality).title, organ)
+        bank = _generate(order, model, out)
+    elif out.exists():
+        raise ConfigError(f"{out} already exists.", argument="out")
+    elif source is None:
         bank = modality_bank(names, modality=modality, organ=organ)
     else:
         bank = import_bank(source)
@@ -221,81 +187,39 @@ def new(
     if findings := check_bank(bank)[1]:
         errors = sum(finding.severity == "error" for finding in findings)
         say(f"{errors} error(s) and {len(findings) - errors} warning(s) in the texts.")
-    typer.echo(f"Next: edit the texts, then `ogkd prompts check {out}`, then --prompts {out}.")
+    typer.echo(f"Next: read and edit the texts, then `ogkd prompts check {out}`.")
 
 
-def _class_names(classes: list[str] | None, data: Path | None, *, required: bool) -> list[str]:
-    if (classes and data is not None) or (required and not classes and data is None):
-        raise ConfigError("Give the classes either with --classes or with --data.")
-    if data is not None:
-        return list(ogkd.read_dataset(data).names)
-    if not classes:
-        return []
-    return require_classes([name for names in classes for name in names.split(",")])
-
-
-def _generate(order: Order, model: str, url: str | None, out: Path, *, dry_run: bool) -> None:
-    from ogkd.prompts.generate import chat, messages_for
-
-    url = url or os.environ.get("OGKD_LLM_URL")
-    if not url:
-        raise ConfigError(
-            "Give the endpoint's base URL with --url or OGKD_LLM_URL, such as "
-            "http://localhost:11434/v1 for Ollama on this machine."
-        )
-    key = os.environ.get("OGKD_LLM_KEY", "").strip() or None
-    ask = chat(url, model, key=key)
-    bank = read_bank(out) if out.exists() else {}
-    if dry_run:
-        typer.echo(f"To {url}  (model {model}, key {'set' if key else 'not set'})")
-        for name in order.class_names:
-            print_json(messages_for(order, name, bank.get(name, [])))
-        return
-    counts = _counts(order, _ask_for_texts(order, ask, bank, out))
-    short = {name: number for name, number in counts.items() if number < order.count}
-    if short:
-        listed = ", ".join(f"{name} ({number} of {order.count})" for name, number in short.items())
-        raise DataError(
-            f"The model gave too few usable texts for: {listed}. Those received are in {out}; run "
-            "the same command again to ask for more, or choose another --model."
-        )
-    typer.echo(f"{len(order.class_names)} classes with {order.count} texts each -> {out}")
-    typer.echo(f"Next: read them, then `ogkd prompts check {out}`.")
-
-
-def _ask_for_texts(
-    order: Order, ask: Ask, bank: dict[str, list[str]], out: Path
-) -> dict[str, list[str]]:
+def _generate(order: Order, model: str, out: Path) -> dict[str, list[str]]:
     from ogkd.progress import progress_bar
-    from ogkd.prompts.generate import generate
+    from ogkd.prompts.generate import chat, generate
 
-    missing = sum(max(0, order.count - number) for number in _counts(order, bank).values())
+    if not (url := os.environ.get("OGKD_LLM_URL")):
+        raise ConfigError("Set OGKD_LLM_URL to the base URL of the language model's endpoint.")
+    ask = chat(url, model, key=os.environ.get("OGKD_LLM_KEY", "").strip() or None)
+    bank = read_bank(out) if out.exists() else {}
     try:
-        with progress_bar("Asking for prompts", missing) as bar:
+        with progress_bar("Asking for prompts", order.count * len(order.class_names)) as bar:
 
             def progress(name: str, added: int) -> None:
                 bar.advance(added)
                 bar.describe(name)
 
-            bank = generate(
-                order,
-                ask,
-                bank=bank,
-                save=lambda texts: write_json(out, texts),
-                progress=progress,
-            )
+            def save(texts: dict[str, list[str]]) -> None:
+                write_json(out, texts)
+
+            bank = generate(order, ask, bank=bank, save=save, progress=progress)
     except KeyboardInterrupt:
         raise Interrupted(
             f"Stopped. The texts so far are in {out}: run the same command again to resume."
         ) from None
-    write_json(out, bank)
+    counts = {fold(name): len(texts) for name, texts in bank.items()}
+    if short := [name for name in order.class_names if counts.get(fold(name), 0) < order.count]:
+        raise DataError(
+            f"The model gave too few usable texts for {', '.join(short)}. Run the same command "
+            f"again to ask for more; {out} has those received."
+        )
     return bank
-
-
-def _counts(order: Order, bank: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """How many texts a bank has for each class of an order."""
-    have = {fold(name): len(texts) for name, texts in bank.items()}
-    return {name: have.get(fold(name), 0) for name in order.class_names}
 
 
 @app.command("fetch")
@@ -318,4 +242,3 @@ def fetch(
         f"{len(bank)} classes with {sum(map(len, bank.values()))} texts -> {released_path()}"
     )
     typer.echo(f"sha256 of the texts: {bank_digest(bank)}")
-    typer.echo("Use it: --prompts released, in `ogkd fit` and `ogkd bench run`.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,8 +47,6 @@ _ABSENT = (
     "normal appearance, nothing is found.",
 )
 
-_MOST = 100_000  # texts of a bank
-_LONGEST = 10_000  # characters of a text
 _NEAR = 0.85  # similarity of two names from which one is suggested for the other
 
 
@@ -67,26 +64,20 @@ def bank_file(prompts: str | Path, dataset: str | None) -> Path:
 
     A folder of banks has one for each dataset, DATASET.json.
     """
-    if str(prompts) == OURS:
-        shipped = shipped_banks().get(dataset or "")
-        if shipped is None:
-            raise ConfigError(
-                f"The package has no prompts for {dataset or 'these images'}, only for: "
-                f"{', '.join(shipped_banks())}. Name one of these, or give a file.",
-                argument="prompts",
-            )
-        return shipped
     path = Path(prompts)
-    if not path.is_dir():
+    if str(prompts) == OURS:
+        banks = shipped_banks()
+    elif path.is_dir():
+        banks = {file.stem: file for file in path.glob("*.json")}
+    else:
         return path
-    file = path / f"{dataset}.json"
-    if dataset is None or not file.is_file():
+    if dataset not in banks:
         raise ConfigError(
-            f"{path} has no {dataset or 'DATASET'}.json. A folder of banks has a file for each "
-            "dataset; give the file itself if there is only one.",
+            f"{prompts} has no prompts for {dataset or 'these images'}, only for "
+            f"{', '.join(banks) or 'nothing'}.",
             argument="prompts",
         )
-    return file
+    return banks[dataset]
 
 
 def bank_name(prompts: str | Path) -> str:
@@ -110,14 +101,15 @@ def read_bank(path: Path) -> dict[str, list[str]]:
     except OSError as error:
         raise ConfigError(
             f"Cannot read {path}: {error.strerror}. Give a JSON file, '{RELEASED}', or a shipped "
-            f"bank's name: {', '.join(shipped_banks())}."
+            f"bank's name: {', '.join(shipped_banks())}.",
+            argument="prompts",
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}). Fix the file.") from error
-    if bank == {}:
-        raise ConfigError(f"{path} has no classes. Add at least one with its texts.")
-    if not isinstance(bank, dict):
-        raise ConfigError(f'{path} must be an object like {{"class name": ["text", ...]}}.')
+        raise ConfigError(f"{path} is not valid JSON ({error}).", argument="prompts") from error
+    if not isinstance(bank, dict) or not bank:
+        raise ConfigError(
+            f'{path} must be an object like {{"class name": ["text", ...]}}.', argument="prompts"
+        )
     _check(bank, str(path))
     return bank
 
@@ -132,15 +124,14 @@ def bank_for(
     if bank is None:
         return template_bank(class_names)
     _check(bank, "The prompt bank")
-    folded = {fold(name): texts for name, texts in bank.items()}
     missing = _missing(class_names, bank)
     if missing and len(missing) == len(class_names):
         raise ConfigError(
-            f"The prompt bank has no prompts for: {', '.join(missing)}. Its classes are: "
-            f"{', '.join(bank)}.{_near_names(missing, class_names, bank)} Name its classes as in "
-            "the data, or give no bank to use templates.",
+            f"The prompt bank has no prompts for {', '.join(missing)}, only for {', '.join(bank)}."
+            f"{_near_names(missing, class_names, bank)}",
             argument="prompts",
         )
+    folded = {fold(name): texts for name, texts in bank.items()}
     texts = [folded.get(fold(name)) or template_bank([name])[0] for name in class_names]
     return [[text for text in rows if text.strip()] for rows in texts]
 
@@ -164,22 +155,16 @@ def fallback_note(
     missing = _missing(class_names, bank or {})
     if not missing:
         return None
-    if bank is None:
-        start = f"No prompts were given: class texts are made from {len(TEMPLATES)} templates."
-        if name := _shipped_for(class_names):
+    if bank is not None:
+        near = _near_names(missing, class_names, bank)
+        return f"The prompt bank has no prompts for {', '.join(missing)}: they use templates.{near}"
+    note = f"No prompts were given: class texts are made from {len(TEMPLATES)} templates."
+    for name, path in shipped_banks().items():
+        if not _missing(class_names, read_json(path)):
             return (
-                f"{start} There is a shipped bank for these classes: give '{name}' as the prompts."
+                f"{note} There is a shipped bank for these classes: give '{name}' as the prompts."
             )
-    else:
-        start = (
-            f"The prompt bank has no prompts for: {', '.join(missing)}; they use templates."
-            f"{_near_names(missing, class_names, bank)}"
-        )
-    return (
-        f"{start} Texts that describe what is seen may work better: write them yourself, or start "
-        "from templates or a language model (`ogkd prompts new`); then give the file as the "
-        "prompts."
-    )
+    return f"{note} Texts that describe what is seen may work better (`ogkd prompts new`)."
 
 
 def fold(name: str) -> str:
@@ -194,54 +179,38 @@ def _missing(class_names: Sequence[str], bank: Mapping[str, Any]) -> list[str]:
 
 def _near_names(missing: Sequence[str], class_names: Sequence[str], bank: Mapping[str, Any]) -> str:
     """A sentence about unused names of the bank that resemble missing ones."""
+
+    def words(name: str) -> str:
+        return " ".join(sorted(fold(name).replace("-", " ").split()))
+
     used = {fold(name) for name in class_names}
-    free = {_plain(name): name for name in bank if fold(name) not in used}
+    free = {words(name): name for name in bank if fold(name) not in used}
     pairs = [
         f"'{free[match]}' in the bank resembles '{name}' in the data"
         for name in missing
-        for match in difflib.get_close_matches(_plain(name), free, n=1, cutoff=_NEAR)
+        for match in difflib.get_close_matches(words(name), free, n=1, cutoff=_NEAR)
     ]
     return f" But {'; '.join(pairs)}: use the same name for both." if pairs else ""
 
 
-def _plain(name: str) -> str:
-    return " ".join(sorted(fold(name).replace("-", " ").split()))
-
-
-def _shipped_for(class_names: Sequence[str]) -> str | None:
-    for name, path in shipped_banks().items():
-        if not _missing(class_names, json.loads(path.read_text(encoding="utf-8"))):
-            return name
-    return None
-
-
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    counts = Counter(name for name, _ in pairs)
-    if twice := [name for name, count in counts.items() if count > 1]:
-        raise ValueError(f"the class '{twice[0]}' appears twice")
-    return dict(pairs)
+    if len(table := dict(pairs)) < len(pairs):
+        raise ValueError("a class appears twice")
+    return table
 
 
-def _check(bank: Mapping[str, Any], where: str) -> None:
-    seen: dict[str, str] = {}
-    total = 0
+def _check(bank: Mapping[str, Any], source: str) -> None:
+    spelling: dict[str, str] = {}
     for name, texts in bank.items():
+        problem = ""
         # A string is a sequence too, of letters.
         if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"{where}: the texts of '{name}' must be a list of strings.")
-        if not all(map(is_text, (name, *texts))):
-            raise ConfigError(
-                f"{where}: class {name!a} has half a character (a lone surrogate) in its name or "
-                "texts. Write it again as UTF-8."
-            )
-        if max(map(len, (name, *texts))) > _LONGEST:
-            raise ConfigError(
-                f"{where}: a text of '{name[:50]}' has more than {_LONGEST:,} characters. Shorten "
-                "it: a text tower reads a few hundred at most."
-            )
-        if (total := total + len(texts)) > _MOST:
-            raise ConfigError(f"{where} has more than {_MOST:,} texts. Keep the best of them.")
-        if not any(text.strip() for text in texts):
-            raise ConfigError(f"{where}: class '{name}' has no prompts. Write at least one.")
-        if (other := seen.setdefault(fold(name), name)) != name:
-            raise ConfigError(f"{where}: '{other}' and '{name}' are the same class. Keep one.")
+            problem = "its texts are not a list of strings"
+        elif not all(map(is_text, (name, *texts))):
+            problem = "it has half a character (a lone surrogate)"
+        elif not any(text.strip() for text in texts):
+            problem = "it has no prompts"
+        elif (other := spelling.setdefault(fold(name), name)) != name:
+            problem = f"it is the same class as '{other}'"
+        if problem:
+            raise ConfigError(f"{source}, class {name!a}: {problem}.", argument="prompts")

@@ -5,7 +5,6 @@ An error is a text that does harm or a rule that is broken; a warning is worth c
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -14,13 +13,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from ogkd.errors import ConfigError
-
 SHORTEST, LONGEST = 8, 40  # words
 NEAR = 0.8  # token Jaccard above which two texts say the same
 _FEW = 10  # prompts per class below which an ensemble is too small
 _OPENING = 4  # words
-_COMPARED = 20_000_000  # pairs of texts at most: about half a minute
 
 _NUMBERED = re.compile(r"\s*(?:\(?\d{1,3}[.):](?=\s)|[-*•–—#]+\s|(?:prompt|text)\s+\d+\b)", re.I)
 _SLOT = re.compile(r"[{}<>]|\[(?:class|name|organ|modality)[^\]]*\]|\bXX+\b", re.I)
@@ -97,16 +93,24 @@ def check_bank(
 ) -> tuple[list[ClassSummary], list[Finding]]:
     """Statistics of each class and all findings; `count` requires that many prompts per class."""
     findings: list[Finding] = []
+    rows: list[ClassSummary] = []
     for name, texts in bank.items():
-        findings += _count(name, texts, count)
+        if count is not None and len(texts) != count:
+            message = f"{len(texts)} prompts instead of {count}."
+            findings.append(Finding("error", "count", name, message))
+        elif count is None and len(texts) < _FEW:
+            findings.append(Finding("warning", "count", name, f"Only {len(texts)} prompts."))
         for text in texts:
             for rule, message in text_faults(text):
                 findings.append(Finding("error", rule, name, f"A text {message}.", (text,)))
+        share = _mention_share(name, texts, bank)
         findings += _repeats(name, texts)
         findings += _openings(name, texts)
-        findings += _mentions(name, texts, bank)
-    findings += _across(bank)
-    return [_summary(name, texts, bank) for name, texts in bank.items()], findings
+        findings += _mentions(name, texts, bank, share)
+        lengths = [len(text.split()) for text in texts] or [0]
+        sizes = min(lengths), sum(lengths) / len(lengths), max(lengths)
+        rows.append(ClassSummary(name, len(texts), *sizes, share))
+    return rows, [*findings, *_across(bank)]
 
 
 def _odd_characters(text: str) -> bool:
@@ -114,13 +118,6 @@ def _odd_characters(text: str) -> bool:
         return True
     # C*: control, invisible, private, broken or unassigned; Z*: spaces other than the common one.
     return any(unicodedata.category(sign)[0] in "CZ" for sign in text if sign != " ")
-
-
-def _count(name: str, texts: Sequence[str], count: int | None) -> Iterator[Finding]:
-    if count is not None and len(texts) != count:
-        yield Finding("error", "count", name, f"{len(texts)} prompts instead of {count}.")
-    if count is None and len(texts) < _FEW:
-        yield Finding("warning", "count", name, f"Only {len(texts)} prompts.")
 
 
 def _repeats(name: str, texts: Sequence[str]) -> Iterator[Finding]:
@@ -148,8 +145,9 @@ def _openings(name: str, texts: Sequence[str]) -> Iterator[Finding]:
             yield Finding("warning", "pattern", name, message, tuple(group[:3]))
 
 
-def _mentions(name: str, texts: Sequence[str], names: Iterable[str]) -> Iterator[Finding]:
-    share = _mention_share(name, texts, names)
+def _mentions(
+    name: str, texts: Sequence[str], names: Iterable[str], share: float
+) -> Iterator[Finding]:
     if share == 0:
         yield Finding("error", "mention", name, "No text names the class.")
         return
@@ -204,12 +202,6 @@ def _across(bank: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
         yield Finding("warning", "pattern", name, message, (rows[i][1], rows[j][1]))
 
 
-def _summary(name: str, texts: Sequence[str], names: Iterable[str]) -> ClassSummary:
-    lengths = [len(text.split()) for text in texts] or [0]
-    sizes = min(lengths), sum(lengths) / len(lengths), max(lengths)
-    return ClassSummary(name, len(texts), *sizes, _mention_share(name, texts, names))
-
-
 def words_of(text: str) -> list[str]:
     """The words of a text in lower case; a hyphen separates words."""
     return _WORD.findall(text.casefold())
@@ -243,29 +235,18 @@ def content_stems(name: str) -> frozenset[str]:
 
 
 def similar_pairs(sets: Sequence[frozenset[str]], threshold: float) -> list[tuple[int, int]]:
-    """Pairs (i, j), i < j, whose sets have a Jaccard index above `threshold`.
+    """Pairs (i, j), i < j, whose sets have a Jaccard index above `threshold`."""
+    import numpy as np
+    from scipy.sparse import csr_array
 
-    Sets that similar share one of their few rarest words, so only those are looked up: every
-    pair is found without comparing all sets with each other.
-    """
-    counts = Counter(word for words in sets for word in words)
-    holders: defaultdict[str, list[int]] = defaultdict(list)
-    pairs = []
-    compared = 0
-    for j, words in enumerate(sets):
-        rare_first = sorted(words, key=lambda word: (counts[word], word))
-        prefix = len(words) - math.ceil(threshold * len(words) - 1e-9) + 1
-        candidates = set()
-        for word in rare_first[:prefix]:
-            candidates.update(holders[word])
-            holders[word].append(j)
-        if (compared := compared + len(candidates)) > _COMPARED:
-            raise ConfigError(
-                f"{len(sets):,} texts share so many words that comparing them would take too long. "
-                "Remove texts that say the same, or check parts of the bank."
-            )
-        for i in sorted(candidates):
-            shared = len(sets[i] & words)
-            if shared > threshold * (len(sets[i]) + len(words) - shared):
-                pairs.append((i, j))
-    return sorted(pairs)
+    columns = {word: column for column, word in enumerate({word for row in sets for word in row})}
+    if not columns:
+        return []
+    cells = [(row, columns[word]) for row, words in enumerate(sets) for word in words]
+    ones = np.ones(len(cells), np.int32)
+    incidence = csr_array((ones, np.array(cells).T), shape=(len(sets), len(columns)))
+    shared = (incidence @ incidence.T).tocoo()
+    i, j = shared.coords
+    sizes = incidence.sum(axis=1)
+    similar = (i < j) & (shared.data > threshold * (sizes[i] + sizes[j] - shared.data))
+    return sorted(zip(i[similar].tolist(), j[similar].tolist(), strict=True))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,6 @@ from ogkd.errors import ConfigError, DataError
 from ogkd.files import read_text
 from ogkd.prompts.bank import fold
 from ogkd.prompts.released import python_literals
-
-_CLASS = ("class", "classname", "class_name", "class name", "label", "name")
-_TEXT = ("text", "prompt", "prompts", "description", "descriptions", "caption", "sentence", "texts")
 
 
 def import_bank(path: Path) -> dict[str, list[str]]:
@@ -27,34 +24,19 @@ def import_bank(path: Path) -> dict[str, list[str]]:
     prototype.
 
     - JSON: class -> list of texts (as CuPL's); class -> {question: texts}; one such object
-      per dataset under its name; or a list of {"class": ..., "text": ...} records.
-    - CSV or TSV with a class and a text column, one text per row.
+      per dataset under its name.
+    - CSV or TSV with the columns class and text, one text per row.
     - Python source with a dictionary of class -> list of texts (as BiomedCoOp's).
     - A folder of .txt files: the file name is the class, each line a text.
     """
-    if path.is_dir():
-        files = sorted(file for file in path.glob("*.txt") if not file.name.startswith("."))
-        pairs = [(file.stem, line) for file in files for line in _read(file).splitlines()]
-    else:
-        readers: dict[str, Callable[[Path, str], list[tuple[str, str]]]] = {
-            ".json": _from_json,
-            ".csv": _from_table,
-            ".tsv": _from_table,
-            ".py": _from_python,
-        }
-        reader = readers.get(path.suffix.lower())
-        if reader is None:
-            raise DataError(
-                f"{path}: prompts are imported from {', '.join(readers)} files, or from a folder "
-                "of .txt files named by class. Convert it to one of these."
-            )
-        pairs = reader(path, _read(path))
-    bank = _collect(pairs)
+    try:
+        bank = _collect(_pairs(path))
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.", argument="source") from error
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise DataError(f"Cannot read {path}: {error}.", argument="source") from error
     if not bank:
-        raise DataError(
-            f"{path} has no texts by class. Give a JSON or Python file of class name -> texts, a "
-            "table with the columns class and text, or a folder with one .txt file per class."
-        )
+        raise DataError(f"{path} has no texts by class.", argument="source")
     return bank
 
 
@@ -63,12 +45,38 @@ def keep_classes(bank: Mapping[str, list[str]], names: Sequence[str]) -> dict[st
     folded = {fold(name): texts for name, texts in bank.items()}
     if missing := [name for name in names if fold(name) not in folded]:
         raise ConfigError(
-            f"There are no texts for: {', '.join(missing)}, only for: {', '.join(bank)}."
+            f"There are no texts for {', '.join(missing)}, only for {', '.join(bank)}.",
+            argument="classes",
         )
     return {name: folded[fold(name)] for name in names}
 
 
-def _collect(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+def _pairs(path: Path) -> Iterable[tuple[str, str]]:
+    """Class names and texts; a ValueError if the file has another form."""
+    if path.is_dir():
+        files = sorted(file for file in path.glob("*.txt") if not file.name.startswith("."))
+        return [(file.stem, line) for file in files for line in _read(file).splitlines()]
+    suffix = path.suffix.lower()
+    if suffix == ".json":
+        return _from_object(json.loads(_read(path)))
+    if suffix in (".csv", ".tsv"):
+        delimiter = "\t" if suffix == ".tsv" else ","
+        lines = _read(path).splitlines(keepends=True)
+        rows = list(csv.DictReader(lines, delimiter=delimiter, strict=True))
+        if any(None in row or None in row.values() for row in rows):
+            raise ValueError("a row does not have as many cells as the header")
+        if not rows or not {"class", "text"} <= rows[0].keys():
+            raise ValueError("it needs the columns class and text")
+        return [(row["class"], row["text"]) for row in rows]
+    if suffix == ".py":
+        tables = [value for _, value in python_literals(path, _read(path))]
+        tables = [table for table in tables if isinstance(table, dict)]
+        lists = [(name, texts) for table in tables for name, texts in table.items()]
+        return _from_object({name: texts for name, texts in lists if isinstance(texts, list)})
+    raise ValueError("it is not .json, .csv, .tsv or .py, nor a folder of .txt files")
+
+
+def _collect(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     bank: dict[str, list[str]] = {}
     spelling: dict[str, str] = {}
     for name, text in pairs:
@@ -81,89 +89,21 @@ def _collect(pairs: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _read(path: Path) -> str:
-    try:
-        return read_text(path, encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}. Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text. Save it as UTF-8.") from error
+    return read_text(path, encoding="utf-8-sig")
 
 
-def _from_json(path: Path, text: str) -> list[tuple[str, str]]:
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is not valid JSON ({error}). Fix the file.") from error
-    pairs = _from_records(content) if isinstance(content, list) else _from_object(content)
-    if pairs is None:
-        raise DataError(
-            f'{path} does not have the form {{"class": ["text", ...]}} or '
-            '[{"class": "...", "text": "..."}, ...].'
-        )
-    return pairs
-
-
-def _from_object(content: Any) -> list[tuple[str, str]] | None:
+def _from_object(content: Any) -> list[tuple[str, str]]:
     if not isinstance(content, dict):
-        return None
+        raise ValueError("it is not an object of class name -> texts")
     pairs: list[tuple[str, str]] = []
     for name, value in content.items():
-        if isinstance(value, str):
-            pairs.append((name, value))
-        elif isinstance(value, list) and all(isinstance(text, str) for text in value):
-            pairs += [(name, text) for text in value]
-        elif isinstance(value, dict):
-            if (inner := _from_object(value)) is None:
-                return None
+        texts = [value] if isinstance(value, str) else value
+        if isinstance(texts, dict):
             # Questions end in "?" or have a slot; class names do not.
-            questions = any(key.rstrip().endswith(("?", ":")) or "{" in key for key in value)
-            pairs += [(name if questions else key, text) for key, text in inner]
+            questions = any(key.rstrip().endswith(("?", ":")) or "{" in key for key in texts)
+            pairs += [(name if questions else key, text) for key, text in _from_object(texts)]
+        elif isinstance(texts, list) and all(isinstance(text, str) for text in [name, *texts]):
+            pairs += [(name, text) for text in texts]
         else:
-            return None
-    return pairs
-
-
-def _from_records(records: list[Any]) -> list[tuple[str, str]] | None:
-    pairs: list[tuple[str, str]] = []
-    for record in records:
-        if not isinstance(record, dict):
-            return None
-        cells = {str(key).strip().casefold(): value for key, value in record.items()}
-        name = next((cells[key] for key in _CLASS if key in cells), None)
-        texts = next((cells[key] for key in _TEXT if key in cells), None)
-        of_record = _from_object({name: texts})
-        if not isinstance(name, str) or isinstance(texts, dict) or of_record is None:
-            return None
-        pairs += of_record
-    return pairs
-
-
-def _from_table(path: Path, text: str) -> list[tuple[str, str]]:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    reader = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
-    try:
-        rows = list(reader)
-    except csv.Error as error:
-        raise DataError(f"{path} is not a table ({error}). Save it as CSV.") from error
-    for line, row in enumerate(rows, start=2):
-        if None in row or None in row.values():  # more or fewer cells than the header
-            raise DataError(
-                f"{path}, row {line}: not as many cells as the header has. Put quotes around a "
-                "text that contains the separator."
-            )
-    pairs = _from_records(rows)
-    header = [name.strip().casefold() for name in reader.fieldnames or ()]
-    if pairs is None or not {*_CLASS} & {*header} or not {*_TEXT} & {*header}:
-        raise DataError(
-            f"{path} needs the columns class and text, but has: {', '.join(header) or 'none'}."
-        )
-    return pairs
-
-
-def _from_python(path: Path, content: str) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for _, literal in python_literals(path, content):
-        if isinstance(literal, dict) and all(isinstance(key, str) for key in literal):
-            lists = {key: value for key, value in literal.items() if isinstance(value, list)}
-            pairs += _from_object(lists) or []
+            raise ValueError(f"the texts of {name} are not a list of strings")
     return pairs

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ogkd.download import parsed
+from ogkd.download import parse_url
 from ogkd.errors import ConfigError, DataError
 from ogkd.prompts.bank import fold
 from ogkd.prompts.check import LONGEST, NEAR, SHORTEST, text_faults, words_of
@@ -48,7 +48,7 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
         ) from error
     near = _check_url(url, key)
     if key and not (key.isascii() and key.isprintable()):
-        raise ConfigError("OGKD_LLM_KEY has characters that cannot be part of a key. Set it again.")
+        raise ConfigError("The key has characters that cannot be part of one.", argument="key")
     client = openai.OpenAI(
         base_url=url,
         api_key=key or "none",  # the client insists on one
@@ -62,14 +62,12 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
         try:
             answer = client.chat.completions.create(model=model, messages=conversation)
             content = answer.choices[0].message.content
-        except openai.APIStatusError as error:
-            raise ConfigError(_refusal(url, error.status_code), argument="url") from None
+        except openai.APIStatusError as error:  # its text may repeat the key
+            reason = f"{url} answered {error.status_code}."
+            raise ConfigError(reason, argument="url") from None
         except openai.APIConnectionError as error:
-            raise ConfigError(
-                f"No answer from {url} ({error.__cause__ or error}). Check that the server runs "
-                "and that the URL is right; what has been collected is kept.",
-                argument="url",
-            ) from None
+            reason = f"No answer from {url} ({error.__cause__ or error})."
+            raise ConfigError(reason, argument="url") from None
         except (ValueError, AttributeError, IndexError, TypeError, RecursionError):
             return ""
         return content if isinstance(content, str) else ""
@@ -80,43 +78,20 @@ def chat(url: str, model: str, *, key: str | None = None) -> Ask:
 def _check_url(url: str, key: str | None) -> bool:
     """Whether the endpoint is in this network; an error if it is not a plain URL, or not safe."""
     try:
-        parts = parsed(url)
+        parts = parse_url(url)
     except DataError as error:
         raise ConfigError(str(error), argument="url") from error
-    if parts.scheme not in ("http", "https"):
-        raise ConfigError(
-            f"'{url}' is not a valid URL. Give the base URL of an OpenAI-compatible endpoint, such "
-            "as http://localhost:11434/v1.",
-            argument="url",
-        )
-    if parts.userinfo or parts.query or parts.fragment:
-        # Not repeated here: it may be a secret.
-        raise ConfigError(
-            "The endpoint's URL must be plain: no user, password or query. Put a key in "
-            "OGKD_LLM_KEY instead.",
-            argument="url",
-        )
     try:
         near = ipaddress.ip_address(parts.host).is_private
     except ValueError:
         near = "." not in parts.host or parts.host.endswith((".local", ".internal"))
-    if parts.scheme == "http" and key and not near:
+    if parts.userinfo or parts.query or (parts.scheme == "http" and key and not near):
+        # The URL is not repeated here: it may have a secret in it.
         raise ConfigError(
-            f"http://{parts.host} is not encrypted, so the key is not sent to it. Use https.",
+            "The endpoint's URL must have no password or query, and be https where a key is sent.",
             argument="url",
         )
     return near
-
-
-def _refusal(url: str, status: int) -> str:
-    advice = {
-        401: "Set the key in OGKD_LLM_KEY.",
-        403: "Check that the key in OGKD_LLM_KEY may use this model.",
-        429: "Try again later; what has been collected is kept.",
-    }.get(status, "Check the URL (it usually ends in /v1) and the model's name.")
-    if status >= 500:
-        advice = "Try again later; what has been collected is kept."
-    return f"{url} answered {status}. {advice}"
 
 
 @dataclass(frozen=True)
@@ -165,17 +140,10 @@ def read_answer(answer: str) -> list[str]:
     ['first text']
     """
     answer = _THOUGHT.sub("", answer)
-    _, bracket, after = answer.partition("[")
-    try:
-        entries, _ = json.JSONDecoder().raw_decode(bracket + after)
-        texts = [text for entry in entries for text in _strings(entry)]
-    except (ValueError, RecursionError):
-        # Incomplete or slightly broken: complete strings are still usable.
-        texts = [_unescape(match) for match in _STRING.findall(after)]
-    if texts:
-        return [_clean(text) for text in texts]
+    # Not a JSON parser: the complete strings of a list that is cut or slightly broken are usable.
+    strings = [_unescape(match) for match in _STRING.findall(answer.partition("[")[2])]
     lines = [line for line in answer.splitlines() if not line.strip().startswith("```")]
-    return [text for text in map(_clean, lines) if text]
+    return [text for text in map(_clean, strings or lines) if text]
 
 
 def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) -> list[str]:
@@ -184,7 +152,7 @@ def sift(texts: Sequence[str], have: Sequence[str], others: Sequence[str] = ()) 
     kept = []
     for text in texts:
         words = frozenset(words_of(text))
-        if text_faults(text) or any(_jaccard(words, other) > NEAR for other in known):
+        if text_faults(text) or any(len(words & row) > NEAR * len(words | row) for row in known):
             continue
         known.append(words)
         kept.append(text)
@@ -223,14 +191,6 @@ def generate(
     return texts
 
 
-def _strings(entry: object) -> list[str]:
-    """The texts of an entry of the list: the entry itself, or the values of an object."""
-    if isinstance(entry, str):
-        return [entry]
-    values = entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ()
-    return [value for value in values if isinstance(value, str)]
-
-
 def _unescape(raw: str) -> str:
     try:
         return str(json.loads(f'"{raw}"'))
@@ -244,7 +204,3 @@ def _clean(text: str) -> str:
     if len(text) > 1 and text[0] in "\"'“" and text[-1] in "\"'”":
         text = text[1:-1].strip()
     return text
-
-
-def _jaccard(a: frozenset[str], b: frozenset[str]) -> float:
-    return len(a & b) / max(1, len(a | b))
