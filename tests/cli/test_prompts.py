@@ -37,29 +37,23 @@ def bank(tmp_path: Path) -> Path:
 
 
 def ask_for(out: Path, *more: object) -> list[object]:
-    words: list[object] = ["prompts", "new", "--model", "tiny", "--out", out, "--count", 6]
-    return [*words, "--classes", "kidney stone", "--classes", "normal kidney", *more]
+    names = "kidney stone, normal kidney"
+    return ["prompts", "new", "--model", "tiny", "--out", out, "--classes", names, *more]
 
 
-def test_list_shows_every_bank_with_its_classes(ogkd):
+def test_show_lists_every_bank_or_prints_one(ogkd, refused):
     rows = json.loads(ogkd("prompts", "show", "--json").out)
     assert len(rows) == 11
     assert sum(len(row["classes"]) for row in rows) == 56
     table = ogkd("prompts", "show").out
     assert all(row["name"] in table for row in rows)
-
-
-def test_show_prints_a_class_of_a_bank_by_any_spelling(ogkd, refused):
-    outcome = ogkd("prompts", "show", "busi", "Normal_Scan")
-    assert outcome.code == 0
-    assert len(outcome.out.splitlines()) == 51
+    assert len(ogkd("prompts", "show", "busi").out.splitlines()) == 3 * 51
     assert len(json.loads(ogkd("prompts", "show", "busi", "--json").out)) == 3
-    assert "only for: benign tumor" in refused("prompts", "show", "busi", "cyst")
-    assert "a shipped bank's name" in refused("prompts", "show", "nothing")
+    refused("prompts", "show", "nothing")
 
 
-def test_check_passes_on_all_shipped_banks_even_strictly(ogkd):
-    outcome = ogkd("prompts", "check", "--strict")
+def test_check_passes_on_all_shipped_banks(ogkd):
+    outcome = ogkd("prompts", "check")
     assert outcome.code == 0, outcome.out
     assert outcome.out.count("passed") == 11
 
@@ -76,11 +70,11 @@ def test_check_ends_with_code_1_on_errors_and_names_them(ogkd, tmp_path):
     assert {found["rule"] for found in report["findings"]} == {"numbering", "length"}
 
 
-def test_check_lets_warnings_pass_unless_strict(ogkd, bank):
-    few = bank.with_name("few.json")
-    few.write_text(json.dumps({"cyst": texts("cyst", 4)}))
-    assert ogkd("prompts", "check", few).code == 0
-    assert ogkd("prompts", "check", few, "--strict").code == 1
+def test_check_lets_warnings_pass(ogkd, bank):
+    bank.write_text(json.dumps({"cyst": texts("cyst", 4)}))
+    outcome = ogkd("prompts", "check", bank)
+    assert outcome.code == 0
+    assert "warning" in outcome.out
 
 
 def test_check_looks_through_a_backbone_and_measures_accuracy(ogkd, bank, clip, data):
@@ -100,9 +94,9 @@ def test_check_refuses_data_without_a_backbone_or_for_several_banks(refused, ban
 
 def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
     out = tmp_path / "new.json"
-    outcome = ogkd(
-        *("prompts", "new", "--data", data, "--modality", "x-ray", "--organ", "lung", "--out", out)
-    )
+    names = "benign tumor, malignant tumor, normal lung"
+    words = ("prompts", "new", "--modality", "x-ray", "--organ", "lung", "--out", out)
+    outcome = ogkd(*words, "--classes", names)
     assert outcome.code == 0, outcome.err
     assert set(json.loads(out.read_text())) == {"benign tumor", "malignant tumor", "normal lung"}
     assert ogkd("prompts", "check", out).code == 0
@@ -112,15 +106,10 @@ def test_new_makes_a_bank_that_fit_accepts(ogkd, refused, tmp_path, clip, data):
     assert "already exists" in refused("prompts", "new", "-c", "a", "--out", out)
 
 
-def test_new_refuses_impossible_wishes(refused, tmp_path, data):
-    out = tmp_path / "new.json"
-    new = ("prompts", "new", "--out", out)
-    assert "--classes" in refused(*new)
-    assert "--classes" in refused(*new, "--classes", "a", "--data", data)
-    assert "named twice" in refused(*new, "--classes", "a", "--classes", "A")
-    assert "Did you mean 'mri'" in refused(*new, "--classes", "a", "--modality", "mrt")
-    assert "need --model" in refused(*new, "--classes", "a", "--dry-run")
-    assert "not both" in refused(*new, "--from", data, "--model", "tiny")
+def test_invalid_combinations_of_new_are_refused(refused, tmp_path, data):
+    new = ("prompts", "new", "--out", tmp_path / "new.json")
+    for words in ((), ("-c", "a, A"), ("-c", "a", "-m", "mrt"), ("--from", data, "--model", "m")):
+        refused(*new, *words)
 
 
 def test_import_writes_a_bank_and_says_what_its_texts_lack(ogkd, refused, tmp_path):
@@ -133,9 +122,7 @@ def test_import_writes_a_bank_and_says_what_its_texts_lack(ogkd, refused, tmp_pa
     assert "1 error(s)" in outcome.err
     assert "already exists" in refused("prompts", "new", "--from", table, "--out", out)
     out.unlink()
-    assert "no texts for: tumor" in refused(
-        *("prompts", "new", "--from", table, "--out", out, "--classes", "tumor")
-    )
+    refused(*("prompts", "new", "--from", table, "--out", out, "--classes", "tumor"))
 
 
 def test_generate_writes_a_bank_that_passes_the_check(ogkd, stub, tmp_path):
@@ -161,26 +148,24 @@ def test_generate_gets_through_a_bad_day_of_the_endpoint(ogkd, stub, tmp_path):
     outcome = ogkd(*ask_for(out))
     assert outcome.code == 0, outcome.err
     bank = json.loads(out.read_text())
-    assert {name: len(found) for name, found in bank.items()} == {
-        "kidney stone": 6,
-        "normal kidney": 6,
+    assert {name: len(rows) for name, rows in bank.items()} == {
+        "kidney stone": 50,
+        "normal kidney": 50,
     }
     assert bank["kidney stone"][0] == json.loads(few)[0]
 
 
 def test_generate_keeps_what_it_has_when_the_model_gives_too_little(ogkd, stub, tmp_path):
     out = tmp_path / "bank.json"
-    one = json.dumps(texts("kidney stone", 1))
-    stub.script = [Reply(one)] * 8
+    first = json.dumps(texts("kidney stone", 1))
+    stub.script = [Reply(first)] * 8
     outcome = ogkd(*ask_for(out))
     assert outcome.code == 2
-    assert "kidney stone (1 of 6)" in outcome.err
+    assert "kidney stone" in outcome.err
     assert "normal kidney" not in outcome.err
-    assert len(json.loads(out.read_text())["normal kidney"]) == 6
-    asked = len(stub.asked)
+    assert len(json.loads(out.read_text())["normal kidney"]) == 50
     assert ogkd(*ask_for(out)).code == 0
-    assert len(stub.asked) == asked + 1
-    assert json.loads(out.read_text())["kidney stone"][0] == json.loads(one)[0]
+    assert json.loads(out.read_text())["kidney stone"][0] == json.loads(first)[0]
 
 
 def test_generate_tells_a_final_refusal_without_the_key(ogkd, stub, tmp_path):
@@ -192,29 +177,22 @@ def test_generate_tells_a_final_refusal_without_the_key(ogkd, stub, tmp_path):
     assert not (tmp_path / "bank.json").exists()
 
 
-def test_a_dry_run_shows_what_would_be_sent_and_sends_nothing(ogkd, stub, tmp_path):
-    outcome = ogkd(*ask_for(tmp_path / "bank.json", "--dry-run"))
-    assert outcome.code == 0
-    assert "Write 6 descriptions" in outcome.out
-    assert KEY not in outcome.out
-    assert stub.asked == []
-    assert not (tmp_path / "bank.json").exists()
-
-
 def test_generate_refuses_what_cannot_work(refused, monkeypatch, tmp_path):
     out = tmp_path / "bank.json"
     monkeypatch.delenv("OGKD_LLM_URL", raising=False)
     assert "OGKD_LLM_URL" in refused(*ask_for(out))
-    assert "not a valid URL" in refused(*ask_for(out, "--url", "localhost"))
-    assert "is a folder" in refused(*ask_for(tmp_path, "--url", "http://127.0.0.1:9/v1"))
+    monkeypatch.setenv("OGKD_LLM_URL", "localhost")
+    assert "not a valid URL" in refused(*ask_for(out))
+    monkeypatch.setenv("OGKD_LLM_URL", "http://127.0.0.1:9/v1")
+    refused(*ask_for(tmp_path))
     out.write_text("not a bank")
-    assert "not valid JSON" in refused(*ask_for(out, "--url", "http://127.0.0.1:9/v1"))
+    refused(*ask_for(out))
     assert out.read_text() == "not a bank"
 
 
 def test_a_killed_generate_goes_on_where_it_stopped(ogkd, stub, tmp_path):
     out = tmp_path / "bank.json"
-    first = texts("kidney stone", 6, seed=5)
+    first = texts("kidney stone", 50, seed=5)
     stub.script = [Reply(json.dumps(first)), Reply("never", delay=300)]
     # Through the real program, and killed hard, as by a machine that goes down.
     code = "from ogkd.cli import main; main()"
@@ -229,7 +207,6 @@ def test_a_killed_generate_goes_on_where_it_stopped(ogkd, stub, tmp_path):
     assert json.loads(out.read_text()) == {"kidney stone": first}
     assert [path.name for path in tmp_path.iterdir()] == ["bank.json"]
     assert ogkd(*ask_for(out)).code == 0
-    assert len(stub.asked) == 3
     assert json.loads(out.read_text())["kidney stone"] == first
 
 
@@ -246,8 +223,8 @@ def test_the_released_bank_is_fetched_listed_shown_and_used_by_name(
     assert outcome.code == 0
     assert "72 classes with 3600 texts" in outcome.out
     assert "released" in ogkd("prompts", "show").out
-    shown = ogkd("prompts", "show", "released", "cataract").out
-    assert shown.count("sign 0") == 5  # repetitions are kept
+    shown = json.loads(ogkd("prompts", "show", "released", "--json").out)["cataract"]
+    assert (len(shown), len(set(shown))) == (50, 10)  # repetitions are kept
     images = write_dataset(tmp_path / "eyes", classes=("cataract", "glaucoma"))
     words = ("--prompts", "released", "--method", "zero-shot-ensemble", "--backbone", "builtin")
     assert ogkd("fit", images, *words, "--out", tmp_path / "model").code == 0

@@ -57,7 +57,7 @@ def test_a_bank_with_none_of_the_classes_is_refused(bank):
     [
         (NAMES, None, "ogkd prompts new"),
         (NAMES, {"Normal": ["n"], "Kidney-stones": ["s"]}, "'Kidney-stones' in the bank resembles"),
-        (["normal_scan", "Benign tumor", "malignant tumor"], None, "give 'busi' as the prompts"),
+        (["normal_scan", "Benign tumor", "malignant tumor"], None, "The shipped bank 'busi'"),
     ],
 )
 def test_a_note_says_how_to_do_better_than_templates(names, bank, words):

@@ -24,10 +24,8 @@ BANK = {"kidney stone": ["bright, dense dot", "white spot"], "normal": ["smooth 
             "normal": {"Describe {}": ["smooth kidney"], "And how?": ["  "]},
         },
         {"ctkidney": BANK},
-        [{"class": name, "text": text} for name, texts in BANK.items() for text in texts],
-        [{"Label": name, "prompts": texts} for name, texts in BANK.items()],
     ],
-    ids=["cupl", "untidy", "questions", "by dataset", "records", "records of lists"],
+    ids=["cupl", "untidy", "questions", "by dataset"],
 )
 def test_json_of_several_forms_is_read(tmp_path, content):
     path = tmp_path / "in.json"
@@ -51,7 +49,7 @@ def test_repetitions_are_kept(tmp_path):
         ),
         (
             "in.TSV",
-            "id\tDescription\tClassName\r\n1\tbright, dense dot\tkidney stone\r\n"
+            "id\ttext\tclass\r\n1\tbright, dense dot\tkidney stone\r\n"
             "2\twhite spot\tKidney stone\r\n3\tsmooth kidney\tnormal\r\n",
         ),
         (
@@ -121,5 +119,6 @@ def test_classes_are_kept_in_the_order_and_spelling_asked_for():
         "Normal": BANK["normal"],
         "kidney_stone": BANK["kidney stone"],
     }
-    with pytest.raises(ConfigError, match=r"no texts for: cyst, only for: kidney stone, normal"):
+    with pytest.raises(ConfigError) as caught:
         keep_classes(BANK, ["cyst", "normal"])
+    assert caught.value.argument == "classes"

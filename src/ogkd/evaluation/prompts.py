@@ -5,7 +5,7 @@ The statistics are the teacher's (`ogkd.core.teacher`); nothing is learned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,17 @@ def score_prompts(
     room = backbone.context_length - backbone.leading_tokens - backbone.trailing_tokens
     features = _encode(backbone, [bank[name] for name in names])
     T = prototypes(features)  # [C, d]
+    # A rule, the share of texts that may break it, a message, and what breaks it.
+    rules: tuple[tuple[str, float, str, Callable[[PromptScore], bool]], ...] = (
+        ("tokens", 0, f"have more than {room} tokens", lambda row: row.tokens > room),
+        ("outlier", 0, f"are {-FAR} std or more from the others", lambda row: row.z < FAR),
+        (
+            "nearest class",
+            0.2,
+            "are closer to another class than to their own",
+            lambda row: row.nearest != row.class_name,
+        ),
+    )
     scores: list[PromptScore] = []
     findings: list[Finding] = []
     for c, (name, E) in enumerate(zip(names, features, strict=True)):
@@ -59,28 +70,17 @@ def score_prompts(
         similarity = E @ T.mT  # [N, C]
         similarity[:, c] = s
         nearest = similarity.argmax(dim=-1).tolist()
-        found = [
+        rows = [
             PromptScore(name, text, len(backbone.pieces(text)), round(float(z[i]), 3), names[best])
             for i, (text, best) in enumerate(zip(bank[name], nearest, strict=True))
         ]
-        scores += found
-        findings += _remarks(name, found, room)
+        scores += rows
+        for rule, share, message, applies in rules:
+            texts = tuple(row.text for row in rows if applies(row))
+            if len(texts) > share * len(rows):
+                message = f"{len(texts)} texts {message}."
+                findings.append(Finding("warning", rule, name, message, texts))
     return scores, findings
-
-
-def _remarks(name: str, scores: Sequence[PromptScore], room: int) -> Iterator[Finding]:
-    long = tuple(score.text for score in scores if score.tokens > room)
-    far = tuple(score.text for score in scores if score.z < FAR)
-    lost = tuple(score.text for score in scores if score.nearest != name)
-    if long:
-        message = f"{len(long)} texts have more than {room} tokens: this backbone truncates them."
-        yield Finding("warning", "tokens", name, message, long[:3])
-    if far:
-        message = f"{len(far)} texts are far from the others of the class ({-FAR} std or more)."
-        yield Finding("warning", "outlier", name, message, far)
-    if len(lost) > 0.2 * len(scores):
-        message = f"{len(lost)} texts are closer to another class than to their own."
-        yield Finding("warning", "nearest class", name, message, lost[:3])
 
 
 def zero_shot_accuracy(
@@ -120,8 +120,7 @@ def _images(backbone: Backbone, data: Dataset, splits: Sequence[str]) -> tuple[T
     cases = [case for case in data.cases if not case.split or case.split in splits]
     if not cases:
         raise DataError(
-            f"The data has no images in {' or '.join(splits)}, only in: {', '.join(data.splits)}. "
-            "Choose another split.",
+            f"The data has no images in {' or '.join(splits)}, only in {', '.join(data.splits)}.",
             argument="split",
         )
     require_files(cases)
