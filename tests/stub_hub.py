@@ -44,7 +44,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         files: dict[str, bytes] = self.server.files  # type: ignore[attr-defined]
-        content = files.get(self.path)
+        content = files.get(self.path.partition("?")[0])
         self.send_response(404 if content is None else 200)
         self.send_header("X-Repo-Commit", COMMIT)
         if content is None:
@@ -96,6 +96,12 @@ def publish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, bytes]
     own |= {str(model.weights): memory.getvalue()}
     for revision in ("main", COMMIT):
         files |= {f"{start}/{revision}/{name}": content for name, content in own.items()}
+    listing = {
+        "id": model.hub_id,
+        "sha": COMMIT,
+        "siblings": [{"rfilename": name, "size": len(content)} for name, content in own.items()],
+    }
+    files[f"/api/models/{model.hub_id}/revision/main"] = json.dumps(listing).encode()
     sha256 = hashlib.sha256(memory.getvalue()).hexdigest()
     small = model.model_copy(update={"sha256": sha256, "size": len(memory.getvalue())})
     known = {**backbones.catalog(), "biomedclip": small}

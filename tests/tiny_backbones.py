@@ -10,15 +10,10 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
-    BertConfig,
     CLIPConfig,
     CLIPModel,
-    CLIPVisionConfig,
     SiglipConfig,
     SiglipModel,
-    VisionTextDualEncoderConfig,
-    VisionTextDualEncoderModel,
-    ViTConfig,
 )
 
 WORDS = [
@@ -78,16 +73,6 @@ def make_siglip(folder: Path) -> SiglipModel:
         vision_config=_VISION,
     )
     return _write_model(folder, SiglipModel(config))
-
-
-def make_dual(folder: Path, *, vision: str = "vit") -> VisionTextDualEncoderModel:
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = _write_tokenizer(folder, [*special, *WORDS], "[CLS]", "[SEP]")
-    image = ViTConfig(**_VISION) if vision == "vit" else CLIPVisionConfig(**_VISION)
-    config = VisionTextDualEncoderConfig.from_vision_text_configs(
-        image, BertConfig(**_TEXT, vocab_size=vocabulary), projection_dim=20
-    )
-    return _write_model(folder, VisionTextDualEncoderModel(config))
 
 
 def _write_model(folder: Path, model: Any) -> Any:

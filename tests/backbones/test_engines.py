@@ -18,12 +18,12 @@ from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.backbones.transformers_format import load_transformers
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.features.store import FeatureStore
-from tiny_backbones import TEXTS, make_clip, make_dual, make_siglip
+from tiny_backbones import TEXTS, make_clip, make_siglip
 
 CPU = torch.device("cpu")
 FIXTURES = Path(__file__).parents[1] / "parity" / "fixtures"
 FIXTURE = FIXTURES / "class_token_mlp"
-FAMILIES = {"clip": make_clip, "siglip": make_siglip, "dual": make_dual}
+FAMILIES = {"clip": make_clip, "siglip": make_siglip}
 HALVES = ("bf16", "fp16")
 
 

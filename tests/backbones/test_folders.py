@@ -19,7 +19,7 @@ from ogkd.backbones._folder import Weights
 from ogkd.backbones.loading import load_folder
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.errors import BackboneError
-from tiny_backbones import CONTEXT, SIZE, TEXTS, make_clip, make_dual, make_siglip
+from tiny_backbones import CONTEXT, SIZE, TEXTS, make_clip, make_siglip
 
 FIXTURES = Path(__file__).parents[1] / "parity" / "fixtures"
 WEIGHTS = {"open_clip": "open_clip_model.safetensors", "clip": "model.safetensors"}
@@ -126,7 +126,6 @@ REFUSED: list[tuple[str, Spoil, str]] = [
     ("open_clip", shaped("text.proj.weight", 17, 24), "is [17, 24] float32, expected [16, 24]"),
     ("clip", shaped("logit_scale", 7), "logit_scale is [7] float32, expected []"),
     ("open_clip", tensor("text.proj.weight", lambda value: value.to(torch.int8)), "int8"),
-    ("clip", text("model.safetensors.index.json", "{}"), "several files"),
     # Configuration
     *(
         ("open_clip", text(file, content), file)
@@ -137,8 +136,8 @@ REFUSED: list[tuple[str, Spoil, str]] = [
         ("open_clip", setting(OPEN_CLIP, f"model_cfg.{key}", value), words)
         for key, value, words in (
             ("vision_cfg.timm_pool", "map", "timm_pool"),
-            ("vision_cfg.image_size", 224, "image_size is 224"),
-            ("text_cfg.hf_model_name", None, "one of open_clip's own"),
+            ("vision_cfg.image_size", 224, "image_size 224"),
+            ("text_cfg.hf_model_name", None, "hf_model_name"),
             ("text_cfg.hf_pooler_type", "last_pooler", "hf_pooler_type"),
             ("text_cfg.tokenizer_kwargs", {"strip_sep_token": True}, "tokenizer"),
             ("text_cfg.context_length", 512, "context_length 512"),
@@ -159,22 +158,22 @@ REFUSED: list[tuple[str, Spoil, str]] = [
             ("model_args.mlp_ratio", 2.5, "mlp_ratio"),
         )
     ),
-    ("open_clip", setting("config.json", "model_type", "roberta"), "roberta"),
-    ("open_clip", without("config.json"), "number of attention heads does not follow"),
-    ("clip", setting("config.json", "model_type", "resnet"), "model_type 'resnet'"),
+    ("open_clip", setting("config.json", "model_type", "roberta"), "model_type"),
+    ("open_clip", without("config.json"), "config.json"),
+    ("clip", setting("config.json", "model_type", "resnet"), "open_clip_config.json"),
     ("clip", setting("config.json", "text_config.hidden_size", "wide"), "config.json"),
     ("clip", setting("config.json", "text_config.num_attention_heads", 3), "config.json"),
     ("clip", setting("config.json", "text_config.eos_token_id", 9), "Tokenizer mismatch"),
     # Tokenizer
-    ("open_clip", without("vocab.txt"), "has no tokenizer"),
-    ("open_clip", text("tokenizer.json", '{"version": "1.0"'), "damaged"),
+    ("open_clip", without("vocab.txt"), "vocab.txt"),
+    ("open_clip", text("tokenizer.json", '{"version": "1.0"'), "tokenizer.json"),
     ("open_clip", replaced("vocab.txt", "scan\n", "scan\n" + "x\n" * 60), "120 embeddings"),
     ("open_clip", setting("config.json", "pad_token_id", 3), "pad_token_id 3"),
     *(
-        ("open_clip", replaced("vocab.txt", f"{token}\n", "plain\n"), token)
+        ("open_clip", replaced("vocab.txt", f"{token}\n", "plain\n"), "vocab.txt")
         for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]")
     ),
-    ("clip", without("tokenizer.json"), "has no tokenizer"),
+    ("clip", without("tokenizer.json"), "tokenizer.json"),
     ("clip", text("tokenizer.json", "{"), "cannot be read"),
     ("clip", setting("tokenizer.json", "model.vocab.extra", 500), "ids up to 500"),
     # Preprocessing
@@ -187,7 +186,7 @@ REFUSED: list[tuple[str, Spoil, str]] = [
             ({"resample": 1}, "resample 1"),
             ({"rescale_factor": 1.0}, "rescale_factor"),
             ({"do_center_crop": False}, "no crop"),
-            ({"image_mean": [0.5]}, "does not support"),
+            ({"image_mean": [0.5]}, "preprocessor_config.json"),
         )
     ),
 ]
@@ -201,15 +200,13 @@ def test_a_wrong_folder_is_refused_by_what_is_wrong(
 ) -> None:
     folder = make(tmp_path / "model", kind)
     spoil(folder)
-    if words == "several files":
-        (folder / WEIGHTS[kind]).unlink()
     with pytest.raises(BackboneError) as caught:
         load(folder)
     assert words in str(caught.value)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, -10, None])
-def test_a_damaged_or_missing_weight_file_says_how_to_get_it_again(
+def test_a_damaged_or_missing_weight_file_is_named(
     folder: Path, kind: str, kept: int | None
 ) -> None:
     path = folder / WEIGHTS[kind]
@@ -220,7 +217,6 @@ def test_a_damaged_or_missing_weight_file_says_how_to_get_it_again(
     with pytest.raises(BackboneError) as caught:
         load(folder)
     assert WEIGHTS[kind] in str(caught.value)
-    assert "ogkd backbones fetch tiny" in str(caught.value)
 
 
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
@@ -267,34 +263,6 @@ def test_weights_elsewhere_must_exist(tmp_path: Path) -> None:
         load_open_clip(
             FIXTURES / "mean_linear", name="tiny", device=CPU, weights=tmp_path / "a.safetensors"
         )
-
-
-_OLD_NAMES = {
-    "clip": {"vision_model.": "vision_model.vision_model."},
-    "vit": {
-        "vision_model.layers.": "vision_model.encoder.layer.",
-        "attention.q_proj": "attention.attention.query",
-        "attention.k_proj": "attention.attention.key",
-        "attention.v_proj": "attention.attention.value",
-        "attention.o_proj": "attention.output.dense",
-        "mlp.fc1": "intermediate.dense",
-        "mlp.fc2": "output.dense",
-    },
-}
-
-
-@pytest.mark.parametrize("vision", ["clip", "vit"])
-def test_the_key_names_of_older_releases_still_load(tmp_path: Path, vision: str) -> None:
-    make_dual(tmp_path, vision=vision)
-    pixels = torch.ones(1, 3, SIZE, SIZE)
-    expected = load(tmp_path).encode_images(pixels).globals
-    old = {}
-    for key, value in load_file(tmp_path / "model.safetensors").items():
-        for new_part, old_part in _OLD_NAMES[vision].items():
-            key = key.replace(new_part, old_part)
-        old[key] = value
-    save_file(old, tmp_path / "model.safetensors")
-    torch.testing.assert_close(load(tmp_path).encode_images(pixels).globals, expected)
 
 
 def test_vocabulary_and_merges_serve_where_there_is_no_tokenizer_json(tmp_path: Path) -> None:
@@ -376,7 +344,6 @@ def test_open_clips_preprocessing_is_the_configurations(tmp_path: Path) -> None:
     [
         (make_clip, "shortest", 0.48145466, "bicubic"),
         (make_siglip, "squash", 0.5, "bicubic"),
-        (make_dual, "squash", 0.5, "bilinear"),
     ],
 )
 def test_each_family_has_its_own_default_preprocessing(

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,26 @@ from safetensors.torch import load_file, save_file
 
 from ogkd.backbones import hub, load_backbone
 from ogkd.backbones.catalog import Record
-from ogkd.backbones.hub import fetch, fetch_examples, present
+from ogkd.backbones.hub import fetch, present
 from ogkd.errors import BackboneError, StorageError
 from tiny_backbones import TEXTS, make_clip
 
 COMMIT = "a" * 40
 HUB_ID = "some-one/some-model"
+
+
+def listing(hub_id: str, folder: Path) -> dict[str, Any]:
+    """What the hub's API answers about a repository of these files."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    files = [
+        {
+            "rfilename": path.relative_to(folder).as_posix(),
+            "size": path.stat().st_size,
+            "lfs": {"sha256": sha256(path), "size": path.stat().st_size, "pointerSize": 1},
+        }
+        for path in paths
+    ]
+    return {"id": hub_id, "sha": COMMIT, "siblings": files}
 
 
 class FakeHub(http.server.ThreadingHTTPServer):
@@ -59,20 +73,24 @@ class FakeHandler(http.server.BaseHTTPRequestHandler):
         start = f"/{HUB_ID}/resolve/"
         if self.server.refusal is not None:
             return self._refuse(*self.server.refusal)
+        if self.path.startswith(f"/api/models/{HUB_ID}/revision/"):
+            return self._send(json.dumps(listing(HUB_ID, self.server.folder)).encode(), True)
         if not self.path.startswith(start):
             return self._refuse(404, "RepoNotFound")
         path = self.server.folder / self.path[len(start) :].split("/", 1)[1]
         if not path.is_file():
             return self._refuse(404, "EntryNotFound")
         content = path.read_bytes()
+        return self._send(bytes(len(content)) if self.server.damage else content, with_body)
+
+    def _send(self, content: bytes, with_body: bool) -> None:
         self.send_response(200)
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         if with_body:
-            self.wfile.write(bytes(len(content)) if self.server.damage else content)
-        return None
+            self.wfile.write(content)
 
     def _refuse(self, status: int, code: str) -> None:
         self.send_response(status)
@@ -177,76 +195,60 @@ def test_files_in_the_hubs_own_cache_serve_offline(
     assert server.asked == []
 
 
-def test_offline_the_message_says_what_to_do_where(
-    server: FakeHub, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["biomedclip", "plip"])
+@pytest.mark.parametrize("offline", [True, False])
+def test_without_a_network_the_error_names_the_command_and_the_folder(
+    server: FakeHub, monkeypatch: pytest.MonkeyPatch, name: str, offline: bool
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(BackboneError) as caught:
-        load_backbone("biomedclip")
-    message = str(caught.value)
-    assert "HF_HUB_OFFLINE is set" in message
-    assert "ogkd backbones fetch biomedclip" in message
-    assert str(Path(os.environ["OGKD_CACHE"]) / "backbones" / "biomedclip") in message
-    assert "give that path as the backbone" in message
-    assert "give 'builtin' as the backbone" in message
+    if offline:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    else:
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
+    with pytest.raises(BackboneError, match=f"ogkd backbones fetch {name}") as caught:
+        load_backbone(name)
+    assert caught.value.argument == "backbone"
+    assert str(Path(os.environ["OGKD_CACHE"]) / "backbones" / name) in str(caught.value)
     assert server.asked == []
-
-
-def test_an_unreachable_hub_is_noticed_at_once(
-    server: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
-    with pytest.raises(BackboneError, match="the hub cannot be reached") as caught:
-        load_backbone("plip")
-    assert "ogkd backbones fetch plip" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("status", "code", "words"),
     [
-        (403, "GatedRepo", "is gated.*Accept them on .*hf auth login"),
-        (404, "RepoNotFound", "no repository some-one/some-model"),
-        (404, "RevisionNotFound", "no revision main"),
-        (403, "", "refuses access to some-one/some-model"),
-        (503, "", "answered 503"),
+        (403, "GatedRepo", "is gated.*hf auth login"),
+        (404, "RepoNotFound", "some-one/some-model is not on the hub"),
+        (404, "RevisionNotFound", "revision"),
+        (403, "", "403"),
+        (400, "", "cannot be fetched now"),
     ],
 )
 def test_refusals_of_the_hub_say_the_next_step(
     server: FakeHub, status: int, code: str, words: str
 ) -> None:
     server.refusal = (status, code)
-    with pytest.raises(BackboneError, match=words):
+    with pytest.raises(BackboneError, match=words) as caught:
         fetch(record())
+    assert caught.value.argument == "backbone"
     assert not record().folder.exists()
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda folder: (folder / "config.json").write_text('{"model_type": "a"}'), "a model that"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "a weight file that ogkd reads"),
-    ],
-)
-def test_a_repository_without_what_is_needed_is_refused(
-    server: FakeHub, spoil: Callable[[Path], object], words: str
-) -> None:
-    spoil(server.folder)
-    with pytest.raises(BackboneError, match=f"does not have {words}"):
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+def test_a_repository_without_what_is_needed_is_refused(server: FakeHub, file: str) -> None:
+    (server.folder / file).unlink()
+    with pytest.raises(BackboneError, match=file) as caught:
         fetch(record())
+    assert caught.value.argument == "backbone"
     assert not record().folder.exists()
 
 
 def test_a_wrong_hash_is_refused_with_both_and_the_file_deleted(
     server: FakeHub, tmp_path: Path
 ) -> None:
-    found = sha256(server.folder / "model.safetensors")
-    with pytest.raises(BackboneError) as caught:
+    digest = sha256(server.folder / "model.safetensors")
+    with pytest.raises(BackboneError, match=f"{digest}, not {'0' * 64}"):
         fetch(record(weights="model.safetensors", sha256="0" * 64))
-    assert found in str(caught.value)
-    assert "0" * 64 in str(caught.value)
     assert not record().folder.exists()
     assert not list((tmp_path / "hub-cache").rglob("model.safetensors"))
-    assert not list((tmp_path / "hub-cache").rglob(found))
+    assert not list((tmp_path / "hub-cache").rglob(digest))
 
 
 def test_damage_on_the_way_is_noticed_without_a_known_hash(server: FakeHub) -> None:
@@ -257,16 +259,16 @@ def test_damage_on_the_way_is_noticed_without_a_known_hash(server: FakeHub) -> N
     server.damage = False
 
 
-def test_force_fetches_again_and_damage_in_the_cache_asks_for_it(server: FakeHub) -> None:
-    folder = fetch(record())
-    weights = folder / "model.safetensors"
+def test_damage_in_the_cache_is_noticed(server: FakeHub) -> None:
+    weights = fetch(record()) / "model.safetensors"
     content = weights.read_bytes()
     weights.unlink()
     weights.write_bytes(content[:100])
-    with pytest.raises(BackboneError, match=r"Delete the folder .*fetch tiny"):
-        present(record())
-    assert fetch(record(), force=True) == folder
-    assert weights.read_bytes() == content
+    for again in (present, fetch):
+        with pytest.raises(BackboneError, match="ogkd backbones fetch tiny"):
+            again(record())
+    shutil.rmtree(weights.parent)
+    assert (fetch(record()) / "model.safetensors").read_bytes() == content
 
 
 def test_too_little_space_is_said_before_the_download(
@@ -274,7 +276,7 @@ def test_too_little_space_is_said_before_the_download(
 ) -> None:
     enough_for_small_files = shutil._ntuple_diskusage(50_000, 30_000, 20_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: enough_for_small_files)
-    with pytest.raises(StorageError, match=r"needs 0\.2 MB in .*, where 0\.0 MB are free"):
+    with pytest.raises(StorageError):
         fetch(record())
     assert not any(asked.startswith("GET") and "safetensors" in asked for asked in server.asked)
 
@@ -288,7 +290,7 @@ def test_nothing_stays_when_the_conversion_fails(
         raise hub.SafetensorError("No space left on device")
 
     monkeypatch.setattr(hub, "save_file", full)
-    with pytest.raises(StorageError, match="No space left on device"):
+    with pytest.raises(StorageError):
         fetch(record())
     assert [path.name for path in record().folder.parent.iterdir()] == [".tiny.lock"]
 
@@ -337,11 +339,10 @@ def test_open_clip_takes_what_it_lacks_from_the_repositories_it_names(server: Fa
     (server.folder / "config.json").write_text('{"model_type": "bert"}')
     (server.folder / "vocab.txt").write_text("[PAD]\n")
     save_file({"visual.x": torch.ones(2)}, server.folder / "open_clip_model.safetensors")
-    other = record(name="other", hub_id="other/other")
     marker = server.folder / "open_clip_config.json"
-    found = hub._from_other_repositories(other, marker, {"open_clip_config.json"})
-    assert sorted(path.name for path in found) == ["config.json", "vocab.txt"]
-    assert hub._from_other_repositories(other, marker, {"config.json", "vocab.txt"}) == []
+    missing = hub._text_files(marker, {"open_clip_config.json": marker})
+    assert sorted(missing) == ["config.json", "vocab.txt"]
+    assert hub._text_files(marker, {"config.json": marker, "vocab.txt": marker}) == {}
     source = json.loads((fetch(record()) / "source.json").read_text())
     assert source["format"] == "open_clip"
     assert set(source["files"]) == {
@@ -352,17 +353,12 @@ def test_open_clip_takes_what_it_lacks_from_the_repositories_it_names(server: Fa
     }
 
 
-def test_examples_are_fetched_once(server: FakeHub) -> None:
+def test_example_images_come_along(server: FakeHub) -> None:
     (server.folder / "shown").mkdir()
     (server.folder / "shown" / "a.png").write_bytes(b"image")
-    wanted = record(examples="shown")
-    folder = fetch_examples(wanted, ["a.png"])
-    assert (folder / "a.png").read_bytes() == b"image"
-    server.asked.clear()
-    assert fetch_examples(wanted, ["a.png"]) == folder
-    assert server.asked == []
-    with pytest.raises(BackboneError):
-        fetch_examples(wanted, ["absent.png"])
+    folder = fetch(record(examples="shown"))
+    assert (folder / hub.EXAMPLES / "a.png").read_bytes() == b"image"
+    assert present(record()) == folder
 
 
 def test_the_built_in_model_is_not_fetched() -> None:

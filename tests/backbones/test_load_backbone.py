@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from ogkd.backbones import load_backbone
+from ogkd.backbones._folder import detect_format
 from ogkd.backbones.catalog import Record, catalog, read_catalog
-from ogkd.backbones.loading import detect_format, resolve, resolve_device
+from ogkd.backbones.loading import resolve, resolve_device
 from ogkd.errors import BackboneError, ConfigError
-from tiny_backbones import SIZE, TEXTS, make_clip, make_dual, make_siglip
+from tiny_backbones import SIZE, TEXTS, make_clip, make_siglip
 
 
-@pytest.mark.parametrize("make", [make_clip, make_siglip, make_dual])
+@pytest.mark.parametrize("make", [make_clip, make_siglip])
 def test_a_folder_is_loaded_by_its_path_without_a_network(tmp_path: Path, make: object) -> None:
     make(tmp_path / "model")  # type: ignore[operator]
     backbone = load_backbone(str(tmp_path / "model"), device="cpu")
@@ -70,7 +71,7 @@ def test_another_hub_id_gets_a_bare_record(hub_id: str) -> None:
         *(("biomed-clip", "Did you mean 'biomedclip'"), ("zzzzzz", "no backbone called 'zzzzzz'")),
         *(("a/b/c", "no backbone called"), ("org/", "no backbone called")),
         *(("../x", "no folder"), ("./absent", "no folder"), (Path("absent"), "no folder")),
-        ("model.safetensors", "Give the folder"),
+        ("model.safetensors", "no folder"),
     ],
 )
 def test_a_name_that_means_nothing_is_refused(
@@ -85,15 +86,13 @@ def test_a_name_that_means_nothing_is_refused(
         assert all(known in str(caught.value) for known in catalog())
 
 
-def test_a_folder_without_a_model_is_told_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(BackboneError, match=r"It needs open_clip_config\.json.*clip, siglip"):
+@pytest.mark.parametrize("config", [None, '{"model_type": "llama"}', "not json"])
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, config: str | None) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(BackboneError) as caught:
         load_backbone(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(BackboneError, match="model_type 'llama'"):
-        load_backbone(tmp_path)
-    (tmp_path / "config.json").write_text("not json")
-    with pytest.raises(BackboneError, match="It needs"):
-        load_backbone(tmp_path)
+    assert caught.value.argument == "backbone"
 
 
 def test_a_folder_with_both_formats_uses_the_one_that_can_be_read(tmp_path: Path) -> None:
@@ -113,6 +112,7 @@ def test_auto_takes_a_gpu_only_where_there_is_one(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert resolve_device("auto").type == "mps"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert resolve_device("auto").type == "cuda"
 
 
@@ -166,7 +166,7 @@ def test_biomedclip_is_the_published_file(shared: Path) -> None:
         (f"[x]\nhub_id = 'a/b'\nlicence = 'M'\nmodality = 'C'\nsha256 = '{'0' * 64}'", "weights"),
         ("[x]\nhub_id = 'a/b'\nlicense = 'MIT'\nmodality = 'CT'", "licence"),
         ("[x]\nformat = 'onnx'\nhub_id = 'a/b'\nlicence = 'MIT'\nmodality = 'CT'", "format"),
-        ("[x", "not valid"),
+        ("[x", "cannot be used"),
     ],
 )
 def test_a_mistake_in_a_catalogue_is_named(tmp_path: Path, text: str, words: str) -> None:

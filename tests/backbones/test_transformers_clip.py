@@ -15,7 +15,7 @@ from ogkd.backbones.base import TextDropout, Tokens
 from ogkd.backbones.open_clip_format import load_open_clip
 from ogkd.backbones.transformers_format import load_transformers
 from ogkd.errors import BackboneError
-from tiny_backbones import CONTEXT, SIZE, TEXTS, make_clip, make_dual, make_siglip
+from tiny_backbones import CONTEXT, SIZE, TEXTS, make_clip, make_siglip
 
 CPU = torch.device("cpu")
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
@@ -24,8 +24,6 @@ FAMILIES: dict[str, Maker] = {
     "clip": make_clip,
     "clip-legacy": lambda folder: make_clip(folder, legacy=True),
     "siglip": make_siglip,
-    "dual-vit-bert": make_dual,
-    "dual-clip-bert": lambda folder: make_dual(folder, vision="clip"),
 }
 
 
@@ -68,11 +66,8 @@ def padded(tokens: Tokens, pad_id: int) -> Tokens:
 
 def reference_texts(backbone: Any, model: Any) -> Tensor:
     tokens = padded(backbone.tokenize(TEXTS), backbone._tokenizer.pad_id)
-    masked = "Dual" in type(model).__name__
     with torch.no_grad():
-        output = model.get_text_features(
-            input_ids=tokens.ids, attention_mask=tokens.mask.long() if masked else None
-        )
+        output = model.get_text_features(input_ids=tokens.ids)
     return normalize(output.pooler_output, dim=-1)
 
 
@@ -137,7 +132,7 @@ def test_texts_encoded_together_or_alone_are_equal(backbone: Any) -> None:
     torch.testing.assert_close(backbone.encode_texts(TEXTS), alone, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["clip", "clip-legacy", "dual-vit-bert"])
+@pytest.mark.parametrize("family", ["clip", "clip-legacy"])
 def test_trimmed_texts_equal_padded_ones(tmp_path: Path, family: str) -> None:
     FAMILIES[family](tmp_path)
     backbone = load(tmp_path)
@@ -162,7 +157,7 @@ def test_siglip_pads_to_the_full_context_and_refuses_less(tmp_path: Path) -> Non
     assert set(tokens.ids[0, 2:].tolist()) == {1}  # it pads with its end token
     assert (backbone.leading_tokens, backbone.trailing_tokens) == (0, 1)
     cut = Tokens(tokens.ids[:, :3], tokens.mask[:, :3])
-    with pytest.raises(BackboneError, match="padded to 12 tokens but got 3"):
+    with pytest.raises(BackboneError):
         backbone.encode_text(backbone.embed(cut), cut)
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ogkd.datasets.manifest import by_bag
+from ogkd.model.bags import OpenBag
 
 import ogkd
 from ogkd.core.pooling import Pooling
-from ogkd.datasets.manifest import by_bag
 from ogkd.datasets.read import read_manifest
 from ogkd.export import export_onnx
 from ogkd.export.graph import PooledBag, quiet_exporter
 from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
-from ogkd.model.bags import OpenBag
 from tiny_data import write_exams
 
 onnxruntime = pytest.importorskip("onnxruntime")

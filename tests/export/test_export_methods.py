@@ -9,7 +9,7 @@ from ogkd.export.graph import build
 from ogkd.methods import METHODS
 from ogkd.methods.heads import Head
 from ogkd.model.classifier import Classifier
-from tiny_backbones import make_dual
+from tiny_backbones import make_siglip
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -46,8 +46,8 @@ def test_heads_of_all_methods_but_cocoop_are_exported(heads, bert_backbone, mode
     np.testing.assert_allclose(logits, expected, atol=1e-4 * max(1.0, np.abs(expected).max()))
 
 
-def test_a_dual_encoder_is_exported(model, tmp_path):
-    classifier = with_backbone(make_dual, tmp_path / "dual", model)
+def test_a_siglip_is_exported(model, tmp_path):
+    classifier = with_backbone(make_siglip, tmp_path / "siglip", model)
     pixels = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(4))
     probabilities = run(session_of(build(classifier)), pixels)["probabilities"]
     expected = classifier.probabilities(classifier.backbone.encode_images(pixels).globals)

@@ -63,13 +63,11 @@ def with_engine(backbone: Backbone, engine: str) -> Backbone:
     backbone = without_engine(backbone)
     if engine == "torch":
         return backbone
-    problem = "it is of another package"  # whose computation is its own
-    if isinstance(backbone, TowersBackbone):
-        problem = half_problem(str(backbone.device), engine)
-    if problem:
+    if not isinstance(backbone, TowersBackbone):  # a plugin's computation is its own
+        raise ConfigError(f"{backbone.name} has no engine {engine}.", argument="engine")
+    if problem := half_problem(str(backbone.device), engine):
         raise ConfigError(
-            f"{backbone.name} on {backbone.device} cannot encode in {engine}: {problem}.",
-            argument="engine",
+            f"{backbone.device} cannot compute in {engine}: {problem}.", argument="engine"
         )
     twin = copy.copy(backbone)
     twin.float32 = backbone

@@ -163,7 +163,7 @@ def fetch(record: Record) -> Path:
             return folder
         hub = _open_repository(record.hub_id, record.revision or "main")
         files = {name: hub.get(name) for name in (_OPEN_CLIP, *_SMALL) if name in hub.files}
-        kind = record.format
+        kind: str | None = record.format
         if kind is None and files:
             kind = detect_format(next(iter(files.values())).parent)
         marker = files.get("config.json" if kind == "transformers" else _OPEN_CLIP)
@@ -190,7 +190,7 @@ def _lacking(record: Record, hub: _Repository, what: str) -> BackboneError:
 
 def _text_files(marker: Path, have: Mapping[str, Path]) -> dict[str, Path]:
     """BERT's configuration and tokenizer from the repositories that open_clip's file names."""
-    files = {}
+    files: dict[str, Path] = {}
     for key, enough, names in (
         ("hf_model_name", {"config.json"}, ("config.json",)),
         ("hf_tokenizer_name", {"tokenizer.json", "vocab.txt"}, _TOKENIZER),

@@ -100,8 +100,9 @@ def _facts(source: Record | Path) -> dict[str, Any]:
     from ogkd.files import sha256_file
 
     facts: dict[str, Any] = {}
-    folder = source
-    if not isinstance(source, Path):
+    if isinstance(source, Path):
+        folder = source
+    else:
         facts = _summary(source)
         folder = BUILTIN_FOLDER if source.format == "builtin" else source.folder
     facts["path"] = str(folder)

@@ -161,9 +161,7 @@ def fallback_note(
     note = f"No prompts were given: class texts are made from {len(TEMPLATES)} templates."
     for name, path in shipped_banks().items():
         if not _missing(class_names, read_json(path)):
-            return (
-                f"{note} There is a shipped bank for these classes: give '{name}' as the prompts."
-            )
+            return f"{note} The shipped bank '{name}' has prompts for these classes."
     return f"{note} Texts that describe what is seen may work better (`ogkd prompts new`)."
 
 
