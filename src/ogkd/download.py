@@ -49,7 +49,8 @@ def download(url: str, target: Path, *, sha256: str | None = None) -> Downloaded
         if sha256 and digest != sha256:
             _discard(part)
             raise DataError(
-                f"{target.name} from {url} was deleted: its sha256 is {digest}, not {sha256}."
+                f"{target.name} from {url} is not the expected file and was deleted: its sha256 is "
+                f"{digest}, not {sha256}."
             )
         with part.open("rb") as file:
             os.fsync(file.fileno())

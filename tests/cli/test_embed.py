@@ -132,7 +132,7 @@ def test_images_or_texts_but_not_both_or_neither(refused, clip, pictures, tmp_pa
     out = ["-b", clip, "-o", tmp_path / "f"]
     assert "either images" in refused("embed", *out)
     assert "either images" in refused("embed", pictures, "--texts", tmp_path / "t.txt", *out)
-    assert "no patches" in refused("embed", "--texts", tmp_path / "t.txt", "--patches", *out)
+    assert "--patches" in refused("embed", "--texts", tmp_path / "t.txt", "--patches", *out)
 
 
 def test_out_must_be_a_file_of_ours(refused, clip, pictures, tmp_path):
@@ -147,7 +147,7 @@ def test_out_must_be_a_file_of_ours(refused, clip, pictures, tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "is empty"), (b"\n \n", "is empty"), ("gr\xf6\xdfer".encode("latin-1"), "not UTF-8")],
+    [(b"", "is empty"), (b"\n \n", "is empty"), ("gr\xf6\xdfer".encode("latin-1"), "UTF-8")],
 )
 def test_a_text_file_that_cannot_be_used_is_refused(refused, clip, tmp_path, content, words):
     (tmp_path / "t.txt").write_bytes(content)

@@ -14,7 +14,6 @@ import pytest
 import ogkd
 from ogkd.download import download
 from ogkd.errors import ConfigError, DataError, OgkdError
-from ogkd.prompts.check import check_bank
 from ogkd.prompts.generate import chat
 from tiny_backbones import make_clip
 
@@ -40,7 +39,6 @@ PLACES = (
     "bench run phantoms/few-shot --out new --dry-run --seeds 1-{number}",
     "bench run phantoms/few-shot --out new --dry-run --shots 1-{number}",
     "bench run phantoms/few-shot --workers {number} --out runs",
-    "prompts new --classes a,b --model m --url http://localhost/v1 --count {number} --out b",
     "app {model} --port {number}",
 )
 
@@ -81,18 +79,8 @@ def test_a_configuration_of_an_impossible_network_is_refused_before_it_is_built(
         if key in config[tower]:
             config[tower][key] = SIZES[key] if number is None else number
     (tmp_path / "b" / "config.json").write_text(json.dumps(config))
-    said = refused(["embed", world["data"], "--backbone", "b", "--out", "e"], tmp_path)
-    assert key in said or "do not belong together" in said or number == 100_000, said
-
-
-def test_a_bank_that_is_too_large_is_refused(tmp_path):
-    alike = {"a": [f"the same words in each of these texts but for {n}" for n in range(30_000)]}
-    with pytest.raises(ConfigError, match="take too long"):
-        check_bank(alike)
-    (tmp_path / "bank.json").write_text(json.dumps({"a": ["text"] * 200_000}))
-    assert "more than 100,000 texts" in refused(["prompts", "check", "bank.json"], tmp_path)
-    (tmp_path / "bank.json").write_text(json.dumps({"a": ["x" * 20_000]}))
-    assert "more than 10,000 characters" in refused(["prompts", "check", "bank.json"], tmp_path)
+    message = refused(["embed", world["data"], "--backbone", "b", "--out", "e"], tmp_path)
+    assert key in message or number == 100_000, message
 
 
 ADDRESSES = ("http://[::1", "https://", "http://a\x00b", "https://" + "x" * 70_000, "nonsense")
@@ -100,10 +88,13 @@ ADDRESSES = ("http://[::1", "https://", "http://a\x00b", "https://" + "x" * 70_0
 
 @pytest.mark.parametrize("url", ADDRESSES, ids=range(len(ADDRESSES)))
 def test_an_invalid_url_is_refused(url, tmp_path):
-    with pytest.raises(DataError, match=r"not a valid URL|not https"):
-        download(url, tmp_path / "file")
-    with pytest.raises(ConfigError, match="not a valid URL"):
-        chat(url, "model")
+    for error, attempt in (
+        (DataError, lambda: download(url, tmp_path / "file")),
+        (ConfigError, lambda: chat(url, "model")),
+    ):
+        with pytest.raises(error) as caught:
+            attempt()
+        assert caught.value.argument == "url"
 
 
 HALF = "a\ud800b"  # in a JSON file; a folder's name that is not UTF-8 gives "a\udcffb"
