@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 from app_models import by_hand
+from ogkd.model.policy import Policy
 
 import ogkd.serve.models as asking
 from ogkd.errors import BackboneError, ConfigError
@@ -9,7 +10,6 @@ from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import Classifier
 from ogkd.model.decide import Decider
 from ogkd.model.evidence_check import EvidenceCheck
-from ogkd.model.policy import Policy
 from ogkd.serve.models import Model, answers, load_models, with_support_images
 from ogkd.serve.uploads import Upload
 from ogkd.serve.web import describe

@@ -9,9 +9,9 @@ import zlib
 
 import numpy as np
 import pytest
+from ogkd.datasets.bags import BagRule
 from PIL import Image
 
-from ogkd.datasets.bags import BagRule
 from ogkd.errors import DataError
 from ogkd.images import SliceRule, read_image
 from ogkd.serve.uploads import UploadReader, display_name, exams_of

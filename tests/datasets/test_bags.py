@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from ogkd.datasets.bags import BagRule, grouped, in_bags
-from ogkd.datasets.divide import split_items
 from ogkd.datasets.manifest import Item, Manifest, by_bag
+
+from ogkd.datasets.divide import split_items
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import few_shot, shortfalls
 from ogkd.datasets.tables import table_text

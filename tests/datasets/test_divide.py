@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-
-from ogkd.datasets.divide import complete_splits, split_items
 from ogkd.datasets.groups import shared_groups
 from ogkd.datasets.manifest import Item, Manifest
+
+from ogkd.datasets.divide import complete_splits, split_items
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef
 from tiny_data import item_of

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ogkd.datasets.manifest import Manifest
 
 from ogkd.datasets import catalog
 from ogkd.datasets import fetch as module
@@ -30,7 +31,6 @@ from ogkd.datasets.fetch import (
     read_benchmark,
     resolve_data,
 )
-from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError, OgkdWarning, StorageError
 from ogkd.files import blob_id
 from tiny_benchmark import COUNTS, PATHS, SPLIT, SPLIT_BYTES, SPLIT_SHA256, content, packed, record

@@ -6,10 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from ogkd.datasets.manifest import NO_CLASS, Item, Manifest
 
 from ogkd.datasets.divide import split_items
 from ogkd.datasets.findings import findings_text
-from ogkd.datasets.manifest import NO_CLASS, Item, Manifest
 from ogkd.datasets.phantoms import FINDINGS, write_films
 from ogkd.datasets.read import read_manifest
 from ogkd.datasets.splits import few_shot, keep_classes

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from ogkd.datasets.groups import components, separate_groups, shared_groups
 from ogkd.datasets.manifest import Item, Manifest
+
 from tiny_data import item_of
 
 NAMES = ("cyst", "stone", "tumor")

@@ -10,8 +10,8 @@ from pathlib import Path, PureWindowsPath
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from ogkd.datasets.manifest import Manifest
+
 from ogkd.datasets.read import read_manifest, require_files
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef

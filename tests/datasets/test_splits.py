@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from ogkd.datasets.manifest import Item, Manifest
+
 from ogkd.datasets.splits import (
     base_and_novel,
     few_shot,

@@ -5,9 +5,9 @@ import json
 
 import numpy as np
 import pytest
+from ogkd.datasets.manifest import Manifest
 
 import ogkd
-from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.calibrate import FEWEST, calibrate

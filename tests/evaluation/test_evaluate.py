@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ogkd.datasets.manifest import Manifest
 from PIL import Image
 from sklearn.metrics import cohen_kappa_score
 
 from ogkd import evaluate, fit
 from ogkd.datasets.catalog import benchmark
-from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
 from ogkd.evaluation import (

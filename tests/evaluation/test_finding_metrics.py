@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ogkd.model.findings import FindingsCalibration, Limits
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from ogkd.evaluation.findings import areas, average_precision, evaluate_findings
 from ogkd.evaluation.predictions import LabelledPredictions
 from ogkd.images import ImageRef
-from ogkd.model.findings import FindingsCalibration, Limits
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ogkd.datasets.manifest import Manifest
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
-from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import DataError
 from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy

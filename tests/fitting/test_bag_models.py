@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ogkd.datasets.manifest import Manifest, by_bag
+from ogkd.fitting.bags import BagSupport, fit_head
+from ogkd.model.policy import Policy
 from PIL import Image
 
 import ogkd
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.manifest import Manifest, by_bag
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import predict_labelled
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
-from ogkd.fitting.bags import BagSupport, fit_head
 from ogkd.fitting.request import FitRequest
 from ogkd.methods import Support
 from ogkd.model.classifier import Classifier
 from ogkd.model.load import load
-from ogkd.model.policy import Policy
 from tiny_data import FAST, write_exams
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ogkd.datasets.manifest import Manifest
 
 import ogkd
 import ogkd.fitting.pipeline
 import ogkd.fitting.prepare
-from ogkd.datasets.manifest import Manifest
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
 from ogkd.fitting.pipeline import fit_seeds

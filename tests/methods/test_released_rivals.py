@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from feature_toys import make_support, make_text, unit
+from ogkd.datasets.manifest import Item, Manifest
 from torch import nn
 from torch.nn import functional as fn
 
 from ogkd.bench.runs import RunSpec
 from ogkd.bench.tidy import Summary
-from ogkd.datasets.manifest import Item, Manifest
 from ogkd.features.store import FeatureStore, View
 from ogkd.fitting.prepare import draw
 from ogkd.fitting.prepare import make_support as support_of

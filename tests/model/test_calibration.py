@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mapie.classification import SplitConformalClassifier
+from ogkd.model.temperature import fit_temperature, softmax
 from scipy.special import expit, log_softmax, logit
 from scipy.stats import binom
 from sklearn.base import BaseEstimator, ClassifierMixin
@@ -19,7 +20,6 @@ from ogkd.model.calibration import (
     images_needed_for_coverage,
     split_units,
 )
-from ogkd.model.temperature import fit_temperature, softmax
 from tiny_data import edit_sealed
 
 

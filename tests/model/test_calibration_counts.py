@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 import pytest
+from ogkd.model.temperature import softmax
 
 from ogkd.errors import ConfigError
 from ogkd.model.calibration import Calibration
-from ogkd.model.temperature import softmax
 
 
 def fitted(groups):

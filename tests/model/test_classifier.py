@@ -7,12 +7,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from ogkd.datasets.manifest import Manifest
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import ogkd
-from ogkd.datasets.manifest import Manifest
 from ogkd.errors import BackboneError, ConfigError, DataError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import place_for_model

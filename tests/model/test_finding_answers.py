@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import binom
-
-from ogkd.errors import ConfigError
 from ogkd.model.findings import (
     FindingsCalibration,
     Limits,
@@ -19,6 +16,9 @@ from ogkd.model.findings import (
     sigmoid,
     tolerance_limit,
 )
+from scipy.stats import binom
+
+from ogkd.errors import ConfigError
 
 
 def test_few_new_images_lie_below_the_conformal_limit() -> None:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ogkd.model.policy import Policy
+from ogkd.model.prior import class_shares, equal, reweighted
 
 import ogkd
 from ogkd.errors import ConfigError
 from ogkd.model.calibration import Calibration
 from ogkd.model.decide import Decider
-from ogkd.model.policy import Policy
-from ogkd.model.prior import class_shares, equal, reweighted
 from tiny_backbones import make_clip
 
 NAMES = ("benign", "malignant", "normal_lung")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from ogkd.model.policy import Policy
 from safetensors.numpy import load_file, save_file
 
 import ogkd
@@ -17,7 +18,6 @@ from ogkd.evaluation import evaluate_predictions, predict_labelled
 from ogkd.export.metadata import guarantee_note
 from ogkd.model.calibration import Calibration
 from ogkd.model.decide import Decider
-from ogkd.model.policy import Policy
 from ogkd.model.support_sets import SupportSets
 from tiny_backbones import make_clip
 from tiny_data import CLASSES, edit_sealed, write_dataset

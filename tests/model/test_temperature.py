@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from ogkd.model.temperature import fit_temperature, justified_temperature, softmax
 from scipy.stats import chi2
 
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.model.calibration import Calibration
-from ogkd.model.temperature import fit_temperature, justified_temperature, softmax
 
 
 def draw(count, *, sharpness, seed, classes=4):

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from ogkd.datasets.manifest import Manifest
+
 from ogkd.datasets.read import read_manifest
 from ogkd.evaluation import LabelledPredictions, predict_labelled
 from ogkd.evaluation.calibrate import calibrate

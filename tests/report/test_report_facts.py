@@ -4,9 +4,9 @@ import copy
 
 import numpy as np
 import pytest
+from ogkd.datasets.manifest import Manifest
 from report_world import make_world
 
-from ogkd.datasets.manifest import Manifest
 from ogkd.model.classifier import Classifier
 from ogkd.report import facts
 from ogkd.report.model_page import confident_errors, correct_examples

@@ -7,12 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from ogkd.model.temperature import softmax
 from report_world import HOSTILE, NAMES, make_world, read_page
 
 from ogkd.audit import audit_data
 from ogkd.evaluation import evaluate_predictions
 from ogkd.model.card import CAUTION
-from ogkd.model.temperature import softmax
 from ogkd.report import write_report
 
 

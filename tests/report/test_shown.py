@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from ogkd.datasets.manifest import Manifest
 from report_world import HOSTILE, read_page
 
 import ogkd
-from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError
 from ogkd.evaluation import Evaluation
 from ogkd.report.gallery import _choose

@@ -8,10 +8,10 @@ import sys
 import threading
 
 import pytest
-
-from ogkd.cli import main
 from ogkd.datasets.bags import BagRule, in_bags
 from ogkd.datasets.manifest import by_bag
+
+from ogkd.cli import main
 from ogkd.datasets.read import read_manifest
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import write_json

@@ -1,65 +1,21 @@
 """The two families of transformers models: CLIP and SigLIP.
 
-Each has a loader and a backbone that knows where the family's features come from.
+Each has a backbone that knows where the family's features come from.
 """
 
 from __future__ import annotations
 
-import re
-import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ogkd.backbones._folder import read_json, read_weights
 from ogkd.backbones._tokenizer import mismatch
 from ogkd.backbones._towers import TowersBackbone, attend, deep_blocks, deep_features, deep_parts
 from ogkd.backbones.base import TextDropout, Tokens
-from ogkd.backbones.builtin import phantom_domain
-from ogkd.backbones.transformers_format import ModelFolder
 from ogkd.errors import BackboneError
-from ogkd.images.transforms import Preprocessing
-
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_HALF = (0.5, 0.5, 0.5)
-
-
-def load_clip(source: ModelFolder) -> ClipBackbone:
-    """Load a CLIPModel folder: OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model."""
-    from ogkd.backbones._clip import load_clip_model
-
-    model = load_clip_model(source.config, read_weights(source.weights))
-    usual = Preprocessing(size=model.config.vision_config.image_size)
-    backbone = source.backbone(ClipBackbone, model, usual)
-    backbone.check_tokenizer(source.path)
-    if backbone.digest == phantom_domain().digest:
-        backbone.domain = phantom_domain()
-    return backbone
-
-
-def load_siglip(source: ModelFolder) -> SiglipBackbone:
-    """Load a SiglipModel folder: SigLIP, MedSigLIP."""
-    from transformers import SiglipModel
-
-    model = source.model(SiglipModel)
-    text, vision = model.config.text_config, model.config.vision_config
-    if text.projection_size != vision.hidden_size or not model.vision_model.use_head:
-        raise BackboneError(
-            f"{source.path / 'config.json'} has no shared space: text features of size "
-            f"{text.projection_size}, image features of size {vision.hidden_size}."
-        )
-    usual = Preprocessing(size=vision.image_size, mean=_HALF, std=_HALF, resize="squash")
-    return source.backbone(SiglipBackbone, model, usual, prepare=_siglip_preparation(source))
-
-
-LOADERS: dict[str, Callable[[ModelFolder], TowersBackbone]] = {
-    "clip": load_clip,
-    "siglip": load_siglip,
-}
-
 
 _Encoded = tuple[Tensor, Tensor, Tensor | None]  # globals, patches and, if wanted, deep
 
@@ -95,10 +51,10 @@ class _FamilyBackbone(TowersBackbone):
         text = self.model.text_model
         rate = self.model.config.text_config.attention_dropout
         hidden: Tensor = text.embeddings(inputs_embeds=embeddings)
-        return _run_layers(text.encoder.layers, hidden, causal, dropout, rate)
+        return run_layers(text.encoder.layers, hidden, causal, dropout, rate)
 
 
-def _run_layers(
+def run_layers(
     layers: Iterable[Any],
     hidden: Tensor,
     causal: bool = False,
@@ -141,7 +97,7 @@ class ClipBackbone(_FamilyBackbone):
         hidden = vision.pre_layrnorm(vision.embeddings(pixels))
         states = [hidden] if deep else None
         # [B, 1 + P, width]
-        hidden = _run_layers(vision.encoder.layers, hidden, states=states)
+        hidden = run_layers(vision.encoder.layers, hidden, states=states)
         # The head was trained on the class token; it is applied to the patches too.
         projected = self.model.visual_projection(vision.post_layernorm(hidden))
         return projected[:, 0], projected[:, 1:], self._deep(states)
@@ -210,16 +166,3 @@ class SiglipBackbone(_FamilyBackbone):
         hidden = self._run_text(embeddings, dropout, causal=False)
         pooled: Tensor = text.head(text.final_layer_norm(hidden[:, -1]))
         return pooled
-
-
-def _canonical(text: str) -> str:
-    """Lower case, no punctuation, single spaces, as SigLIP's tokenizer prepares a text."""
-    return re.sub(r"\s+", " ", text.lower().translate(_PUNCTUATION)).strip()
-
-
-def _siglip_preparation(source: ModelFolder) -> Callable[[str], str]:
-    """What the tokenizer's Python class does to a text first; tokenizer.json may not include it."""
-    path = source.path / "tokenizer_config.json"
-    named = read_json(path).get("tokenizer_class") if path.is_file() else None
-    # SigLIP 2 uses Gemma's tokenizer and was trained on lower case with punctuation.
-    return str.lower if str(named).startswith(("Gemma", "Siglip2")) else _canonical

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from ogkd.backbones._clip import Clip
 from ogkd.backbones._towers import deep_blocks
+from ogkd.backbones._transformers_families import run_layers
 from ogkd.backbones._vit import ImageTower
 from ogkd.backbones.base import Backbone
 
@@ -66,7 +68,7 @@ def _way_of(model: Any) -> _Way | None:
         norm = tower.late_norm if tower.spec.late_norm else tower.norm
         return _Way(
             tower.first_tokens,
-            [(_timm_reader(block), block) for block in tower.blocks],
+            [(_of_timm(block), block) for block in tower.blocks],
             norm,
             tower.head,
         )
@@ -74,7 +76,7 @@ def _way_of(model: Any) -> _Way | None:
         vision = model.vision_model
         return _Way(
             lambda pixels: vision.pre_layrnorm(vision.embeddings(pixels)),
-            [(_clip_reader(layer), _clip_block(layer)) for layer in vision.encoder.layers],
+            [(_of_clip(layer), partial(run_layers, [layer])) for layer in vision.encoder.layers],
             vision.post_layernorm,
             model.visual_projection,
         )
@@ -138,30 +140,29 @@ def _of_patches(shares: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     return products, torch.zeros_like(products[:, 0])
 
 
-def _timm_reader(block: Any) -> Step:
+def _reader(norm: Any, projections: Sequence[Any], heads: int, output: Any, scale: Any) -> Step:
+    """What the class token reads in a block whose attention has these layers."""
+    query, key, value = projections
+
     def read(tokens: Tensor) -> Tensor:
-        normed = block.norm1(tokens)
-        states = block.query(normed[:, :1]), block.key(normed), block.value(normed)
-        written: Tensor = block.ls1(_read(*states, block.heads) @ block.proj.weight.mT)
+        normed = norm(tokens)
+        states = query(normed[:, :1]), key(normed), value(normed)
+        written: Tensor = scale(_read(*states, heads) @ output.weight.mT)
         return written
 
     return read
 
 
-def _clip_block(layer: Any) -> Step:
-    from ogkd.backbones._transformers_families import _run_layers
+def _of_timm(block: Any) -> Step:
+    projections = block.query, block.key, block.value
+    return _reader(block.norm1, projections, block.heads, block.proj, block.ls1)
 
-    return lambda tokens: _run_layers([layer], tokens)
 
-
-def _clip_reader(layer: Any) -> Step:
-    def read(tokens: Tensor) -> Tensor:
-        normed, attention = layer.layer_norm1(tokens), layer.self_attn
-        states = attention.q_proj(normed[:, :1]), attention.k_proj(normed), attention.v_proj(normed)
-        written: Tensor = _read(*states, attention.num_heads) @ attention.out_proj.weight.mT
-        return written
-
-    return read
+def _of_clip(layer: Any) -> Step:
+    attention = layer.self_attn
+    projections = attention.q_proj, attention.k_proj, attention.v_proj
+    heads, output = attention.num_heads, attention.out_proj
+    return _reader(layer.layer_norm1, projections, heads, output, nn.Identity())
 
 
 def _read(query: Tensor, key: Tensor, value: Tensor, heads: int) -> Tensor:

@@ -1,19 +1,18 @@
-"""Folders in transformers' format: CLIPModel and SiglipModel.
-
-`load_transformers` reads a folder without a network. What the two families share is here;
-what differs is in _transformers_families.py.
-"""
+"""Folders in transformers' format: CLIPModel and SiglipModel, read without a network."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import re
+import string
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 
+from ogkd.backbones._clip import load_clip_model
 from ogkd.backbones._folder import (
     FAMILIES,
     backbone_digest,
@@ -25,10 +24,14 @@ from ogkd.backbones._folder import (
 )
 from ogkd.backbones._tokenizer import folder_tokenizer
 from ogkd.backbones._towers import TowersBackbone
+from ogkd.backbones._transformers_families import ClipBackbone, SiglipBackbone
+from ogkd.backbones.builtin import phantom_domain
 from ogkd.errors import BackboneError
 from ogkd.files import sha256_file
 from ogkd.images.transforms import Preprocessing
 
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_HALF = (0.5, 0.5, 0.5)
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt")
 # Pillow's numbers
@@ -37,7 +40,6 @@ _RESAMPLE: dict[int, Literal["bicubic", "bilinear", "nearest"]] = {
     2: "bilinear",
     3: "bicubic",
 }
-Kind = TypeVar("Kind", bound=TowersBackbone)
 
 
 def load_transformers(folder: Path, *, name: str, device: torch.device) -> TowersBackbone:
@@ -46,68 +48,67 @@ def load_transformers(folder: Path, *, name: str, device: torch.device) -> Tower
     Without a preprocessor_config.json the usual preprocessing of the family is used: CLIP
     resizes the short side and crops, SigLIP resizes both sides.
     """
-    from ogkd.backbones._transformers_families import LOADERS
-
-    config = read_json(folder / "config.json")
-    check_sizes(config, folder / "config.json")
-    family = str(config.get("model_type"))
+    path = folder / "config.json"
+    config = read_json(path)
+    check_sizes(config, path)
+    family = config.get("model_type")
     if family not in FAMILIES:
-        raise BackboneError(
-            f"{folder / 'config.json'} has model_type {family}, not {' or '.join(FAMILIES)}."
-        )
-    return LOADERS[family](
-        ModelFolder(folder, name, device, find_weights(folder, _WEIGHTS), config)
+        raise BackboneError(f"{path} has model_type {family}, not {' or '.join(FAMILIES)}.")
+    weights = read_weights(find_weights(folder, _WEIGHTS))
+    model: Any
+    prepare: Callable[[str], str] = str
+    if family == "clip":  # OpenAI CLIP, PubMedCLIP, PLIP, QuiltNet, the built-in model
+        model = load_clip_model(config, weights)
+        usual = Preprocessing(size=model.config.vision_config.image_size)
+    else:  # SigLIP, MedSigLIP
+        from transformers import SiglipModel
+
+        model = load_into_transformers(SiglipModel, config, weights)
+        vision = model.config.vision_config
+        size, width = model.config.text_config.projection_size, vision.hidden_size
+        if size != width or not model.vision_model.use_head:
+            raise BackboneError(f"{path} has no shared space: texts {size}, images {width} wide.")
+        usual = Preprocessing(size=vision.image_size, mean=_HALF, std=_HALF, resize="squash")
+        prepare = _siglip_preparation(folder)
+    text = model.config.text_config
+    tokenizer = folder_tokenizer(
+        folder, vocabulary=text.vocab_size, pad_id=text.pad_token_id, prepare=prepare
     )
+    preprocessing = _read_preprocessing(folder, usual)
+    files = [folder / file for file in _TOKENIZER_FILES]
+    parts = {
+        "format": "transformers",
+        "config": json.dumps(config, sort_keys=True),
+        "preprocessing": repr(preprocessing),
+        **{file.name: sha256_file(file) for file in files if file.is_file()},
+    }
+    backbone = (ClipBackbone if family == "clip" else SiglipBackbone)(
+        model,
+        tokenizer,
+        preprocessing,
+        name=name,
+        digest=backbone_digest(weights.file, parts),
+        context_length=text.max_position_embeddings,
+        device=device,
+    )
+    if isinstance(backbone, ClipBackbone):
+        backbone.check_tokenizer(folder)
+    if backbone.digest == phantom_domain().digest:
+        backbone.domain = phantom_domain()
+    return backbone
 
 
-@dataclass(frozen=True)
-class ModelFolder:
-    """A model folder: its path, its config.json and the name that the user gave."""
+def _canonical(text: str) -> str:
+    """Lower case, no punctuation, single spaces, as SigLIP's tokenizer prepares a text."""
+    return re.sub(r"\s+", " ", text.lower().translate(_PUNCTUATION)).strip()
 
-    path: Path
-    name: str
-    device: torch.device
-    weights: Path
-    config: dict[str, Any]
 
-    def model(self, model_class: Any) -> Any:
-        """The model in float32, with exactly the stored weights."""
-        return load_into_transformers(model_class, self.config, read_weights(self.weights))
-
-    def backbone(
-        self,
-        kind: type[Kind],
-        model: Any,
-        usual: Preprocessing,
-        *,
-        prepare: Callable[[str], str] = str,
-    ) -> Kind:
-        """Put the model together with the folder's tokenizer and preprocessing.
-
-        `usual` is the family's preprocessing, for a folder that says nothing; `prepare` is
-        applied to each text first.
-        """
-        text = model.config.text_config
-        tokenizer = folder_tokenizer(
-            self.path, vocabulary=text.vocab_size, pad_id=text.pad_token_id, prepare=prepare
-        )
-        preprocessing = _read_preprocessing(self.path, usual)
-        files = [self.path / name for name in _TOKENIZER_FILES]
-        parts = {
-            "format": "transformers",
-            "config": json.dumps(self.config, sort_keys=True),
-            "preprocessing": repr(preprocessing),
-            **{file.name: sha256_file(file) for file in files if file.is_file()},
-        }
-        return kind(
-            model,
-            tokenizer,
-            preprocessing,
-            name=self.name,
-            digest=backbone_digest(self.weights, parts),
-            context_length=text.max_position_embeddings,
-            device=self.device,
-        )
+def _siglip_preparation(folder: Path) -> Callable[[str], str]:
+    """What the tokenizer's Python class does to a text first; tokenizer.json may not include it."""
+    path = folder / "tokenizer_config.json"
+    named = read_json(path).get("tokenizer_class") if path.is_file() else None
+    # SigLIP 2 uses Gemma's tokenizer and was trained on lower case with punctuation.
+    return str.lower if str(named).startswith(("Gemma", "Siglip2")) else _canonical
 
 
 def _read_preprocessing(folder: Path, default: Preprocessing) -> Preprocessing:
@@ -166,12 +167,9 @@ def _translate(settings: dict[str, Any], default: Preprocessing) -> Preprocessin
     std = settings.get("image_std") or default.std
     if min(std) <= 0:
         raise ValueError(f"image_std {std}")
-    return replace(prep, mean=_triple(mean), std=_triple(std))
-
-
-def _triple(values: Sequence[float]) -> tuple[float, float, float]:
-    red, green, blue = values
-    return float(red), float(green), float(blue)
+    red, green, blue = map(float, mean)
+    of_red, of_green, of_blue = map(float, std)
+    return replace(prep, mean=(red, green, blue), std=(of_red, of_green, of_blue))
 
 
 def _size(asked: Any, default: Preprocessing) -> tuple[int, Any]:
