@@ -17,9 +17,9 @@ from ogkd.errors import ConfigError, Interrupted
 FULL = Path("/dev/full")
 COMMANDS = [
     *(["fit"], ["predict"], ["evaluate"], ["embed"], ["phantoms"], ["demo"], ["doctor"]),
-    *(["import-checkpoint"], ["backbones"], ["backbones", "list"], ["backbones", "verify"]),
+    *(["import-checkpoint"], ["backbones"], ["backbones", "list"], ["backbones", "info"]),
     *(["report"], ["calibrate"], ["export"], ["app"], ["methods"], ["data"], ["data", "check"]),
-    *(["prompts"], ["prompts", "check"], ["prompts", "generate"], ["bench"], ["bench", "run"]),
+    *(["prompts"], ["prompts", "check"], ["prompts", "new"], ["bench"], ["bench", "run"]),
 ]
 
 

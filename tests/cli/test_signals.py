@@ -52,7 +52,7 @@ def shell(line, **options):
 @pytest.mark.parametrize("delay", [0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.6, 1.0])
 def test_an_interruption_at_any_moment_is_quiet(delay):
     process = subprocess.Popen(
-        [sys.executable, "-c", STARTED, "backbones", "verify", "builtin"],
+        [sys.executable, "-c", STARTED, "backbones", "info", "builtin", "--verify"],
         env=ENV,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
