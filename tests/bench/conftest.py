@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from bench_data import make_dataset
 
+from ogkd.bench.grid import expand, read_grid
+from ogkd.bench.runs import RunsFolder
+from ogkd.bench.workers import make_job, prepare
+
 FIXTURE = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
 
 GRID = """
@@ -41,3 +45,17 @@ def grid_file(datasets: Path, tmp_path: Path) -> Path:
     path = tmp_path / "tiny.toml"
     path.write_text(GRID.format(data=datasets, backbone=FIXTURE))
     return path
+
+
+@pytest.fixture
+def bench(grid_file, tmp_path):
+    """A folder, a plan and its job, from the tiny grid with changes."""
+
+    def make(out="runs", **changes):
+        grid = read_grid(grid_file, changes)
+        plan, sources = expand(grid)
+        folder = RunsFolder(tmp_path / out)
+        prepare(folder, plan)
+        return folder, plan, make_job(folder, plan, sources, grid.backbone, device="cpu")
+
+    return make

@@ -5,14 +5,11 @@ import io
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ogkd.bench.runs import Plan, RunsFolder, RunSpec
 from ogkd.bench.tables import make_table
-from ogkd.bench.tidy import Summary
 from ogkd.errors import ConfigError
-from ogkd.evaluation.names import METRICS
 from tiny_runs import make_plan, write_run
 
 Accuracy = dict[tuple[str, str, int], list[float]]  # by dataset, method and shots: of each seed
@@ -287,24 +284,6 @@ def test_unknown_metrics_and_formats_raise(
         make_table(*done, metric="acuracy")
     with pytest.raises(ConfigError):
         make_table(*done, format="html")  # type: ignore[arg-type]
-
-
-def test_every_measure_of_a_run_can_be_shown() -> None:
-    from ogkd.evaluation.metrics import summary_metrics
-
-    p = np.asarray([[0.7, 0.3], [0.4, 0.6], [0.2, 0.8], [0.9, 0.1]])
-    measured = summary_metrics(np.asarray([0, 1, 0, 0]), p, graded=True)
-    screening = {"false_alarms", "sensitivity"}  # where a class is normal: tests/bench/test_run.py
-    assert set(METRICS) - screening <= set(measured)
-
-
-def test_a_summary_averages_over_chosen_datasets(done: tuple[RunsFolder, Plan]) -> None:
-    folder, plan = done
-    summary = Summary(plan, folder.finished(plan))
-    (condition, *_) = summary.conditions
-    found = summary.average("coop", condition, "test", ["covid"])
-    assert found is not None
-    assert (found.value, found.done, found.planned) == (pytest.approx(0.3), 1, 1)
 
 
 def test_a_table_says_where_there_were_fewer_images_than_k(folder: RunsFolder) -> None:

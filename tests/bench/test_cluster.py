@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from ogkd.bench import workers
-from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runs import RunsFolder
 from ogkd.bench.worker import work
-from ogkd.bench.workers import Ended, Progress, make_job, prepare, run_ray
+from ogkd.bench.workers import Ended, Progress, run_ray
 from ogkd.errors import ConfigError
 from ogkd.features.cluster import Cluster, settings_for_workers
 
@@ -31,25 +30,13 @@ NODES = [
 ]
 
 
-@pytest.fixture
-def bench(grid_file, tmp_path):
-    def make(out="runs", **changes):
-        grid = read_grid(grid_file, {"shots": [1], "seeds": [1], **changes})
-        plan, sources = expand(grid)
-        folder = RunsFolder(tmp_path / out)
-        prepare(folder, plan)
-        return folder, plan, make_job(folder, plan, sources, grid.backbone, device="cpu")
-
-    return make
-
-
 @pytest.mark.parametrize(
     ("count", "cpus", "device", "gpus", "fit"),
     [
         (None, 1, "auto", 1.0, 2),
         (2, 1, "cuda", 1.0, 2),
-        (3, 1, "auto", 0.5, 4),  # two on one GPU
-        (5, 1, "auto", 1 / 3, 6),
+        (3, 1, "auto", 0.5, 3),  # two on one GPU
+        (5, 1, "auto", 1 / 3, 5),
         (None, 1, "cpu", 0.0, 12),
         (None, 3, "cpu", 0.0, 3),
     ],
@@ -59,7 +46,7 @@ def test_each_worker_gets_a_gpu_or_a_share_of_one(count, cpus, device, gpus, fit
     cluster = Cluster(count=count, cpus=cpus)
     resources = cluster.resources(ray, device)
     assert resources == {"num_cpus": cpus, "num_gpus": gpus}
-    assert cluster.fitting(ray, resources) == fit
+    assert cluster.workers(ray, resources) == fit
 
 
 @pytest.mark.parametrize(
@@ -115,7 +102,7 @@ class StandIn:
 
 
 def test_lost_workers_are_replaced(bench, monkeypatch, capsys):
-    folder, plan, job = bench(datasets=["first"])
+    folder, plan, job = bench(datasets=["first"], shots=[1], seeds=[1])
     ray = StandIn(deaths=2)
     monkeypatch.setattr(Cluster, "joined", lambda _: workers.contextlib.nullcontext(ray))
     run_ray(job, Progress(folder, plan), Cluster(count=1))
@@ -125,7 +112,7 @@ def test_lost_workers_are_replaced(bench, monkeypatch, capsys):
 
 
 def test_node_that_lacks_data_or_software_is_refused(bench, tmp_path):
-    _, _, job = bench(datasets=["first"])
+    _, _, job = bench(datasets=["first"], shots=[1], seeds=[1])
     source = job.sources["first"].model_copy(update={"folder": "/nowhere/first"})
     here = workers.version("ogkd")
     for changes, version, missing in (
@@ -203,7 +190,7 @@ def test_a_real_cluster_that_loses_a_node_gives_the_results_of_one_process(
         assert process.stdout.read() == ""
     assert process.returncode == 1, lines  # some runs fail, and only those that must
     assert any(line.startswith("A worker died") for line in lines), lines
-    folder, plan, job = bench("alone", shots=None, seeds=None)
+    folder, plan, job = bench("alone")
     work(job)
     cluster = RunsFolder(tmp_path / "cluster")
     assert len(folder.runs()) == len(folder.failures()) == len(plan.cells) // 2 == 16

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from ogkd.bench.grid import expand, protocols, read_grid, without_preset
-from ogkd.bench.sources import open_dataset
+from ogkd.bench.sources import open_source
 from ogkd.errors import ConfigError
 from ogkd.images import read_image
 from ogkd.prompts.bank import read_bank, shipped_banks
@@ -59,45 +59,57 @@ def test_options_replace_fields_and_choose_rows(grid_file):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "argument"),
     [
-        ({"datasets": ["frist"]}, "Unknown dataset 'frist'. Did you mean 'first'"),
-        ({"methods": ["ogdk"]}, "Unknown method 'ogdk'. Did you mean 'ogkd'"),
-        ({"settings": {"train.epoch": 3}}, "train.epoch"),
-        ({"settings": {"gama": 0.3}}, "has a setting 'gama'. Did you mean 'gamma'"),
-        ({"sweep": {"gama": [0.3]}}, "has a setting 'gama'"),
-        ({"rows": [{"method": "ogkd", "settings": {"gama": 1.0}}]}, "Did you mean 'gamma'"),
-        ({"rows": [{"method": "ogkd", "settings": {"options.drop": True}}]}, "option 'drop'"),
-        ({"rows": [{"method": "gda"}, {"method": "gda", "settings": {"alpha": 1.0}}]}, "called"),
-        ({"shots": ["many"]}, "'shots.0' is wrong"),
-        ({"seedz": [1]}, "Did you mean 'seeds'"),
-        ({"protocol": "base-to-novel"}, "gda knows only the classes"),
-        ({"only": ["ogkt"]}, "Did you mean 'ogkd'"),
-        ({"data": "nowhere"}, "no folder nowhere"),
-        ({"methods": [], "rows": []}, "names no method"),
-        ({"sweep": {"gamma": [0.1], "alpha": [1.0]}}, "sweeps one setting"),
-        ({"datasets": []}, "'datasets' is wrong"),
-        ({"shots": [0]}, "'shots.0' is wrong"),
-        ({"flips": [-1]}, "'flips.0' is wrong"),
-        ({"flips": [0, 2]}, "needs as many shots"),
-        ({"flips": [0, 1], "budgets": [2, 4]}, "one axis beside shots"),
-        ({"banks": {"frist": "busi"}}, "[banks] names 'frist'"),
-        ({"banks": {"first": "bussi"}}, "Cannot read bussi"),
-        ({"rows": [{"metod": "ogkd"}]}, "Did you mean 'method'"),
+        ({"datasets": ["frist"]}, "datasets"),
+        ({"methods": ["ogdk"]}, "methods"),
+        ({"settings": {"gama": 0.3}}, "settings"),
+        ({"sweep": {"gama": [0.3]}}, "settings"),
+        ({"over": {"train_epochs": 3}}, "settings"),
+        ({"protocol": "base-to-novel"}, "methods"),
+        ({"only": ["ogkt"]}, "methods"),
+        ({"data": "nowhere"}, "data"),
+        ({"data": "x" * 5000}, "data"),  # the system takes no such name
+        ({"methods": [], "rows": []}, "methods"),
     ],
 )
-def test_mistakes_are_named_with_what_is_known(grid_file, change, message):
+def test_invalid_values_name_their_argument(grid_file, change, argument):
     with pytest.raises(ConfigError) as caught:
         expand(read_grid(grid_file, change))
-    assert message in str(caught.value)
+    assert caught.value.argument == argument
 
 
-def test_an_unknown_or_broken_grid_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="Did you mean 'paper/few-shot'"):
-        read_grid("paper/few-shots")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": {"train.epoch": 3}},
+        {"rows": [{"method": "ogkd", "settings": {"gama": 1.0}}]},
+        {"rows": [{"method": "ogkd", "settings": {"options.drop": True}}]},
+        {"rows": [{"method": "gda"}, {"method": "gda", "settings": {"alpha": 1.0}}]},
+        {"rows": [{"metod": "ogkd"}]},
+        {"seedz": [1]},
+        {"sweep": {"gamma": [0.1], "alpha": [1.0]}},
+        {"datasets": []},
+        {"shots": ["many"]},
+        {"shots": [0]},
+        {"flips": [-1]},
+        {"flips": [0, 2]},  # more than shots
+        {"flips": [0, 1], "budgets": [2, 4]},
+        {"banks": {"frist": "busi"}},
+        {"banks": {"first": "bussi"}},
+    ],
+)
+def test_invalid_fields_raise(grid_file, change):
+    with pytest.raises(ConfigError):
+        expand(read_grid(grid_file, change))
+
+
+def test_unknown_or_broken_grid_raises(tmp_path):
     (tmp_path / "bad.toml").write_text("shots = [1,")
-    with pytest.raises(ConfigError, match="not valid TOML"):
-        read_grid(tmp_path / "bad.toml")
+    for source in ("paper/few-shots", tmp_path / "bad.toml"):
+        with pytest.raises(ConfigError) as caught:
+            read_grid(source)
+        assert caught.value.argument == "grid"
 
 
 # The runs of every shipped grid when each was a file of its own: digest and number. They name
@@ -159,6 +171,9 @@ def test_the_runs_of_a_shipped_grid_keep_their_names(name, expected, tmp_path):
         rows = [row.model_copy(update={"settings": {}}) for row in grid.rows]
         grid = grid.model_copy(update={"rows": rows})
     plan, _ = expand(grid)
+    if name.startswith("paper"):
+        trained = [cell.spec for cell in plan.cells if cell.spec.method == "ogkd"]
+        assert all(str(spec.preset).startswith("paper/") for spec in trained)
     cells = [[cell.label, cell.spec.hash] for cell in plan.cells]
     content = [plan.name, plan.title, plan.table, plan.sweep, grid.backbone, cells]
     digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
@@ -199,20 +214,15 @@ def test_a_file_as_a_bank_keeps_the_datasets_presets_and_names_runs_by_content(t
     (tmp_path / "there" / "btmri.json").write_text(json.dumps(bank))
     other, _ = cells(prompts=str(tmp_path / "there"))
     assert {spec.hash for spec in other}.isdisjoint(spec.hash for spec in by_file)
-    with pytest.raises(ConfigError, match=r"has no busi.json"):
-        cells(prompts=str(tmp_path / "there"), datasets=["busi"])
-    with pytest.raises(ConfigError, match="There is no folder nowhere"):
-        cells(prompts="nowhere")
-    with pytest.raises(
-        ConfigError, match="There is no folder xxx"
-    ):  # the system takes no such name
-        cells(data="x" * 5000)
+    for change in ({"prompts": str(tmp_path / "there"), "datasets": ["busi"]}, {"prompts": "no"}):
+        with pytest.raises(ConfigError):
+            cells(**change)
 
 
 def test_a_preset_that_does_not_exist_is_an_error_for_methods_that_have_its_kind(tmp_path):
     few = {"datasets": ["btmri"], "shots": [1], "seeds": [1]}
     wrong = {"preset": "paper/fewshot/{dataset}"}
-    with pytest.raises(ConfigError, match="Did you mean 'paper/few-shot/btmri'"):
+    with pytest.raises(ConfigError):
         expand(read_grid("paper/few-shot", few | wrong | {"only": ["ogkd"]}))
     plan, _ = expand(read_grid("paper/few-shot", few | wrong | {"only": ["tip-adapter"]}))
     assert plan.cells[0].spec.preset is None  # it has no presets at all
@@ -226,31 +236,8 @@ def test_a_preset_that_does_not_exist_is_an_error_for_methods_that_have_its_kind
 
 
 def test_phantoms_have_their_own_prompts():
-    with pytest.raises(ConfigError, match="Phantoms have their own prompts"):
+    with pytest.raises(ConfigError):
         expand(read_grid("phantoms/few-shot", {"prompts": "released"}))
-
-
-@pytest.mark.parametrize("name", sorted(protocols()))
-def test_every_shipped_grid_is_a_plan(name, tmp_path):
-    changes = {}
-    if name.startswith("real-small"):  # any folder of datasets will do
-        for dataset, label in itertools.product(("COVID_19", "Mine"), ("a", "b", "c", "normal_d")):
-            (tmp_path / dataset / "train" / label).mkdir(parents=True)
-        changes = {"data": str(tmp_path)}
-    plan, sources = expand(read_grid(name, changes))
-    assert plan.cells
-    assert plan.title
-    assert plan.name == name.split("/")[-1]
-    if name.startswith("real-small"):
-        assert {place: source.bank for place, source in sources.items()} == {
-            "COVID_19": "covid",
-            "Mine": None,
-        }
-    if name.startswith("paper"):
-        assert all(source.bank == "released" for source in sources.values())
-        assert all(source.benchmark == dataset for dataset, source in sources.items())
-        trained = [cell.spec for cell in plan.cells if cell.spec.method == "ogkd"]
-        assert all(str(spec.preset).startswith("paper/") for spec in trained)
 
 
 def test_a_label_chooses_its_row_and_a_method_all_of_its_rows(grid_file):
@@ -273,13 +260,13 @@ def test_a_label_chooses_its_row_and_a_method_all_of_its_rows(grid_file):
 
 
 @pytest.mark.parametrize(
-    ("grid", "classes", "message"),
+    ("grid", "classes"),
     [
-        ("base-to-novel", ("a", "b", "normal"), "has 3 classes, but base-to-novel needs 4"),
-        ("class-gamma", ("a", "b", "c", "d"), "has no class marked as normal"),
+        ("base-to-novel", ("a", "b", "normal")),  # too few
+        ("class-gamma", ("a", "b", "c", "d")),  # none is normal
     ],
 )
-def test_what_a_protocol_cannot_judge_is_left_out_or_refused(tmp_path, grid, classes, message):
+def test_datasets_that_a_protocol_cannot_evaluate_are_left_out_or_refused(tmp_path, grid, classes):
     for dataset, names in (("fit", ("a", "b", "normal_c", "d")), ("unfit", classes)):
         for name in names:
             (tmp_path / dataset / "train" / name).mkdir(parents=True)
@@ -287,11 +274,12 @@ def test_what_a_protocol_cannot_judge_is_left_out_or_refused(tmp_path, grid, cla
     plan, sources = expand(read_grid(f"real-small/{grid}", changes))
     assert list(sources) == ["fit"]
     assert {cell.spec.dataset for cell in plan.cells} == {"fit"}
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError) as caught:
         expand(read_grid(f"real-small/{grid}", changes | {"datasets": ["fit", "unfit"]}))
+    assert caught.value.argument == "datasets"
 
 
-def test_settings_of_the_command_replace_those_of_rows_and_unknown_ones_are_refused(grid_file):
+def test_settings_of_the_command_replace_those_of_rows(grid_file):
     rows = [{"method": "coop", "settings": {"train.epochs": 9}}, {"method": "gda"}]
     changes = {"rows": rows, "methods": [], "over": {"train.epochs": 3}}
     plan, _ = expand(read_grid(grid_file, changes))
@@ -299,8 +287,6 @@ def test_settings_of_the_command_replace_those_of_rows_and_unknown_ones_are_refu
         "coop": {"train.epochs": 3},
         "gda": {},
     }
-    with pytest.raises(ConfigError, match="has a setting 'train_epochs'"):
-        expand(read_grid(grid_file, changes | {"over": {"train_epochs": 3}}))
 
 
 def test_the_papers_grids_read_photographs_as_they_are_stored(datasets, grid_file, tmp_path):
@@ -317,10 +303,10 @@ def test_the_papers_grids_read_photographs_as_they_are_stored(datasets, grid_fil
     for upright in (True, False):
         changes = {"data": str(tmp_path / "data"), "datasets": ["first"], "upright": upright}
         plan, sources = expand(read_grid(grid_file, changes))
-        dataset = open_dataset(sources["first"])
-        shapes = {read_image(item.image).shape for item in dataset.manifest.items}
+        source = open_source(sources["first"])
+        shapes = {read_image(image).shape for image in source.dataset.images}
         assert ((40, 36, 3) in shapes) == upright
-        digests.add(dataset.digests["data_sha256"])
+        digests.add(source.digests["data_sha256"])
         hashes = set(plan.specs)
     assert len(digests) == 2  # results of both are refused in one folder
     assert hashes == set(expand(read_grid(grid_file, changes | {"upright": True}))[0].specs)

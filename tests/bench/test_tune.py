@@ -125,5 +125,6 @@ def test_every_declared_number_is_a_setting(name):
 def test_a_bad_file_of_settings_is_refused(grid, tmp_path):
     for content in ("a = 1", "[ogkd]\nx = 1", "["):
         (tmp_path / f"bad{len(content)}.toml").write_text(content)
-        with pytest.raises(ConfigError, match=r"tuned|must be tables"):
+        with pytest.raises(ConfigError) as caught:
             expand(read_grid(grid, {"tuned": str(tmp_path / f"bad{len(content)}.toml")}))
+        assert caught.value.argument == "tuned"

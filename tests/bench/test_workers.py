@@ -29,18 +29,6 @@ from ogkd.methods import make_method
 from tiny_data import edit_sealed
 
 
-@pytest.fixture
-def bench(grid_file, tmp_path):
-    def make(out="runs", **changes):
-        grid = read_grid(grid_file, changes)
-        plan, sources = expand(grid)
-        folder = RunsFolder(tmp_path / out)
-        prepare(folder, plan)
-        return folder, plan, make_job(folder, plan, sources, grid.backbone, device="cpu")
-
-    return make
-
-
 def content(folder):
     """Metrics and predictions of every run, as bytes where they must be equal."""
     return {
@@ -321,7 +309,7 @@ def test_time_left_follows_the_runs_that_end(bench, monkeypatch, capsys):
     first = job.model_copy(update={"specs": job.specs[:2]})
     work(first)
     progress()
-    assert capsys.readouterr().err == "done 2/4, at most about 20 s left\n"
+    assert capsys.readouterr().err == "done 2/4, at most about 0:00:20 left\n"
     for spec in job.specs[2:]:
         folder.write_failure(spec, "bad luck")
     progress()

@@ -17,6 +17,7 @@ import typer
 from dying import die_after
 from messy import LEFT_OUT, make_messy
 from ogkd.datasets.phantoms import write_folder
+from ogkd.images import decode
 from tiny_data import CLASSES, write_dataset, write_image
 
 FILES = {
@@ -77,6 +78,14 @@ def test_one_command_leads_from_a_folder_to_a_report(ogkd, clip, images, tmp_pat
     assert {path.name for path in out.iterdir()} == FILES
     assert again.out.count("already done") == 6  # not reading, nor the calibration that cannot be
     assert contents(out) == before
+
+
+def test_every_file_is_decoded_once(ogkd, clip, images, tmp_path, monkeypatch):
+    names = []
+    read = decode._read_file
+    monkeypatch.setattr(decode, "_read_file", lambda ref: names.append(ref.file.name) or read(ref))
+    assert ogkd("start", images, "-y", "-b", clip, "-o", tmp_path / "out").code == 0
+    assert len(names) == len(list(images.rglob("*.png")))
 
 
 def test_other_options_or_data_are_refused_and_nothing_is_overwritten(ogkd, clip, images, tmp_path):

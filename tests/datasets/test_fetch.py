@@ -147,18 +147,18 @@ def refused(tiny: Benchmark, words: str) -> None:
     assert "tiny" not in left_in(module.data_dir())
 
 
-def test_counts_that_differ_are_refused(server: TinyServer) -> None:
-    counts = {**COUNTS, "test": 3}
-    refused(record(server, counts=counts), "has 2 test images, but 'tiny' officially has 3")
-
-
-def test_other_classes_are_refused(server: TinyServer) -> None:
-    names = ("tumor", "no finding")
-    refused(record(server, class_names=names), "has the classes no finding, tumor, but")
-
-
-def test_another_split_file_is_refused(server: TinyServer) -> None:
-    refused(record(server, split_sha256="0" * 64), "not the official split file")
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"counts": {**COUNTS, "test": 3}}, "has 2 test images, but 'tiny' officially has 3"),
+        ({"class_names": ("tumor", "no finding")}, "has the classes no finding, tumor, but"),
+        ({"split_sha256": "0" * 64}, "not the official split file"),
+    ],
+)
+def test_data_that_differ_from_the_catalogue_are_refused(
+    server: TinyServer, change: dict[str, Any], words: str
+) -> None:
+    refused(record(server, **change), words)
 
 
 def test_images_that_are_missing_are_named(server: TinyServer) -> None:

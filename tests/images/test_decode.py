@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from ogkd.errors import DataError
-from ogkd.images import ImageRef
+from ogkd.images import ImageRef, decode, decode_once
 from ogkd.images.decode import find_images, look_at, read_image, silence_decoders
 from ogkd.images.ref import as_stored
 from tiny_images import SHADES, dicom, nifti, own_range, png
@@ -278,3 +278,29 @@ def test_a_decoder_does_not_write_to_the_terminal_beside_our_error(tmp_path, cap
             read_image(f"{tmp_path}/a.{ending}")
     assert said == []
     assert capfd.readouterr() == ("", "")
+
+
+def test_within_decode_once_a_file_is_decoded_once_and_again_when_it_changes(tmp_path, monkeypatch):
+    file, paths = save(tmp_path / "a.png", GRADIENT), []
+    read = decode._read_file
+    monkeypatch.setattr(decode, "_read_file", lambda ref: paths.append(ref.file) or read(ref))
+    with decode_once():
+        first = read_image(file)
+        first[:] = 0  # what a caller does with its copy changes nothing
+        with decode_once():
+            (tmp_path / "b").symlink_to(tmp_path)
+            assert np.array_equal(look_at(tmp_path / "b" / "a.png")[..., 0], GRADIENT)
+        assert len(paths) == 1
+        save(file, GRADIENT[::-1, ::2])
+        assert np.array_equal(read_image(file)[..., 0], GRADIENT[::-1, ::2])
+        assert len(paths) == 2
+    read_image(file)
+    assert len(paths) == 3
+
+
+def test_decode_once_keeps_no_more_than_memory_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr(decode, "_SHARE", 0)
+    file = save(tmp_path / "a.png", GRADIENT)
+    with decode_once():
+        assert np.array_equal(read_image(file), read_image(file))
+        assert not decode._decoded._pixels

@@ -1,6 +1,6 @@
 """Whatever is in the files of one run: every command uses the others, or ends with one message.
 
-OGKD_HOSTILE=all tries 10,000 changes instead of 200.
+OGKD_HOSTILE=all tries 10,000 changes instead of 60.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ogkd.cli.bench import status
 from ogkd.errors import OgkdError
 from tiny_runs import make_plan, write_run
 
-EXAMPLES = 10_000 if os.environ.get("OGKD_HOSTILE") == "all" else 200
+EXAMPLES = 10_000 if os.environ.get("OGKD_HOSTILE") == "all" else 60
 SPECS = [
     RunSpec(protocol="base-to-novel", dataset="busi", method=method, shots=16, seed=seed)
     for method in ("ogkd", "coop")

@@ -109,7 +109,7 @@ def density(
     if len(values) < 2 or np.ptp(values) <= 1e-9 * max(1.0, float(np.abs(values).max())):
         return None
     estimate = gaussian_kde(values)
-    found: Floats = estimate(grid)
+    heights: Floats = estimate(grid)
     for edge in bounds or ():
-        found = found + estimate(2 * edge - grid)
-    return found
+        heights = heights + estimate(2 * edge - grid)
+    return heights

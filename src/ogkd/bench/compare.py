@@ -56,19 +56,19 @@ def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
         methods[cell.label] = cell.spec.method
         backbones.setdefault(cell.label, set()).add(cell.spec.backbone)
     different = {run.spec.dataset: how for _, run in runs if (how := _difference(run))}
-    found: list[Comparison] = []
+    comparisons: list[Comparison] = []
     for label, condition in itertools.product(summary.labels, summary.conditions):
         if condition.value is not None:
             continue  # a swept setting: the paper has figures of these, but no tables
         theirs = _candidates(plan, label, methods[label], condition)
         backbone = ", ".join(sorted(backbones[label]))
-        said = prompts.get(label, "")
-        row = _PlanRow(summary, label, condition, backbone, said, names, different, theirs)
+        bank = prompts.get(label, "")
+        row = _PlanRow(summary, label, condition, backbone, bank, names, different, theirs)
         parts = summary.parts(condition)
         parts += ["hm", "mean-hm"] if "novel" in parts else []
         for part in parts:
-            found += row.comparisons(part)
-    return found
+            comparisons += row.comparisons(part)
+    return comparisons
 
 
 def _difference(run: FinishedRun) -> str:
@@ -79,10 +79,10 @@ def _difference(run: FinishedRun) -> str:
     if name is None:
         return ""
     record = benchmarks()[name]
-    mine = {part: {plain_name(text) for text in run.class_names(part)} for part in run.parts}
-    if set().union(*mine.values()) != {plain_name(text) for text in record.class_names}:
+    classes = {part: {plain_name(text) for text in run.class_names(part)} for part in run.parts}
+    if set().union(*classes.values()) != {plain_name(text) for text in record.class_names}:
         return "other classes"
-    if "base" in mine and mine["base"] != {plain_name(text) for text in record.base_classes}:
+    if "base" in classes and classes["base"] != {plain_name(text) for text in record.base_classes}:
         return "other base classes"
     return ""
 
@@ -111,7 +111,7 @@ class _PlanRow:
 
     def comparisons(self, part: str) -> Iterable[Comparison]:
         wanted_part = part.removeprefix("mean-")
-        printed = {one.dataset: one for one in self.theirs if one.part == wanted_part}
+        printed = {row.dataset: row for row in self.theirs if row.part == wanted_part}
         if not printed:
             return
         wanted = set(self.summary.wanted(self.condition, part))
@@ -193,7 +193,7 @@ class _PlanRow:
 
 def _all_of_them(part: str) -> list[str]:
     """The benchmarks that the paper averages over."""
-    return [name for name, one in benchmarks().items() if one.base_to_novel or part == "test"]
+    return [name for name, record in benchmarks().items() if record.base_to_novel or part == "test"]
 
 
 def _published_average(theirs: Sequence[Published], part: str, datasets: Sequence[str]) -> float:

@@ -101,15 +101,15 @@ def _shipped() -> dict[str, dict[str, Any]]:
         if file.name.endswith(".toml")
     }
     variants = content.pop("variants")
-    found = {}
+    grids = {}
     for variant, name in itertools.product(sorted(variants), sorted(content)):
-        own = dict(content[name])
-        here = {key: own.pop(key, {}) for key in variants}[variant]
+        protocol = dict(content[name])
+        here = {key: protocol.pop(key, {}) for key in variants}[variant]
         common = dict(variants[variant])
         by_protocol = {key: common.pop(key, {}) for key in ("few-shot", "base-to-novel")}
-        common |= by_protocol[own["protocol"]]
-        found[f"{variant}/{name}"] = {"name": name} | common | own | here
-    return found
+        common |= by_protocol[protocol["protocol"]]
+        grids[f"{variant}/{name}"] = {"name": name} | common | protocol | here
+    return grids
 
 
 def protocols() -> dict[str, str]:
@@ -134,13 +134,15 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
     try:
         return Grid.model_validate(content)
     except ValidationError as error:
-        found = error.errors()
+        problems = error.errors()
         # A misspelled name is often the reason why another is missing.
-        problem = next((one for one in found if one["type"] == "extra_forbidden"), found[0])
-        place = ".".join(str(part) for part in problem["loc"])
+        problem = next(
+            (other for other in problems if other["type"] == "extra_forbidden"), problems[0]
+        )
+        field = ".".join(str(part) for part in problem["loc"])
         fields = GridRow.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
         hint = f"{did_you_mean(str(problem['loc'][-1]), fields)} Known there: {', '.join(fields)}."
-        raise ConfigError(f"{source}: '{place}' is wrong: {problem['msg']}.{hint}") from None
+        raise ConfigError(f"{source}: '{field}' is wrong: {problem['msg']}.{hint}") from None
 
 
 def _content(source: str | Path) -> dict[str, Any]:
@@ -150,14 +152,12 @@ def _content(source: str | Path) -> dict[str, Any]:
     try:
         return read_toml(path)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}. Fix it and run again.") from None
+        raise ConfigError(f"{source} is not valid TOML: {error}.", argument="grid") from None
     except FileNotFoundError:
-        raise ConfigError(
-            f"There is no grid '{source}'.{did_you_mean(str(source), known)} Give a TOML file, or "
-            f"one of: {', '.join(known)}."
-        ) from None
+        hint = did_you_mean(str(source), known)
+        raise ConfigError(f"There is no grid '{source}'.{hint}", argument="grid") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The grid {source} cannot be read: {error}. Check the file.") from None
+        raise ConfigError(f"{source} cannot be read: {error}.", argument="grid") from None
 
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
@@ -174,10 +174,7 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     sources = _suitable(grid, rows, sources)
     lists = (sources, rows, grid.shots, grid.seeds, grid.flips, grid.budgets, *grid.sweep.values())
     if (count := math.prod(map(len, lists))) > _MOST:
-        raise ConfigError(
-            f"Grid '{grid.name}' has {count:,} runs, more than {_MOST:,}. Give it fewer datasets, "
-            "methods, shots or seeds, or make several grids."
-        )
+        raise ConfigError(f"Grid '{grid.name}' has {count:,} runs, more than {_MOST:,}.")
     cells: dict[tuple[str, str], Cell] = {}
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
@@ -186,8 +183,7 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     swept += ["budget"] * (len(grid.budgets) > 1)
     if "budget" in swept and len(swept) > 1:
         raise ConfigError(
-            f"A table has one axis beside shots, but '{grid.name}' has budgets and another one. "
-            "Make a grid for each."
+            f"A table has one axis beside shots, but '{grid.name}' varies {', '.join(swept)}."
         )
     if (most := max(grid.flips)) > min(grid.shots):
         raise ConfigError(
@@ -210,24 +206,25 @@ def _rows(grid: Grid) -> list[GridRow]:
     for name in (*grid.settings, *grid.over, *grid.sweep) if rows else ():
         # A setting applies to the methods that have it; one that none has is a mistake.
         if (first := name.split(".")[0]) not in settings:
+            hint = did_you_mean(first, settings)
             raise ConfigError(
-                f"No method of grid '{grid.name}' has a setting '{name}'."
-                f"{did_you_mean(first, settings)} They have: {', '.join(sorted(settings))}."
+                f"No method of grid '{grid.name}' has a setting '{name}'.{hint}",
+                argument="settings",
             )
     if grid.only is not None:
         labels = {row.name for row in rows}
         known = labels | {row.method for row in rows}
         for name in grid.only:
             if name not in known:
+                hint = did_you_mean(name, known)
                 raise ConfigError(
-                    f"Grid '{grid.name}' has no method '{name}'.{did_you_mean(name, known)} It "
-                    f"has: {', '.join(sorted(known))}."
+                    f"Grid '{grid.name}' has no method '{name}'.{hint}", argument="methods"
                 )
         chosen = set(grid.only)
         # A method's name that is not also a row's label means all rows of the method.
         rows = [row for row in rows if row.name in chosen or row.method in chosen - labels]
     if not rows:
-        raise ConfigError(f"Grid '{grid.name}' names no method. Add methods = [...] or [[rows]].")
+        raise ConfigError(f"Grid '{grid.name}' names no method.", argument="methods")
     if len(grid.sweep) > 1:
         raise ConfigError(
             f"A grid sweeps one setting, but '{grid.name}' names {', '.join(grid.sweep)}."
@@ -235,10 +232,7 @@ def _rows(grid: Grid) -> list[GridRow]:
     named: dict[str, GridRow] = {}
     for row in rows:
         if named.setdefault(row.name, row) != row:
-            raise ConfigError(
-                f"Two different rows of grid '{grid.name}' are called '{row.name}'. Give each its "
-                "own label."
-            )
+            raise ConfigError(f"Two different rows of grid '{grid.name}' are called '{row.name}'.")
     return rows
 
 
@@ -249,16 +243,11 @@ def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -
     reasons = {}
     for name, source in sources.items():
         if grid.protocol == "base-to-novel" and (count := len(source.class_names)) < _FEWEST:
-            reasons[name] = (
-                f"{name} has {count} classes, but base-to-novel needs {_FEWEST}: with one novel "
-                "class every answer is right."
-            )
+            reasons[name] = f"{name} has {count} classes, but base-to-novel needs {_FEWEST}."
         elif for_normal and not source.has_normal:
             reasons[name] = f"{name} has no class marked as normal, which {for_normal[0]} needs."
     if reasons and (list(grid.datasets) != ["*"] or len(reasons) == len(sources)):
-        raise ConfigError(
-            f"{next(iter(reasons.values()))} Remove it from the datasets.", argument="datasets"
-        )
+        raise ConfigError(next(iter(reasons.values())), argument="datasets")
     return {name: source for name, source in sources.items() if name not in reasons}
 
 
@@ -274,10 +263,10 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
         settings = common | row.settings | over | ({} if value is None else {axis: value})
         method = make_method(row.method, preset=preset, settings=settings)  # checks the settings
         if grid.protocol == "base-to-novel" and not _knows_novel(type(method)):
-            able = ", ".join(sorted(name for name, kind in METHODS.items() if _knows_novel(kind)))
             raise ConfigError(
-                f"{method.name} knows only the classes that it learned from, so it cannot be "
-                f"tested on novel classes. Methods for base-to-novel: {able}."
+                f"{method.name} cannot be tested on novel classes: it knows only those that it "
+                "learned from.",
+                argument="methods",
             )
         numbers = itertools.product(grid.shots, grid.flips, grid.budgets, grid.seeds)
         for shots, flips, budget, seed in numbers:
@@ -318,11 +307,8 @@ def _preset(grid: Grid, source: Source, row: GridRow) -> str | None:
     if wanted in known or row.preset is not None:
         return wanted  # a row's own is checked by `make_method`
     if has_kind and wanted != "auto" and not (_DATASET in pattern and source.benchmark is None):
-        raise ConfigError(
-            f"{row.method} has no preset '{wanted}'.{did_you_mean(wanted, known)} Choose another "
-            "preset, such as auto, or leave the dataset or the method out.",
-            argument="preset",
-        )
+        hint = did_you_mean(wanted, known)
+        raise ConfigError(f"{row.method} has no preset '{wanted}'.{hint}", argument="preset")
     return "auto" if "auto" in known else None
 
 
@@ -337,13 +323,10 @@ def without_preset(grid: Grid, sources: Mapping[str, Source]) -> list[str]:
 def read_tuned(path: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Settings by method and dataset, as `bench tune` writes them."""
     try:
-        found = read_toml(Path(path))
+        tuned = read_toml(Path(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"Cannot read the tuned settings {path}: {error}. Give a file of `ogkd bench tune`.",
-            argument="tuned",
-        ) from None
-    for method, datasets in found.items():
+        raise ConfigError(f"Cannot read {path}: {error}.", argument="tuned") from None
+    for method, datasets in tuned.items():
         if not isinstance(datasets, dict) or not all(
             isinstance(settings, dict) for settings in datasets.values()
         ):
@@ -351,13 +334,13 @@ def read_tuned(path: str) -> dict[str, dict[str, dict[str, Any]]]:
                 f"{path}: '{method}' must be tables [{method}.DATASET] of settings.",
                 argument="tuned",
             )
-    return found
+    return tuned
 
 
 def _method_class(name: str) -> type[Method]:
     if name not in METHODS:
-        known = ", ".join(sorted(METHODS))
-        raise ConfigError(f"Unknown method '{name}'.{did_you_mean(name, METHODS)} Known: {known}.")
+        hint = did_you_mean(name, METHODS)
+        raise ConfigError(f"Unknown method '{name}'.{hint}", argument="methods")
     return METHODS[name]
 
 

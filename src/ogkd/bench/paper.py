@@ -50,7 +50,7 @@ def published() -> tuple[Published, ...]:
     folder = files("ogkd.bench") / "published"
     return tuple(
         Published.model_validate({key: value for key, value in row.items() if value})
-        for file in sorted(folder.iterdir(), key=lambda place: place.name)
+        for file in sorted(folder.iterdir(), key=lambda file: file.name)
         if file.name.endswith(".csv")
         for row in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8")))
     )

@@ -151,27 +151,26 @@ class FinishedRun:
             content = read_bytes(path, most=_MOST)
             if self.result.get("predictions_sha256") not in (None, sha256_bytes(content)):
                 raise ValueError("it was changed after it was written")
-            arrays, found = read_arrays(content), {}
+            arrays, predictions = read_arrays(content), {}
             for part in self.parts:
                 names = (f"{part}/{name}" for name in ("labels", "probabilities", "W"))
-                found[part] = Predictions(*(arrays[name] for name in names))
-                found[part].check(len(self.class_names(part)))
+                predictions[part] = Predictions(*(arrays[name] for name in names))
+                predictions[part].check(len(self.class_names(part)))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} is missing or damaged ({error}).") from error
-        return found
+        return predictions
 
 
 def same_images(runs: Sequence[FinishedRun], part: str) -> list[Predictions]:
     """The predictions of runs that were tested on the same images; DataError if they were not."""
-    found = [run.predictions(part) for run in runs]
-    for run, mine in zip(runs, found, strict=True):
-        same = mine.probabilities.shape == found[0].probabilities.shape
-        if not same or not np.array_equal(mine.labels, found[0].labels):
+    predictions = [run.predictions(part) for run in runs]
+    for run, prediction in zip(runs, predictions, strict=True):
+        same = prediction.probabilities.shape == predictions[0].probabilities.shape
+        if not same or not np.array_equal(prediction.labels, predictions[0].labels):
             raise DataError(
-                f"{runs[0].folder} and {run.folder} were tested on different images or classes of "
-                f"{run.spec.dataset}. Remove the older one and run again."
+                f"{runs[0].folder} and {run.folder} were tested on different images or classes."
             )
-    return found
+    return predictions
 
 
 LabelledRuns = list[tuple[str, FinishedRun]]
@@ -222,27 +221,27 @@ class RunsFolder:
         return list(self._readable(self._folders()).values())
 
     def _folders(self) -> list[Path]:
-        place = self.root / "runs"
-        folders = sorted(place.iterdir()) if place.is_dir() else []
+        parent = self.root / "runs"
+        folders = sorted(parent.iterdir()) if parent.is_dir() else []
         return [folder for folder in folders if not folder.name.startswith(".")]
 
     def _readable(
         self, folders: Iterable[Path], *, predictions: bool = False
     ) -> dict[str, FinishedRun]:
         """The runs that are whole, by hash; DataError if there are only damaged ones."""
-        found, notes = {}, []
+        runs, notes = {}, []
         for folder in folders:
             try:
-                found[folder.name] = _read_run(folder, predictions=predictions)
+                runs[folder.name] = _read_run(folder, predictions=predictions)
             except OgkdError as error:
                 advice = f" {_AGAIN}" if isinstance(error, DataError) else ""
                 notes.append(f"{error}{advice}")
-        if notes and not found:
+        if notes and not runs:
             more = f" {len(notes)} runs are like this." if len(notes) > 1 else ""
             raise DataError(f"No run in {self.root} can be used. {notes[0]}{more}")
         for note in notes:
             self._on_skip(f"Skipped: {note}")
-        return found
+        return runs
 
     def write(
         self, spec: RunSpec, result: Mapping[str, Any], predictions: Mapping[str, Predictions]
@@ -252,16 +251,16 @@ class RunsFolder:
             return
         arrays = {
             f"{part}/{name}": np.ascontiguousarray(value)
-            for part, found in predictions.items()
-            for name, value in vars(found).items()
+            for part, prediction in predictions.items()
+            for name, value in vars(prediction).items()
         }
-        with folder_atomically(self.folder_of(spec)) as place:
+        with folder_atomically(self.folder_of(spec)) as folder:
             content = array_bytes(arrays)
-            (place / PREDICTIONS).write_bytes(content)
-            write_json(place / "spec.json", spec.model_dump(mode="json"))
+            (folder / PREDICTIONS).write_bytes(content)
+            write_json(folder / "spec.json", spec.model_dump(mode="json"))
             digests = {"run": spec.hash, "predictions_sha256": sha256_bytes(content)}
             everything = {"schema_version": SCHEMA, **result, **digests}
-            write_json(place / "result.json", sealed(everything))
+            write_json(folder / "result.json", sealed(everything))
         self.failure_of(spec).unlink(missing_ok=True)
 
     def failure_of(self, spec: RunSpec) -> Path:
@@ -316,10 +315,12 @@ class RunsFolder:
         Damaged ones are left out with a note; DataError if there are no others. On request the
         predictions are checked too.
         """
-        there = [place for spec in plan.specs.values() if (place := self.folder_of(spec)).exists()]
-        found = self._readable(there, predictions=predictions)
+        there = [
+            folder for spec in plan.specs.values() if (folder := self.folder_of(spec)).exists()
+        ]
+        runs = self._readable(there, predictions=predictions)
         hashes = ((cell.label, cell.spec.hash) for cell in plan.cells)
-        return [(label, found[name]) for label, name in hashes if name in found]
+        return [(label, runs[name]) for label, name in hashes if name in runs]
 
 
 def _read_run(folder: Path, *, predictions: bool = False) -> FinishedRun:

@@ -12,15 +12,16 @@ from pathlib import Path
 from filelock import FileLock
 
 from ogkd.bench.runs import FrozenRecord
+from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
 from ogkd.datasets.fetch import read_benchmark
-from ogkd.datasets.groups import separate_groups
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.names import normal_labels
 from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.splits import separate_groups
+from ogkd.datasets.task import require_classes
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir, home
-from ogkd.fitting.prepare import normal_labels
 from ogkd.images.ref import as_stored
 from ogkd.prompts.bank import OURS, bank_digest, bank_file, read_bank, shipped_banks
 from ogkd.prompts.released import RELEASED, require_released
@@ -52,8 +53,8 @@ class Source(FrozenRecord):
             return tuple(phantom(self.name).class_names)
         if self.folder is None:
             return benchmark(self.name).class_names
-        places = [path for path in Path(self.folder).glob("*/*") if path.is_dir()]
-        return tuple(sorted({path.name.replace("_", " ") for path in places}))
+        folders = [path for path in Path(self.folder).glob("*/*") if path.is_dir()]
+        return tuple(sorted({path.name.replace("_", " ") for path in folders}))
 
     @property
     def benchmark(self) -> str | None:
@@ -70,17 +71,16 @@ class Source(FrozenRecord):
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """An open dataset: its images, its prompts and the names of its normal classes."""
+class OpenSource:
+    """An open dataset and its prompts."""
 
-    manifest: Manifest  # no patient is in both the test part and another
+    dataset: Dataset  # no patient is in both the test part and another
     bank: Mapping[str, Sequence[str]] | None
-    normal: Sequence[str] | None
 
     @property
     def digests(self) -> dict[str, str]:
         """Digests of images and prompts, to compare with those of earlier runs."""
-        return {"data_sha256": self.manifest.sha256, "bank_sha256": bank_digest(self.bank)}
+        return {"data_sha256": self.dataset.sha256, "bank_sha256": bank_digest(self.bank)}
 
 
 def known_as(dataset: str, bank: str | None) -> str | None:
@@ -122,29 +122,25 @@ def find_sources(
     for name in chosen:
         if name not in known:
             hint = did_you_mean(name, known, cutoff=0.4)
-            raise ConfigError(
-                f"Unknown dataset '{name}'.{hint} Known: {', '.join(known)}.", argument="datasets"
-            )
+            raise ConfigError(f"Unknown dataset '{name}'.{hint}", argument="datasets")
     for name, bank in banks.items():
         if name not in known:
-            raise ConfigError(
-                f"[banks] names '{name}', which is not a dataset here. Known: {', '.join(known)}."
-            )
+            raise ConfigError(f"[banks] names '{name}', which is not a dataset of the grid.")
         _bank(bank)  # fails now, not in its first run
     if data == _PHANTOMS and prompts != OURS:
-        raise ConfigError("Phantoms have their own prompts. Leave it out.", argument="prompts")
-    found = {}
+        raise ConfigError("Phantoms have their own prompts.", argument="prompts")
+    sources = {}
     for name in chosen:
-        own, file = _chosen_bank(name, banks.get(name), prompts)
-        found[name] = Source(
+        bank_name, file = _chosen_bank(name, banks.get(name), prompts)
+        sources[name] = Source(
             name=name,
             folder=str(home(data) / name) if data not in (None, _PHANTOMS) else None,
-            bank=own,
+            bank=bank_name,
             bank_file=file,
             phantom=tuple(phantoms.items()) if data == _PHANTOMS else (),
             upright=upright,
         )
-    return found
+    return sources
 
 
 def require_banks(sources: Mapping[str, Source]) -> None:
@@ -158,46 +154,52 @@ def texts_of(source: Source) -> dict[str, list[str]] | None:
     return None if source.bank is None else _bank(source.bank_file or source.bank)
 
 
-def _chosen_bank(dataset: str, own: str | None, prompts: str) -> tuple[str | None, str | None]:
+def _chosen_bank(dataset: str, single: str | None, prompts: str) -> tuple[str | None, str | None]:
     """The name of a dataset's bank as runs have it, and its file if it is one.
 
     A file's name has a digest of its texts, so that a run is named by them and not by a path.
     """
-    if own is None and prompts in (OURS, RELEASED):
+    if single is None and prompts in (OURS, RELEASED):
         return _shipped_bank(dataset) if prompts == OURS else RELEASED, None
-    if own in (RELEASED, *shipped_banks()):
-        return own, None
-    place = home(own or prompts)
-    if own is None and not place.is_dir():
-        raise ConfigError(
-            f"There is no folder {prompts} of prompt banks. Give '{RELEASED}', '{OURS}', or a "
-            "folder with a file DATASET.json for each dataset.",
-            argument="prompts",
-        )
+    if single in (RELEASED, *shipped_banks()):
+        return single, None
+    path = home(single or prompts)
+    if single is None and not path.is_dir():
+        raise ConfigError(f"There is no folder {prompts} of prompt banks.", argument="prompts")
     names = dict.fromkeys((dataset, known_as(dataset, None) or dataset))
-    there = next((name for name in names if (place / f"{name}.json").is_file()), dataset)
-    file = bank_file(place, there)
+    there = next((name for name in names if (path / f"{name}.json").is_file()), dataset)
+    file = bank_file(path, there)
     return f"{file.stem}:{bank_digest(read_bank(file))[:12]}", str(file.resolve())
 
 
-def open_dataset(source: Source) -> Dataset:
+def open_source(source: Source) -> OpenSource:
     """Read a dataset; phantoms are drawn once and kept in the cache."""
     if source.phantom:
         record = phantom(source.name)
         bank = dict(zip(record.class_names, record.descriptions, strict=True))
         normal = [] if record.normal is None else [record.class_names[record.normal]]
-        return Dataset(separate_groups(read_manifest(_drawn(source)))[0], bank, normal)
+        return _opened(read_dataset(_drawn(source)), bank, normal)
     known = benchmarks().get(source.benchmark or "")
     texts = texts_of(source)
     marked = None if known is None else known.normal
-    manifest = read_manifest(source.folder) if source.folder else read_benchmark(source.name)
-    manifest.require_classes("The benchmark")
-    if source.folder and marked is not None and not set(marked) <= set(manifest.class_names):
+    dataset = read_dataset(source.folder) if source.folder else read_benchmark(source.name)
+    require_classes(dataset.task, "The benchmark")
+    if source.folder and marked is not None and not set(marked) <= set(dataset.names):
         marked = None  # other class names: "normal" or "healthy" in a name decides
     if not source.upright:
-        items = (replace(item, image=as_stored(item.image)) for item in manifest.items)
-        manifest = replace(manifest, items=tuple(items))
-    return Dataset(separate_groups(manifest)[0], texts, marked)
+        dataset = dataset.map(_as_stored)
+    return _opened(dataset, texts, marked)
+
+
+def _opened(
+    dataset: Dataset, bank: Mapping[str, Sequence[str]] | None, normal: Sequence[str] | None
+) -> OpenSource:
+    dataset = dataset.with_normal(normal_labels(dataset.names, normal))
+    return OpenSource(separate_groups(dataset)[0], bank)
+
+
+def _as_stored(case: Case) -> Case:
+    return replace(case, images=tuple(map(as_stored, case.images)))
 
 
 def _shipped_bank(name: str) -> str | None:

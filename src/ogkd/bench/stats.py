@@ -77,7 +77,7 @@ def compare_methods(
     Datasets that only one of them has, or without a common seed, are left out and listed.
     """
     if resamples < 100:
-        raise ConfigError("Use at least 100 resamples.")
+        raise ConfigError("Use at least 100 resamples.", argument="resamples")
     a, b = _by_dataset(runs_a), _by_dataset(runs_b)
     if not set(a) & set(b):
         raise DataError("The two methods have no finished runs on the same dataset.")
@@ -87,7 +87,7 @@ def compare_methods(
     if not pairs:
         raise DataError(f"The two methods have no common seed on {', '.join(left_out)}.")
     rng = np.random.default_rng(seed)
-    found, draws = [], []
+    per_dataset, draws = [], []
     for name, pair in pairs.items():
         chosen = part or ("test" if "test" in pair[0][0].parts else "hm")
         names = ("base", "novel") if chosen == "hm" else (chosen,)
@@ -96,11 +96,11 @@ def compare_methods(
         difference = drawn[0] - drawn[1]
         low, high, p = _interval(means[0] - means[1], difference)
         seeds, images = len(pair[0]), sum(table.shape[2] for table in tables)
-        found.append(DatasetDifference(name, *means, low, high, p, seeds, images))
+        per_dataset.append(DatasetDifference(name, *means, low, high, p, seeds, images))
         draws.append(difference)
-    mean = float(np.mean([one.mean for one in found]))
+    mean = float(np.mean([difference.mean for difference in per_dataset]))
     low, high, p = _interval(mean, np.mean(draws, axis=0))
-    return Difference(mean, low, high, p, tuple(found), left_out)
+    return Difference(mean, low, high, p, tuple(per_dataset), left_out)
 
 
 def compare_labels(
@@ -115,16 +115,14 @@ def compare_labels(
         planned.setdefault(cell.label, {})[condition_of(cell.spec, plan.sweep)] = None
     for label in (a, b):
         if label not in planned:
-            raise ConfigError(
-                f"Plan '{plan.name}' has no row '{label}'. Its rows: {', '.join(planned)}."
-            )
+            raise ConfigError(f"Plan '{plan.name}' has no row '{label}'.", argument="methods")
     sides: dict[str, dict[Condition, list[FinishedRun]]] = {a: {}, b: {}}
     for label, run in folder.finished(plan, predictions=True):
         if label in sides:
             sides[label].setdefault(condition_of(run.spec, plan.sweep), []).append(run)
     columns: dict[Condition, Difference] = {}
     missing: dict[Condition, str] = {}
-    for condition in (mine for mine in planned[a] if mine in planned[b]):
+    for condition in (column for column in planned[a] if column in planned[b]):
         if lacking := [label for label in (a, b) if condition not in sides[label]]:
             missing[condition] = f"No finished runs of {' and '.join(lacking)}."
             continue
@@ -140,24 +138,28 @@ def compare_labels(
     return Differences(columns, missing)
 
 
-def differences_markdown(found: Differences, a: str, b: str) -> str:
+def differences_markdown(differences: Differences, a: str, b: str) -> str:
     """The differences in percentage points: the mean of each column, then its datasets."""
     lines = [markdown_row([f"{a} minus {b}", "datasets", "difference", "interval", "p"])]
     lines.append("|---|---|---:|---:|---:|")
-    for condition, one in found.columns.items():
+    for condition, difference in differences.columns.items():
         rows: list[tuple[str, Difference | DatasetDifference]]
-        rows = [(f"mean of {len(one.per_dataset)}", one)]
-        rows += [(mine.dataset, mine) for mine in one.per_dataset]
+        rows = [(f"mean of {len(difference.per_dataset)}", difference)]
+        rows += [(single.dataset, single) for single in difference.per_dataset]
         for name, row in rows:
             mean, low, high = (f"{100 * number:+.2f}" for number in (row.mean, row.low, row.high))
             p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
             lines.append(markdown_row([str(condition), name, mean, f"{low} to {high}", p]))
-    without = {key: ", ".join(one.left_out) for key, one in found.columns.items() if one.left_out}
+    without = {
+        key: ", ".join(difference.left_out)
+        for key, difference in differences.columns.items()
+        if difference.left_out
+    }
     notes = [
         f"- {key}: without {names}, on which they have no common runs."
         for key, names in without.items()
     ]
-    notes += [f"- {key}: not compared. {reason}" for key, reason in found.missing.items()]
+    notes += [f"- {key}: not compared. {reason}" for key, reason in differences.missing.items()]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
@@ -225,16 +227,16 @@ def _interval(mean: float, draws: NDArray[np.float64]) -> tuple[float, float, fl
 
 
 def _by_dataset(runs: Sequence[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
-    found: dict[str, dict[int, FinishedRun]] = {}
+    by_dataset: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
-        mine = found.setdefault(run.spec.dataset, {})
-        if run.spec.seed in mine:
+        by_seed = by_dataset.setdefault(run.spec.dataset, {})
+        if run.spec.seed in by_seed:
             raise ConfigError(
                 f"Two runs on {run.spec.dataset} have seed {run.spec.seed}: {run.spec} and "
-                f"{mine[run.spec.seed].spec}. Compare one setting with one other setting."
+                f"{by_seed[run.spec.seed].spec}. Compare one setting with one other setting."
             )
-        mine[run.spec.seed] = run
-    return found
+        by_seed[run.spec.seed] = run
+    return by_dataset
 
 
 def _paired(
@@ -259,6 +261,8 @@ def _right(pair: tuple[list[FinishedRun], list[FinishedRun]], part: str) -> Corr
     for run in runs:
         if part not in run.parts:
             raise ConfigError(f"{run.spec} has no part '{part}'. It has: {', '.join(run.parts)}.")
-    found = same_images(runs, part)
-    rows = [mine.probabilities.argmax(axis=1) == mine.labels for mine in found]
+    predictions = same_images(runs, part)
+    rows = [
+        prediction.probabilities.argmax(axis=1) == prediction.labels for prediction in predictions
+    ]
     return np.stack(rows).astype(np.float32).reshape(2, len(pair[0]), -1)

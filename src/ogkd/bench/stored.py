@@ -77,8 +77,8 @@ class Result(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for part, found in self.metrics.items():
-            for name, value in found.items():
+        for part, metrics in self.metrics.items():
+            for name, value in metrics.items():
                 fraction = name in METRICS and METRICS[name].percent
                 if fraction and value is not None and not -1e-6 <= value <= 1 + 1e-6:
                     raise ValueError(f"{name} of {value:g}, which is not from 0 to 1")

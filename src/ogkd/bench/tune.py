@@ -67,11 +67,11 @@ def _draws(
 ) -> list[dict[str, float]]:
     rng = random.Random(f"tune {seed}")
     count = min(trials - 1, math.prod(len(values) for values in numbers.values()))
-    found: dict[tuple[float, ...], dict[str, float]] = {}
-    while len(found) < count:
+    draws: dict[tuple[float, ...], dict[str, float]] = {}
+    while len(draws) < count:
         drawn = {name: rng.choice(values) for name, values in numbers.items()}
-        found.setdefault(tuple(drawn.values()), drawn)
-    return [{}, *found.values()]
+        draws.setdefault(tuple(drawn.values()), drawn)
+    return [{}, *draws.values()]
 
 
 def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
@@ -85,22 +85,22 @@ def best_settings(folder: RunsFolder, plan: Plan) -> Tuned:
     runs: dict[tuple[str, str], list[FinishedRun]] = {key: [] for key in wanted}
     for label, run in folder.finished(plan):
         runs[label, run.spec.dataset].append(run)
-    found: Tuned = {}
+    best: Tuned = {}
     scores: dict[tuple[str, str], tuple[float, float]] = {}
-    for (label, dataset), mine in runs.items():
-        if len(mine) < wanted[label, dataset]:
+    for (label, dataset), trial_runs in runs.items():
+        if len(trial_runs) < wanted[label, dataset]:
             raise DataError(
                 f"Trial '{label}' on {dataset} is not finished in {folder.root}. Run the same "
                 "command again."
             )
-        score = (_mean(mine, "accuracy"), -_mean(mine, "nll"))
+        score = (_mean(trial_runs, "accuracy"), -_mean(trial_runs, "nll"))
         method = rows[label].method
         if score > scores.get((method, dataset), (-math.inf, -math.inf)):
             scores[method, dataset] = score
-            tried = mine[0].spec.settings
+            tried = trial_runs[0].spec.settings
             kept = {key: tried[key] for key in METHODS[method].tunable if key in tried}
-            found.setdefault(method, {})[dataset] = kept
-    return found
+            best.setdefault(method, {})[dataset] = kept
+    return best
 
 
 def _mean(runs: Sequence[FinishedRun], metric: str) -> float:

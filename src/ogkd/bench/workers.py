@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +28,7 @@ from rich.progress import Progress as Bars
 
 from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
-from ogkd.bench.sources import Source, open_dataset, require_banks
+from ogkd.bench.sources import Source, open_source, require_banks
 from ogkd.bench.worker import ATTEMPTS, MOST_ATTEMPTS, Job, one_line, unsuitable, work
 from ogkd.datasets.fetch import locate_benchmark
 from ogkd.errors import ConfigError, DataError, OgkdError
@@ -116,7 +117,7 @@ def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> 
     if source.phantom:
         return  # their specification decides how they are drawn
     try:
-        now = open_dataset(source).digests
+        now = open_source(source).digests
     except OgkdError:
         return  # no longer there: tables can still be made
     for key, word in {"data_sha256": "images", "bank_sha256": "prompts"}.items():
@@ -194,7 +195,8 @@ class Progress:
         for key in failures & self._left.keys():
             self._failed += 1
             spec = self._left.pop(key)
-            self.note(f"FAILED {spec}: {one_line(self._folder.reason(spec))}")
+            with contextlib.suppress(DataError):  # another command tries it again
+                self.note(f"FAILED {spec}: {one_line(self._folder.reason(spec))}")
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -203,19 +205,7 @@ class Progress:
     def time_left(self) -> str:
         """An estimate from the runs that were finished since the start: long ones come first."""
         each = (time.monotonic() - self._began) / max(1, self.settled - self._before)
-        return f"at most about {duration(each * len(self._left))}"
-
-
-def duration(seconds: float) -> str:
-    """`2 h 05 min`, `3 min 20 s` or `12 s`.
-
-    >>> duration(7500), duration(200)
-    ('2 h 05 min', '3 min 20 s')
-    """
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60:02} min"
-    return f"{whole // 60} min {whole % 60:02} s" if whole >= 60 else f"{whole} s"
+        return f"at most about {timedelta(seconds=round(each * len(self._left)))}"
 
 
 @dataclass(frozen=True)
@@ -345,7 +335,7 @@ def run_ray(job: Job, progress: Progress, cluster: Cluster) -> None:
         arguments = job.model_dump_json(), settings_for_workers(), version("ogkd")
 
         def count() -> int:
-            return min(groups, cluster.count or cluster.fitting(ray, resources))
+            return min(groups, cluster.workers(ray, resources))
 
         supervise(lambda _: _Task(ray, task.remote(*arguments)), count, progress)
 

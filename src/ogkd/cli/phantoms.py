@@ -14,7 +14,6 @@ from ogkd.cli.output import print_facts
 from ogkd.errors import ConfigError
 
 _MANY = 600  # images from which several processes pay off
-_MISSING = 0.3  # answers that the table of chest findings leaves empty, as public tables do
 
 
 def phantoms(
@@ -25,6 +24,9 @@ def phantoms(
     test: Annotated[int, Option(min=0, max=100_000, help="Test images per class.")] = 50,
     seed: Annotated[int, Option(min=0, help="Random seed of the images.")] = 1,
     size: Annotated[int, Option(min=128, max=1024, help="Side of an image in pixels.")] = 160,
+    missing: Annotated[
+        float, Option(help="chest-findings: share of answers that the table leaves empty.")
+    ] = 0.0,
     volumes: Annotated[
         int | None,
         Option(metavar="SLICES", min=3, max=512, help="Write volumes (NIfTI) of so many slices."),
@@ -36,11 +38,10 @@ def phantoms(
     """Write a phantom dataset as {train,val,test}/class folders of PNG files, or list them.
 
     chest-findings has several findings in an image: folders without classes and
-    a table films.csv with a column for each finding (3 in 10 answers unknown
-    outside test); the numbers are then of images in all. With --volumes, the
-    folders have volumes, and slices.csv says what each slice shows. Phantoms
-    are drawings that imitate a modality. They show no patient and have no
-    clinical meaning.
+    a table films.csv with a column for each finding; the numbers are then of
+    images in all. With --volumes, the folders have volumes, and slices.csv says
+    what each slice shows. Phantoms are drawings that imitate a modality. They show
+    no patient and have no clinical meaning.
     """
     from ogkd.datasets import phantoms as drawn
 
@@ -57,7 +58,7 @@ def phantoms(
     splits = {"train": train, "val": val, "test": test}
     began = time.perf_counter()
     if name == drawn.CHEST_FINDINGS:
-        table = drawn.write_films(out, splits=splits, seed=seed, size=size, missing=_MISSING)
+        table = drawn.write_films(out, splits=splits, seed=seed, size=size, missing=missing)
         images, findings = sum(splits.values()), len(drawn.FINDINGS)
         typer.echo(f"{images} images of {findings} findings -> {table}")
         return

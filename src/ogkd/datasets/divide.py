@@ -157,11 +157,15 @@ def _assign(
 
 
 def _unit_names(cases: Sequence[Case], together: Iterable[Sequence[int]]) -> list[str]:
-    """What each case must stay with: a name that these cases share, and no other."""
-    links: dict[str, list[int]] = defaultdict(list)
+    """What each case must stay with: a name that these cases share, and no other.
+
+    Cases of one name are images of one case.
+    """
+    links: dict[tuple[str, str], list[int]] = defaultdict(list)
     for number, case in enumerate(cases):
+        links["case", case.name].append(number)
         if case.group is not None:
-            links[case.group].append(number)
+            links["group", case.group].append(number)
     unit_of = components(len(cases), [*links.values(), *together])
     first: dict[int, str] = {}
     addresses = [case.image.as_posix() for case in cases]

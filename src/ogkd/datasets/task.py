@@ -119,6 +119,10 @@ class Task(ABC):
         """The target of a case by those of its images; None if they contradict each other."""
 
     @abstractmethod
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        """The target of one image by those of its copies; None if they contradict each other."""
+
+    @abstractmethod
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         """The task about some of its names, and the new target for an old one; None: there is none.
 
@@ -269,6 +273,9 @@ class OneOf(Task):
             classes = classes - set(self.normal) or {min(classes)}
         return next(iter(classes)) if len(classes) == 1 else None
 
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        return targets[0] if len(set(targets)) == 1 else None
+
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         new = {number: position for position, number in enumerate(numbers)}
         normal = tuple(new[number] for number in self.normal if number in new)
@@ -412,6 +419,12 @@ class Findings(Task):
         unknown = (table == UNKNOWN).any(0)
         merged = np.where((table == PRESENT).any(0), PRESENT, np.where(unknown, UNKNOWN, ABSENT))
         return tuple(merged.tolist())
+
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        known = [set(values) - {UNKNOWN} for values in zip(*map(_known, targets), strict=True)]
+        if any(len(values) > 1 for values in known):
+            return None
+        return tuple(next(iter(values), UNKNOWN) for values in known)
 
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         names = tuple(self.names[number] for number in numbers)

@@ -45,14 +45,8 @@ class Cluster:
 
     @contextmanager
     def joined(self) -> Iterator[Any]:
-        """The module `ray`, joined to the cluster.
-
-        In a process that has joined a cluster already, that one is used, and left as it was.
-        """
+        """The module `ray`, joined to the cluster."""
         ray = _import_ray(loopback=self.address == LOCAL)
-        if ray.is_initialized():
-            yield ray
-            return
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
         if self.address == LOCAL:
             cores = None if self.count is None else max(1, round(self.count * self.cpus))
@@ -91,20 +85,21 @@ class Cluster:
         if gpus and device in ("auto", "cuda"):
             share = 1.0 / max(1, math.ceil((self.count or gpus) / gpus))
         resources = {"num_cpus": self.cpus, "num_gpus": share}
-        if self.count is None and not self.fitting(ray, resources):
+        if not self.workers(ray, resources):
             raise ConfigError(
                 f"No node of the cluster has {self.cpus:g} CPU(s) and {share:g} GPU(s).",
                 argument="cpus_per_worker",
             )
         return resources
 
-    def fitting(self, ray: Any, resources: Mapping[str, float]) -> int:
-        """How many workers of this size fit on the nodes of the cluster now."""
-        sizes = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
-        return sum(
-            int(min(node.get(kind, 0.0) / size for kind, size in sizes.items() if size))
+    def workers(self, ray: Any, resources: Mapping[str, float]) -> int:
+        """How many workers to start: as many as are wanted, or fit on the nodes now."""
+        cpus, gpus = resources["num_cpus"], resources["num_gpus"]
+        fitting = (
+            min(node.get("CPU", 0.0) / cpus, node.get("GPU", 0.0) / gpus if gpus else math.inf)
             for node in _nodes(ray)
         )
+        return self.count or sum(map(int, fitting))
 
 
 def _import_ray(*, loopback: bool) -> Any:
@@ -137,14 +132,14 @@ def _fail_if_nobody_listens(address: str) -> None:
 @contextmanager
 def _without_stderr() -> Iterator[None]:
     """Drop standard error: Ray's C++ side writes there, whatever its log level."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), 2)
     try:
         yield
     finally:
         os.dup2(kept, 2)
         os.close(kept)
-        os.close(nowhere)
 
 
 def absolute(name: str) -> str:
@@ -209,7 +204,7 @@ def encode_files_on_ray(
         from ray.util import ActorPool
 
         resources = cluster.resources(ray, device)
-        count = min(len(chunks), cluster.count or cluster.fitting(ray, resources))
+        count = min(len(chunks), cluster.workers(ray, resources))
         retries = {"max_restarts": _RETRIES, "max_task_retries": _RETRIES}
         actor = ray.remote(Encoder).options(**resources, **retries)
         arguments = settings_for_workers(), cluster.threads, backbone.digest

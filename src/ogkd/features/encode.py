@@ -77,9 +77,14 @@ def encode_crops(
     )
 
 
-def whole_image(image: ImageRef, prep: Preprocessing) -> NDArray[np.uint8]:
-    """The image as the tower sees it: resized and cropped to a square, [size, size, 3]."""
+def whole_image(image: ImageRef, prep: Preprocessing, *, note: bool = False) -> NDArray[np.uint8]:
+    """The image as the tower sees it: resized and cropped to a square, [size, size, 3].
+
+    With `note`, the image remembers its pixels' fingerprint.
+    """
     pixels = look_at(image, blank=False)
+    if note:
+        image.note_pixels(pixels)
     try:
         return center_crop(pixels, prep)
     except (ValueError, MemoryError) as error:

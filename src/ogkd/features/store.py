@@ -222,7 +222,7 @@ class FeatureStore:
         image, view = job
         prep = self.backbone.preprocessing
         if view.crop is None:
-            return whole_image(image, prep)
+            return whole_image(image, prep, note=True)  # fits and evaluations ask for it
         # The crop depends on the image and the view alone, not on its neighbours or its name.
         rng = np.random.default_rng([view.seed, view.crop, int(image.key[:15], 16)])
         pixels = look_at(image, blank=False)

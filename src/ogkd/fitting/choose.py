@@ -14,12 +14,12 @@ from ogkd.backbones.builtin import (
     domain_warning,
     is_builtin,
     mostly_strange,
-    unlike_phantoms,
 )
 from ogkd.backbones.engines import with_engine
 from ogkd.backbones.hub import present_backbones
-from ogkd.errors import BackboneError
+from ogkd.errors import BackboneError, DataError
 from ogkd.features.encode import encode_files
+from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import unreadable, unreadable_error
 from ogkd.fitting.request import FitRequest
 from ogkd.images import ImageRef
@@ -86,14 +86,18 @@ def warning_about(backbone: Backbone, images: Sequence[ImageRef]) -> str:
     return domain_warning(*_look(backbone, images)) if is_builtin(backbone) else ""
 
 
-def _look(builtin: Backbone, images: Sequence[ImageRef]) -> tuple[int, int]:
-    """Of some images, spread over all: how many are not like phantoms, and how many were read."""
+def _look(backbone: Backbone, images: Sequence[ImageRef]) -> tuple[int, int]:
+    """Of some images, spread over all: how many are out of its domain, and how many were read."""
     if not images:
         return 0, 0
     rows = np.unique(np.linspace(0, len(images) - 1, _SAMPLE).round().astype(int))
-    strange = seen = 0
-    for batch in encode_files(builtin, [images[row] for row in rows]):
-        if batch.features is not None:
-            found = unlike_phantoms(batch.features.globals.cpu().numpy())
-            strange, seen = strange + int(found.sum()), seen + len(found)
-    return strange, seen
+    sample = [images[row] for row in rows]
+    try:  # kept, so that they are not encoded again if this backbone is used
+        deep = bool(backbone.deep_parts)
+        features = [FeatureStore(backbone).get(sample, deep=deep).globals[:, 0]]
+    except DataError:
+        batches = (batch.features for batch in encode_files(backbone, sample))
+        features = [batch.globals for batch in batches if batch is not None]
+    outside = [backbone.out_of_domain(part.cpu().numpy()) for part in features]
+    known = [part for part in outside if part is not None]
+    return sum(int(part.sum()) for part in known), sum(map(len, known))

@@ -18,6 +18,9 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import sha256_file
 
@@ -193,9 +196,14 @@ class ImageRef:
     @cached_property
     def pixel_fingerprint(self) -> str:
         """The same for the pixels, so that a copy in another lossless format is recognised too."""
-        from ogkd.images.decode import pixel_digest, read_image
+        from ogkd.images.decode import read_image
 
-        return hashlib.sha256(pixel_digest(read_image(self))).hexdigest()[:16]
+        return _pixel_fingerprint(read_image(self))
+
+    def note_pixels(self, pixels: NDArray[np.uint8]) -> None:
+        """Remember the fingerprint of decoded pixels, so that nobody decodes them for it."""
+        if "pixel_fingerprint" not in self.__dict__:
+            self.__dict__["pixel_fingerprint"] = _pixel_fingerprint(pixels)
 
     def sliced(self, rule: SliceRule | None) -> ImageRef:
         """The slice of `rule` if this is a whole volume; any other image as it is.
@@ -214,6 +222,12 @@ class ImageRef:
             if frame_count(self.file) > 1:
                 return replace(self, part=rule.frame)
         return self
+
+
+def _pixel_fingerprint(pixels: NDArray[np.uint8]) -> str:
+    from ogkd.images.decode import pixel_digest
+
+    return hashlib.sha256(pixel_digest(pixels)).hexdigest()[:16]
 
 
 def as_stored(image: ImageRef) -> ImageRef:

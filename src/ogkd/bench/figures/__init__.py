@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -47,12 +47,11 @@ def make_figures(
     """
     for name in names or ():
         if name not in FIGURES:
-            raise ConfigError(f"Unknown figure '{name}'.{_known(name, FIGURES)}", argument="names")
+            hint = did_you_mean(name, FIGURES)
+            raise ConfigError(f"Unknown figure '{name}'.{hint}", argument="names")
     runs = folder.finished(plan, predictions=True)
     if not runs:
-        raise ConfigError(
-            f"Plan '{plan.name}' has no finished runs in {folder.root}. Run it first."
-        )
+        raise ConfigError(f"Plan '{plan.name}' has no finished runs in {folder.root}.")
     methods = {label: run.spec.method for label, run in runs}
     chosen = choose_pair(methods) if pair is None else _labels(pair, methods)
     given = FigureInput(plan, runs, chosen, pair_only=pair is not None)
@@ -79,19 +78,16 @@ def make_figures(
 
 def _labels(pair: tuple[str, str], methods: Mapping[str, str]) -> tuple[str, str]:
     """The two labels in the plan's own spelling."""
-    found = []
+    labels = []
     for wanted in pair:
         same = [label for label in methods if label.casefold() == wanted.casefold()]
         if not same:
-            raise ConfigError(f"No finished run is labelled '{wanted}'.{_known(wanted, methods)}")
-        found.append(wanted if wanted in same else same[0])
-    if found[0] == found[1]:
-        raise ConfigError(f"'{found[0]}' cannot be compared with itself. Give two labels.")
-    return found[0], found[1]
-
-
-def _known(name: str, known: Iterable[str]) -> str:
-    return f"{did_you_mean(name, known)} Known: {', '.join(known)}."
+            hint = did_you_mean(wanted, methods)
+            raise ConfigError(f"No finished run is labelled '{wanted}'.{hint}", argument="pair")
+        labels.append(wanted if wanted in same else same[0])
+    if labels[0] == labels[1]:
+        raise ConfigError(f"'{labels[0]}' cannot be compared with itself.", argument="pair")
+    return labels[0], labels[1]
 
 
 def _free(stem: str, taken: set[str]) -> str:

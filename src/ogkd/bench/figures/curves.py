@@ -77,14 +77,16 @@ def sweep(given: FigureInput, *, stem: str, axis: str | None) -> Drawn:
 
     Few-shot: a panel for each number of shots. Base-to-novel: base, novel and HM of averages.
     """
-    found = _axis(given.plan, axis)
+    swept = _axis(given.plan, axis)
     summary = given.accuracy
     panels: list[Panel] = []
-    for shots, group in itertools.groupby(summary.conditions, key=lambda mine: mine.shots):
+    for shots, group in itertools.groupby(
+        summary.conditions, key=lambda condition: condition.shots
+    ):
         conditions = list(group)
         words = f"{shots} shot{'s' * (shots > 1)}" if shots else "all images"
-        parts = {part for mine in conditions for part in summary.parts(mine)}
-        values = {part: _values(summary, conditions, found, part) for part in parts}
+        parts = {part for condition in conditions for part in summary.parts(condition)}
+        values = {part: _values(summary, conditions, swept, part) for part in parts}
         if "test" in parts:
             panels.append(panel_of(words, "test", values["test"]))
         if "base" in parts:
@@ -93,8 +95,8 @@ def sweep(given: FigureInput, *, stem: str, axis: str | None) -> Drawn:
             panels.append(panel_of(f"Novel, {words}", "novel", both[1]))
             panels.append(panel_of(f"HM of averages, {words}", "hm", *both))
     panels = _drawable(panels)
-    _need_two({x for panel in panels for c in panel.curves if not c.flat for x in c.x}, found)
-    yield stem, draw_panels(panels, given, _AXES.get(found, found), gains=found == "budget")
+    _need_two({x for panel in panels for c in panel.curves if not c.flat for x in c.x}, swept)
+    yield stem, draw_panels(panels, given, _AXES.get(swept, swept), gains=swept == "budget")
 
 
 def panel_of(title: str, part: str, *tables: Values) -> Panel:
@@ -168,26 +170,21 @@ def _few_shot_values(given: FigureInput) -> Values:
             f"It needs runs that differ only in shots, but '{plan.name}' sweeps {plan.sweep}."
         )
     values = _values(given.accuracy, given.accuracy.conditions, "shots", "test")
-    _need_two({place for _, place in values if place is not None}, "shots")
+    _need_two({x for _, x in values if x is not None}, "shots")
     return values
 
 
-def _need_two(places: set[float], axis: str) -> None:
-    if len(places) < 2:
-        found = ", ".join(f"{place:g}" for place in places) or "none"
-        raise ConfigError(
-            f"A curve needs finished runs with at least two values of {axis}, but there are only "
-            f"runs with {found}."
-        )
+def _need_two(values: set[float], axis: str) -> None:
+    if len(values) < 2:
+        known = ", ".join(f"{x:g}" for x in values) or "none"
+        raise ConfigError(f"A curve needs finished runs with two values of {axis}, not {known}.")
 
 
 def _drawable(panels: Iterable[Panel]) -> list[Panel]:
-    found = [panel for panel in panels if panel.curves]
-    if not found:
-        raise ConfigError(
-            "No dataset has finished runs at every point of every curve. Finish the plan first."
-        )
-    return found
+    drawable = [panel for panel in panels if panel.curves]
+    if not drawable:
+        raise ConfigError("No dataset has finished runs at every point of every curve.")
+    return drawable
 
 
 def draw_panels(
@@ -266,13 +263,13 @@ def _averaged_over(panels: Sequence[Panel], runs: LabelledRuns, bands: set[str])
     seeds: dict[str, set[int]] = {}
     for label, run in runs:
         seeds.setdefault(label, set()).add(run.spec.seed)
-    words = _range([len(mine) for mine in seeds.values()], "seed")
-    if any(len(mine) > 1 for mine in seeds.values()):
+    words = _range([len(group) for group in seeds.values()], "seed")
+    if any(len(group) > 1 for group in seeds.values()):
         some = "" if len(bands) == len(seeds) else f" of {' and '.join(sorted(bands))}"
         words += f"; band{some}: ± std over seeds"
     names = {panel.datasets for panel in panels}
-    if any(len(mine) > 1 for mine in names):
-        return f"Mean of {_range([len(mine) for mine in names], 'dataset')}, {words}"
+    if any(len(group) > 1 for group in names):
+        return f"Mean of {_range([len(group) for group in names], 'dataset')}, {words}"
     return f"{next(iter(names))[0]}: mean of {words}" if len(names) == 1 else f"Mean of {words}"
 
 
@@ -287,34 +284,34 @@ def _panel(
     moving = {curve.label for curve in panel.curves if not curve.flat}
     # The pair comes last, so that its curves are on top.
     for curve in sorted(panel.curves, key=lambda curve: look[curve.label].width):
-        mine = look[curve.label]
+        drawn_as = look[curve.label]
         if curve.flat:
             name = f"{curve.label} (preset)" if curve.label in moving else curve.label
-            line = ax.axhline(curve.mean[0], color=mine.colour, linestyle="--", linewidth=0.9)
+            line = ax.axhline(curve.mean[0], color=drawn_as.colour, linestyle="--", linewidth=0.9)
             handles.setdefault(shown(name), line)
             continue
         (line,) = ax.plot(
-            curve.x, curve.mean, color=mine.colour, marker=mine.marker, linestyle=mine.dash,
-            linewidth=mine.width, markeredgewidth=0,
+            curve.x, curve.mean, color=drawn_as.colour, marker=drawn_as.marker,
+            linestyle=drawn_as.dash, linewidth=drawn_as.width, markeredgewidth=0,
         )  # fmt: skip
         handles.setdefault(shown(curve.label), line)
         if curve.label in bands and np.isfinite(curve.std).any():
             low, high = curve.mean - curve.std, curve.mean + curve.std
-            style.band(ax, curve.x, low, high, mine.colour)
+            style.band(ax, curve.x, low, high, drawn_as.colour)
     ax.set_title(shown(panel.title, 36), loc="left")
 
 
 def _ticks(ax: Axes, panel: Panel, *, shots: bool) -> None:
     from matplotlib.ticker import NullLocator
 
-    places = sorted({float(x) for curve in panel.curves if not curve.flat for x in curve.x})
-    if not places:
+    positions = sorted({float(x) for curve in panel.curves if not curve.flat for x in curve.x})
+    if not positions:
         return
     if shots:
         ax.set_xscale("log", base=2)
         ax.xaxis.set_minor_locator(NullLocator())
-    step = -(-len(places) // 6)  # at most six labels fit below a small panel
-    ax.set_xticks(places[::step], [f"{place:g}" for place in places[::step]])
+    step = -(-len(positions) // 6)  # at most six labels fit below a small panel
+    ax.set_xticks(positions[::step], [f"{x:g}" for x in positions[::step]])
 
 
 def _gain_limits(panels: Sequence[Panel], pair: tuple[str, str]) -> tuple[float, float]:
@@ -336,9 +333,9 @@ def _gain_strip(ax: Axes, panel: Panel, pair: tuple[str, str], limits: tuple[flo
     ax.set_yticks([])
     ax.spines[["left", "bottom"]].set_visible(False)
     ax.tick_params(length=0)
-    for place, value in zip(x, delta, strict=True):
+    for at, value in zip(x, delta, strict=True):
         ax.annotate(
-            f"{value:+.1f}".replace("-", "−"), (place, value), xytext=(0, 1 if value >= 0 else -1),
+            f"{value:+.1f}".replace("-", "−"), (at, value), xytext=(0, 1 if value >= 0 else -1),
             textcoords="offset points", ha="center", va="bottom" if value >= 0 else "top",
             fontsize=6.5,
         )  # fmt: skip
@@ -350,5 +347,5 @@ def gain(curves: Sequence[Curve], pair: tuple[str, str]) -> tuple[Floats, Floats
     if not set(pair) <= set(moving):
         return np.empty(0), np.empty(0)
     a, b = (moving[label] for label in pair)
-    places, of_a, of_b = np.intersect1d(a.x, b.x, return_indices=True)
-    return places, a.mean[of_a] - b.mean[of_b]
+    x, of_a, of_b = np.intersect1d(a.x, b.x, return_indices=True)
+    return x, a.mean[of_a] - b.mean[of_b]

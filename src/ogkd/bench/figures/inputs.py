@@ -80,18 +80,18 @@ def paired(runs: LabelledRuns, pair: tuple[str, str]) -> list[PairedPredictions]
     both = [(first[key], second[key]) for key in first if key in second]
     if not both:
         raise ConfigError(
-            f"No finished run of '{pair[0]}' has a counterpart of '{pair[1]}' on the same dataset "
-            "with the same shots and seed. Finish the plan first."
+            f"No finished run of '{pair[0]}' has one of '{pair[1]}' with the same dataset, shots "
+            "and seed."
         )
     groups: dict[tuple[str, str], list[tuple[FinishedRun, FinishedRun]]] = {}
     for two in sorted(both, key=lambda two: (_rank(two[0].spec), two[0].spec.seed)):
         groups.setdefault((two[0].spec.dataset, two[0].spec.protocol), []).append(two)
-    found = []
-    for mine in groups.values():
-        best = _rank(mine[-1][0].spec)
-        chosen = [two for two in mine if _rank(two[0].spec) == best]
-        found += [_pool(chosen, part) for part in chosen[0][0].parts]
-    return sorted(found, key=lambda pair: pair.name)
+    pairs = []
+    for group in groups.values():
+        best = _rank(group[-1][0].spec)
+        chosen = [two for two in group if _rank(two[0].spec) == best]
+        pairs += [_pool(chosen, part) for part in chosen[0][0].parts]
+    return sorted(pairs, key=lambda pair: pair.name)
 
 
 def _rank(spec: RunSpec) -> tuple[float, float, float]:
@@ -101,24 +101,24 @@ def _rank(spec: RunSpec) -> tuple[float, float, float]:
 
 
 def _by_setting(runs: LabelledRuns, wanted: str) -> dict[tuple[object, ...], FinishedRun]:
-    found: dict[tuple[object, ...], FinishedRun] = {}
+    by_setting: dict[tuple[object, ...], FinishedRun] = {}
     for label, run in runs:
         if label == wanted:
-            other = found.setdefault(tuple(getattr(run.spec, name) for name in _COMMON), run)
+            other = by_setting.setdefault(tuple(getattr(run.spec, name) for name in _COMMON), run)
             if other.spec != run.spec:
                 raise indistinguishable(label, other.spec, run.spec)
-    return found
+    return by_setting
 
 
 def _pool(chosen: Sequence[tuple[FinishedRun, FinishedRun]], part: str) -> PairedPredictions:
     first = chosen[0][0]
     y, a, b, numbers = [], [], [], []
     for number, both in enumerate(chosen):
-        mine, other = same_images(both, part)
-        y.append(mine.labels)
-        a.append(mine.probabilities)
+        first_predictions, other = same_images(both, part)
+        y.append(first_predictions.labels)
+        a.append(first_predictions.probabilities)
         b.append(other.probabilities)
-        numbers.append(np.full(len(mine.labels), number))
+        numbers.append(np.full(len(first_predictions.labels), number))
     labels, p, q, run = (np.concatenate(rows) for rows in (y, a, b, numbers))
     return PairedPredictions(
         title=_title(first.spec, part),

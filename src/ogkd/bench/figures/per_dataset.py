@@ -41,7 +41,7 @@ def risk_curves(given: FigureInput) -> Drawn:
     from matplotlib.lines import Line2D
 
     pair = given.both
-    pairs = [mine for mine in paired(given.runs, pair) if len(mine.y)]
+    pairs = [panel for panel in paired(given.runs, pair) if len(panel.y)]
     if not pairs:
         raise ConfigError("No prediction consists of finite probabilities.")
     others, left_out = _others(given, pairs)
@@ -51,10 +51,12 @@ def risk_curves(given: FigureInput) -> Drawn:
     listed = 0.14 * len(labels)  # inches of the AURC of each method, above a panel
     figure = style.new_figure(min(style.PAGE, 2.6 * columns), 0.5 + (1.9 + listed) * rows)
     look = style.looks(labels, pair)
-    for number, mine in enumerate(pairs):
+    for number, panel in enumerate(pairs):
         ax = figure.add_subplot(rows, columns, number + 1)
-        more = {label: own[mine.name] for label, own in others.items() if mine.name in own}
-        _panel(ax, mine, {pair[0]: (mine, mine.a), pair[1]: (mine, mine.b), **more}, look)
+        more = {
+            label: by_name[panel.name] for label, by_name in others.items() if panel.name in by_name
+        }
+        _panel(ax, panel, {pair[0]: (panel, panel.a), pair[1]: (panel, panel.b), **more}, look)
         if number % columns == 0:
             ax.set_ylabel("Risk (% wrong)")
         if number // columns == rows - 1:  # a label higher up would make its row lower
@@ -62,7 +64,7 @@ def risk_curves(given: FigureInput) -> Drawn:
     lines = [Line2D([], [], color=look[label].colour) for label in labels]
     names = [shown(label) for label in labels]
     figure.legend(lines, names, loc="outside lower center", ncols=min(3, len(labels)))
-    several = max(mine.seeds for mine in pairs) > 1
+    several = max(panel.seeds for panel in pairs) > 1
     header(
         figure,
         "Most confident images first; a lower curve and AURC are better"
@@ -83,20 +85,21 @@ def _others(
     They are compared with the first of the pair, on its images and at its shots.
     """
     first, _ = pair = given.both
-    titles = {mine.title for mine in pairs}
-    found: dict[str, dict[str, Shown]] = {}
+    titles = {panel.title for panel in pairs}
+    panels: dict[str, dict[str, Shown]] = {}
     labels = () if given.pair_only else dict.fromkeys(label for label, _ in given.runs)
     for label in (label for label in labels if label not in pair):
         with suppress(ConfigError):  # no run like those of the pair
-            same = [mine for mine in paired(given.runs, (first, label)) if mine.title in titles]
-            if same := [mine for mine in same if len(mine.y)]:
-                found[label] = {mine.name: (mine, mine.b) for mine in same}
+            same = [panel for panel in paired(given.runs, (first, label)) if panel.title in titles]
+            if same := [panel for panel in same if len(panel.y)]:
+                panels[label] = {panel.name: (panel, panel.b) for panel in same}
 
     def area(label: str) -> float:
-        return float(np.mean([aurc(mine.y, p) for mine, p in found[label].values()]))
+        return float(np.mean([aurc(panel.y, p) for panel, p in panels[label].values()]))
 
-    best = sorted(found, key=area)[:_OTHERS]
-    return {label: own for label, own in found.items() if label in best}, len(found) - len(best)
+    best = sorted(panels, key=area)[:_OTHERS]
+    kept = {label: panels[label] for label in panels if label in best}
+    return kept, len(panels) - len(best)
 
 
 def _panel(
@@ -104,11 +107,11 @@ def _panel(
 ) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    for label, (mine, p) in reversed(list(methods.items())):
-        numbers = np.unique(mine.run)
-        chosen = [mine.run == number for number in numbers]
-        areas = [aurc(mine.y[rows], p[rows]) for rows in chosen]
-        x, mean, std = mean_curve([risk_coverage(mine.y[rows], p[rows]) for rows in chosen])
+    for label, (images, p) in reversed(list(methods.items())):
+        numbers = np.unique(images.run)
+        chosen = [images.run == number for number in numbers]
+        areas = [aurc(images.y[rows], p[rows]) for rows in chosen]
+        x, mean, std = mean_curve([risk_coverage(images.y[rows], p[rows]) for rows in chosen])
         name = _AURC.text(float(np.mean(areas)))
         name += f" ± {_AURC.text(spread(areas))}" if len(areas) > 1 else ""
         ax.plot(100 * x, 100 * mean, color=look[label].colour, label=name)
@@ -201,21 +204,22 @@ def wins_and_losses(given: FigureInput, *, losses: bool) -> Drawn:
     """
     better, worse = reversed(given.both) if losses else given.both
 
-    def samples(mine: PairedPredictions) -> tuple[list[_Sample], str]:
-        chosen = analysis.wins(*((mine.b, mine.a) if losses else (mine.a, mine.b)), mine.y)
-        y, both = mine.y[chosen], (mine.a[chosen], mine.b[chosen])
-        k = min(_NEIGHBOURS, len(mine.W) - 1)
+    def samples(images: PairedPredictions) -> tuple[list[_Sample], str]:
+        right, wrong = (images.b, images.a) if losses else (images.a, images.b)
+        chosen = analysis.wins(right, wrong, images.y)
+        y, both = images.y[chosen], (images.a[chosen], images.b[chosen])
+        k = min(_NEIGHBOURS, len(images.W) - 1)
         which = f"p of the {k} nearest classes in W"
-        if k == len(mine.W) - 1:
+        if k == len(images.W) - 1:
             which = f"p of all {k} other classes, 1 − p(y)"
         apart = tuple(analysis.margins(p, y) for p in both)
-        near = tuple(analysis.neighbour_mass(p, y, mine.W, k=k) for p in both)
-        found = [
+        near = tuple(analysis.neighbour_mass(p, y, images.W, k=k) for p in both)
+        panels = [
             _Sample("Margin", "z(y) − max z(j), j ≠ y", apart),
             _Sample("Neighbour mass", which, near, bounds=(0.0, 1.0)),
         ]
         words = f"{shown(better)} right, {shown(worse)} wrong; n = {len(y)}"
-        return (found if len(y) else []), words
+        return (panels if len(y) else []), words
 
     problem = f"There is no image on which '{better}' is right and '{worse}' wrong."
     return _densities(given, "losses" if losses else "wins", samples, problem)
@@ -228,18 +232,18 @@ def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
     """
     what = "p of all diseases" + (" but the true one" if without_truth else "")
 
-    def samples(mine: PairedPredictions) -> tuple[list[_Sample], str]:
-        if not mine.normal or len(mine.normal) == mine.a.shape[1] or not len(mine.y):
+    def samples(images: PairedPredictions) -> tuple[list[_Sample], str]:
+        if not images.normal or len(images.normal) == images.a.shape[1] or not len(images.y):
             return [], ""
-        healthy = np.isin(mine.y, mine.normal)
-        missed = analysis.both_wrong(mine.a, mine.b, mine.y) & ~healthy
-        found = []
+        healthy = np.isin(images.y, images.normal)
+        missed = analysis.both_wrong(images.a, images.b, images.y) & ~healthy
+        panels = []
         for name, rows in (("Both wrong on a disease", missed), ("Normal images", healthy)):
-            out = mine.y[rows] if without_truth else None
-            both = mine.a[rows], mine.b[rows]
-            mass = tuple(analysis.disease_mass(p, mine.normal, without=out) for p in both)
-            found.append(_Sample(f"{name} (n = {rows.sum()})", what, mass, bounds=(0.0, 1.0)))
-        return found, ""
+            out = images.y[rows] if without_truth else None
+            both = images.a[rows], images.b[rows]
+            mass = tuple(analysis.disease_mass(p, images.normal, without=out) for p in both)
+            panels.append(_Sample(f"{name} (n = {rows.sum()})", what, mass, bounds=(0.0, 1.0)))
+        return panels, ""
 
     problem = "No dataset has both normal classes and classes of disease."
     stem = f"disease-mass{'-other' * without_truth}"
@@ -254,8 +258,8 @@ def _densities(
 ) -> Drawn:
     """A figure for each dataset that has samples; `problem` if none has."""
     empty = True
-    for mine in paired(given.runs, given.both):
-        samples, what = samples_of(mine)
+    for images in paired(given.runs, given.both):
+        samples, what = samples_of(images)
         if not samples:
             continue
         empty = False
@@ -266,10 +270,10 @@ def _densities(
             _density_panel(ax, sample, given.both, rugs=rugs)
             if number == 0:
                 ax.set_ylabel("Density")
-        pooled = f"{mine.seeds} seeds pooled" if mine.seeds > 1 else "one seed"
-        words = [shown(mine.title, 60), what, pooled]
+        pooled = f"{images.seeds} seeds pooled" if images.seeds > 1 else "one seed"
+        words = [shown(images.title, 60), what, pooled]
         header(figure, "; ".join(filter(None, words)))
-        yield f"{stem}-{style.file_stem(mine.name)}", figure
+        yield f"{stem}-{style.file_stem(images.name)}", figure
     if empty:
         raise ConfigError(problem)
 
@@ -296,8 +300,8 @@ def _density_panel(ax: Axes, sample: _Sample, pair: tuple[str, str], *, rugs: bo
         else:
             ax.plot([], [], color=colour, label=name)
             height = np.full(len(values), 0.5 - 0.2 * row)  # the values themselves instead
-            place = ax.get_xaxis_transform()
-            ax.plot(values, height, "o", color=colour, alpha=0.6, transform=place)
+            transform = ax.get_xaxis_transform()
+            ax.plot(values, height, "o", color=colour, alpha=0.6, transform=transform)
             if not ax.texts:
                 why = f"n = {len(values)}: points, no density" if len(values) else "no such image"
                 ax.text(0.5, 0.75, why, transform=ax.transAxes, ha="center", color="#666666")
