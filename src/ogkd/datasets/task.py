@@ -147,6 +147,10 @@ class Task(ABC):
     def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
         """What the targets say about each name, and how many do."""
 
+    def summary(self, targets: Sequence[Target]) -> str:
+        """What a user should know about the targets before a fit; "": nothing."""
+        return ""
+
     def support_counts(self, targets: Sequence[Target]) -> tuple[int, ...]:
         """How many targets show each name."""
         counter = Counter(number for target in targets for number in self.shown(target))
@@ -472,6 +476,12 @@ class Findings(Task):
             name: {word: int((table[:, f] == value).sum()) for word, value in words.items()}
             for f, name in enumerate(self.names)
         }
+
+    def summary(self, targets: Sequence[Target]) -> str:
+        counts = self.counts(targets).items()
+        each = [f"{name} {'/'.join(map(str, row.values()))}" for name, row in counts]
+        what = f"{counted(len(self.names), self.noun)} in {counted(len(targets), 'image')}"
+        return f"{what} (present/absent/unknown): {', '.join(each)}."
 
     @property
     def label_shape(self) -> tuple[int, ...]:

@@ -102,6 +102,7 @@ class Decision:
     logits: Rows | None = field(default=None, repr=False, compare=False)  # [C], not calibrated
     image_logits: Rows | None = field(default=None, repr=False, compare=False)  # [n, C]
     weights: Array | None = field(default=None, repr=False, compare=False)  # [n], of those
+    image_unfamiliar: tuple[bool | None, ...] = field(default=(), repr=False)  # [n], too
     features: Rows | None = field(default=None, repr=False, compare=False)  # [d], of the first
     patches: Tensor | None = field(default=None, repr=False, compare=False)  # [P, d], if asked for
     crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # what was seen
@@ -458,6 +459,7 @@ class Decider:
             logits=logits,
             image_logits=np.stack([image.logits for image in images.readable]),
             weights=weights,
+            image_unfamiliar=tuple(i.out_of_domain or i.unfamiliar for i in images.readable),
             features=first.features,
             patches=first.patches,
             crop=first.crop,

@@ -113,7 +113,10 @@ def _entries(
         unread = {image for image, _ in decision.errors}
         readable = [image for image in decision.case.images if image not in unread]
         answers = task.answers(task.probabilities(decision.image_logits), None)
-        for image, answer, weight in zip(readable, answers, decision.weights, strict=True):
+        unfamiliar = decision.image_unfamiliar
+        for image, answer, weight, unlike in zip(
+            readable, answers, decision.weights, unfamiliar, strict=True
+        ):
             shares = [round(value, 6) for value in answer.probabilities]
             entries.append(
                 dict.fromkeys(whole)
@@ -124,6 +127,7 @@ def _entries(
                     "probabilities": dict(zip(task.names, shares, strict=True)),
                     "case": decision.case.name,
                     "weight": float(weight),
+                    "unfamiliar": unlike,
                     "decided_by": [],
                     "answer": answer,
                 }
