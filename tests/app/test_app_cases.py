@@ -141,9 +141,7 @@ def test_two_studies_in_one_upload_get_two_answers_with_their_names(page, exams,
     assert fits({"$ref": "#/components/schemas/Answer"}, body, openapi())
 
 
-def test_a_case_without_a_usable_image_is_named_beside_the_answers_for_the_others(
-    page, tmp_path
-):
+def test_a_case_without_a_usable_image_is_named_beside_the_answers_for_the_others(page, tmp_path):
     rng = np.random.default_rng(0)
     files = []
     for study, most in (("1.1", 255), ("1.2", 1)):  # the second is a blank clip

@@ -54,7 +54,9 @@ def test_a_decision_shows_what_is_known(world):
 
 def test_a_dataset_says_what_it_has(world):
     text = repr(world.dataset)
-    assert text.startswith("<Dataset: 51 images (train 9, val 18, test 24), 3 classes: benign tumor")
+    assert text.startswith(
+        "<Dataset: 51 images (train 9, val 18, test 24), 3 classes: benign tumor"
+    )
     some = world.dataset.with_cases(world.dataset.cases[:2])
     assert repr(some).startswith("<Dataset: 2 images")
 
