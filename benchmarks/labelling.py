@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_side
 from ogkd.methods import Head, TextSide
-from ogkd.model.temperature import softmax
+from ogkd.datasets.task import softmax
 from ogkd.prompts.bank import read_bank, shipped_banks
 from ogkd.serve.studio.learn import POOL, fit_head, hold_out, logits_of
 from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, uncertainty, with_checks
@@ -147,17 +147,17 @@ def main() -> None:
     store = FeatureStore(backbone)
     done = json.loads(options.out.read_text()) if options.out.exists() else {}
     for folder in sorted(path for path in options.data.iterdir() if path.is_dir()):
-        manifest = read_manifest(folder)
+        dataset = read_dataset(folder)
         parts = {}
         for split in ("train", "val", "test"):
-            items = manifest.part(split)
-            features = store.get([item.image for item in items], deep=True).rows[:, 0].numpy()
-            parts[split] = features, np.array([item.label for item in items], np.int64)
+            cases = dataset.part(split)
+            features = store.get([case.image for case in cases], deep=True).rows[:, 0].numpy()
+            parts[split] = features, np.array([case.target for case in cases], np.int64)
         counts = np.bincount(parts["train"][1])
         if counts.min() < 2 * SHOTS:
             continue  # too few images to choose from
         text = text_side(
-            backbone, manifest.class_names, read_bank(Path(bank_name(folder.name))), ()
+            backbone, dataset.names, read_bank(Path(bank_name(folder.name))), ()
         )
         for seed in range(options.seeds):
             X, y = parts["train"]

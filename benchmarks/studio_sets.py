@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ogkd.backbones import load_backbone
 from ogkd.datasets.phantoms import write_folder
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_side
@@ -90,13 +90,13 @@ def main() -> None:
     backbone = load_backbone("builtin")
     for name in options.phantoms:
         with TemporaryDirectory() as folder:
-            data = read_manifest(
+            data = read_dataset(
                 write_folder(name, Path(folder, "d"), splits={"train": 60}, size=160)
             )
-            images = [item.image for item in data.items]
+            images = [case.image for case in data.cases]
             X = FeatureStore(backbone).get(images, deep=True).rows[:, 0].numpy()
-        y = np.array([item.label for item in data.items], np.int64)
-        text = text_side(backbone, data.class_names, None, ())
+        y = np.array([case.target for case in data.cases], np.int64)
+        text = text_side(backbone, data.names, None, ())
         for seed in range(options.seeds):
             if f"{name} {seed}" not in done:
                 done[f"{name} {seed}"] = simulate(X, y, text, seed)

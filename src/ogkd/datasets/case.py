@@ -168,6 +168,16 @@ class Dataset:
     def map(self, change: Callable[[Case], Case]) -> Dataset:
         return self.with_cases(map(change, self.cases))
 
+    def by_image(self) -> Dataset:
+        """A case for each image, with the name and the target of the case that it is from."""
+        cases = [
+            replace(case, images=(image,), image_targets=None if own is None else (own[n],))
+            for case in self.cases
+            for own in (case.image_targets,)
+            for n, image in enumerate(case.images)
+        ]
+        return replace(self, cases=tuple(cases), unit="image")
+
     def restrict(self, numbers: Sequence[int]) -> Dataset:
         """The dataset about some classes or findings, numbered from 0 in their old order."""
         kept = sorted(set(numbers))

@@ -73,6 +73,11 @@ class Grouping:
         """What a case is called."""
         return self.column or ("case" if self.joins_images else "image")
 
+    @property
+    def representative(self) -> Grouping:
+        """A single slice of each volume, where that stands for the whole."""
+        return Grouping(slice=self.slice if self.slices is None else self.slices.middle)
+
     def as_json(self) -> dict[str, str | None]:
         rules = {"slices": self.slices, "slice": self.slice}
         return {"by": self.by} | {k: None if v is None else str(v) for k, v in rules.items()}

@@ -326,8 +326,10 @@ def _training_data(
 
 def _learnable(request: FitRequest, dataset: Dataset) -> Dataset:
     """The data without names and cases that training can learn nothing about."""
-    train = dataset.part("train")
-    numbers, warnings = dataset.task.learnable(dataset.targets(train))
+    targets = dataset.targets(dataset.part("train"))
+    if summary := dataset.task.summary(targets):
+        request.note(f"Note: {summary}")
+    numbers, warnings = dataset.task.learnable(targets)
     for warning in warnings:
         request.warn(warning)
     if len(numbers) < len(dataset.names):

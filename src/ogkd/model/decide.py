@@ -102,6 +102,7 @@ class Decision:
     logits: Rows | None = field(default=None, repr=False, compare=False)  # [C], not calibrated
     image_logits: Rows | None = field(default=None, repr=False, compare=False)  # [n, C]
     weights: Array | None = field(default=None, repr=False, compare=False)  # [n], of those
+    image_unfamiliar: tuple[bool | None, ...] = field(default=(), repr=False)  # [n], too
     features: Rows | None = field(default=None, repr=False, compare=False)  # [d], of the first
     patches: Tensor | None = field(default=None, repr=False, compare=False)  # [P, d], if asked for
     crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # what was seen
@@ -162,11 +163,16 @@ def case_logits(
     if not poolings:
         if len(case) == int(case.max()) + 1:
             return image_logits
-        poolings = [Pooling(normal=normal) for normal in task.question_normal()]
+        poolings = default_poolings(task)
     tables = [torch.from_numpy(table) for table in task.questions(image_logits.double().numpy())]
     pairs = zip(poolings, tables, strict=True)
     pooled: Tensor = task.combine([pooling.logits(table, case) for pooling, table in pairs])
     return pooled.float()
+
+
+def default_poolings(task: Task) -> list[Pooling]:
+    """Of each question, for cases of several images where none was fitted."""
+    return [Pooling(normal=normal) for normal in task.question_normal()]
 
 
 def image_weights(
@@ -245,6 +251,8 @@ class Decider:
             for argument in ("coverage", "sensitivity"):
                 if getattr(policy, argument) is not None:
                     self._calibrated(argument)
+            if self.task.affine:
+                self.notes.append("Note: the model is not calibrated: yes means 50 % or more.")
             return
         if self.prior is not None:
             raise ConfigError(
@@ -453,6 +461,7 @@ class Decider:
             logits=logits,
             image_logits=np.stack([image.logits for image in images.readable]),
             weights=weights,
+            image_unfamiliar=tuple(i.out_of_domain or i.unfamiliar for i in images.readable),
             features=first.features,
             patches=first.patches,
             crop=first.crop,
