@@ -24,7 +24,7 @@ from ogkd.datasets.phantoms import write_folder
 from ogkd.datasets.read import read_dataset
 from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
-from ogkd.fitting.prepare import text_side
+from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
 from ogkd.serve.studio.fitted import COVERAGE, fit_labels, judge
 from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, with_checks
@@ -93,10 +93,9 @@ def main() -> None:
             data = read_dataset(
                 write_folder(name, Path(folder, "d"), splits={"train": 60}, size=160)
             )
-            images = [case.image for case in data.cases]
-            X = FeatureStore(backbone).get(images, deep=True).rows[:, 0].numpy()
-        y = np.array([case.target for case in data.cases], np.int64)
-        text = text_side(backbone, data.names, None, ())
+            X = FeatureStore(backbone).get(data.images, deep=True).rows[:, 0].numpy()
+        y = data.task.labels(data.targets())
+        [text] = text_sides(backbone, data.task, None)
         for seed in range(options.seeds):
             if f"{name} {seed}" not in done:
                 done[f"{name} {seed}"] = simulate(X, y, text, seed)
