@@ -438,14 +438,14 @@ class Findings(Task):
         """
         line = sorted(cases, key=lambda case: case.image.as_posix())
         random.Random(f"findings {seed}").shuffle(line)
-        by_stratum: dict[int, list[Case]] = {}
-        for case in line:
+        by_stratum: dict[int, list[int]] = {}  # positions: two cases may have an image in common
+        for position, case in enumerate(line):
             for stratum in self.strata(case.target):
-                by_stratum.setdefault(stratum, []).append(case)
-        drawn: dict[str, Case] = {}
+                by_stratum.setdefault(stratum, []).append(position)
+        drawn: dict[int, None] = {}
         for members in sorted(by_stratum.values(), key=len):
-            drawn |= {case.image.as_posix(): case for case in members[:shots]}
-        return list(drawn.values())
+            drawn |= dict.fromkeys(members[:shots])
+        return [line[position] for position in drawn]
 
     def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
         table = self.labels(targets)
