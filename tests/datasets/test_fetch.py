@@ -370,7 +370,7 @@ def test_a_folder_that_exists_goes_before_a_name(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(pictures, tmp_path / "tiny")
     assert named_benchmark("tiny") is None
-    assert "striped tissue" in resolve_data("tiny").class_names
+    assert "striped tissue" in resolve_data("tiny").names
     assert named_benchmark("some/btmri") is None
 
 
@@ -418,4 +418,4 @@ def test_a_split_file_known_by_its_name_in_git_is_checked_and_its_counts_are_a_w
     right = record(server, split_sha256=None, split_git_blob=known, counts=counts)
     with pytest.warns(OgkdWarning, match="has 2 train images, but 'tiny' officially has 97"):
         download_benchmark(right)
-    assert read_benchmark(right).class_names == ("no finding", "tumor")
+    assert read_benchmark(right).names == ("no finding", "tumor")
