@@ -340,7 +340,7 @@ def test_findings_of_cases_are_fitted_and_scored(clip, exams):
     X, y, groups = exams
     marks = np.stack([y == "spot", y == "normal"], axis=1).astype(int)
     names = {0: "spot", 1: "nothing"}
-    classifier = OGKDClassifier(clip, "gda", class_names=names).fit(X, marks, groups=groups)
+    classifier = OGKDClassifier(clip, class_names=names).fit(X, marks, groups=groups)
     assert classifier.predict(X, groups=groups).shape == (12, 2)
     assert [p.shape for p in classifier.predict_proba(X, groups=groups)] == [(12, 2)] * 2
     cases, labels = in_lists(X, marks, groups)
