@@ -22,6 +22,7 @@ import pytest
 
 from ogkd.datasets import catalog
 from ogkd.datasets import fetch as module
+from ogkd.datasets.case import Dataset
 from ogkd.datasets.catalog import Benchmark, benchmarks
 from ogkd.datasets.fetch import (
     download_benchmark,
@@ -30,7 +31,6 @@ from ogkd.datasets.fetch import (
     read_benchmark,
     resolve_data,
 )
-from ogkd.datasets.case import Dataset
 from ogkd.errors import DataError, OgkdWarning, StorageError
 from ogkd.files import blob_id
 from tiny_benchmark import COUNTS, PATHS, SPLIT, SPLIT_BYTES, SPLIT_SHA256, content, packed, record
@@ -83,9 +83,7 @@ def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
     assert left_in(folder.parent) == ["tiny"]
     dataset = read_benchmark(tiny)
     assert dataset.names == ("no finding", "tumor")
-    assert [case.image.file for case in dataset.cases] == [
-        folder / "TINY" / path for path in PATHS
-    ]
+    assert [case.image.file for case in dataset.cases] == [folder / "TINY" / path for path in PATHS]
     assert [case.target for case in dataset.cases] == [1, 0, 1, 1, 0]
     assert all(
         case.image.file.read_bytes() == random.Random(path).randbytes(400)

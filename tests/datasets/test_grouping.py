@@ -70,7 +70,10 @@ def test_a_case_shows_a_finding_if_one_of_its_images_does(tmp_path: Path) -> Non
     ("rows", "header"),
     [
         (["a.png,cyst,1", "b.png,stone,1"], "path,label,exam"),
-        (["a.png,cyst,1,train", "b.png,cyst,1,test", "c.png,stone,2,test"], "path,label,exam,split"),
+        (
+            ["a.png,cyst,1,train", "b.png,cyst,1,test", "c.png,stone,2,test"],
+            "path,label,exam,split",
+        ),
         (["a.png,cyst,", "b.png,stone,2"], "path,label,exam"),
         (["a.png,cyst,1,A", "b.png,cyst,1,B", "c.png,stone,2,C"], "path,label,exam,patient"),
         (["a.png,cyst,1", "b.png,stone,2"], "path,label,visit"),

@@ -231,7 +231,9 @@ def test_exactly_k_of_each_class_are_flipped_to_another_allowed_class(drawn):
     cases = cases_of(labels)
     after = flip_labels(cases, flips, seed, allowed=range(5))
     assert [case.image for case in after] == [case.image for case in cases]
-    flipped = [(old.target, new.target) for old, new in zip(cases, after, strict=True) if old != new]
+    flipped = [
+        (old.target, new.target) for old, new in zip(cases, after, strict=True) if old != new
+    ]
     assert all(old != new and 0 <= new < 5 for old, new in flipped)
     counts = Counter(old for old, _ in flipped)
     for label, count in Counter(labels).items():
@@ -267,9 +269,7 @@ def test_new_labels_are_spread_evenly_over_the_other_classes():
     assert all(420 < count < 580 for count in counts.values())  # 500 expected, 4 sigma
 
 
-@pytest.mark.parametrize(
-    ("flips", "allowed"), [(-1, (0, 1)), (4, (0, 1)), (1, (0,)), (1, (0, 2))]
-)
+@pytest.mark.parametrize(("flips", "allowed"), [(-1, (0, 1)), (4, (0, 1)), (1, (0,)), (1, (0, 2))])
 def test_impossible_flips_are_refused(flips, allowed):
     with pytest.raises(ConfigError):
         flip_labels(cases_of([0, 0, 0, 1]), flips, 1, allowed=allowed)

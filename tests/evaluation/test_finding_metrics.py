@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from ogkd.evaluation.findings import areas, average_precision
 from ogkd.datasets.task import Findings
 from ogkd.errors import ConfigError
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions
+from ogkd.evaluation.findings import areas, average_precision
 from ogkd.model.calibration import Calibration
 from world import predictions
 

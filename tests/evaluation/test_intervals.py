@@ -19,7 +19,9 @@ from world import predictions
 
 def columns(labels, p, groups=None, **how):
     options = {"graded": False, "resamples": 400, "seed": 0} | how
-    return BootstrappedMetrics(predictions(labels, p, groups=groups), p.astype(np.float32), **options)
+    return BootstrappedMetrics(
+        predictions(labels, p, groups=groups), p.astype(np.float32), **options
+    )
 
 
 def table(unit, resamples):

@@ -77,9 +77,7 @@ def test_images_alone_do_not_say_their_exam(model: Classifier, table: Path) -> N
 
 def test_predict_and_evaluate_agree(model: Classifier, table: Path) -> None:
     judged = predict_labelled(model, table, split="test")
-    np.testing.assert_allclose(
-        judged.probabilities(), model.predict_proba(part(table)), atol=1e-5
-    )
+    np.testing.assert_allclose(judged.probabilities(), model.predict_proba(part(table)), atol=1e-5)
     assert [case.name for case in judged.cases] == [case.name for case in part(table).cases]
 
 

@@ -262,9 +262,7 @@ def test_dicom_files_without_the_extra_are_skipped_and_the_pip_line_is_printed_o
             dicom(clean / split / "normal_lung" / f"{number}.dcm", SHADES)
     monkeypatch.setitem(sys.modules, "pydicom", None)
     model = tmp_path / "model"
-    code, _, err = command(
-        "fit", clean, "--out", model, "--method", "gda", "--backbone", "builtin"
-    )
+    code, _, err = command("fit", clean, "--out", model, "--method", "gda", "--backbone", "builtin")
     assert (code, err.count("pip install")) == (2, 1)
     assert err.count(".dcm is a DICOM file") == 3
     skip = ("--on-error", "skip")

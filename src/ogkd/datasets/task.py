@@ -353,8 +353,8 @@ class OneOf(Task):
         return 0, label
 
     def lead(self, logits: Any, label: int) -> Any:
-        own = logits[..., label]
-        return own - (logits.sum(-1) - own) / max(1, logits.shape[-1] - 1)
+        chosen = logits[..., label]
+        return chosen - (logits.sum(-1) - chosen) / max(1, logits.shape[-1] - 1)
 
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
         if answer is None:

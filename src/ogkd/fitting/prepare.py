@@ -155,9 +155,9 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
         support = make_support(method, store, task, drawn, request.seed)
         kept = _support_features(store, task, drawn.support, deep=deep)
         if request.unlabelled is not None:
-            found = read_pool(request, store, deep=deep, judged=judged)
+            unlabelled = read_pool(request, store, deep=deep, judged=judged)
             classes, width = len(task.names), store.backbone.embed_dim
-            pool = pool_for(request, found, drawn.support, kept, classes, width)
+            pool = pool_for(request, unlabelled, drawn.support, kept, classes, width)
             if pool is not None:
                 support = replace(support, unlabelled=pool.rows)
         rows = torch.empty(len(support.labels), 0)
@@ -276,10 +276,10 @@ def make_support(
 
 def _image_labels(task: Task, cases: Sequence[Case]) -> NDArray[np.int64]:
     """The label of every image: its own, or that of its case."""
-    own = image_targets(cases)
-    if own is None:
-        own = [case.target for case in cases for _ in case.images]
-    return task.labels(own)
+    targets = image_targets(cases)
+    if targets is None:
+        targets = [case.target for case in cases for _ in case.images]
+    return task.labels(targets)
 
 
 def _training_data(
