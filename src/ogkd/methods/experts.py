@@ -191,12 +191,12 @@ def with_unlabelled(
     """
     first = torch.arange(len(space.v)) < len(Z)
     labelled, rest = space.rows(first), space.rows(~first)
-    fitted = experts(labelled, Z, texts, rho=rho)
+    found = experts(labelled, Z, texts, rho=rho)
     sums = known or totals(space, torch.cat([Z.sum(1), Z.new_full((len(rest.v),), beta)]))
     for _ in range(rounds):
-        shared = balanced((heat * fitted.logits(rest, kappa)).softmax(-1), balance)
-        fitted = experts(space, torch.cat([Z, beta * shared]), texts, rho=rho, known=sums)
-    return fitted
+        shared = balanced((heat * found.logits(rest, kappa)).softmax(-1), balance)
+        found = experts(space, torch.cat([Z, beta * shared]), texts, rho=rho, known=sums)
+    return found
 
 
 def balanced(P: Tensor, power: float) -> Tensor:

@@ -57,8 +57,8 @@ class Rows:
 
     def view(self, number: int) -> Rows:
         """One view of each image; of more than there are, from the first again."""
-        chosen = torch.arange(len(self.labels)) % self.views == number % self.views
-        return replace(self.keep(chosen), views=1)
+        one = torch.arange(len(self.labels)) % self.views == number % self.views
+        return replace(self.keep(one), views=1)
 
     def keep(self, mask: Tensor) -> Rows:
         """Keep the rows where the mask is true."""

@@ -69,11 +69,11 @@ class FusedHead(LinearHead):
         return self.text.class_texts
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = super().tensors()
-        tensors |= {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
+        found = super().tensors()
+        found |= {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
         if self.patch is not None:
-            tensors |= {f"{_PATCH}{name}": tensor for name, tensor in self.patch.tensors().items()}
-        return tensors
+            found |= {f"{_PATCH}{name}": tensor for name, tensor in self.patch.tensors().items()}
+        return found
 
     def of_patches(self, patches: Tensor) -> Tensor:
         return (self.patch or self).logits(patches)
@@ -223,18 +223,18 @@ class Fused(Method[FusedConfig]):
         space = Space.of(rows.features, d, widths, even=True)
         texts, chosen_by = Texts(T, scale, config.nu), Texts(untrained, scale, config.nu)
         choice = choose(rows, space, chosen_by, config)
-        fitted, note = experts(space, weights(rows), texts, rho=ridge(config)), ""
+        found, said = experts(space, weights(rows), texts, rho=ridge(config)), ""
         if pool is not None:
             everything = torch.cat([rows.features, normalize(pool.cpu().float(), dim=-1)])
             large = Space.of(everything, d, widths, even=True)
             beta = worth(rows, len(pool), config)
             sums = totals(large, row_weights(rows, len(everything), beta))
             without = choose(rows, space, chosen_by, config, folds=POOL_FOLDS)
-            with_them, note = choose_pool(rows, large, chosen_by, config, without, sums)
+            with_them, said = choose_pool(rows, large, chosen_by, config, without, sums)
             if with_them.pool:
-                fitted = with_pool(rows, large, texts, config, without, sums)
+                found = with_pool(rows, large, texts, config, without, sums)
                 choice, space = with_them, large
-        W, b = fitted.joined(space, choice.kappa, deep=deep)
+        W, b = found.joined(space, choice.kappa, deep=deep)
         patch = None
         if deep:  # the same on global features, the only ones that patches have
             flat = Space.of(rows.features[:, :d], d)
@@ -247,6 +247,6 @@ class Fused(Method[FusedConfig]):
             text=learned,
             patch=patch,
             pool=len(pool) if pool is not None and choice.pool else 0,
-            fit_notes=(note,) if note else (),
+            fit_notes=(said,) if said else (),
             fixed=self._ranking(learned, backbone, scale, deep=deep),
         )

@@ -98,8 +98,8 @@ def choose(
 
     fixed = config.kappa
     kappas = KAPPAS if fixed is None else (fixed,)
-    best = _best(rows, space, fit, kappas, config, folds=folds)
-    return best or Choice(fixed or config.kappa0, 1.0)
+    found = _best(rows, space, fit, kappas, config, folds=folds)
+    return found or Choice(fixed or config.kappa0, 1.0)
 
 
 def worth(rows: Rows, pool: int, config: FusedConfig) -> float:
@@ -138,15 +138,15 @@ def choose_pool(
         few = rows.keep(kept)
         return with_pool(few, space.rows(chosen), texts, config, without, less)
 
-    best = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
-    if best is None:
+    found = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
+    if found is None:
         return replace(without, pool=True), ""
-    if float((best.held - without.held).mean()) < 0:  # the same images are held out
+    if float((found.held - without.held).mean()) < 0:  # the same images are held out
         return without, (
             "The unlabelled images are not used: with them, the model became worse at predicting "
             "labelled images that were held out."
         )
-    return replace(best, pool=True), ""
+    return replace(found, pool=True), ""
 
 
 def with_pool(
@@ -199,9 +199,9 @@ def _best(
         # Views of one image are not independent: together they count as one.
         total = picked @ counts
         cost = prior_cost(heats, kappa, config) - total
-        row = int(cost.argmin())
-        if float(cost[row]) < least:
-            least, best = float(cost[row]), Choice(kappa, HEATS[row], picked[row])
+        place = int(cost.argmin())
+        if float(cost[place]) < least:
+            least, best = float(cost[place]), Choice(kappa, HEATS[place], picked[place])
     return best
 
 

@@ -139,7 +139,7 @@ class OGKDObjective:
 
     def fix_teacher(self, images: Sequence[Tensor]) -> None:
         """Select the prompts once, by each run's images [N, d], for the whole training (Alg. 2)."""
-        self.T_tilde = torch.stack([self.teacher(features.to(self.bank)) for features in images])
+        self.T_tilde = torch.stack([self.teacher(mine.to(self.bank)) for mine in images])
 
     def _teach(self, batch: Batch) -> _Teacher:
         choice, config, patches = self.choice, self.config, batch.patches

@@ -31,8 +31,8 @@ class PromptConfig(MethodConfig):
     @field_validator("train", mode="before")
     @classmethod
     def _change_own_defaults(cls, given: object) -> object:
-        defaults = cls.model_fields["train"].default.model_dump()
-        return defaults | given if isinstance(given, dict) else given
+        own = cls.model_fields["train"].default.model_dump()
+        return own | given if isinstance(given, dict) else given
 
 
 # All images of most few-shot sets are one batch (fidelity.md, baselines).

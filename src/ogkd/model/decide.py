@@ -420,8 +420,8 @@ class Decider:
         features = np.stack([case.readable[0].features for case in cases])
         answers = task.answers(p, self._plausible(p, features))
         for row, (case, answer) in enumerate(zip(cases, answers, strict=True)):
-            image_logits = torch.from_numpy(np.stack([image.logits for image in case.readable]))
-            weights = image_weights(task, model.poolings, image_logits, answer.probabilities)
+            own = torch.from_numpy(np.stack([image.logits for image in case.readable]))
+            weights = image_weights(task, model.poolings, own, answer.probabilities)
             yield logits[row], answer, weights
 
     def _plausible(self, p: Probabilities, features: Rows) -> Masks | None:

@@ -33,14 +33,14 @@ class EvidenceCheck:
         return self.marked > self.random
 
 
-def check_evidence(classifier: Classifier, evidence: Evidence) -> EvidenceCheck | None:
+def check_evidence(classifier: Classifier, found: Evidence) -> EvidenceCheck | None:
     """None if there is nothing to try: no lead, or no place outside the empty background."""
-    crop = np.asarray(evidence.image.convert("RGB"))
-    visible = np.flatnonzero(~background_patches(evidence))
+    crop = np.asarray(found.image.convert("RGB"))
+    visible = np.flatnonzero(~background_patches(found))
     count = round(SHARE * len(visible))
     if not count:
         return None
-    grid = evidence.grid if evidence.rest is None else smoothed(evidence.grid)
+    grid = found.grid if found.rest is None else smoothed(found.grid)
     order = visible[np.argsort(-grid.flat[visible], kind="stable")]
     rng = np.random.default_rng(0)
     tried = [order[:count], *(rng.permutation(visible)[:count] for _ in range(_DRAWS))]
@@ -49,7 +49,7 @@ def check_evidence(classifier: Classifier, evidence: Evidence) -> EvidenceCheck 
     backbone = classifier.backbone
     rows = encode_crops(backbone, crops, patches=False, deep=classifier.deep).rows
     logits = classifier.logits(rows.detach().cpu().float().numpy())
-    lead = classifier.task.lead(logits, evidence.label)
+    lead = classifier.task.lead(logits, found.label)
     if lead[0] <= 1e-3:
         return None
     lost = 1 - lead[1:] / lead[0]
