@@ -94,6 +94,6 @@ def _look(builtin: Backbone, images: Sequence[ImageRef]) -> tuple[int, int]:
     strange = seen = 0
     for batch in encode_files(builtin, [images[row] for row in rows]):
         if batch.features is not None:
-            unlike = unlike_phantoms(batch.features.globals.cpu().numpy())
-            strange, seen = strange + int(unlike.sum()), seen + len(unlike)
+            found = unlike_phantoms(batch.features.globals.cpu().numpy())
+            strange, seen = strange + int(found.sum()), seen + len(found)
     return strange, seen
