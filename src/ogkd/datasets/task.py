@@ -83,6 +83,7 @@ class Task(ABC):
     guarantees: ClassVar[frozenset[str]]  # that a policy may request
     affine: ClassVar[bool]  # whether calibration shifts logits, too
     no_option: ClassVar[tuple[str, ...]] = ()  # options of a fit that have no meaning
+    needs: ClassVar[tuple[str, ...]] = ()  # what a method must support (`Method.supports`)
 
     @property
     def plural(self) -> str:
@@ -384,6 +385,7 @@ class Findings(Task):
     guarantees: ClassVar[frozenset[str]] = frozenset({"coverage", "sensitivity"})
     affine: ClassVar[bool] = True
     no_option: ClassVar[tuple[str, ...]] = ("unlabelled", "normal")
+    needs: ClassVar[tuple[str, ...]] = ("findings",)
 
     def shown(self, target: Target) -> tuple[int, ...]:
         return tuple(f for f, known in enumerate(_known(target)) if known == PRESENT)
