@@ -194,6 +194,26 @@ def test_patients_of_the_test_part_are_not_learned_from(
     assert model.card.learned_cases == 31
 
 
+def test_an_exam_is_not_learned_from_if_one_of_its_images_is_of_a_test_patient(
+    world: World, bert_backbone: ogkd.Backbone
+) -> None:
+    """The patient of the other images is not known."""
+    if world.images == 1:
+        pytest.skip("an image has one patient")
+    last, tested = world.data.part("train")[-1], world.data.part("test")[-1]
+    cases = [
+        replace(
+            case,
+            images=(image,),
+            group="p" if image in (last.images[0], *tested.images) else None,
+        )
+        for case in world.data.cases
+        for image in case.images
+    ]
+    model = fit(world.data.with_cases(cases), bert_backbone, cases="exam")
+    assert (model.card.learned_cases, model.card.images) == (31, 93)
+
+
 def test_unknown_answers_are_neither_learned_nor_counted(
     world: World, bert_backbone: ogkd.Backbone
 ) -> None:

@@ -99,8 +99,8 @@ def prepare(request: FitRequest) -> Prepared:
     if request.unlabelled is not None:
         _require(method, "unlabelled", "learns from labelled images only")
     dataset, judged, skipped = _training_data(request, named)
-    if dataset.task.affine:
-        _require(method, "findings", "gives each image one class, but this data lists findings")
+    for feature in dataset.task.needs:
+        _require(method, feature, f"cannot learn {dataset.task.plural}, which this data lists")
     name, bank = bank_of(request, named)
     if note := fallback_note(dataset.names, bank):
         request.note(f"Note: {note}")
@@ -299,20 +299,21 @@ def _training_data(
         if getattr(request, option) is not None:
             raise ConfigError(f"{option} has no meaning for {task.plural}.", argument=option)
     normal = named.normal if request.normal is None and named is not None else request.normal
-    if not task.affine and (normal is not None or not task.normal):
+    if "normal" not in task.no_option and (normal is not None or not task.normal):
         whole = whole.with_normal(normal_labels(task.names, normal))
+    grouping = request.grouping
+    # All parts, as no case may be in two; before patients are kept apart, as it has one of them.
+    merged = grouping.merge(whole.cases, whole.task)
+    whole = replace(whole, cases=tuple(merged), unit=grouping.unit)
     dataset, shared = separate_groups(whole)
     if shared:
         request.note(
-            f"Note: {len(shared)} training or validation image(s) are left out: images of the same "
-            "patients are in a part that models are judged on."
+            f"Note: {len(shared)} training or validation {whole.unit}(s) are left out: images of "
+            "the same patients are in a part that models are judged on."
         )
-    grouping = request.grouping
-    merged = grouping.merge(dataset.cases, dataset.task)  # all parts: no case may be in two
-    dataset = replace(dataset, cases=tuple(merged), unit=grouping.unit)
-    judged = [case for case in merged if case.split not in ("", "train")]
+    judged = [case for case in dataset.cases if case.split not in ("", "train")]
     train = grouping.expand(dataset.part("train"))
-    rest = [case for case in merged if case.split == "val"]
+    rest = [case for case in dataset.cases if case.split == "val"]
     skipped: list[BadFile] = []
     if request.on_error == "skip":
         before = len(train)
