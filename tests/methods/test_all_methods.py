@@ -49,8 +49,8 @@ def support_of(method, backbone, counts=(3, 3, 3), **options):
 
 
 def fit(method, supports, text, seeds=(1,)):
-    needed = list(supports) if method.needs_images else []
-    return method.fit(needed, text, seeds=list(seeds))
+    needed = [support if method.needs_images else None for support in supports]
+    return method.fit_many([method] * len(needed), needed, text, seeds=list(seeds))
 
 
 def classifier_of(method, head, backbone):

@@ -11,7 +11,7 @@ from ogkd.methods import make_method
 
 def fit(support, seed=1, **settings):
     method = make_method("clip-adapter", settings=settings)
-    return method.fit([support], make_text(), seeds=[seed])[0]
+    return method.fit(support, make_text(), seed=seed)
 
 
 def test_ratio_zero_is_zero_shot():

@@ -59,7 +59,7 @@ def by_hand(support, backbone, f):
     views = FixedViews(ImageFeatures(features.globals[known], None, deep))
     labels = support.labels[known, f]
     pair = TextSide(backbone, ("absent", "present"), (ABSENT[f], TEXTS[f]))
-    head = make_method("fused").fit([Support(views, labels)], pair, seeds=[1])[0]
+    head = make_method("fused").fit(Support(views, labels), pair, seed=1)
     prior = torch.log((labels.sum() + 1) / ((1 - labels).sum() + 1))
     return head, prior
 

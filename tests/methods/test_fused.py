@@ -27,7 +27,7 @@ from ogkd.methods.ranking import Ranked
 def fit(support, text=None, **options):
     method = make_method("fused", settings={"text": "bank", **options})
     text = make_text(int(support.labels.max()) + 1) if text is None else text
-    return method.fit([support], text, seeds=[1])[0]
+    return method.fit(support, text, seed=1)
 
 
 def plain(X, y, T, v, scale, kappa, rho, nu):
@@ -115,9 +115,9 @@ def test_a_class_without_images_is_refused_unless_the_support_says_so():
     part = Support(some, whole.labels[kept])
     with pytest.raises(DataError, match=NAMES[1]):
         fit(part, text)
-    head = fit(replace(part, partial=True), text)
+    head = fit(replace(part, allow_missing_classes=True), text)
     assert head.logits(v).isfinite().all()
-    pool = replace(part, partial=True, unlabelled=whole.views.features.rows[~kept][:, 0])
+    pool = replace(part, allow_missing_classes=True, unlabelled=whole.views.features.rows[~kept][:, 0])
     assert fit(pool, text).logits(v).isfinite().all()
 
 
@@ -184,7 +184,7 @@ def ogkd_head(backbone, **options):
     method = make_method("fused", preset="ogkd", settings=settings)
     text = TextSide(backbone, NAMES[:3], PROMPTS)
     support = make_support((3, 3, 3), d=backbone.embed_dim)
-    return method, text, method.fit([support], text, seeds=[1])[0]
+    return method, text, method.fit(support, text, seed=1)
 
 
 def test_ogkd_as_text_side_serves_other_classes(bert_backbone):

@@ -13,7 +13,7 @@ from ogkd.methods.linear_probe import DEFAULT, GRID, _choose
 def fit(support, **settings):
     method = make_method("linear-probe", settings=settings)
     text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1])[0]
+    return method.fit(support, text, seed=1)
 
 
 def objective(theta, X, y, C, l2):

@@ -14,7 +14,7 @@ from ogkd.methods import make_method
 def fit(support, name, **settings):
     method = make_method(name, settings=settings)
     text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1])[0]
+    return method.fit(support, text, seed=1)
 
 
 @pytest.mark.parametrize("counts", [(5, 3), (4, 2, 5)])

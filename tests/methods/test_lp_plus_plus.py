@@ -9,7 +9,7 @@ from ogkd.methods import make_method
 
 def fit(support, **settings):
     method = make_method("lp++", settings=settings)
-    return method.fit([support], make_text(), seeds=[1])[0]
+    return method.fit(support, make_text(), seed=1)
 
 
 def plain(F, y, T, *, epochs, every, momentum):

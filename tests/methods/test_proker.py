@@ -12,7 +12,7 @@ from ogkd.methods.proker import _corrections, ridge
 def fit(support, **settings):
     method = make_method("proker", settings=settings)
     text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1])[0]
+    return method.fit(support, text, seed=1)
 
 
 def test_predictions_agree_with_a_direct_linear_solve():

@@ -34,7 +34,7 @@ GRID = [0.1 + i * 49.9 / 200 for i in range(200)]
 
 def fitted(name, support, text, seed=1, **settings):
     method = make_method(name, settings={"fidelity": "released", **settings})
-    return method.fit([support], text, seeds=[seed])[0]
+    return method.fit(support, text, seed=seed)
 
 
 def views_of(support):
@@ -154,7 +154,7 @@ def test_clip_adapter_does_not_normalise_again_and_its_rate_swings_with_every_st
     close(head.logits(v), logits(v).detach())
     again = make_method("clip-adapter").read_head(head.tensors(), text, 30.0)
     assert torch.equal(again.logits(v), head.logits(v))
-    own = make_method("clip-adapter").fit([support], text, seeds=[1])[0]
+    own = make_method("clip-adapter").fit(support, text, seed=1)
     assert "raw" not in own.tensors()
 
 
@@ -247,7 +247,7 @@ def test_the_released_correction_of_proker_is_lambda_times_larger(lam):
     close(fitted("proker", support, text, beta=2.0, lam=lam).logits(x), 30.0 * released)
     own = make_method("proker", settings={"beta": 2.0, "lam": lam})
     zero_shot = 30.0 * x @ text.single.T
-    correction = own.fit([support], text, seeds=[1])[0].logits(x) - zero_shot
+    correction = own.fit(support, text, seed=1).logits(x) - zero_shot
     close(lam * correction, 30.0 * released - zero_shot)
 
 

@@ -17,8 +17,8 @@ def test_folds_hold_out_one_image_of_each_class_and_keep_views_together():
     rows = rows_of(make_support((4, 4, 4), views=3), NAMES[:3])
     folds = deal(rows, 16)
     assert sorted(folds.unique().tolist()) == [0, 1, 2, 3]
-    for image in rows.images.unique():
-        assert len(folds[rows.images == image].unique()) == 1
+    for image in rows.case.unique():
+        assert len(folds[rows.case == image].unique()) == 1
     for fold in range(4):
         assert torch.bincount(rows.labels[folds == fold]).tolist() == [3, 3, 3]
 
@@ -37,9 +37,9 @@ def test_one_image_of_each_class_leaves_nothing_to_judge_by():
 def test_one_bag_of_each_class_leaves_nothing_to_judge_by_however_many_its_pictures():
     support = make_support((3, 3))
     assert (
-        deal(rows_of(replace(support, bag=torch.tensor([0, 0, 0, 1, 1, 1])), NAMES[:2]), 8) is None
+        deal(rows_of(replace(support, case=torch.tensor([0, 0, 0, 1, 1, 1])), NAMES[:2]), 8) is None
     )
-    folds = deal(rows_of(replace(support, bag=torch.tensor([0, 0, 1, 2, 2, 2])), NAMES[:2]), 8)
+    folds = deal(rows_of(replace(support, case=torch.tensor([0, 0, 1, 2, 2, 2])), NAMES[:2]), 8)
     assert folds.tolist() == [0, 0, 1, -1, -1, -1]
 
 

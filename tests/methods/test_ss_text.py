@@ -17,7 +17,7 @@ from ogkd.methods.ss_text import blend
 def fit(support, **settings):
     method = make_method("ss-text+", settings=settings)
     text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1])[0]
+    return method.fit(support, text, seed=1)
 
 
 @pytest.mark.parametrize("balanced", [False, True])

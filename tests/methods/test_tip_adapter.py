@@ -14,7 +14,7 @@ from ogkd.methods.tip_adapter import GRID
 def fit(support, name="tip-adapter", text=None, seed=1, **settings):
     text = text or make_text(len(support.labels.unique()))
     method = make_method(name, settings=settings)
-    return method.fit([support], text, seeds=[seed])[0]
+    return method.fit(support, text, seed=seed)
 
 
 def plain_logits(v, K, y, T, scale, alpha, beta):

@@ -39,7 +39,9 @@ def quick(name, **settings):
 
 
 def fit(method, backbone, *supports, text=None, seeds=None, folder=None):
-    return method.fit(
+    """Heads of all supports, trained together."""
+    return method.fit_many(
+        [method] * len(supports),
         supports,
         text or text_of(backbone),
         seeds=seeds or list(range(1, len(supports) + 1)),

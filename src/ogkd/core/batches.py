@@ -78,6 +78,17 @@ class Batch:
     labels: Tensor  # [S, B]
     patches: Tensor | None  # [S, B, P, d]
 
+    def runs(self) -> list[Batch]:
+        """The batch of each run, with S = 1."""
+        return [
+            Batch(
+                self.globals[s : s + 1],
+                self.labels[s : s + 1],
+                None if self.patches is None else self.patches[s : s + 1],
+            )
+            for s in range(len(self.globals))
+        ]
+
 
 class PerBatch(Generic[T]):
     """Computes something once per batch: where all images are one batch, once per training."""

@@ -18,7 +18,7 @@ from ogkd.backbones.base import Backbone
 from ogkd.core.geometry import mean_texts
 from ogkd.errors import ConfigError
 from ogkd.methods import Head, LinearHead, Method, Rows, Support, TextSide, rows_of
-from ogkd.methods.base import Folder
+from ogkd.methods.base import Folder, refuse_other_settings
 from ogkd.methods.experts import Space, Texts, experts, totals
 from ogkd.methods.fused_choice import (
     POOL_FOLDS,
@@ -141,6 +141,7 @@ class Fused(Method[FusedConfig]):
         folder: Folder = None,
     ) -> list[Head]:
         """Train the text side of all runs together, then add the images run by run."""
+        refuse_other_settings(methods)
         first = methods[0].text_method
         learned = first.fit_many([first] * len(seeds), supports, text, seeds=seeds, folder=folder)
         uses_bank = first.needs_training or first.name == _NAMES["bank"]
