@@ -9,6 +9,7 @@ from feature_toys import NAMES, make_support, unit
 from safetensors.torch import save_file
 
 import ogkd
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate
 from ogkd.methods import METHODS, FeatureMethod, MethodConfig, TextSide, make_method
@@ -57,7 +58,7 @@ def classifier_of(method, head, backbone):
     card = ModelCard(
         method=method.name,
         config=method.config.model_dump(mode="json"),
-        class_names=NAMES[:3],
+        asks=OneOf(NAMES[:3]).as_json(),
         backbone=BackboneCard.of(backbone),
         logit_scale=backbone.logit_scale,
         prompts_sha256="",

@@ -52,8 +52,8 @@ class PooledBag(nn.Module):
             top = logits.amax(0, keepdim=True)
             pooled = top if tau == 0 else top + tau * ((logits - top) / tau).exp().mean(0).log()
         count = torch.ones_like(logits[:, 0]).sum()  # inside the graph: bags have any size
-        usual = (1 - 1 / count) * logits.mean(0, keepdim=True)
-        pooled = self.pooling.heat * pooled - self.pooling.usual * usual + self.bias  # [1, C]
+        common = (1 - 1 / count) * logits.mean(0, keepdim=True)
+        pooled = self.pooling.heat * pooled - self.pooling.mean_weight * common + self.bias  # [1, C]
         label = pooled.argmax(1)  # [1]
         label = torch.where(self.nothing[label], (pooled + self.others).argmax(1), label)
         answer = logits.index_select(1, label).squeeze(1)  # [N]

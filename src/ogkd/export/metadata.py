@@ -127,7 +127,7 @@ def _bag_metadata(card: BagCard, pooling: Pooling) -> dict[str, Any]:
         "slices": card.slices,
         "tau": None if math.isinf(pooling.tau) else pooling.tau,
         "heat": pooling.heat,
-        "usual": pooling.usual,
+        "mean_weight": pooling.mean_weight,
         "bias": list(pooling.bias),
         "normal": list(pooling.normal),
         "steps": "The N pictures of a batch are one bag: `probabilities` is its answer, `weights` "
@@ -135,5 +135,5 @@ def _bag_metadata(card: BagCard, pooling: Pooling) -> dict[str, Any]:
         "`logits` alone, join them to z [N, C], and pool: r = z - logsumexp(z over the classes "
         "`normal`, or over all if there are none); s = tau * log(mean(exp(r / tau))) over the "
         "pictures (tau 0: the largest; null: the mean); u = (1 - 1 / N) * mean(r) over them; "
-        "probabilities = softmax((heat * s - usual * u + bias) / temperature).",
+        "probabilities = softmax((heat * s - mean_weight * u + bias) / temperature).",
     }

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.core.geometry import prototypes
-from ogkd.core.pooling import best_pooling, relative, usual
+from ogkd.core.pooling import best_pooling, common_part, relative
 from ogkd.methods.base import TextSide
 from ogkd.methods.experts import Space, Texts, experts
 from ogkd.methods.fused_choice import RHO, FusedConfig, case_weights
@@ -55,7 +55,7 @@ def find_carriers(rows: Tensor, case: Tensor, labels: Tensor, text: TextSide) ->
             z[out] = found.logits(space.rows(out), kappa)
         return z
 
-    apart = replace(space, compared=tuple(X - usual(X, case)[case] for X in space.compared))
+    apart = replace(space, compared=tuple(X - common_part(X, case)[case] for X in space.compared))
     best, least = by_text, torch.inf
     starts = ((by_text, config.kappa0), (labels[case], 0.0))
     for where, (start, kappa) in product((apart, space), starts):
