@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ogkd.features.encode import encode_crops
 from ogkd.model.classifier import Classifier
 from ogkd.model.explain import Evidence, smoothed
-from ogkd.model.picture import background_patches
+from ogkd.model.drawing import background_patches
 
 SHARE = 0.2  # of the places outside the empty background that are blurred
 _DRAWS = 8  # of random places

@@ -1,4 +1,4 @@
-"""Evidence maps: which parts of an image speak for a class. `picture` draws them.
+"""Evidence maps: which parts of an image speak for a class. `drawing` draws them.
 
 The fitted head is applied to the patch features, which live in the same space as the global one.
 The evidence of a patch for class c is its logit of c minus the mean logit of the other classes.
@@ -46,7 +46,7 @@ class Evidence:
     rest: float | None = None
 
     def _repr_png_(self) -> bytes:
-        from ogkd.model.picture import draw  # which imports this module
+        from ogkd.model.drawing import draw  # which imports this module
 
         memory = io.BytesIO()
         draw(self).save(memory, "PNG")

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from ogkd.model.explain import Evidence
-from ogkd.model.picture import background, draw, heat_map
+from ogkd.model.drawing import background, draw, heat_map
 
 DIM = 39  # what the grey level 60 becomes below the map
 
