@@ -88,7 +88,9 @@ def test_a_file_adds_a_method_for_this_process_and_its_workers(tmp_path, monkeyp
     assert plugins.name_of(METHODS["means"]) == "mine"
     assert make_method("means").name == "means"
     script = "import ogkd; print(ogkd.methods.make_method('means').summary)"
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/")
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd="/"
+    )
     assert process.stdout == "class means\n", process.stderr
 
 

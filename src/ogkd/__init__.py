@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from ogkd.model.calibration import Calibration
     from ogkd.model.classifier import Classifier
     from ogkd.model.decide import Policy
+    from ogkd.model.drawing import draw
     from ogkd.model.explain import Evidence, evidence, explain
     from ogkd.model.load import load
-    from ogkd.model.drawing import draw
     from ogkd.report import report, show_results
 
     __version__: str

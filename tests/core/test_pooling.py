@@ -76,7 +76,9 @@ def test_shares_are_the_derivative_of_the_pooled_logit(tau: float) -> None:
     [slope] = torch.autograd.grad(pooled(z, case, tau).sum(), z)
     fitted = shares(z.detach().squeeze(1), case, tau)
     torch.testing.assert_close(fitted, slope.squeeze(1))
-    torch.testing.assert_close(fitted.new_zeros(5).index_add(0, case, fitted), torch.ones(5).double())
+    torch.testing.assert_close(
+        fitted.new_zeros(5).index_add(0, case, fitted), torch.ones(5).double()
+    )
 
 
 def test_for_nothing_found_the_images_nearest_to_a_finding_are_named() -> None:

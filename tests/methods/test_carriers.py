@@ -85,7 +85,8 @@ def test_images_are_found_although_their_cases_differ_more_than_the_classes(
 
     apart = right()
     monkeypatch.setattr(
-        "ogkd.methods.carriers.common_part", lambda X, case: torch.zeros(int(case.max()) + 1, X.shape[1])
+        "ogkd.methods.carriers.common_part",
+        lambda X, case: torch.zeros(int(case.max()) + 1, X.shape[1]),
     )
     assert apart > right() + 0.2
 

@@ -117,7 +117,9 @@ def test_a_class_without_images_is_refused_unless_the_support_says_so():
         fit(part, text)
     head = fit(replace(part, allow_missing_classes=True), text)
     assert head.logits(v).isfinite().all()
-    pool = replace(part, allow_missing_classes=True, unlabelled=whole.views.features.rows[~kept][:, 0])
+    pool = replace(
+        part, allow_missing_classes=True, unlabelled=whole.views.features.rows[~kept][:, 0]
+    )
     assert fit(pool, text).logits(v).isfinite().all()
 
 

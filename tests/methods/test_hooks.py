@@ -66,7 +66,9 @@ def test_an_overridden_hook_is_used(name, hook, count, bert_backbone):
     assert calls
 
 
-@pytest.mark.parametrize("name", sorted(n for n, m in METHODS.items() if issubclass(m, PromptMethod)))
+@pytest.mark.parametrize(
+    "name", sorted(n for n, m in METHODS.items() if issubclass(m, PromptMethod))
+)
 @pytest.mark.parametrize("count", [1, 2])
 def test_another_objective_trains_another_head(name, count, bert_backbone):
     class Plain(METHODS[name]):

@@ -13,8 +13,8 @@ from ogkd.core.losses import diffuse
 from ogkd.errors import ConfigError
 from ogkd.features.views import FixedViews
 from ogkd.methods import METHODS, Support, TextSide, make_method, presets
-from ogkd.methods.prompt_method import EachRun
 from ogkd.methods.ogkd import OGKD, OGKDConfig, OGKDObjective
+from ogkd.methods.prompt_method import EachRun
 
 NAMES = ("cyst", "stone", "tumor")
 PROMPTS = tuple(tuple(f"{word} {name}" for word in ("a", "the", "one", "seen")) for name in NAMES)

@@ -399,7 +399,10 @@ def test_a_good_model_abstains_on_little():
 def test_a_model_that_errs_where_it_is_sure_has_no_threshold():
     logits, _ = draw(300)
     labels = (logits.argmax(axis=1) + (np.arange(300) % 2)) % 4  # half are wrong at any certainty
-    for question, risk in ((fitted(logits, labels).questions[0], 0.05), (perfect(60).questions[0], 0.001)):
+    for question, risk in (
+        (fitted(logits, labels).questions[0], 0.05),
+        (perfect(60).questions[0], 0.001),
+    ):
         with pytest.raises(ConfigError) as error:
             question.threshold(risk)
         assert error.value.argument == "max_risk"

@@ -86,7 +86,7 @@ def test_a_wrong_field_is_named_with_its_file(tmp_path, changes, field):
 def test_a_file_that_is_not_a_card_is_refused(tmp_path, content):
     path = tmp_path / "model.json"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="model.json"):
+    with pytest.raises(ConfigError, match=r"model\.json"):
         ModelCard.read(path)
 
 

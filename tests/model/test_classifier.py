@@ -334,7 +334,9 @@ def test_a_support_file_of_another_model_is_refused(folder, tensors):
 )
 def test_changed_class_names_are_refused(folder, names):
     card = json.loads((folder / "model.json").read_text())
-    (folder / "model.json").write_text(json.dumps(card | {"asks": {**card["asks"], "names": names}}))
+    (folder / "model.json").write_text(
+        json.dumps(card | {"asks": {**card["asks"], "names": names}})
+    )
     with pytest.raises(ConfigError):
         ogkd.load(folder)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ogkd.model.explain import Evidence
 from ogkd.model.drawing import background, draw, heat_map
+from ogkd.model.explain import Evidence
 
 DIM = 39  # what the grey level 60 becomes below the map
 

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from ogkd.backbones.base import ImageFeatures
+from ogkd.datasets.task import Findings, OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import encode_crops
 from ogkd.fitting.pipeline import fit
@@ -16,7 +17,6 @@ from ogkd.images.decode import read_image
 from ogkd.images.transforms import center_crop
 from ogkd.methods.heads import KernelHead, LinearHead, TextHead
 from ogkd.model.classifier import Classifier
-from ogkd.datasets.task import Findings, OneOf
 from ogkd.model.evidence_check import check_evidence
 from ogkd.model.explain import evidence, parts_of
 from tiny_backbones import make_clip
@@ -158,7 +158,9 @@ def test_other_labels_give_other_evidence(classifier, tmp_path):
     assert np.abs(maps[0]).max() > 0.01
 
 
-@pytest.mark.parametrize("options", [{"labels": [3]}, {"labels": [-1]}, {"labels": [0, 1]}, {"top": 17}])
+@pytest.mark.parametrize(
+    "options", [{"labels": [3]}, {"labels": [-1]}, {"labels": [0, 1]}, {"top": 17}]
+)
 def test_invalid_labels_and_numbers_of_patches_are_refused(classifier, tmp_path, options):
     file = write_image(tmp_path / "a.png")
     with pytest.raises(ConfigError):

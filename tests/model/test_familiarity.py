@@ -13,8 +13,8 @@ from ogkd.model.familiarity import (
     Familiarity,
     SupportFeatures,
     can_judge,
-    nearest,
     is_in_distribution,
+    nearest,
     unfamiliar,
 )
 
@@ -142,5 +142,5 @@ def test_features_that_are_not_numbers_are_refused_without_a_warning(tmp_path):
     loud = np.full((9, 4), 0x7FA00000, dtype=np.uint32).view(np.float32)  # a NaN that warns
     file = tmp_path / "support.safetensors"
     file.write_bytes(array_bytes({"features": loud, "labels": np.zeros(9, dtype=np.int64)}))
-    with pytest.raises(ConfigError, match="support.safetensors"):
+    with pytest.raises(ConfigError, match=r"support\.safetensors"):
         SupportFeatures.read(file, OneOf(("a", "b")), width=4)

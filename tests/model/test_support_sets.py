@@ -12,9 +12,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import ogkd
+from ogkd.datasets.case import Case
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate_predictions, predict_labelled
-from ogkd.datasets.case import Case
 from ogkd.features.store import given_batches
 from ogkd.images import ImageRef
 from ogkd.model.calibration import Calibration
@@ -152,7 +152,9 @@ def test_a_calibration_stays_the_source_of_sets(fitted, data, rows):
     model = calibrated(fitted[0])
     p = model.probabilities(rows)
     expected = model.task.plausible(p, model.calibration.limits(model.task))
-    found = [[name in decision.set for name in CLASSES] for decision in decide(Decider(model), rows)]
+    found = [
+        [name in decision.set for name in CLASSES] for decision in decide(Decider(model), rows)
+    ]
     np.testing.assert_array_equal(found, expected)
 
 
@@ -161,7 +163,9 @@ def calibrated(model):
     rng = np.random.default_rng(0)
     found = ogkd.Classifier(model.backbone, model.head, model.card, support=model.support)
     keys = [f"{number:016x}" for number in range(60)]
-    found.calibration = Calibration.fit(model.task, rng.normal(0, 1, (60, 3)), rng.integers(0, 3, 60), keys)
+    found.calibration = Calibration.fit(
+        model.task, rng.normal(0, 1, (60, 3)), rng.integers(0, 3, 60), keys
+    )
     return found
 
 
@@ -189,7 +193,9 @@ def test_sets_that_hold_on_average_only_are_refused_at_other_class_frequencies(c
 def test_a_calibration_on_the_support_itself_gives_way_to_exact_sets(fitted, rows):
     model = fitted[0]
     logits = model.logits(model.support.features)
-    on_support = Calibration.fit(model.task, logits, model.support.labels, list(model.card.support_images))
+    on_support = Calibration.fit(
+        model.task, logits, model.support.labels, list(model.card.support_images)
+    )
     both = ogkd.Classifier(model.backbone, model.head, model.card, support=model.support)
     both.calibration = on_support
     exact = [decision.set for decision in decide(Decider(model), rows)]

@@ -137,9 +137,9 @@ def best_pooling(
 
 
 def _scaled(z: Tensor, mean: Tensor, labels: Tensor) -> tuple[list[float], float]:
-    """Factors of pooled logits z and common parts `mean` [B, C], then biases [C]; their penalised loss.
+    """Factors of pooled logits z and of common parts [B, C], then biases [C]; their loss.
 
-    It is convex.
+    The loss is penalised and convex.
     """
     from scipy.optimize import minimize
 

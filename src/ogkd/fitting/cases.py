@@ -16,11 +16,11 @@ from ogkd.methods import (
     Method,
     Support,
     TextSide,
+    TrainingFolder,
     find_carriers,
     folds,
     join_heads,
 )
-from ogkd.methods import TrainingFolder
 
 _FOLDS = 4  # held-out cases that the pooling is chosen on
 _SLOW_FOLDS = 2  # where a fit takes minutes

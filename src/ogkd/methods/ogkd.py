@@ -205,7 +205,7 @@ def _looked_at(support: Support, seed: int) -> Tensor:
     """Global features [N, d] of one view of each image, always the same for a seed."""
     rng = np.random.default_rng([seed, _TEACHER])
     images = np.array_split(np.arange(len(support.views)), -(-len(support.views) // _AT_ONCE))
-    return torch.cat([support.views.look(some, rng).globals for some in images]).float()
+    return torch.cat([support.views.look(part, rng).globals for part in images]).float()
 
 
 def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tensor:

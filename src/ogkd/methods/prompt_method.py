@@ -58,7 +58,9 @@ class EachRun:
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         """Each term [S], of run s by objective s."""
-        runs = zip(self.objectives, T_hat.split(1), self._batches.of(batch, Batch.runs), strict=True)
+        runs = zip(
+            self.objectives, T_hat.split(1), self._batches.of(batch, Batch.runs), strict=True
+        )
         terms = [objective(T_run, images) for objective, T_run, images in runs]
         return {name: torch.cat([values[name] for values in terms]) for name in terms[0]}
 
@@ -86,7 +88,7 @@ class PromptMethod(Method[PromptConfigT]):
     def objective_for(
         self, supports: Sequence[Support], text: TextSide, seeds: Sequence[int]
     ) -> Objective:
-        """The objective of runs on these supports; one that must see all images first, sees them."""
+        """The objective of these runs; here one that depends on all of their images sees them."""
         return self.objective(text)
 
     def fit(

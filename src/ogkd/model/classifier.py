@@ -217,7 +217,7 @@ def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:
     if isinstance(images, Dataset):
         return grouping.expand(grouping.merge(images.cases))
     if isinstance(images, Mapping):
-        named = [Case(name, tuple(image_refs(some))) for name, some in images.items()]
+        named = [Case(name, tuple(image_refs(members))) for name, members in images.items()]
         return grouping.expand(named)
     if isinstance(images, list | tuple) and images and isinstance(images[0], Case):
         return list(images)

@@ -350,7 +350,7 @@ class Decider:
 
         pending = _Pending()
         for batch in (encode or from_files)(images()):
-            complete = []
+            complete: list[tuple[Case, _Pending]] = []
             for image in self._judged(batch):
                 complete += _without_images(waiting)
                 pending.add(image)
