@@ -1,20 +1,18 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from feature_toys import NAMES, make_support, make_text, unit
+from feature_toys import NAMES, fit_head, make_support, make_text, unit
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from ogkd.methods import make_method
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.gda import DEFAULT, gaussian
 
-
-def fit(support, **settings):
-    method = make_method("gda", settings=settings)
-    text = make_text(len(support.labels.unique()))
-    return method.fit(support, text, seed=1)
+fit = partial(fit_head, "gda")
 
 
 def test_identity_covariance_is_the_nearest_mean_plus_text():

@@ -1,19 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
-from feature_toys import NAMES, make_support, make_text, unit
+from feature_toys import NAMES, fit_head, make_support, unit
 from scipy.optimize import approx_fprime, minimize
 
-from ogkd.methods import make_method
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.linear_probe import DEFAULT, GRID, _choose
 
-
-def fit(support, **settings):
-    method = make_method("linear-probe", settings=settings)
-    text = make_text(len(support.labels.unique()))
-    return method.fit(support, text, seed=1)
+fit = partial(fit_head, "linear-probe")
 
 
 def objective(theta, X, y, C, l2):

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
-from feature_toys import NAMES, make_support, make_text, unit
+from feature_toys import NAMES, fit_head, make_support, make_text, unit
 
-from ogkd.methods import make_method
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.proker import _corrections, ridge
 
-
-def fit(support, **settings):
-    method = make_method("proker", settings=settings)
-    text = make_text(len(support.labels.unique()))
-    return method.fit(support, text, seed=1)
+fit = partial(fit_head, "proker")
 
 
 def test_predictions_agree_with_a_direct_linear_solve():

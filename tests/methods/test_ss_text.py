@@ -1,23 +1,21 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from feature_toys import NAMES, make_support, make_text, unit
+from feature_toys import NAMES, fit_head, make_support, make_text, unit
 from scipy.optimize import minimize
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.geometry import prototypes
 from ogkd.features.views import FixedViews
-from ogkd.methods import Support, make_method
+from ogkd.methods import Support
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.ss_text import blend
 
-
-def fit(support, **settings):
-    method = make_method("ss-text+", settings=settings)
-    text = make_text(len(support.labels.unique()))
-    return method.fit(support, text, seed=1)
+fit = partial(fit_head, "ss-text+")
 
 
 @pytest.mark.parametrize("balanced", [False, True])

@@ -83,13 +83,6 @@ def test_sets_grow_with_coverage(fitted, rows):
     assert less.sum() < more.sum()
 
 
-def test_the_notes_say_what_is_promised(fitted):
-    (note,) = Decider(fitted[0]).notes
-    assert "90 %" in note
-    assert "each of another patient" in note
-    assert note.endswith("9 images per class allow up to 90 %.")
-
-
 def test_classes_with_too_few_images_are_always_in_the_set(fitted, rows):
     model = fitted[0]
     kept = np.flatnonzero((model.support.labels != 1) | (np.cumsum(model.support.labels == 1) <= 4))
@@ -268,11 +261,6 @@ def counts(*images):
 
 def test_the_note_counts_the_smallest_class_and_rounds_its_coverage_down():
     assert counts(9, 5, 9).note(0.75).endswith("5 images per class allow up to 83.3 %.")
-
-
-def test_the_note_lists_eight_classes_and_counts_the_others():
-    assert counts(*[1] * 8, 9).note(0.9).endswith(f"{', '.join(f'class {n}' for n in range(8))}.")
-    assert counts(*[1] * 9, 9).note(0.9).endswith("class 7 and 1 more.")
 
 
 def test_a_case_of_several_images_has_no_set_of_its_first_one(fitted, data):
