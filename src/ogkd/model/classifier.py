@@ -149,6 +149,8 @@ class Classifier:
         for decision in self.decide(images):  # features are not kept: there may be very many
             decisions.append(replace(decision, features=None, image_logits=None))
             bad += [BadFile(image, reason) for image, reason in decision.errors]
+            if decision.error is not None and not decision.errors:  # it has no image
+                raise DataError(decision.error)
         if bad:
             raise unreadable_error(bad, "Fix or remove them, or use `decide`, which goes on.")
         if not decisions:

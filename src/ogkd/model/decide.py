@@ -159,24 +159,29 @@ def case_logits(
 ) -> Tensor:
     """Logits [B, C] of cases by those of their images [N, C]; case [N] numbers them from 0.
 
-    A model that was fitted on single images has no poolings; cases of several are then averaged.
+    A model that was fitted on single images has no poolings: an image is then its own case, and
+    several are pooled by the defaults.
     """
-    if not poolings:
-        if len(case) == int(case.max()) + 1:
-            return image_logits
-        poolings = [Pooling(normal=normal) for normal in task.question_normal()]
+    if not poolings and len(case) == int(case.max()) + 1:
+        return image_logits
+    poolings = poolings or _default_poolings(task)
     tables = [torch.from_numpy(table) for table in task.questions(image_logits.double().numpy())]
     pairs = zip(poolings, tables, strict=True)
     pooled: Tensor = task.combine([pooling.logits(table, case) for pooling, table in pairs])
     return pooled.float()
 
 
+def _default_poolings(task: Task) -> list[Pooling]:
+    return [Pooling(normal=normal) for normal in task.question_normal()]
+
+
 def image_weights(
     task: Task, poolings: Sequence[Pooling], image_logits: Tensor, p: Sequence[float]
 ) -> Array:
     """The weight [n] of each image of one case in its answer with probabilities p."""
-    if not poolings or len(image_logits) == 1:
-        return np.full(len(image_logits), 1 / len(image_logits))
+    if len(image_logits) == 1:
+        return np.ones(1)
+    poolings = poolings or _default_poolings(task)
     label = task.evidence_label(p)
     tables = task.questions(image_logits.double().numpy())
     question, column = task.locate(label)
