@@ -118,7 +118,7 @@ def test_one_path_is_one_image_not_a_list_of_letters(fitted, test_files):
     assert model.predict(test_files[0]) == expected
 
 
-@pytest.mark.parametrize("nothing", [[], (), np.zeros((0, 8, 8), np.uint8)])
+@pytest.mark.parametrize("nothing", [[], (), np.zeros((0, 8, 8), np.uint8), {}, {"empty": []}])
 def test_nothing_to_predict_is_refused(fitted, nothing):
     with pytest.raises(DataError):
         fitted[0].predict(nothing)

@@ -124,9 +124,7 @@ def test_a_case_of_several_images_is_pooled_question_by_question(task, pooled):
             decision.probabilities, task.probabilities(expected.numpy())[0], atol=1e-6
         )
         question, column = task.locate(task.evidence_label(decision.probabilities))
-        weights = np.full(size, 1 / size)
-        if pooled and size > 1:
-            weights = poolings[question].weights(tables[question], column).numpy()
+        weights = poolings[question].weights(tables[question], column).numpy()
         np.testing.assert_allclose(decision.weights, weights, atol=1e-6)
         assert decision.deciding[0].weight == pytest.approx(weights.max(), abs=1e-6)
         assert decision.image == decision.case.images[int(weights.argmax())]
