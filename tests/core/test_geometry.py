@@ -118,5 +118,5 @@ def test_leading_axes_are_problems_of_their_own():
     T = prototypes(bank)
     for number in range(2):
         torch.testing.assert_close(T[number], prototypes(bank[number]))
-        own = class_graph(bank[number, :, 0], 2.0)
-        torch.testing.assert_close(class_graph(bank[:, :, 0], 2.0)[number], own)
+        alone = class_graph(bank[number, :, 0], 2.0)
+        torch.testing.assert_close(class_graph(bank[:, :, 0], 2.0)[number], alone)

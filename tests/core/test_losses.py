@@ -328,9 +328,11 @@ def test_gradients_reach_the_student_alone():
     teacher = [data[name].requires_grad_() for name in ("T_tilde", "T", "W", "gamma")]
     T_hat = data["T_hat"].requires_grad_()
     for name, term in vars(objective(**data)).items():
-        found = torch.autograd.grad(term, [T_hat, *teacher], allow_unused=True, retain_graph=True)
-        assert found[0].abs().sum() > 0, name
-        assert all(gradient is None for gradient in found[1:]), name
+        gradients = torch.autograd.grad(
+            term, [T_hat, *teacher], allow_unused=True, retain_graph=True
+        )
+        assert gradients[0].abs().sum() > 0, name
+        assert all(gradient is None for gradient in gradients[1:]), name
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "sccm", "gad", "lgd"])
@@ -353,13 +355,13 @@ def test_seeds_together_equal_each_seed_alone_in_values_and_gradients():
     together = objective(**data)
     (gradient,) = torch.autograd.grad(together.total(**WEIGHTS).sum(), data["T_hat"])
     for s in range(3):
-        one = {name: value if name in shared else value[s] for name, value in data.items()}
-        one["T_hat"] = one["T_hat"].detach().requires_grad_()
-        alone = objective(**one)
+        single = {name: value if name in shared else value[s] for name, value in data.items()}
+        single["T_hat"] = single["T_hat"].detach().requires_grad_()
+        alone = objective(**single)
         for name, value in vars(alone).items():
             assert value.shape == ()
             torch.testing.assert_close(vars(together)[name][s], value, rtol=1e-13, atol=1e-15)
-        (expected,) = torch.autograd.grad(alone.total(**WEIGHTS), one["T_hat"])
+        (expected,) = torch.autograd.grad(alone.total(**WEIGHTS), single["T_hat"])
         torch.testing.assert_close(gradient[s], expected, rtol=1e-12, atol=1e-14)
 
 

@@ -33,8 +33,8 @@ def make_support(
     labels = torch.cat([torch.full((n,), label) for label, n in enumerate(counts)])
     centres = unit(len(counts), d, seed=100)
 
-    def draw(which: torch.Tensor, number: int, place: int) -> torch.Tensor:
-        noise = unit(len(which), number, d, seed=1000 * seed + place)
+    def draw(which: torch.Tensor, number: int, stream: int) -> torch.Tensor:
+        noise = unit(len(which), number, d, seed=1000 * seed + stream)
         return normalize(centres[which].unsqueeze(1) + spread * noise, dim=-1)
 
     patches = unit(len(labels), views, grid, d, seed=seed).half() if grid else None

@@ -84,12 +84,12 @@ def test_the_order_of_classes_does_not_matter(name, validation, bert_backbone):
     names, order = NAMES[:3], [2, 0, 1]
     support = support_of(method, bert_backbone, validation=validation)
     (head,) = fit(method, [support], text_of(bert_backbone))
-    place = torch.tensor([order.index(label) for label in range(3)])
+    position = torch.tensor([order.index(label) for label in range(3)])
     held = support.validation
     turned = type(support)(
         support.views,
-        place[support.labels],
-        None if held is None else (held[0], place[held[1]]),
+        position[support.labels],
+        None if held is None else (held[0], position[held[1]]),
     )
     (other,) = fit(method, [turned], text_of(bert_backbone, [names[label] for label in order]))
     expected = probabilities(head, bert_backbone)[:, order]
@@ -249,10 +249,10 @@ def test_weights_of_other_shapes_and_types_are_refused_or_right(name, bert_backb
             except ConfigError:
                 assert "same" not in what or not other.isfinite().all(), (key, what)
                 continue
-            found = probabilities(again.head, bert_backbone)
+            p = probabilities(again.head, bert_backbone)
             right = other.shape == tensor.shape and other.is_floating_point()
             assert right, f"{key}: {what} gave a model"
             rounded = method.read_head(
                 saved | {key: other.float()}, text, bert_backbone.logit_scale
             )
-            assert torch.equal(found, probabilities(rounded, bert_backbone)), (key, what)
+            assert torch.equal(p, probabilities(rounded, bert_backbone)), (key, what)

@@ -55,8 +55,8 @@ def test_each_image_has_the_prompts_of_its_own_shifted_context(learner, bert_bac
     """The meta-net in numpy, then CoOp's prompts with that context, image by image."""
     rows = torch.stack([awake(learner, generator(seed)) for seed in (1, 2)])
     images = unit(2, 5, bert_backbone.embed_dim, seed=3)
-    found = learner.text_features(rows, images=images)
-    assert found.shape == (2, 5, 3, bert_backbone.embed_dim)
+    T_hat = learner.text_features(rows, images=images)
+    assert T_hat.shape == (2, 5, 3, bert_backbone.embed_dim)
     plain = PromptLearner(bert_backbone, NAMES, ContextConfig())
     for run in range(2):
         p = {name: part.double().numpy() for name, part in learner.split(rows[run]).items()}
@@ -65,8 +65,8 @@ def test_each_image_has_the_prompts_of_its_own_shifted_context(learner, bert_bac
             shift = p["W2"] @ hidden + p["b2"]
             context = torch.from_numpy(p["context"] + shift).float()
             expected = plain.text_features(context.unsqueeze(0))[0]
-            torch.testing.assert_close(found[run, b], expected, atol=1e-5, rtol=1e-4)
-    assert (found[0, 0] - found[0, 1]).abs().max() > 1e-4  # images do matter
+            torch.testing.assert_close(T_hat[run, b], expected, atol=1e-5, rtol=1e-4)
+    assert (T_hat[0, 0] - T_hat[0, 1]).abs().max() > 1e-4  # images do matter
 
 
 def silenced(learner, row):

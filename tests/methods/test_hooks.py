@@ -61,8 +61,8 @@ def test_an_overridden_hook_is_used(name, hook, count, bert_backbone):
         return original(self, *args, **kwargs)
 
     override = property(called) if isinstance(original, property) else called
-    mine = type("Mine", (METHODS[name],), {hook: override})(quick(name).config)
-    fit(mine, bert_backbone, count)
+    derived = type("Mine", (METHODS[name],), {hook: override})(quick(name).config)
+    fit(derived, bert_backbone, count)
     assert calls
 
 

@@ -38,9 +38,9 @@ def test_the_probe_agrees_with_another_solver():
     X, y = (x.double().numpy() for x in support.rows())
     start = np.zeros(3 * 7)
     args = (X, y.astype(int), 3, 0.05)
-    found = minimize(objective, start, args=args, method="SLSQP", options={"ftol": 1e-12}).x
+    optimum = minimize(objective, start, args=args, method="SLSQP", options={"ftol": 1e-12}).x
     head, v = fit(support, l2=0.05), unit(10, 6, seed=5)
-    W, b = found[:18].reshape(3, 6), found[18:]
+    W, b = optimum[:18].reshape(3, 6), optimum[18:]
     expected = torch.tensor(v.double().numpy() @ W.T + b).softmax(1).float()
     torch.testing.assert_close(head.logits(v).softmax(1), expected, atol=1e-4, rtol=0)
 

@@ -45,8 +45,8 @@ def test_svm_minimises_the_squared_hinge():
 
     best = minimize(loss, np.zeros(6), method="BFGS", options={"gtol": 1e-8}).x
     head = fit_head("svm", support, sharpness=1.0)
-    found = torch.cat([head.W[1] - head.W[0], (head.b[1] - head.b[0]).view(1)])
-    np.testing.assert_allclose(found, best, atol=1e-4)
+    theta = torch.cat([head.W[1] - head.W[0], (head.b[1] - head.b[0]).view(1)])
+    np.testing.assert_allclose(theta, best, atol=1e-4)
 
 
 def test_balanced_weights_change_unequal_classes():

@@ -232,12 +232,12 @@ def make_normal(gamma, gamma_normal, normal):
 
 def test_gamma_of_normal_classes_is_their_own_in_both_distillations():
     batch, T_hat = make_batch(), unit(1, 3, 8, seed=5)
-    found = make_normal(0.6, 0.0, normal=(1,))(T_hat, batch)
+    terms = make_normal(0.6, 0.0, normal=(1,))(T_hat, batch)
     expected = make_normal((0.6, 0.0, 0.6), None, normal=())(T_hat, batch)
     plain = make_normal(0.6, None, normal=(1,))(T_hat, batch)
     for name in ("total", "gad", "lgd"):
-        assert torch.equal(found[name], expected[name]), name
-        assert not torch.equal(found[name], plain[name]), name
+        assert torch.equal(terms[name], expected[name]), name
+        assert not torch.equal(terms[name], plain[name]), name
 
 
 def test_gamma_normal_goes_over_a_vector_of_gammas():
@@ -336,5 +336,6 @@ def test_a_fit_fixes_the_teacher_only_as_the_paper_does(bert_backbone, fidelity,
         views = support.views.features.globals
         assert features[0].shape == views[:, 0].shape
         assert all(
-            bool((row == own).all(-1).any()) for row, own in zip(features[0], views, strict=True)
+            bool((row == view_rows).all(-1).any())
+            for row, view_rows in zip(features[0], views, strict=True)
         )

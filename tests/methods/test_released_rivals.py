@@ -43,20 +43,20 @@ def accuracy(logits, labels):
     return float((logits.argmax(1) == labels).float().mean())
 
 
-def close(one, other, tolerance=2e-4):
-    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+def close(ours, other, tolerance=2e-4):
+    torch.testing.assert_close(ours, other, rtol=tolerance, atol=tolerance)
 
 
 def tip_search(K, onehot, T, scale, val, labels):
     """The first best of beta (outer loop) and alpha (inner)."""
-    best, found = 0.0, (0.0, 0.0)
+    best, chosen = 0.0, (0.0, 0.0)
     for beta in GRID[::20]:
         near = torch.exp(-(beta - beta * (val @ K.T))) @ onehot
         for alpha in GRID[::20]:
             acc = accuracy(scale * val @ T.T + alpha * near, labels)
             if acc > best:
-                best, found = acc, (beta, alpha)
-    return found
+                best, chosen = acc, (beta, alpha)
+    return chosen
 
 
 @pytest.fixture
@@ -151,8 +151,8 @@ def test_clip_adapter_does_not_normalise_again_and_its_rate_swings_with_every_st
     close(head.logits(v), logits(v).detach())
     again = make_method("clip-adapter").read_head(head.tensors(), text, 30.0)
     assert torch.equal(again.logits(v), head.logits(v))
-    own = make_method("clip-adapter").fit(support, text, seed=1)
-    assert "raw" not in own.tensors()
+    head_of_paper = make_method("clip-adapter").fit(support, text, seed=1)
+    assert "raw" not in head_of_paper.tensors()
 
 
 def test_lp_plus_plus_never_clears_the_gradient_of_alpha():
@@ -195,8 +195,8 @@ def test_the_linear_probe_halves_its_interval_eight_times():
     val, truth = (part.numpy() for part in support.validation)
 
     def model(C):
-        found = sklearn.LogisticRegression(C=C, max_iter=5000, tol=1e-8)
-        return found.fit(v.double().numpy(), y.numpy())
+        regression = sklearn.LogisticRegression(C=C, max_iter=5000, tol=1e-8)
+        return regression.fit(v.double().numpy(), y.numpy())
 
     search = [1e6, 1e4, 1e2, 1, 1e-2, 1e-4, 1e-6]
     peak = search[int(np.argmax([model(C).score(val, truth) for C in search]))]
@@ -242,9 +242,9 @@ def test_the_released_correction_of_proker_is_lambda_times_larger(lam):
     x = unit(20, 12, seed=9)
     released = x @ text.single.T + torch.exp(-2.0 * (1 - x @ v.T)) @ solved
     close(fitted("proker", support, text, beta=2.0, lam=lam).logits(x), 30.0 * released)
-    own = make_method("proker", settings={"beta": 2.0, "lam": lam})
+    of_paper = make_method("proker", settings={"beta": 2.0, "lam": lam})
     zero_shot = 30.0 * x @ text.single.T
-    correction = own.fit(support, text, seed=1).logits(x) - zero_shot
+    correction = of_paper.fit(support, text, seed=1).logits(x) - zero_shot
     close(lam * correction, 30.0 * released - zero_shot)
 
 
@@ -259,13 +259,13 @@ def test_all_seeds_have_one_few_shot_set_and_augmented_views(name, bert_backbone
     ]
     dataset = Dataset(tuple(cases), OneOf(("a", "b")))
     method = make_method(name, settings={"fidelity": "released"})
-    own = make_method(name)
+    of_paper = make_method(name)
 
     def images(which, seed):
         return sorted(case.name for case in draw(dataset, which, shots=2, seed=seed).support)
 
-    assert images(method, 1) == images(method, 2) == images(method, 3) == images(own, 1)
-    assert len({tuple(images(own, seed)) for seed in range(1, 8)}) > 1
+    assert images(method, 1) == images(method, 2) == images(method, 3) == images(of_paper, 1)
+    assert len({tuple(images(of_paper, seed)) for seed in range(1, 8)}) > 1
     store = FeatureStore(bert_backbone)
     few = draw(dataset, method, shots=1, seed=1)
     first, second = (support_of(method, store, dataset.task, few, seed) for seed in (1, 2))

@@ -33,8 +33,8 @@ def test_the_closed_form_minimises_the_objective(balanced):
         return -fit + sum(weights[c] / 2 * ((w[c] - T[c].numpy()) ** 2).sum() for c in range(3))
 
     best = minimize(objective, np.zeros(15), method="BFGS", options={"gtol": 1e-7}).x
-    found = blend(rows_of(support, NAMES[:3]), T, 30.0, balanced=balanced)
-    np.testing.assert_allclose(found.flatten(), best, rtol=1e-3, atol=1e-3)
+    w = blend(rows_of(support, NAMES[:3]), T, 30.0, balanced=balanced)
+    np.testing.assert_allclose(w.flatten(), best, rtol=1e-3, atol=1e-3)
 
 
 def test_a_class_with_fewer_images_leans_more_on_its_text():

@@ -57,11 +57,11 @@ def test_a_saved_model_predicts_the_same_bits(fitted, test_files):
     model, out = fitted
     again = ogkd.load(out, device="cpu")
     assert again.class_names == CLASSES
-    found = again.predict_proba(test_files)
-    assert found.dtype == np.float32
-    assert np.array_equal(found, model.predict_proba(test_files))
-    np.testing.assert_allclose(found.sum(axis=1), 1.0, atol=1e-5)
-    assert again.predict(test_files) == [CLASSES[row] for row in found.argmax(axis=1)]
+    p = again.predict_proba(test_files)
+    assert p.dtype == np.float32
+    assert np.array_equal(p, model.predict_proba(test_files))
+    np.testing.assert_allclose(p.sum(axis=1), 1.0, atol=1e-5)
+    assert again.predict(test_files) == [CLASSES[row] for row in p.argmax(axis=1)]
 
 
 def test_a_model_folder_is_small_and_holds_no_pickle(fitted):
@@ -85,8 +85,8 @@ def test_probabilities_are_the_softmax_of_scaled_cosines(fitted):
     z = model.card.logit_scale * (v / np.linalg.norm(v, axis=1, keepdims=True)) @ T.T
     expected = np.exp(z - z.max(axis=1, keepdims=True))
     expected /= expected.sum(axis=1, keepdims=True)
-    found = model.probabilities(torch.tensor(v, dtype=torch.float32))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    p = model.probabilities(torch.tensor(v, dtype=torch.float32))
+    np.testing.assert_allclose(p, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 32])
@@ -95,12 +95,12 @@ def test_decisions_come_in_order_and_say_what_failed(fitted, test_files, tmp_pat
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"no picture")
     paths = [test_files[0], bad, test_files[1], test_files[0]]
-    found = list(model.decide(paths, batch_size=batch_size))
-    assert [decision.image for decision in found] == [ImageRef(path) for path in paths]
-    assert [answer.probabilities is None for answer in found] == [False, True, False, False]
-    assert "bad.png" in found[1].error
+    decisions = list(model.decide(paths, batch_size=batch_size))
+    assert [decision.image for decision in decisions] == [ImageRef(path) for path in paths]
+    assert [answer.probabilities is None for answer in decisions] == [False, True, False, False]
+    assert "bad.png" in decisions[1].error
     expected = model.predict_proba([paths[0], paths[2], paths[3]])
-    got = np.stack([found[row].probabilities for row in (0, 2, 3)])
+    got = np.stack([decisions[row].probabilities for row in (0, 2, 3)])
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
@@ -147,9 +147,9 @@ def test_an_image_has_the_same_probabilities_in_every_form(fitted, test_files):
     single = model.predict_proba(pixels[0])
     np.testing.assert_array_equal(single, model.predict_proba(test_files[0]))
     assert single.shape == (1, 3)
-    (found,) = ogkd.explain(model, pixels[0])
+    (shown,) = ogkd.explain(model, pixels[0])
     (same,) = ogkd.explain(model, test_files[0])
-    np.testing.assert_array_equal(found.grid, same.grid)
+    np.testing.assert_array_equal(shown.grid, same.grid)
 
 
 def test_an_image_in_memory_that_is_wrong_is_named_by_its_number(fitted, test_files):
@@ -247,8 +247,8 @@ def test_the_support_images_are_kept_as_features_and_hashes(fitted, data):
 
 def test_a_prediction_has_features_that_give_its_probabilities(fitted, test_files):
     answer = next(fitted[0].decide(test_files[:1]))
-    found = fitted[0].probabilities(answer.features[None])[0]
-    np.testing.assert_allclose(found, answer.probabilities, atol=1e-6)
+    p = fitted[0].probabilities(answer.features[None])[0]
+    np.testing.assert_allclose(p, answer.probabilities, atol=1e-6)
 
 
 def test_a_zero_shot_model_keeps_no_support(clip, data, tmp_path):

@@ -77,8 +77,10 @@ def test_sets_need_no_calibration_and_survive_the_folder(fitted, rows):
 def test_sets_grow_with_coverage(fitted, rows):
     model = fitted[0]
     mixed = replace(model.support, labels=np.arange(27) % 3)  # classes that nobody can tell apart
-    found = SupportSets.of(ogkd.Classifier(model.backbone, model.head, model.card, support=mixed))
-    less, more = (found.sets(rows, coverage=share) for share in (0.3, 0.9))
+    support_sets = SupportSets.of(
+        ogkd.Classifier(model.backbone, model.head, model.card, support=mixed)
+    )
+    less, more = (support_sets.sets(rows, coverage=share) for share in (0.3, 0.9))
     assert np.all(less <= more)
     assert less.sum() < more.sum()
 
@@ -145,21 +147,21 @@ def test_a_calibration_stays_the_source_of_sets(fitted, data, rows):
     model = calibrated(fitted[0])
     p = model.probabilities(rows)
     expected = model.task.plausible(p, model.calibration.limits(model.task))
-    found = [
+    plausible = [
         [name in decision.set for name in CLASSES] for decision in decide(Decider(model), rows)
     ]
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(plausible, expected)
 
 
 def calibrated(model):
     """The same with a calibration on other images."""
     rng = np.random.default_rng(0)
-    found = ogkd.Classifier(model.backbone, model.head, model.card, support=model.support)
+    copy = ogkd.Classifier(model.backbone, model.head, model.card, support=model.support)
     keys = [f"{number:016x}" for number in range(60)]
-    found.calibration = Calibration.fit(
+    copy.calibration = Calibration.fit(
         model.task, rng.normal(0, 1, (60, 3)), rng.integers(0, 3, 60), keys
     )
-    return found
+    return copy
 
 
 def test_sets_that_hold_for_every_class_are_the_same_at_all_class_frequencies(fitted, rows):
@@ -247,11 +249,11 @@ def test_a_support_without_a_class_gives_no_sets(fitted, tmp_path):
 
 
 def test_as_many_images_as_a_coverage_needs_are_enough_to_leave_a_class_out(fitted, rows):
-    found = SupportSets.of(fitted[0])
+    support_sets = SupportSets.of(fitted[0])
     halved = torch.as_tensor(np.float16(rows).astype(np.float32))
-    lowest = np.isclose(found._ranked.p_values(halved).numpy(), 0.1)  # 1 / (9 + 1), just 1 - 0.9
+    lowest = np.isclose(support_sets._ranked.p_values(halved).numpy(), 0.1)  # 1 / (9 + 1)
     assert lowest.any()
-    assert not found.sets(rows, coverage=0.9)[lowest].any()
+    assert not support_sets.sets(rows, coverage=0.9)[lowest].any()
 
 
 def counts(*images):
