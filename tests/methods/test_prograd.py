@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_prompts import batch_of, fit, quick, support_of, text_of, unit
 
-import ogkd.methods.prograd
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PromptLearner
 from ogkd.core.training import OwnGradient, train_step
@@ -139,9 +136,3 @@ def test_the_released_temperatures_are_presets():
     assert temperature("paper/few-shot/dermamnist") == 4.0
     assert temperature("paper/few-shot/kvasir") == 1.0
     assert temperature("paper/base-to-novel/dermamnist") == 1.0
-
-
-def test_the_examples_in_the_docstrings_are_true():
-    result = doctest.testmod(ogkd.methods.prograd)
-    assert result.attempted > 0
-    assert result.failed == 0
