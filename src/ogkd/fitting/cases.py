@@ -16,11 +16,11 @@ from ogkd.methods import (
     Method,
     Support,
     TextSide,
+    TrainingFolder,
     find_carriers,
     folds,
     join_heads,
 )
-from ogkd.methods.base import Folder
 
 _FOLDS = 4  # held-out cases that the pooling is chosen on
 _SLOW_FOLDS = 2  # where a fit takes minutes
@@ -75,7 +75,7 @@ def learn(
     texts: Sequence[TextSide],
     *,
     seed: int,
-    folder: Folder = None,
+    folder: TrainingFolder | None = None,
 ) -> tuple[Head, tuple[Pooling, ...]]:
     """Fit a head for images and the poolings that make answers about cases of them.
 
@@ -122,7 +122,7 @@ def _fit_head(
     given: CaseSupport | None,
     text: TextSide,
     seed: int,
-    folder: Folder = None,
+    folder: TrainingFolder | None = None,
 ) -> Head:
     """Fit a head for images. Where only cases are labelled, on those that seem to carry the label.
 

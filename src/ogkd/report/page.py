@@ -18,8 +18,8 @@ from ogkd.datasets.case import Case
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import data_uri
 from ogkd.model.classifier import Classifier
+from ogkd.model.drawing import heat_map
 from ogkd.model.explain import evidence_of
-from ogkd.model.picture import heat_map
 from ogkd.progress import progress_bar
 
 SIDE = 256  # pixels of an image on a card

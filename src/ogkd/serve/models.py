@@ -26,7 +26,7 @@ from ogkd.model.evidence_check import SHARE, check_evidence
 from ogkd.model.explain import evidence_of, parts_of
 from ogkd.model.familiarity import nearest
 from ogkd.model.load import load
-from ogkd.model.picture import draw
+from ogkd.model.drawing import draw
 from ogkd.model.support_sets import SupportSets
 from ogkd.progress import progress_bar
 from ogkd.serve.uploads import Upload
