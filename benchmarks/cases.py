@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ogkd.fitting.bags import BagSupport, fit_head, held_out, learn
 from torch import Tensor, nn
 
 from ogkd.backbones import Backbone, load_backbone
@@ -39,7 +40,6 @@ from ogkd.features.encode import encode_crops
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
-from ogkd.fitting.bags import BagSupport, fit_head, held_out, learn
 from ogkd.fitting.prepare import text_side
 from ogkd.images.transforms import center_crop
 from ogkd.methods import Support, TextSide, make_method

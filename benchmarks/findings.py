@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ogkd.model.findings import sigmoid
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
@@ -43,7 +44,6 @@ from ogkd.features.views import FixedViews
 from ogkd.files import write_json
 from ogkd.fitting.prepare import text_side
 from ogkd.methods import Support, TextSide, fit_findings, make_method
-from ogkd.model.findings import sigmoid
 
 IMAGES = {"train": 240, "test": 300}
 MISSING = (0.0, 0.2, 0.4, 0.6, 0.8)

@@ -30,6 +30,7 @@ from torch import Tensor
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import softmax
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
@@ -37,7 +38,6 @@ from ogkd.files import write_json
 from ogkd.methods import Support, TextSide, make_method
 from ogkd.methods.ranking import Ranked
 from ogkd.model.calibration import Calibration
-from ogkd.datasets.task import softmax
 from ogkd.prompts.bank import bank_for, read_bank
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")

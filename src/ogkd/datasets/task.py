@@ -379,15 +379,16 @@ class OneOf(Task):
         return chosen - (logits.sum(-1) - chosen) / max(1, logits.shape[-1] - 1)
 
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
-        if answer is None:
-            shares: Sequence[float | None] = [None] * len(self.names)
-            return [("prediction", None), ("probability", None), ("abstain", None), ("set", None),
-                    *zip(self.names, shares, strict=True)]  # fmt: skip
-        members = answer.plausible
+        shares: Sequence[float | None] = [None] * len(self.names)
+        prediction = probability = members = None
+        if answer is not None:
+            prediction, probability = answer.prediction, answer.probability
+            members, shares = answer.plausible, answer.probabilities
         # An empty set is not written like an unknown one.
         shown = None if members is None else "|".join(members) or "(none)"
-        return [("prediction", answer.prediction), ("probability", answer.probability),
-                ("abstain", None), ("set", shown), *zip(self.names, answer.probabilities, strict=True)]  # fmt: skip
+        cells: list[tuple[str, object]] = [("prediction", prediction), ("probability", probability)]
+        cells += [("abstain", None), ("set", shown)]
+        return [*cells, *zip(self.names, shares, strict=True)]
 
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         shares = [f"{share:.6f}" for share in answer.probabilities]

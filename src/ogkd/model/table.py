@@ -45,7 +45,13 @@ def row_writer(
 def _columns(task: Task, joined: bool) -> list[str]:
     names = [name for name, _ in task.columns(None)]
     cases = ["case", "images", "weight", "decided_by"] if joined else []
-    return ["path", *names[: task.first_columns], *_EVERY_TASK, *cases, *names[task.first_columns :]]
+    return [
+        "path",
+        *names[: task.first_columns],
+        *_EVERY_TASK,
+        *cases,
+        *names[task.first_columns :],
+    ]
 
 
 def _cells(task: Task, entry: dict[str, Any], joined: bool) -> list[str]:
