@@ -30,7 +30,7 @@ from ogkd.core.batches import Batch
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import PromptLearner
 from ogkd.core.training import converged
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
@@ -54,10 +54,10 @@ def prepare(
     store: FeatureStore, dataset: str, shots: int, runs: int
 ) -> tuple[PromptLearner, OGKDObjective, Batch, Tensor, Judge]:
     """Everything that the candidates share: `runs` of each seed, next to each other."""
-    manifest = read_manifest(SHARED / "data" / dataset)
-    pool, judges = parts(manifest, test=False)
+    dataset = read_dataset(SHARED / "data" / dataset)
+    pool, judges = parts(dataset, test=False)
     bank = read_bank(Path(dataset.lower().removesuffix("_19")))
-    names = manifest.class_names
+    names = dataset.names
     text = text_side(store.backbone, names, bank, normal_labels(names, None))
     method = cast(OGKD, make_method("ogkd", preset="auto"))
     learner = method.learner(text)
@@ -77,8 +77,8 @@ def prepare(
     scale, configs = store.backbone.logit_scale, [method.config] * (runs * len(SEEDS))
     objective = OGKDObjective(configs, text.bank, scale, "cpu", normal=text.normal)
     start = learner.initial_context(torch.Generator())
-    features = store.get([item.image for item in judges]).globals[:, 0].float()
-    labels = torch.tensor([item.label for item in judges])
+    features = store.get([case.image for case in judges]).globals[:, 0].float()
+    labels = torch.tensor([case.target for case in judges])
 
     @torch.no_grad()
     def judge(contexts: Tensor) -> list[tuple[float, float]]:
