@@ -149,9 +149,7 @@ def test_exams_that_contradict_themselves_are_named(refused, fit, tmp_path, line
         (("d.png,cyst,1,A,train",), "2 exams of 3 images"),
     ],
 )
-def test_exams_are_learned_from_but_for_those_of_test_patients(
-    ogkd, fit, tmp_path, lines, learned
-):
+def test_exams_are_learned_from_but_for_those_of_test_patients(ogkd, fit, tmp_path, lines, learned):
     data = table(tmp_path, *lines)
     write_image(tmp_path / "d.png", 7, size=(90, 31))  # images of a case differ in size
     outcome = ogkd(*fit(data, "--cases", "exam"))

@@ -207,7 +207,11 @@ def test_the_model_in_python(model, films):
     assert shown.name in NAMES
     assert np.isfinite(shown.grid).all()
     found.calibration = library.calibrate(found, films)
-    assert {a for one in found.decide(images) for a in one.answer.verdicts} <= {"yes", "no", "unsure"}
+    assert {a for one in found.decide(images) for a in one.answer.verdicts} <= {
+        "yes",
+        "no",
+        "unsure",
+    }
     assert library.evaluate(found, films, resamples=0)["calibrated"]
     with pytest.raises(ConfigError):
         library.evaluate(found, films, graded=True)

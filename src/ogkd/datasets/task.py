@@ -385,8 +385,9 @@ class OneOf(Task):
         members = answer.plausible
         # An empty set is not written like an unknown one.
         shown = None if members is None else "|".join(members) or "(none)"
-        return [("prediction", answer.prediction), ("probability", answer.probability),
-                ("abstain", None), ("set", shown), *zip(self.names, answer.probabilities, strict=True)]  # fmt: skip
+        cells = (answer.prediction, answer.probability, None, shown)
+        first = zip(("prediction", "probability", "abstain", "set"), cells, strict=True)
+        return [*first, *zip(self.names, answer.probabilities, strict=True)]
 
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         shares = [f"{share:.6f}" for share in answer.probabilities]
