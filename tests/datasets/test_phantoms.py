@@ -16,7 +16,6 @@ from sklearn.neighbors import NearestCentroid
 
 from ogkd.datasets.phantoms import PHANTOMS, SPLITS, phantom, render, write_folder
 from ogkd.errors import ConfigError, DataError
-from relative_time import units
 
 NAMES = sorted(PHANTOMS)
 
@@ -86,12 +85,6 @@ def test_another_seed_index_label_or_stream_gives_another_image(
     ]
     for other in others:
         assert not np.array_equal(one, other.image)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_drawing_is_fast_enough(name: str) -> None:
-    # 2 to 10 measured: 100 per second on an idle core.
-    assert units(lambda: [render(name, n % 3, seed=0, index=n) for n in range(20)]) < 100
 
 
 def _features(name: str, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
