@@ -37,7 +37,7 @@ from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.classifier import Classifier
 from ogkd.model.evidence_check import check_evidence
-from ogkd.model.explain import evidence_of, parts_of, patch_evidence
+from ogkd.model.explain import evidence_of, parts_of
 
 SHARES = np.linspace(0, 1, 9)  # of patches; --quick: 5 of them
 BLUR = 0.08  # of the side, the width of the Gaussian in place of hidden patches
@@ -66,7 +66,7 @@ def maps(
     w = contrast(head.W, label)
     parts = split_products(backbone, pixels, w[None]).patches[0, :, 0].numpy()
     patches = backbone.encode_images(pixels).patches
-    similar = patch_evidence(head.of_patches(patches[0])[None], torch.tensor([label]))[0]
+    similar = classifier.task.lead(head.of_patches(patches[0]), label)
     small = contrast((head.patch or head).W, label)
     found = {
         "random": rng.normal(size=grid),

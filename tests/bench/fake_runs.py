@@ -37,12 +37,12 @@ def predictions(spec: RunSpec, names: Sequence[str], part: str, images: int) -> 
     same = np.random.default_rng(zlib.crc32(f"{spec.dataset} {part}".encode()))
     labels = same.integers(0, len(names), images)
     hard = same.normal(size=(images, len(names)))
-    own = np.random.default_rng(zlib.crc32(spec.hash.encode()))
+    per_run = np.random.default_rng(zlib.crc32(spec.hash.encode()))
     shots = 1.0 if spec.method == "zero-shot" else float(spec.shots or 1)
     gamma = float(spec.settings.get("gamma", 0.5))
     skill = 1.2 + 0.35 * np.log2(shots) + SKILL.get(spec.method, 0.0) - 0.06 * spec.flips
     skill += 0.3 * np.sin(np.pi * gamma) + 0.004 * (spec.budget or 50) - 0.3 * (part == "novel")
-    logits = 1.2 * hard + 0.8 * own.normal(size=hard.shape) + own.normal(scale=0.06)
+    logits = 1.2 * hard + 0.8 * per_run.normal(size=hard.shape) + per_run.normal(scale=0.06)
     logits[np.arange(images), labels] += skill
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     p /= p.sum(axis=1, keepdims=True)
@@ -67,25 +67,34 @@ def write(
         parts = {"test": names}
         if cell.spec.protocol == "base-to-novel":
             parts = {"base": names[:half], "novel": names[half:]}
-        found = {part: predictions(cell.spec, mine, part, images) for part, mine in parts.items()}
+        predicted = {
+            part: predictions(cell.spec, part_names, part, images)
+            for part, part_names in parts.items()
+        }
         if change:
-            found = {part: change(cell.spec, said) for part, said in found.items()}
+            predicted = {
+                part: change(cell.spec, part_predictions)
+                for part, part_predictions in predicted.items()
+            }
         result = {
-            "metrics": {part: {"accuracy": _accuracy(said)} for part, said in found.items()},
-            "class_names": {part: list(mine) for part, mine in parts.items()},
+            "metrics": {
+                part: {"accuracy": _accuracy(part_predictions)}
+                for part, part_predictions in predicted.items()
+            },
+            "class_names": {part: list(part_names) for part, part_names in parts.items()},
             "normal": {
-                part: [i for i, name in enumerate(mine) if "normal" in name]
-                for part, mine in parts.items()
+                part: [i for i, name in enumerate(part_names) if "normal" in name]
+                for part, part_names in parts.items()
             },
             "seconds": {"train": 1.0},
         }
-        folder.write(cell.spec, result, found)
+        folder.write(cell.spec, result, predicted)
     plan = {"name": "fake", "title": "Fake", "table": "few-shot"} | plan
     return folder, Plan(cells=cells, **plan)
 
 
-def _accuracy(said: Predictions) -> float:
-    return float((said.probabilities.argmax(axis=1) == said.labels).mean())
+def _accuracy(part_predictions: Predictions) -> float:
+    return float((part_predictions.probabilities.argmax(axis=1) == part_predictions.labels).mean())
 
 
 def specs(
@@ -96,10 +105,10 @@ def specs(
     **fields: Sequence[Any],
 ) -> list[tuple[str, RunSpec]]:
     """Every combination, labelled by method; other fields of RunSpec take lists too."""
-    found = [
+    predicted = [
         {"dataset": dataset, "method": method, "shots": k, "seed": seed}
         for dataset in datasets for method in methods for k in shots for seed in seeds
     ]  # fmt: skip
     for name, values in fields.items():
-        found = [{**old, name: value} for old in found for value in values]
-    return [(str(content["method"]), RunSpec.model_validate(content)) for content in found]
+        predicted = [{**old, name: value} for old in predicted for value in values]
+    return [(str(content["method"]), RunSpec.model_validate(content)) for content in predicted]

@@ -43,13 +43,15 @@ def _few_shot(folder: RunsFolder, scores: Accuracy, missing: tuple[object, ...] 
 
 def _markdown(text: str) -> dict[str, dict[str, dict[str, str]]]:
     """Block, row and column of every cell."""
-    found: dict[str, dict[str, dict[str, str]]] = {}
+    cells_by_block: dict[str, dict[str, dict[str, str]]] = {}
     for block in text.split("### ")[1:]:
         title, *lines = block.splitlines()
         rows = [re.split(r" *\| *", line)[1:-1] for line in lines if line.startswith("|")]
         header, _, *body = rows
-        found[title] = {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in body}
-    return found
+        cells_by_block[title] = {
+            row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in body
+        }
+    return cells_by_block
 
 
 @pytest.fixture(scope="module")
@@ -225,9 +227,9 @@ def test_a_sweep_has_its_values_in_order_and_a_block_per_shots(folder: RunsFolde
         spec = RunSpec(dataset="busi", method="biomedcoop", shots=shots)
         write_run(folder, spec, 0.4)
         cells.append(("biomedcoop", spec))
-    found = _markdown(make_table(folder, make_plan(cells, "sweep", sweep="gamma")))
-    assert list(found) == ["busi, K=1", "busi, K=16"]
-    assert found["busi, K=1"] == {
+    cells_by_block = _markdown(make_table(folder, make_plan(cells, "sweep", sweep="gamma")))
+    assert list(cells_by_block) == ["busi, K=1", "busi, K=16"]
+    assert cells_by_block["busi, K=1"] == {
         "ogkd": {"not swept": "", "gamma=0": "50.0", "gamma=0.3": "<ins>53.0</ins>"}
         | {"gamma=1.0": "**60.0**"},
         "biomedcoop": {"not swept": "40.0", "gamma=0": "", "gamma=0.3": "", "gamma=1.0": ""},
@@ -241,9 +243,11 @@ def test_rows_compete_where_several_are_swept(folder: RunsFolder) -> None:
             spec = RunSpec(dataset="busi", method=method, shots=1, budget=budget)
             write_run(folder, spec, 0.5 + gain + budget / 1000)
             cells.append((method, spec))
-    (found,) = _markdown(make_table(folder, make_plan(cells, "sweep", sweep="budget"))).values()
-    assert found["ogkd"] == {"budget=10": "**53.0**", "budget=50": "**57.0**"}
-    assert found["biomedcoop"] == {"budget=10": "51.0", "budget=50": "55.0"}
+    (cells_by_block,) = _markdown(
+        make_table(folder, make_plan(cells, "sweep", sweep="budget"))
+    ).values()
+    assert cells_by_block["ogkd"] == {"budget=10": "**53.0**", "budget=50": "**57.0**"}
+    assert cells_by_block["biomedcoop"] == {"budget=10": "51.0", "budget=50": "55.0"}
 
 
 def test_csv_is_a_rectangle_of_full_numbers(folder: RunsFolder) -> None:

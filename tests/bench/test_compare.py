@@ -102,20 +102,20 @@ def _base_to_novel(
 
 def test_each_cell_of_a_dataset_stands_beside_the_printed_one(folder: RunsFolder) -> None:
     rows = {_key(row): row for row in _base_to_novel(folder, ["COVID_19", "Kvasir"])}
-    found = rows["covid", "ours", "base"]
-    assert (found.ours, found.published) == (pytest.approx(80), 75.92)
-    assert found.difference == pytest.approx(4.08)
-    found = rows["kvasir", "ours", "hm"]
-    assert found.ours == pytest.approx(2 * 75 * 45 / 120)
-    assert found.published == 69.39
+    row = rows["covid", "ours", "base"]
+    assert (row.ours, row.published) == (pytest.approx(80), 75.92)
+    assert row.difference == pytest.approx(4.08)
+    row = rows["kvasir", "ours", "hm"]
+    assert row.ours == pytest.approx(2 * 75 * 45 / 120)
+    assert row.published == 69.39
 
 
 def test_an_average_over_some_datasets_is_compared_over_the_same(folder: RunsFolder) -> None:
     rows = {_key(row): row for row in _base_to_novel(folder, ["covid", "kvasir", "my-own"])}
-    found = rows["average", "ours", "novel"]
-    assert found.ours == pytest.approx((40 + 45) / 2)  # without my-own
-    assert found.published == pytest.approx((90.07 + 58.06) / 2)
-    assert found.note == "both over 2 datasets"
+    row = rows["average", "ours", "novel"]
+    assert row.ours == pytest.approx((40 + 45) / 2)  # without my-own
+    assert row.published == pytest.approx((90.07 + 58.06) / 2)
+    assert row.note == "both over 2 datasets"
     base, novel = (75.92 + 86.22) / 2, (90.07 + 58.06) / 2
     assert rows["average", "ours", "hm"].published == pytest.approx(
         2 * base * novel / (base + novel)
@@ -179,9 +179,9 @@ def test_noise_is_matched_by_its_number_of_flips(folder: RunsFolder) -> None:
         _write(folder, spec, {"base": 0.5, "novel": 0.5})
         cells.append(("biomedcoop", spec))
     rows = compare_with_published(folder, make_plan(cells, "noise", sweep="flips"))
-    found = {row.flips: row.published for row in rows if _key(row)[::2] == ("retina", "base")}
-    assert found == {0: 68.46, 2: 63.46, 16: 50.40}
-    assert found[16] == _printed("retina", "biomedcoop", "base", 16)
+    printed = {row.flips: row.published for row in rows if _key(row)[::2] == ("retina", "base")}
+    assert printed == {0: 68.46, 2: 63.46, 16: 50.40}
+    assert printed[16] == _printed("retina", "biomedcoop", "base", 16)
 
 
 RETINA = ("Cataract", "diabetic_retinopathy", "glaucoma", "normal retina")  # as in a folder

@@ -25,8 +25,8 @@ from ogkd.errors import ConfigError, DataError
 
 def texts(path: Path) -> str:
     """All text of an SVG, with line breaks between the pieces."""
-    found = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"), re.DOTALL)
-    return "\n".join(unescape(re.sub(r"<[^>]+>", "", piece)).strip() for piece in found)
+    pieces = re.findall(r"<text[^>]*>(.*?)</text>", path.read_text(encoding="utf-8"), re.DOTALL)
+    return "\n".join(unescape(re.sub(r"<[^>]+>", "", piece)).strip() for piece in pieces)
 
 
 def prose(path: Path) -> str:

@@ -83,9 +83,9 @@ def test_base_to_novel_learns_the_base_classes_and_judges_both(plan_of):
         assert done.result["class_names"]["base"] == ["benign tumor", "malignant tumor"]
         assert done.result["class_names"]["novel"] == ["normal lung", "striped cyst"]
         assert done.result["normal"] == {"base": [], "novel": [0]}
-        for found in done.predictions.values():
-            assert found.probabilities.shape == (6, 2)
-            assert sorted(set(found.labels.tolist())) == [0, 1]
+        for outcome in done.predictions.values():
+            assert outcome.probabilities.shape == (6, 2)
+            assert sorted(set(outcome.labels.tolist())) == [0, 1]
 
 
 def test_flips_are_those_of_the_splits_module(plan_of, monkeypatch):
@@ -169,12 +169,12 @@ def test_the_same_group_gives_the_same_bits(plan_of):
 def test_false_alarms_are_normal_images_called_a_disease(plan_of):
     specs, runner = plan_of(only=["zero-shot"], shots=[1], seeds=[1])
     ((_, done),) = run_all(specs, runner).items()
-    found = done.predictions["test"]
-    said = found.probabilities.argmax(axis=1)
+    outcome = done.predictions["test"]
+    answers = outcome.probabilities.argmax(axis=1)
     normal = done.result["normal"]["test"][0]
     metrics = done.result["metrics"]["test"]
-    assert metrics["false_alarms"] == np.mean(said[found.labels == normal] != normal)
-    assert metrics["sensitivity"] == np.mean(said[found.labels != normal] != normal)
+    assert metrics["false_alarms"] == np.mean(answers[outcome.labels == normal] != normal)
+    assert metrics["sensitivity"] == np.mean(answers[outcome.labels != normal] != normal)
 
 
 def test_patches_that_do_not_fit_into_memory_are_refused_before_they_are_encoded(

@@ -89,69 +89,69 @@ def test_a_large_difference_is_found_and_a_clear_one_per_dataset() -> None:
     tables = {name: _simulate(rng, 3, 200, 1.0) for name in ("one", "two")}
     a = make("ogkd", {name: table[0] for name, table in tables.items()})
     b = make("coop", {name: table[1] for name, table in tables.items()})
-    found = compare_methods(a, b)
+    result = compare_methods(a, b)
     expected = np.mean([table[0].mean() - table[1].mean() for table in tables.values()])
-    assert found.mean == pytest.approx(expected, abs=1e-6)
-    assert 0 < found.low < found.mean < found.high
-    assert found.p < 0.01
-    assert [(one.dataset, one.seeds, one.images) for one in found.per_dataset] == [
+    assert result.mean == pytest.approx(expected, abs=1e-6)
+    assert 0 < result.low < result.mean < result.high
+    assert result.p < 0.01
+    assert [(single.dataset, single.seeds, single.images) for single in result.per_dataset] == [
         ("one", 3, 200),
         ("two", 3, 200),
     ]
     back = compare_methods(b, a)
     assert (back.mean, back.low, back.high) == pytest.approx(
-        (-found.mean, -found.high, -found.low), abs=0.01
+        (-result.mean, -result.high, -result.low), abs=0.01
     )
 
 
 def test_equal_predictions_give_no_difference_and_p_one() -> None:
     table = _simulate(np.random.default_rng(0), 3, 50, 0.0)[0]
-    found = compare_methods(make("ogkd", {"one": table}), make("coop", {"one": table}))
-    assert (found.mean, found.low, found.high, found.p) == (0, 0, 0, 1)
+    result = compare_methods(make("ogkd", {"one": table}), make("coop", {"one": table}))
+    assert (result.mean, result.low, result.high, result.p) == (0, 0, 0, 1)
 
 
 def test_one_seed_resamples_images_as_the_plain_paired_bootstrap() -> None:
     table = _simulate(np.random.default_rng(5), 1, 400, 0.5)
-    found = compare_methods(make("ogkd", {"one": table[0]}), make("coop", {"one": table[1]}))
+    result = compare_methods(make("ogkd", {"one": table[0]}), make("coop", {"one": table[1]}))
     difference = table[0, 0] - table[1, 0]
     error = difference.std() / np.sqrt(400)  # what the bootstrap of a mean estimates
-    assert (found.high - found.low) / (2 * 1.96) == pytest.approx(error, rel=0.08)
+    assert (result.high - result.low) / (2 * 1.96) == pytest.approx(error, rel=0.08)
 
 
 def test_pairing_makes_the_interval_narrower_than_two_separate_ones() -> None:
     table = _simulate(np.random.default_rng(5), 1, 400, 0.5)
-    found = compare_methods(make("ogkd", {"one": table[0]}), make("coop", {"one": table[1]}))
+    result = compare_methods(make("ogkd", {"one": table[0]}), make("coop", {"one": table[1]}))
     separate = np.sqrt(table[0].var() / 400 + table[1].var() / 400)
-    assert (found.high - found.low) / (2 * 1.96) < 0.95 * separate
+    assert (result.high - result.low) / (2 * 1.96) < 0.95 * separate
 
 
 def test_what_learns_nothing_is_paired_with_every_seed() -> None:
     table = _simulate(np.random.default_rng(1), 4, 60, 0.5)
-    found = compare_methods(
+    result = compare_methods(
         make("ogkd", {"one": table[0]}), make("zero-shot", {"one": table[1][:1]})
     )
-    assert found.per_dataset[0].seeds == 4
-    assert found.per_dataset[0].b == pytest.approx(table[1][0].mean())
+    assert result.per_dataset[0].seeds == 4
+    assert result.per_dataset[0].b == pytest.approx(table[1][0].mean())
 
 
 def test_seeds_and_datasets_that_only_one_has_are_left_out() -> None:
     table = _simulate(np.random.default_rng(1), 4, 60, 0.5)
-    found = compare_methods(
+    result = compare_methods(
         make("ogkd", {"one": table[0], "two": table[0]}), make("coop", {"one": table[1][:2]})
     )
-    (only,) = found.per_dataset
+    (only,) = result.per_dataset
     assert (only.dataset, only.seeds) == ("one", 2)
-    assert found.left_out == ("two",)
+    assert result.left_out == ("two",)
 
 
 def test_a_dataset_without_a_common_seed_does_not_hide_the_others() -> None:
     table = _simulate(np.random.default_rng(1), 2, 60, 0.5)
     both = {"one": table[0], "two": table[0]}
     ours, theirs = make("ogkd", both), make("coop", dict.fromkeys(both, table[1]))
-    found = compare_methods(ours[:3], [*theirs[:2], theirs[3]])  # "two": seed 1 and seed 2
-    assert [one.dataset for one in found.per_dataset] == ["one"]
-    assert found.left_out == ("two",)
-    assert found.mean == compare_methods(ours[:2], theirs[:2]).mean
+    result = compare_methods(ours[:3], [*theirs[:2], theirs[3]])  # "two": seed 1 and seed 2
+    assert [single.dataset for single in result.per_dataset] == ["one"]
+    assert result.left_out == ("two",)
+    assert result.mean == compare_methods(ours[:2], theirs[:2]).mean
 
 
 def _half_finished(folder: RunsFolder, done: list[tuple[str, str, int, int]]) -> Plan:
@@ -176,14 +176,14 @@ def test_of_a_half_finished_plan_what_can_be_compared_is_and_the_rest_is_named(
     plan = _half_finished(
         folder, [*one_column, ("coop", "two", 16, 1), *different_datasets, ("ogkd", "one", 4, 1)]
     )
-    found = compare_labels(folder, plan, "ogkd", "coop")
-    assert [place.shots for place in found.columns] == [16]
-    assert found.columns[Condition(16, 0, None)].mean == pytest.approx(0.25)
-    assert {place.shots: reason for place, reason in found.missing.items()} == {
+    result = compare_labels(folder, plan, "ogkd", "coop")
+    assert [condition.shots for condition in result.columns] == [16]
+    assert result.columns[Condition(16, 0, None)].mean == pytest.approx(0.25)
+    assert {condition.shots: reason for condition, reason in result.missing.items()} == {
         1: "The two methods have no finished runs on the same dataset.",
         4: "No finished runs of coop.",
     }
-    lines = differences_markdown(found, "ogkd", "coop").splitlines()
+    lines = differences_markdown(result, "ogkd", "coop").splitlines()
     assert lines[2].startswith("| K=16 | mean of 1 | +25.00 | ")
     assert lines[4:] == [
         "",
@@ -219,17 +219,17 @@ def test_hm_of_base_and_novel_is_compared_as_published(tmp_path: Path) -> None:
             cells.append((method, spec))
     plan = make_plan(cells, "base-to-novel")
     answer = compare_labels(folder, plan, "ogkd", "coop")
-    ((place, found),) = answer.columns.items()
-    assert place == Condition(16, 0, None)
+    ((condition, result),) = answer.columns.items()
+    assert condition == Condition(16, 0, None)
     means = [[float(x.mean()) for x in part] for part in (base, novel)]
     hms = [2 * b * n / (b + n) for b, n in zip(*means, strict=True)]
-    assert found.mean == pytest.approx(hms[0] - hms[1], abs=1e-6)
-    assert found.low < found.mean < found.high
+    assert result.mean == pytest.approx(hms[0] - hms[1], abs=1e-6)
+    assert result.low < result.mean < result.high
     assert differences_markdown(answer, "a|b", "c").startswith(r"| a\|b minus c | datasets |")
     lines = differences_markdown(answer, "ogkd", "coop").splitlines()
     assert len(lines) == 2 + 2
-    assert lines[2].startswith(f"| K=16 | mean of 1 | {100 * found.mean:+.2f} | ")
-    only_base = compare_labels(folder, plan, "ogkd", "coop", part="base").columns[place]
+    assert lines[2].startswith(f"| K=16 | mean of 1 | {100 * result.mean:+.2f} | ")
+    only_base = compare_labels(folder, plan, "ogkd", "coop", part="base").columns[condition]
     assert only_base.mean == pytest.approx(means[0][0] - means[0][1], abs=1e-6)
 
 

@@ -53,12 +53,12 @@ def changed(**fields: Any) -> Callable[[dict[str, Any]], None]:
 
 def drop_digests(folder: RunsFolder, spec: RunSpec) -> Path:
     """Make a run as older versions wrote it; its folder."""
-    place = folder.folder_of(spec)
-    result = json.loads((place / "result.json").read_text())
+    run_folder = folder.folder_of(spec)
+    result = json.loads((run_folder / "result.json").read_text())
     for name in ("sha256", "run", "predictions_sha256"):
         del result[name]
-    (place / "result.json").write_text(json.dumps(result))
-    return place
+    (run_folder / "result.json").write_text(json.dumps(result))
+    return run_folder
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_a_run_with_damaged_predictions_is_named_and_the_others_are_compared(
     assert str(file) in line
     assert "1 damaged" in bench("status")[0]
     notes: list[str] = []
-    found = RunsFolder(folder.root, notes.append).finished(PLAN, predictions=True)
-    assert [run.spec for _, run in found] == SPECS[1:]
+    usable = RunsFolder(folder.root, notes.append).finished(PLAN, predictions=True)
+    assert [run.spec for _, run in usable] == SPECS[1:]
     assert len(notes) == 1
 
 
@@ -149,8 +149,8 @@ def test_any_change_of_a_stored_run_is_noticed(folder: RunsFolder) -> None:
     for spec, name in ((SPECS[0], "result.json"), (SPECS[1], PREDICTIONS)):
         file = folder.folder_of(spec) / name
         content = bytearray(file.read_bytes())
-        place = content.index(b"0.875") + 2 if name == "result.json" else len(content) - 1
-        content[place] ^= 1
+        run_folder = content.index(b"0.875") + 2 if name == "result.json" else len(content) - 1
+        content[run_folder] ^= 1
         file.write_bytes(content)
     for spec in SPECS[:2]:
         assert "changed after it was written" in folder.damage(spec)

@@ -52,12 +52,12 @@ def test_the_spread_of_an_average_is_that_of_the_average_at_each_seed(
 ) -> None:
     folder, plan = done
     summary = Summary(plan, folder.finished(plan))
-    found = summary.average("coop", Condition(4, 0, None), "test")
-    assert found is not None
-    assert (found.value, found.std) == (pytest.approx(0.65), pytest.approx(0.05))
-    one = summary.of("coop", "covid", Condition(4, 0, None), "test")
-    assert one is not None
-    assert one.std == pytest.approx(0.15)
+    average = summary.average("coop", Condition(4, 0, None), "test")
+    assert average is not None
+    assert (average.value, average.std) == (pytest.approx(0.65), pytest.approx(0.05))
+    single = summary.of("coop", "covid", Condition(4, 0, None), "test")
+    assert single is not None
+    assert single.std == pytest.approx(0.15)
 
 
 def test_tables_and_figures_show_the_same_average_and_spread(done: tuple[RunsFolder, Plan]) -> None:
@@ -119,7 +119,7 @@ def _asked(label: str, dataset: str = "busi", **settings: object) -> tuple[str, 
 
 
 @pytest.mark.parametrize(
-    ("cells", "said"),
+    ("cells", "expected"),
     [
         ([_asked("a"), _asked("b")], ""),
         ([_asked("a", epochs=2), _asked("b", epochs=2)], "epochs=2"),
@@ -134,9 +134,9 @@ def _asked(label: str, dataset: str = "busi", **settings: object) -> tuple[str, 
     ],
 )
 def test_changed_settings_are_named_with_their_rows(
-    cells: list[tuple[str, RunSpec]], said: str
+    cells: list[tuple[str, RunSpec]], expected: str
 ) -> None:
-    assert changed_settings(make_plan(cells, "few-shot", sweep="gamma")) == said
+    assert changed_settings(make_plan(cells, "few-shot", sweep="gamma")) == expected
 
 
 def test_a_table_says_which_settings_were_changed(tmp_path: Path) -> None:
