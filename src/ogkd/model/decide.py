@@ -360,6 +360,7 @@ class Decider:
                     complete.append((waiting.popleft(), pending))
                     pending = _Pending()
             yield from self._decided(complete)
+        yield from self._decided(list(_without_images(waiting)))
 
     def _judged(self, batch: EncodedBatch, *, crops: bool) -> Iterator[_Image]:
         """Every image of a batch with what the model says of it alone."""
