@@ -30,11 +30,12 @@ from ogkd.core.batches import Batch
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import PromptLearner
 from ogkd.core.training import converged
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.names import normal_labels
+from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
-from ogkd.fitting.prepare import make_support, normal_labels, text_side
+from ogkd.fitting.prepare import Drawn, make_support, text_sides
 from ogkd.methods import make_method
 from ogkd.methods.ogkd import OGKD, OGKDObjective
 from ogkd.prompts.bank import read_bank
@@ -51,18 +52,21 @@ Judge = Callable[[Tensor], list[tuple[float, float]]]
 
 
 def prepare(
-    store: FeatureStore, dataset: str, shots: int, runs: int
+    store: FeatureStore, name: str, shots: int, runs: int
 ) -> tuple[PromptLearner, OGKDObjective, Batch, Tensor, Judge]:
     """Everything that the candidates share: `runs` of each seed, next to each other."""
-    manifest = read_manifest(SHARED / "data" / dataset)
-    pool, judges = parts(manifest, test=False)
-    bank = read_bank(Path(dataset.lower().removesuffix("_19")))
-    names = manifest.class_names
-    text = text_side(store.backbone, names, bank, normal_labels(names, None))
+    dataset = read_dataset(SHARED / "data" / name)
+    dataset = dataset.with_normal(normal_labels(dataset.names, None))
+    pool, judges = parts(dataset, test=False)
+    bank = read_bank(Path(name.lower().removesuffix("_19")))
+    text = text_sides(store.backbone, dataset.task, bank)[0]
     method = cast(OGKD, make_method("ogkd", preset="auto"))
     learner = method.learner(text)
+    task = dataset.task
     supports = [
-        make_support(method, store, support_and_val(pool, [], shots, seed)[0], [], seed)
+        make_support(
+            method, store, task, Drawn(*support_and_val(task, pool, [], shots, seed)), seed
+        )
         for seed in SEEDS
     ]
     looks = [
@@ -74,11 +78,11 @@ def prepare(
         torch.stack([one.labels for one in supports]).repeat(runs, 1),
         patches.float().repeat(runs, 1, 1, 1),
     )
-    scale, configs = store.backbone.logit_scale, [method.config] * (runs * len(SEEDS))
-    objective = OGKDObjective(configs, text.bank, scale, "cpu", normal=text.normal)
+    scale = store.backbone.logit_scale
+    objective = OGKDObjective(method.config, text.bank, scale, "cpu", normal=text.normal)
     start = learner.initial_context(torch.Generator())
-    features = store.get([item.image for item in judges]).globals[:, 0].float()
-    labels = torch.tensor([item.label for item in judges])
+    features = store.get([case.image for case in judges]).globals[:, 0].float()
+    labels = torch.tensor([case.target for case in judges])
 
     @torch.no_grad()
     def judge(contexts: Tensor) -> list[tuple[float, float]]:
@@ -126,7 +130,7 @@ def lbfgs(store: FeatureStore, dataset: str, shots: int) -> dict[int, list[tuple
         assert batch.patches is not None
         everything = (batch.globals, batch.labels, batch.patches)
         own = Batch(*(part[row : row + 1] for part in everything))
-        one = OGKDObjective([objective.config], list(objective.bank), objective.scale, "cpu")
+        one = OGKDObjective(objective.config, list(objective.bank), objective.scale, "cpu")
         x = start.unsqueeze(0).clone().requires_grad_()
         optimiser = torch.optim.LBFGS(
             [x], max_iter=1, max_eval=25, history_size=10, line_search_fn="strong_wolfe"

@@ -48,6 +48,8 @@ def test_show_lists_every_bank_or_prints_one(ogkd, refused):
     table = ogkd("prompts", "show").out
     assert all(row["name"] in table for row in rows)
     assert len(ogkd("prompts", "show", "busi").out.splitlines()) == 3 * 51
+    assert len(ogkd("prompts", "show", "busi", "Normal_Scan").out.splitlines()) == 51
+    refused("prompts", "show", "busi", "cyst")
     assert len(json.loads(ogkd("prompts", "show", "busi", "--json").out)) == 3
     refused("prompts", "show", "nothing")
 

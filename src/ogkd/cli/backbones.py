@@ -32,14 +32,11 @@ _Name = Annotated[str, Argument(help="A known name, a hub id or a folder.")]
 
 
 @app.command("list")
-def list_backbones(as_json: opt.JsonOption = False) -> None:
+def list_backbones() -> None:
     """Show the known backbones and whether they are on this machine."""
     from ogkd.backbones.catalog import catalog
 
     rows = [_summary(record) for record in catalog().values()]
-    if as_json:
-        print_json(rows)
-        return
     cells = [
         (row["name"], "yes" if row["present"] else "no", row["licence"], row["modality"])
         for row in rows

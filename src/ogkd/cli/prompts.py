@@ -39,11 +39,14 @@ def show(
         Path | None,
         Argument(help="A JSON file or the name of a bank (default: list the banks there are)."),
     ] = None,
+    class_name: Annotated[str | None, Argument(help="Show only this class.")] = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """List the banks that there are, or print the texts of one."""
+    """List the banks that there are, or print the texts of one, or of one class."""
     if bank is not None:
         texts_by_class = read_bank(bank)
+        if class_name is not None:
+            texts_by_class = keep_classes(texts_by_class, [class_name])
         if as_json:
             print_json(texts_by_class)
             return
