@@ -79,12 +79,13 @@ def test_those_of_a_timm_tower_are_its_blocks_outputs(bert_backbone: Any, patche
 
 
 def test_a_row_is_of_unit_length_and_begins_with_the_global_feature(bert_backbone: Any) -> None:
-    found = bert_backbone.encode_images(some_pixels(2, bert_backbone.preprocessing.size), deep=True)
-    assert found.rows.shape[1] == bert_backbone.embed_dim + sum(bert_backbone.deep_parts)
-    torch.testing.assert_close(found.rows.norm(dim=1), torch.ones(2))
-    first = normalize(found.rows[:, : bert_backbone.embed_dim], dim=1)
-    torch.testing.assert_close(first, found.globals)
-    assert torch.equal(ImageFeatures(found.globals).rows, found.globals)
+    pixels = some_pixels(2, bert_backbone.preprocessing.size)
+    features = bert_backbone.encode_images(pixels, deep=True)
+    assert features.rows.shape[1] == bert_backbone.embed_dim + sum(bert_backbone.deep_parts)
+    torch.testing.assert_close(features.rows.norm(dim=1), torch.ones(2))
+    first = normalize(features.rows[:, : bert_backbone.embed_dim], dim=1)
+    torch.testing.assert_close(first, features.globals)
+    assert torch.equal(ImageFeatures(features.globals).rows, features.globals)
 
 
 def test_the_store_keeps_them_and_adds_them_to_what_it_has(
@@ -99,8 +100,8 @@ def test_the_store_keeps_them_and_adds_them_to_what_it_has(
     assert store.encoded == 6  # once without, once with
     assert torch.equal(first.globals, before)
     again = FeatureStore(bert_backbone, root=tmp_path / "store")
-    found = again.get(images, deep=True)
+    features = again.get(images, deep=True)
     assert again.encoded == 0
-    assert torch.equal(found.deep, first.deep)
-    assert found.deep.shape == (3, 1, sum(bert_backbone.deep_parts))
-    assert found.rows.shape == (3, 1, bert_backbone.embed_dim + sum(bert_backbone.deep_parts))
+    assert torch.equal(features.deep, first.deep)
+    assert features.deep.shape == (3, 1, sum(bert_backbone.deep_parts))
+    assert features.rows.shape == (3, 1, bert_backbone.embed_dim + sum(bert_backbone.deep_parts))

@@ -69,7 +69,7 @@ def test_check_ends_with_code_1_on_errors_and_names_them(ogkd, tmp_path):
     assert "FAILED" in outcome.out
     (report,) = json.loads(ogkd("prompts", "check", path, "--json").out)
     assert not report["passed"]
-    assert {found["rule"] for found in report["findings"]} == {"numbering", "length"}
+    assert {finding["rule"] for finding in report["findings"]} == {"numbering", "length"}
 
 
 def test_check_lets_warnings_pass(ogkd, bank):

@@ -22,7 +22,7 @@ GOOD = "Kidney stone seen as a small bright dot with a clean shadow behind it."
 
 
 def rules(bank, **options):
-    return {(found.severity, found.rule) for found in check_bank(bank, **options)[1]}
+    return {(finding.severity, finding.rule) for finding in check_bank(bank, **options)[1]}
 
 
 def sound(*names, count=12):
@@ -38,8 +38,8 @@ def test_every_shipped_bank_passes_without_a_warning(name):
 def test_no_prompt_is_shared_by_two_shipped_banks():
     seen = {}
     for name in shipped_banks():
-        for found in read_bank(Path(name)).values():
-            for text in found:
+        for finding in read_bank(Path(name)).values():
+            for text in finding:
                 assert seen.setdefault(text.casefold(), name) == name
 
 
@@ -73,7 +73,7 @@ def test_numbers_of_a_class_are_counted():
     ],
 )
 def test_a_faulty_text_is_an_error_of_its_rule(text, rule):
-    assert rule in [found for found, _ in text_faults(text)]
+    assert rule in [finding for finding, _ in text_faults(text)]
     bank = sound("kidney stone")
     bank["kidney stone"].append(text)
     assert ("error", rule) in rules(bank)
@@ -154,7 +154,7 @@ def test_a_class_is_named_in_any_order_number_or_spelling():
 @pytest.mark.parametrize("organ", [None, "kidney"])
 def test_a_bank_of_templates_has_no_errors(modality, organ):
     bank = modality_bank(["debris", "kidney stone"], modality=modality, organ=organ)
-    errors = [found for found in check_bank(bank)[1] if found.severity == "error"]
+    errors = [finding for finding in check_bank(bank)[1] if finding.severity == "error"]
     assert errors == []
 
 

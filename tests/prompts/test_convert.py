@@ -99,7 +99,7 @@ WRONG_FILES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [(name, one) for name, many in WRONG_FILES.items() for one in many]
+    ("name", "content"), [(name, content) for name, many in WRONG_FILES.items() for content in many]
 )
 def test_a_file_without_texts_by_class_is_refused_by_name(tmp_path, name, content):
     path = tmp_path / name

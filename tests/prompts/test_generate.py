@@ -83,7 +83,7 @@ def test_it_asks_again_until_there_are_enough_and_the_result_passes_the_check():
     bank = generate(ORDER, ask, save=lambda found: saved.append(json.dumps(found)))
     assert list(bank) == list(ORDER.class_names)
     assert len(asked) == 4  # three at a time, four wanted, two classes
-    assert not [found for found in check_bank(bank, count=4)[1] if found.severity == "error"]
+    assert not [finding for finding in check_bank(bank, count=4)[1] if finding.severity == "error"]
     assert len(saved) == 4
     assert json.loads(saved[-1]) == bank
 

@@ -30,10 +30,10 @@ def test_it_is_fetched_from_the_pinned_commit_and_kept_as_it_is(monkeypatch):
         assert fetch_released() == released_bank()
         assert server.asked == [(PATH, "")]
     assert pin().commit in PATH
-    found = read_bank(released_path())
-    assert found == released_bank()
-    assert len(found["cataract"]) == 50  # repetitions count in a prototype
-    assert len(set(found["cataract"])) == 10
+    bank = read_bank(released_path())
+    assert bank == released_bank()
+    assert len(bank["cataract"]) == 50  # repetitions count in a prototype
+    assert len(set(bank["cataract"])) == 10
     left = {path.name for path in released_path().parent.iterdir()}
     assert left == {"released.json", "released.source.json"}
     source = json.loads(released_path().with_name("released.source.json").read_text())
