@@ -83,14 +83,14 @@ def evidence(
     for decision, label in zip(decisions, wanted, strict=False):
         if decision.error is not None:
             raise DataError(decision.error)
-        found = evidence_of(classifier, decision, label=label, top=top)
-        if found is None:
+        shown = evidence_of(classifier, decision, label=label, top=top)
+        if shown is None:
             raise ConfigError(
                 f"There are no evidence maps for {classifier.card.method} on "
                 f"'{classifier.backbone.name}': they need a linear head and a tower whose last "
                 "layers can be split."
             )
-        yield found
+        yield shown
 
 
 def evidence_of(
