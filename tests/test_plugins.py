@@ -221,7 +221,12 @@ def test_ogkds_own_methods_are_of_no_plugin():
 def card(**fields):
     empty = {"prompts_sha256": "", "data_sha256": "", "support_counts": (), "versions": {}}
     backbone = {"name": "b", "digest": "d", "embed_dim": 4, "preprocessing": {}}
-    facts = {"config": {}, "asks": {"kind": "classes", "names": ["a", "b"]}, "logit_scale": 1.0, "seed": 1}
+    facts = {
+        "config": {},
+        "asks": {"kind": "classes", "names": ["a", "b"]},
+        "logit_scale": 1.0,
+        "seed": 1,
+    }
     return ModelCard.model_validate(facts | empty | {"backbone": backbone} | fields)
 
 
