@@ -51,5 +51,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_importing_is_light():
     code = "import sys, ogkd; dir(ogkd); print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout == "[]\n"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout == "[]\n"
