@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.evaluation import evaluate
 from ogkd.files import write_json
 from ogkd.fitting.pipeline import fit_seeds
@@ -63,10 +63,10 @@ def plan() -> list[dict[str, Any]]:
 
 def run(group: dict[str, Any], backbone: Backbone) -> dict[str, Any]:
     """Fit all seeds of a group together and test them."""
-    manifest = read_manifest(SHARED / "data" / group["dataset"])
+    dataset = read_dataset(SHARED / "data" / group["dataset"])
     began = time.perf_counter()
     models = fit_seeds(
-        manifest,
+        dataset,
         backbone=backbone,
         method=group["method"],
         shots=group["shots"],
@@ -75,7 +75,7 @@ def run(group: dict[str, Any], backbone: Backbone) -> dict[str, Any]:
         settings=group["settings"],
         prompts=BANKS / f"{DATASETS[group['dataset']]}.json",
     )
-    results = [evaluate(model, manifest) for model in models]
+    results = [evaluate(model, dataset) for model in models]
     return group | {
         "accuracy": [result["accuracy"] for result in results],
         "macro_f1": [result["macro_f1"] for result in results],

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from ogkd.model.findings import sigmoid
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 from sklearn.model_selection import StratifiedKFold
 from torch import Tensor
@@ -36,14 +37,13 @@ from torch import Tensor
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.datasets.phantoms import TABLE, write_films
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.evaluation.findings import areas
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
 from ogkd.fitting.prepare import text_side
 from ogkd.methods import Support, TextSide, fit_findings, make_method
-from ogkd.model.findings import sigmoid
 
 IMAGES = {"train": 240, "test": 300}
 MISSING = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -65,11 +65,11 @@ def read(backbone: Backbone, place: Path) -> Data:
     """Draw the films if they are not there, and encode them."""
     if not place.is_dir():
         write_films(place, splits=IMAGES, seed=7)
-    manifest = read_manifest(place / TABLE)
-    rows = FeatureStore(backbone).get([i.image for i in manifest.items], deep=True).rows[:, 0]
-    text = text_side(backbone, manifest.class_names, None, (), findings=True)
-    Y = torch.tensor([item.findings for item in manifest.items])
-    return Data(text, rows, Y, torch.tensor([i.split == "train" for i in manifest.items]))
+    dataset = read_dataset(place / TABLE)
+    rows = FeatureStore(backbone).get([case.image for case in dataset.cases], deep=True).rows[:, 0]
+    text = text_side(backbone, dataset.names, None, (), findings=True)
+    Y = torch.tensor([case.target for case in dataset.cases])
+    return Data(text, rows, Y, torch.tensor([case.split == "train" for case in dataset.cases]))
 
 
 def first(data: Data, findings: int) -> Data:

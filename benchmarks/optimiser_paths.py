@@ -30,7 +30,7 @@ from ogkd.core.batches import Batch
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import PromptLearner
 from ogkd.core.training import converged
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
@@ -54,10 +54,10 @@ def prepare(
     store: FeatureStore, dataset: str, shots: int, runs: int
 ) -> tuple[PromptLearner, OGKDObjective, Batch, Tensor, Judge]:
     """Everything that the candidates share: `runs` of each seed, next to each other."""
-    manifest = read_manifest(SHARED / "data" / dataset)
-    pool, judges = parts(manifest, test=False)
+    dataset = read_dataset(SHARED / "data" / dataset)
+    pool, judges = parts(dataset, test=False)
     bank = read_bank(Path(dataset.lower().removesuffix("_19")))
-    names = manifest.class_names
+    names = dataset.names
     text = text_side(store.backbone, names, bank, normal_labels(names, None))
     method = cast(OGKD, make_method("ogkd", preset="auto"))
     learner = method.learner(text)
@@ -74,11 +74,11 @@ def prepare(
         torch.stack([one.labels for one in supports]).repeat(runs, 1),
         patches.float().repeat(runs, 1, 1, 1),
     )
-    scale, configs = store.backbone.logit_scale, [method.config] * (runs * len(SEEDS))
-    objective = OGKDObjective(configs, text.bank, scale, "cpu", normal=text.normal)
+    scale = store.backbone.logit_scale
+    objective = OGKDObjective(method.config, text.bank, scale, "cpu", normal=text.normal)
     start = learner.initial_context(torch.Generator())
-    features = store.get([item.image for item in judges]).globals[:, 0].float()
-    labels = torch.tensor([item.label for item in judges])
+    features = store.get([case.image for case in judges]).globals[:, 0].float()
+    labels = torch.tensor([case.target for case in judges])
 
     @torch.no_grad()
     def judge(contexts: Tensor) -> list[tuple[float, float]]:
@@ -126,7 +126,7 @@ def lbfgs(store: FeatureStore, dataset: str, shots: int) -> dict[int, list[tuple
         assert batch.patches is not None
         everything = (batch.globals, batch.labels, batch.patches)
         own = Batch(*(part[row : row + 1] for part in everything))
-        one = OGKDObjective([objective.config], list(objective.bank), objective.scale, "cpu")
+        one = OGKDObjective(objective.config, list(objective.bank), objective.scale, "cpu")
         x = start.unsqueeze(0).clone().requires_grad_()
         optimiser = torch.optim.LBFGS(
             [x], max_iter=1, max_eval=25, history_size=10, line_search_fn="strong_wolfe"

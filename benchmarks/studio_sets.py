@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from ogkd.backbones import load_backbone
 from ogkd.datasets.phantoms import write_folder
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
-from ogkd.fitting.prepare import text_side
+from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
 from ogkd.serve.studio.fitted import COVERAGE, fit_labels, judge
 from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, with_checks
@@ -90,13 +90,12 @@ def main() -> None:
     backbone = load_backbone("builtin")
     for name in options.phantoms:
         with TemporaryDirectory() as folder:
-            data = read_manifest(
+            data = read_dataset(
                 write_folder(name, Path(folder, "d"), splits={"train": 60}, size=160)
             )
-            images = [item.image for item in data.items]
-            X = FeatureStore(backbone).get(images, deep=True).rows[:, 0].numpy()
-        y = np.array([item.label for item in data.items], np.int64)
-        text = text_side(backbone, data.class_names, None, ())
+            X = FeatureStore(backbone).get(data.images, deep=True).rows[:, 0].numpy()
+        y = data.task.labels(data.targets())
+        [text] = text_sides(backbone, data.task, None)
         for seed in range(options.seeds):
             if f"{name} {seed}" not in done:
                 done[f"{name} {seed}"] = simulate(X, y, text, seed)

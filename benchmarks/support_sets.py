@@ -29,7 +29,8 @@ from torch import Tensor
 
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import softmax
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
@@ -37,7 +38,6 @@ from ogkd.files import write_json
 from ogkd.methods import Support, TextSide, make_method
 from ogkd.methods.ranking import Ranked
 from ogkd.model.calibration import Calibration
-from ogkd.model.temperature import softmax
 from ogkd.prompts.bank import bank_for, read_bank
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
@@ -60,14 +60,14 @@ class Data:
 def read(name: str) -> Data:
     """Features from the store, encoded if they are missing."""
     backbone = load_backbone(SHARED / "backbones" / "dinov2s14-minilm-med")
-    manifest = read_manifest(SHARED / "data" / name)
+    dataset = read_dataset(SHARED / "data" / name)
     bank = read_bank(Path(BANKS.get(name, name.lower())))
-    prompts = tuple(tuple(row) for row in bank_for(manifest.class_names, bank))
-    images = [item.image for item in manifest.items]
+    prompts = tuple(tuple(row) for row in bank_for(dataset.names, bank))
+    images = [case.image for case in dataset.cases]
     rows = FeatureStore(backbone).get(images, deep=True).rows[:, 0]
-    labels = torch.tensor([item.label for item in manifest.items])
-    text = TextSide(backbone, manifest.class_names, prompts)
-    return Data(text, rows, labels, [item.split for item in manifest.items])
+    labels = torch.tensor([case.target for case in dataset.cases])
+    text = TextSide(backbone, dataset.names, prompts)
+    return Data(text, rows, labels, [case.split for case in dataset.cases])
 
 
 def draw(data: Data, shots: int, seed: int, judge: str) -> tuple[list[int], list[int], list[int]]:

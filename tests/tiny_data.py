@@ -1,16 +1,17 @@
-"""Small labelled pictures, made on the spot; tiny_backbones knows the words of their classes."""
+"""Small labelled images, made on the spot; tiny_backbones knows the words of their classes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from ogkd.datasets.manifest import Item
+from ogkd.datasets.case import Case
+from ogkd.datasets.task import Target
 from ogkd.images import ImageRef
 from ogkd.records import sealed
 
@@ -19,7 +20,7 @@ FAST = {"train.epochs": 2, "views": 1}  # settings of a fit that is over at once
 
 
 def write_image(path: Path, seed: int = 0, *, size: tuple[int, int] = (40, 48)) -> Path:
-    """One picture of noise; the seed decides its content."""
+    """One image of noise; the seed decides its content."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     level = 30 + 40 * (seed % 4)
@@ -43,30 +44,48 @@ def write_dataset(
 
 
 def write_exams(
-    root: Path, *, per_class: int = 8, pictures: int = 4, splits: str = "train"
+    root: Path,
+    *,
+    per_class: int = 8,
+    images: int = 4,
+    splits: str = "train",
+    findings: bool = False,
 ) -> Path:
-    """A table of exams; one picture of an exam with a spot is bright, the others are dark."""
-    lines = ["path,label,exam,split"]
+    """A table of exams; one image of an exam with a spot is bright, the others are dark.
+
+    With `findings`, every second exam of either kind is streaked in one image, too, and the table
+    has a column for each of the two findings.
+    """
+    lines = ["path,spot,streak,exam,split" if findings else "path,label,exam,split"]
     for split in splits.split(","):
-        for label, name in enumerate(("normal", "spot")):
+        for spot, name in enumerate(("normal", "spot")):
             for exam in range(per_class):
-                for number in range(pictures):
-                    rng = np.random.default_rng([label, exam, number, len(split)])
+                streak = int(findings and exam % 2)
+                target = f"{spot},{streak}" if findings else name
+                for number in range(images):
+                    rng = np.random.default_rng([spot, exam, number, len(split)])
                     pixels = rng.integers(0, 60, (32, 32, 3))
-                    if label and number == exam % pictures:
+                    if spot and number == exam % images:
                         pixels[8:28, 8:28] += 190
+                    if streak and number == (exam + 1) % images:
+                        pixels[::4] += 150
                     file = root / split / f"{name}-{exam}-{number}.png"
                     file.parent.mkdir(parents=True, exist_ok=True)
-                    Image.fromarray(pixels.astype(np.uint8)).save(file)
-                    lines.append(f"{split}/{file.name},{name},{split} {name} {exam},{split}")
+                    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file)
+                    lines.append(f"{split}/{file.name},{target},{split} {name} {exam},{split}")
     table = root / "exams.csv"
     table.write_text("\n".join(lines), encoding="utf-8")
     return table
 
 
-def item_of(image: object, label: int, split: str = "", group: str | None = None) -> Item:
-    """A labelled image by its address."""
-    return Item(ImageRef.of(image), label, split, group)
+def case_of(image: object, target: Target, split: str = "", group: str | None = None) -> Case:
+    """A case of one image by its address."""
+    return Case.single(ImageRef.of(image), target, split=split, group=group)
+
+
+def rows_of(cases: Iterable[Case]) -> list[tuple[str, Target, str, str | None]]:
+    """What tests compare of cases of one image: address, target, split and group."""
+    return [(str(case.image), case.target, case.split, case.group) for case in cases]
 
 
 def edit_sealed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

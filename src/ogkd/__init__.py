@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from ogkd.model.calibration import Calibration
     from ogkd.model.classifier import Classifier
     from ogkd.model.decide import Policy
+    from ogkd.model.drawing import draw
     from ogkd.model.explain import Evidence, evidence, explain
     from ogkd.model.load import load
-    from ogkd.model.picture import draw
     from ogkd.report import report, show_results
 
     __version__: str
@@ -105,7 +105,7 @@ _MODULES = {  # module: what it offers here
     "ogkd.model.decide": ("Policy",),
     "ogkd.report": ("show_results",),
     "ogkd.model.explain": ("Evidence", "evidence", "explain"),
-    "ogkd.model.picture": ("draw",),
+    "ogkd.model.drawing": ("draw",),
 }
 
 

@@ -10,14 +10,15 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from ogkd.audit import Audit, Finding, audit_data
-from ogkd.datasets.manifest import Manifest
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError, DataError
-from tiny_data import item_of
+from tiny_data import case_of
 
 
 def check(root: Path, **options: object) -> tuple[Audit, dict[str, Finding]]:
-    audit = audit_data(read_manifest(root), root=root, **options)  # type: ignore[arg-type]
+    audit = audit_data(read_dataset(root), root=root, **options)  # type: ignore[arg-type]
     return audit, {finding.kind: finding for finding in audit.findings}
 
 
@@ -126,8 +127,8 @@ def test_a_blank_image_is_an_error_as_it_is_for_a_fit(data: Path, classes: list[
 
 
 def test_all_files_unreadable_is_still_a_report(tmp_path: Path) -> None:
-    items = tuple(item_of(tmp_path / f"{n}.png", n % 2) for n in range(4))
-    audit = audit_data(Manifest(items, ("a", "b")), root=tmp_path)
+    cases = tuple(case_of(tmp_path / f"{n}.png", n % 2) for n in range(4))
+    audit = audit_data(Dataset(cases, OneOf(("a", "b"))), root=tmp_path)
     assert audit.findings[0].kind == "unreadable"
     assert audit.facts.sizes == {}
 
@@ -141,7 +142,7 @@ def test_patients_of_a_table_in_two_splits_are_an_error(data: Path, classes: lis
                 rows.append(f"{split}/{name}/{file.name},{name},{split},{patient}")
     table = data / "table.csv"
     table.write_text("\n".join(rows))
-    audit = audit_data(read_manifest(table), root=data)
+    audit = audit_data(read_dataset(table), root=data)
     (leak,) = [one for one in audit.findings if one.kind == "group-leak"]
     assert len(leak.where) == 1
     assert audit.exit_code == 1
@@ -175,10 +176,11 @@ def test_findings_come_worst_first_and_the_json_counts_them(data: Path, classes:
 
 @pytest.mark.parametrize("near", [-1, 16])
 def test_a_distance_out_of_range_is_refused(clean: Path, near: int) -> None:
-    with pytest.raises(ConfigError, match="0 to 15"):
+    with pytest.raises(ConfigError) as refused:
         check(clean, near=near)
+    assert refused.value.argument == "near"
 
 
 def test_no_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no images"):
-        audit_data(Manifest((), ("a", "b")), root=tmp_path)
+    with pytest.raises(DataError):
+        audit_data(Dataset((), OneOf(("a", "b"))), root=tmp_path)

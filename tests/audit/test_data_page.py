@@ -16,7 +16,7 @@ from ogkd.audit.result import (
     Record,
     Suspect,
 )
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.report import data_check_page, write_data_check
 
 EVIL = '<script>alert("x")</script>&'
@@ -75,11 +75,9 @@ def test_the_page_stands_alone_and_names_no_folder_above_the_data(
     source = sorted(folders[0].glob("*.png"))[0]
     shutil.copy(source, data / "test" / folders[1].name / "copy.png")
     (folders[0] / "bad.png").write_text("words")
-    manifest = read_manifest(data)
+    dataset = read_dataset(data)
     out = tmp_path / "check.html"
-    write_data_check(
-        audit_data(manifest, root=data), images=[item.image for item in manifest.items], out=out
-    )
+    write_data_check(audit_data(dataset, root=data), images=dataset.images, out=out)
     text = out.read_text(encoding="utf-8")
     seen = Reader(text)
     assert seen.open == []

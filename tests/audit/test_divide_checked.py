@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ogkd import read_manifest
+from ogkd import read_dataset
 from ogkd.audit import audit_data
 from ogkd.audit.divide import divide_checked, left_out_text
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.task import OneOf
 from ogkd.errors import DataError
-from tiny_data import CLASSES, item_of, write_dataset, write_image
+from ogkd.images import ImageRef
+from tiny_data import CLASSES, write_dataset, write_image
 
 
 def divided(data, **options):
-    manifest = read_manifest(data)
-    return divide_checked(manifest, audit_data(manifest, root=data), **options)
+    dataset = read_dataset(data)
+    return divide_checked(dataset, audit_data(dataset, root=data), **options)
 
 
 @pytest.fixture
@@ -45,13 +47,13 @@ def test_a_sound_dataset_is_divided_and_nothing_is_left_out(data):
 
 
 def test_unreadable_repeated_and_contradictory_images_are_left_out(data):
-    (data / "normal_lung" / "3.png").write_bytes(b"no picture")
+    (data / "normal_lung" / "3.png").write_bytes(b"not an image")
     same = (data / "benign_tumor" / "0.png").read_bytes()
     (data / "malignant_tumor" / "x.png").write_bytes(same)
     (data / "benign_tumor" / "y.png").write_bytes((data / "benign_tumor" / "1.png").read_bytes())
     found = divided(data)
     assert found.reasons() == "1 unreadable, 2 with more than one label, 1 repeated"
-    left = {one.item.image.name: one.kind for one in found.left_out}
+    left = {one.image.name: one.kind for one in found.left_out}
     assert left == {
         "0.png": "several labels",
         "x.png": "several labels",
@@ -69,7 +71,7 @@ def test_unreadable_repeated_and_contradictory_images_are_left_out(data):
 
 
 def films(folder, *copies):
-    """A table of thirty images with two findings; `copies` are answers to one more picture."""
+    """A table of thirty images with two findings; `copies` are answers to one more image."""
     lines = ["path,cyst,stone"]
     for number in range(30):
         write_image(folder / f"{number}.png", number)
@@ -83,16 +85,16 @@ def films(folder, *copies):
 
 
 def check(table):
-    manifest = read_manifest(table)
-    audit = audit_data(manifest, root=table.parent)
-    return divide_checked(manifest, audit), {finding.kind for finding in audit.findings}
+    dataset = read_dataset(table)
+    audit = audit_data(dataset, root=table.parent)
+    return divide_checked(dataset, audit), {finding.kind for finding in audit.findings}
 
 
 def test_equal_images_that_know_different_findings_are_one_that_knows_both(tmp_path):
     found, kinds = check(films(tmp_path, "1,", ",0", ","))
     assert found.reasons() == "2 repeated"
-    (kept,) = (item for item in found.manifest.items if item.image.name.startswith("copy"))
-    assert kept.findings == (1, 0)
+    (kept,) = (case for case in found.dataset.cases if case.image.name.startswith("copy"))
+    assert kept.target == (1, 0)
     assert "exact" in kinds
     assert "exact-labels" not in kinds
 
@@ -112,12 +114,12 @@ def test_similar_images_stay_in_one_part(tmp_path):
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray((pixels * 0.8 + 20 * copy).astype(np.uint8)).save(file)
     found = divided(tmp_path / "data")
-    assert len(found.manifest.items) == 80
+    assert len(found.dataset.cases) == 80
     parts = {}
-    for item in found.manifest.items:
-        parts.setdefault(item.image.name.split("-")[0], set()).add(item.split)
+    for case in found.dataset.cases:
+        parts.setdefault(case.image.name.split("-")[0], set()).add(case.split)
     assert all(len(part) == 1 for part in parts.values())
-    assert Counter(item.split for item in found.manifest.items)["test"] == 16
+    assert Counter(case.split for case in found.dataset.cases)["test"] == 16
 
 
 def test_of_equal_images_in_two_splits_the_tested_one_is_kept(tmp_path):
@@ -125,7 +127,7 @@ def test_of_equal_images_in_two_splits_the_tested_one_is_kept(tmp_path):
     same = (data / "test" / "benign_tumor" / "0.png").read_bytes()
     (data / "train" / "benign_tumor" / "0.png").write_bytes(same)
     (one,) = divided(data).left_out
-    assert one.item.split == "train"
+    assert one.image.file.is_relative_to(data / "train")
 
 
 def test_too_few_images_to_calibrate_on_are_no_error(tmp_path):
@@ -141,13 +143,13 @@ def test_too_few_images_to_calibrate_on_are_no_error(tmp_path):
 def test_a_class_that_is_lost_is_named_and_one_class_is_too_few(tmp_path):
     data = write_dataset(tmp_path / "data", splits={"": 5})
     for file in (data / "normal_lung").iterdir():
-        file.write_bytes(b"no picture")
+        file.write_bytes(b"not an image")
     found = divided(data)
     assert found.lost == ("normal lung",)
-    assert found.manifest.class_names == ("benign tumor", "malignant tumor")
+    assert found.dataset.names == ("benign tumor", "malignant tumor")
     for file in (data / "benign_tumor").iterdir():
-        file.write_bytes(b"no picture")
-    with pytest.raises(DataError, match=r"1 class\(es\) have images that can be used"):
+        file.write_bytes(b"not an image")
+    with pytest.raises(DataError):
         divided(data)
 
 
@@ -161,12 +163,20 @@ def test_a_file_name_that_is_not_text_is_left_out(data):
     assert "xff" in left_out_text(found, data) or "udcff" in left_out_text(found, data)
 
 
-def test_patients_stay_together(tmp_path):
-    files = [write_image(tmp_path / f"{n}.png", n) for n in range(40)]
-    items = tuple(item_of(file, n % 2, "", f"p{n // 4}") for n, file in enumerate(files))
-    manifest = Manifest(items, CLASSES[:2])
-    found = divide_checked(manifest, audit_data(manifest, root=tmp_path))
-    parts = {}
-    for item in found.manifest.items:
-        parts.setdefault(item.group, set()).add(item.split)
-    assert all(len(part) == 1 for part in parts.values())
+@pytest.mark.parametrize("by", ["patient", "case"])
+def test_images_of_a_patient_or_case_stay_together(tmp_path, by):
+    images = [ImageRef(write_image(tmp_path / f"{n}.png", n)) for n in range(40)]
+    groups = [tuple(images[n : n + 4]) for n in range(0, 40, 4)]
+    if by == "case":
+        cases = [Case(f"c{n}", group, n % 2) for n, group in enumerate(groups)]
+    else:
+        cases = [
+            Case.single(image, n % 2, group=f"p{n}")
+            for n, group in enumerate(groups)
+            for image in group
+        ]
+    dataset = Dataset(tuple(cases), OneOf(CLASSES[:2]))
+    divided = divide_checked(dataset, audit_data(dataset, root=tmp_path)).dataset
+    part = {case.image: case.split for case in divided.cases}
+    assert len(part) == 40
+    assert all(len({part[image] for image in group}) == 1 for group in groups)

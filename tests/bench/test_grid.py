@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from ogkd.bench.grid import expand, protocols, read_grid, without_preset
-from ogkd.bench.sources import open_dataset
+from ogkd.bench.sources import open_source
 from ogkd.errors import ConfigError
 from ogkd.images import read_image
 from ogkd.prompts.bank import read_bank, shipped_banks
@@ -303,10 +303,10 @@ def test_the_papers_grids_read_photographs_as_they_are_stored(datasets, grid_fil
     for upright in (True, False):
         changes = {"data": str(tmp_path / "data"), "datasets": ["first"], "upright": upright}
         plan, sources = expand(read_grid(grid_file, changes))
-        dataset = open_dataset(sources["first"])
-        shapes = {read_image(item.image).shape for item in dataset.manifest.items}
+        source = open_source(sources["first"])
+        shapes = {read_image(image).shape for image in source.dataset.images}
         assert ((40, 36, 3) in shapes) == upright
-        digests.add(dataset.digests["data_sha256"])
+        digests.add(source.digests["data_sha256"])
         hashes = set(plan.specs)
     assert len(digests) == 2  # results of both are refused in one folder
     assert hashes == set(expand(read_grid(grid_file, changes | {"upright": True}))[0].specs)

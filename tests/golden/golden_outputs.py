@@ -36,12 +36,12 @@ NOT_NUMBERS = {
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w|\.\w)")
 VOLATILE = (
     (re.compile(r"^Encoded \d+ .*$", re.M), "<encoded>"),
-    (re.compile(r"\b[\d.]+ (?:images|pictures|volumes|texts)/s"), "<rate>"),
+    (re.compile(r"\b[\d.]+ (?:images|volumes|texts)/s"), "<rate>"),
     (
         re.compile(r"(?<![\w.])[\d.]+ (?:s|ms|min|h)(?: to [\d.]+ (?:s|min|h))?(?: left)?(?!\w)"),
         "<time>",
     ),
-    (re.compile(r"<time>, <time>"), "<time>"),  # the last run of a grid has no time left
+    (re.compile(r", at most about [\d:]+ left"), ""),  # the last run of a grid has none
     (re.compile(r"(?<![\w.])[\d.]+ (?:kB|KB|MB|MiB|GB)\b"), "<size>"),
     (re.compile(r"(probability) [\d.]+e-\d+"), r"\1 <difference>"),
     (re.compile(r"^Images per second.*$", re.M), "<speed>"),

@@ -16,7 +16,9 @@ from ogkd.audit.duplicates import MAX_DISTANCE, Duplicates, find_duplicates, sma
 from ogkd.audit.findings import all_findings, gather_facts, in_order
 from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, Finding, LabelReport, Record, ScannedImage
-from ogkd.datasets.groups import components
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.divide import components
+from ogkd.datasets.task import require_classes
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef, look_at, pixel_digest
 from ogkd.images.ref import file_state
@@ -24,14 +26,13 @@ from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:
     from ogkd.backbones.base import Backbone
-    from ogkd.datasets.manifest import Manifest
 
 Scans = MutableMapping[tuple[object, ...], ScannedImage | str]  # of a file's state and part
 NEAR = 6  # differing bits of 64 up to which two images count as nearly the same
 
 
 def audit_data(
-    manifest: Manifest,
+    dataset: Dataset,
     *,
     root: Path,
     name: str = "",
@@ -46,30 +47,31 @@ def audit_data(
     """
     if not 0 <= near <= MAX_DISTANCE:
         raise ConfigError(f"near must be 0 to {MAX_DISTANCE} bits, but is {near}.", argument="near")
-    if not manifest.items:
+    dataset, task = dataset.by_image(), dataset.task
+    if not dataset.cases:
         raise DataError("The data contains no images. Check the path.")
     if backbone is not None:
         require_cleanlab()
-        manifest.require_classes("The search for suspicious labels")
-    names = [_printable(name) for name in manifest.class_names]
+        require_classes(task, "The search for suspicious labels")
+    names = [_printable(name) for name in task.names]
     records = tuple(
         Record(
             # Not Path.relative_to: a table may list files outside its own folder.
-            _printable(Path(os.path.relpath(str(item.image), root)).as_posix()),
-            _printable(manifest.label_text(item)),
-            _printable(item.split),
-            None if item.group is None else _printable(item.group),
-            item.findings,
+            _printable(Path(os.path.relpath(str(case.image), root)).as_posix()),
+            _printable(task.text(case.target)),
+            _printable(case.split),
+            None if case.group is None else _printable(case.group),
+            case.target,
         )
-        for item in manifest.items
+        for case in dataset.cases
     )
-    refs = [item.image for item in manifest.items]
+    refs = dataset.images
     images, unreadable = scan_images(refs, scans)
     duplicates = find_duplicates(images, near=near)
     labels = None
     if backbone is not None:
         labels = _check_labels(backbone, refs, records, images, duplicates)
-    shown = [[names[number] for number in item.present] for item in manifest.items]
+    shown = [[names[number] for number in task.shown(record.target)] for record in records]
     facts = gather_facts(records, names, images, shown)
     reasons = {
         # Without the folders above the data, which do not belong in a shared page.
@@ -82,9 +84,9 @@ def audit_data(
         facts,
         in_order(
             (
-                *_never_absent(manifest),
-                *all_findings(facts, records, images, reasons, duplicates, labels),
-                *(Finding("left-out", "warning", *words) for words in manifest.ignored),
+                *_never_absent(dataset),
+                *all_findings(task, facts, records, images, reasons, duplicates, labels),
+                *(Finding("left-out", "warning", *words) for words in dataset.ignored),
             )
         ),
         duplicates.exact,
@@ -94,12 +96,12 @@ def audit_data(
     )
 
 
-def _never_absent(manifest: Manifest) -> Iterator[Finding]:
+def _never_absent(dataset: Dataset) -> Iterator[Finding]:
     """Findings of which no training image is known to be without: nothing to tell them from."""
-    train = [i for i in manifest.items if i.split == "train"] or list(manifest.items)
-    counts = manifest.finding_counts(train) if manifest.has_findings else ()
-    pairs = zip(manifest.class_names, counts, strict=False)
-    if always := ", ".join(_printable(name) for name, (yes, no, _) in pairs if yes and not no):
+    train = [case for case in dataset.cases if case.split == "train"] or dataset.cases
+    counts = dataset.task.counts(dataset.targets(train)).items()
+    lacking = [name for name, row in counts if row.get("present") and not row.get("absent")]
+    if always := ", ".join(map(_printable, lacking)):
         yield Finding(
             "finding-everywhere",
             "error",

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ogkd.audit.result import Audit, united
+from ogkd.audit.result import Audit
 from ogkd.cells import harmless
+from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.divide import complete_splits
-from ogkd.datasets.manifest import Item, Manifest, first_lines
-from ogkd.datasets.splits import keep_classes
+from ogkd.datasets.names import first_lines
 from ogkd.datasets.tables import csv_text, relative_to, writable
+from ogkd.datasets.task import Target
 from ogkd.errors import DataError
+from ogkd.images import ImageRef
 
 SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
 _WORDS = {  # kinds of reasons -> how a count of them reads
@@ -33,7 +35,7 @@ _STRICTEST = ("test", "val", "train")  # the copy that is tested on is the one t
 class LeftOut:
     """An image that is not used, the kind of reason, and the reason."""
 
-    item: Item
+    image: ImageRef
     label: str
     kind: str
     reason: str
@@ -41,9 +43,9 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Division:
-    """A dataset with splits, and what was left out for it."""
+    """A dataset with splits, image by image, and what was left out for it."""
 
-    manifest: Manifest
+    dataset: Dataset
     left_out: tuple[LeftOut, ...]
     lost: tuple[str, ...]  # classes of which no image is left
     note: str = ""  # what could not be done
@@ -51,15 +53,15 @@ class Division:
     def counts(self) -> dict[str, Counter[str]]:
         """Images of each class, or with each finding, in each part: counts[part][name]."""
         counts: dict[str, Counter[str]] = {}
-        parts = [*SHARES, *sorted({item.split for item in self.manifest.items} - set(SHARES))]
-        for part in parts:
-            labels = (c for item in self.manifest.items if item.split == part for c in item.present)
-            counts[part] = Counter(self.manifest.class_names[label] for label in labels)
+        dataset, task = self.dataset, self.dataset.task
+        for part in [*SHARES, *sorted(set(dataset.splits) - set(SHARES))]:
+            targets = [case.target for case in dataset.cases if case.split == part]
+            counts[part] = Counter(dict(zip(task.names, task.support_counts(targets), strict=True)))
         return counts
 
     def size(self, part: str) -> int:
         """How many images a part has."""
-        return sum(item.split == part for item in self.manifest.items)
+        return sum(case.split == part for case in self.dataset.cases)
 
     def reasons(self) -> str:
         """How many images are left out, and why."""
@@ -69,60 +71,58 @@ class Division:
     def absent(self, part: str) -> list[str]:
         """The classes that a part has no image of."""
         counts = self.counts()[part]
-        return [name for name in self.manifest.class_names if not counts[name]]
+        return [name for name in self.dataset.names if not counts[name]]
 
 
 def divide_checked(
-    manifest: Manifest, audit: Audit, *, shares: Mapping[str, float] = SHARES, seed: int = 1
+    dataset: Dataset, audit: Audit, *, shares: Mapping[str, float] = SHARES, seed: int = 1
 ) -> Division:
     """Divide a dataset by what its check found; splits that it has stay as they are.
 
     Left out are unreadable files, images that occur with several labels, all but one of equal
     images (it gets what is known about findings in the others), and training images that show a
-    patient or an image of a stricter part. Similar images stay in one part.
+    patient or an image of a stricter part. Similar images, and those of a case, stay in one part.
     """
-    bad = unusable(manifest, audit)
-    good = [number for number in range(len(manifest.items)) if number not in bad]
-    excluded = [
-        _left_out(manifest, manifest.items[number], *why) for number, why in sorted(bad.items())
-    ]
-    items = _united_findings(manifest, audit, good)
-    present = sorted({label for item in items for label in item.present})
-    lost = [name for label, name in enumerate(manifest.class_names) if label not in present]
-    if len(present) < (1 if manifest.has_findings else 2):
+    dataset = dataset.by_image()
+    task, cases = dataset.task, dataset.cases
+    bad = unusable(dataset, audit)
+    good = [number for number in range(len(cases)) if number not in bad]
+    excluded = [_left_out(dataset, cases[number], *why) for number, why in sorted(bad.items())]
+    usable = _with_knowledge_of_copies(dataset, audit, good)
+    present = sorted({label for case in usable for label in task.shown(case.target)})
+    lost = [name for label, name in enumerate(task.names) if label not in present]
+    if len(present) < task.fewest:
         raise DataError(
-            f"{len(present)} class(es) have images that can be used; at least 2 are needed. "
-            f"Left out are {len(excluded)} of {len(manifest.items)} images:\n"
+            f"{len(present)} {task.plural} have images that can be used; at least {task.fewest} "
+            f"are needed. Left out are {len(excluded)} of {len(cases)} images:\n"
             f"{first_lines([image.reason for image in excluded])}\nFix or replace them."
         )
-    kept = keep_classes(Manifest(tuple(items), manifest.class_names), present)
+    kept = dataset.with_cases(usable).restrict(present)
     divided, leaks, note = _divide(kept, shares, seed, _similar(audit, good))
     why = "its patient, or a copy of it, is in a part that the model is evaluated on"
-    excluded += [_left_out(kept, item, "leak", f"{item.image}: {why}") for item in leaks]
+    excluded += [_left_out(kept, case, "leak", f"{case.image}: {why}") for case in leaks]
     return Division(divided, tuple(excluded), tuple(lost), note)
 
 
-def _united_findings(manifest: Manifest, audit: Audit, good: Sequence[int]) -> list[Item]:
-    """The usable items; one of equal images gets what is known about findings in the others."""
-    known = {
-        number: findings
-        for members in audit.exact
-        if (findings := united([audit.records[number] for number in members]))
-        for number in members
-    }
-    items = ((number, manifest.items[number]) for number in good)
-    return [replace(item, findings=known.get(n, item.findings)) for n, item in items]
+def _with_knowledge_of_copies(dataset: Dataset, audit: Audit, good: Sequence[int]) -> list[Case]:
+    """The usable cases; one of equal images gets what is known about findings in the others."""
+    known: dict[int, Target | None] = {}
+    for members in audit.exact:
+        agreed = dataset.task.agree([audit.records[number].target for number in members])
+        known |= dict.fromkeys(members, agreed)
+    pairs = [(dataset.cases[number], known.get(number)) for number in good]
+    return [case if agreed is None else replace(case, target=agreed) for case, agreed in pairs]
 
 
 def _divide(
-    manifest: Manifest,
+    dataset: Dataset,
     shares: Mapping[str, float],
     seed: int,
     together: Sequence[tuple[int, int]],
-) -> tuple[Manifest, Sequence[Item], str]:
+) -> tuple[Dataset, Sequence[Case], str]:
     """Complete the splits; without a part to calibrate on if there are too few images for it."""
     try:
-        return *complete_splits(manifest, shares, seed, together=together), ""
+        return *complete_splits(dataset, shares, seed, together=together), ""
     except DataError:
         # Better to test than to calibrate if there is not enough for both.
         fewer = {part: share for part, share in shares.items() if part != "val"}
@@ -130,27 +130,27 @@ def _divide(
             raise
     fewer = {part: share / sum(fewer.values()) for part, share in fewer.items()}
     note = "There are too few images for a part to calibrate on (val)."
-    return *complete_splits(manifest, fewer, seed, together=together), note
+    return *complete_splits(dataset, fewer, seed, together=together), note
 
 
-def unusable(manifest: Manifest, audit: Audit) -> dict[int, tuple[str, str]]:
+def unusable(dataset: Dataset, audit: Audit) -> dict[int, tuple[str, str]]:
     """The images that cannot be used, by number: the kind of reason, and the reason."""
-    items = manifest.items
+    cases = dataset.cases
     reasons = {number: ("unreadable", reason) for number, reason in audit.unreadable.items()}
-    for number, item in enumerate(items):
-        if not writable(item.image) and number not in reasons:
+    for number, case in enumerate(cases):
+        if not writable(case.image) and number not in reasons:
             why = "the file name is not valid UTF-8 text or ends in a space; rename the file"
-            reasons[number] = ("file name", f"{str(item.image)!a}: {why}")
+            reasons[number] = ("file name", f"{str(case.image)!a}: {why}")
     for members in audit.exact:
         records = [audit.records[number] for number in members]
-        if united(records) is None:
+        if dataset.task.agree([record.target for record in records]) is None:
             names = sorted({record.label for record in records})
             for number in members:
                 others = [audit.records[other].file for other in members if other != number]
                 why = f"the same image is {' and '.join(names)} (see {', '.join(others)})"
                 reasons[number] = ("several labels", f"{audit.records[number].file}: {why}")
             continue
-        order = sorted(members, key=lambda n: (_rank(items[n].split), items[n].image.as_posix()))
+        order = sorted(members, key=lambda n: (_rank(cases[n].split), cases[n].image.as_posix()))
         keep = next((number for number in order if number not in reasons), None)
         for number in order:
             if keep is not None and number != keep and number not in reasons:
@@ -163,15 +163,15 @@ def left_out_text(division: Division, folder: Path) -> str:
     """A table of what is left out and why, for a file in `folder`."""
     relative = relative_to(folder)
     rows = [["path", "label", "why", "reason"]]
-    for image in division.left_out:
-        ref = image.item.image
-        address = relative(ref) if writable(ref) else ascii(str(ref))
-        rows.append([address, harmless(image.label), image.kind, harmless(image.reason)])
+    for left_out in division.left_out:
+        image = left_out.image
+        address = relative(image) if writable(image) else ascii(str(image))
+        rows.append([address, harmless(left_out.label), left_out.kind, harmless(left_out.reason)])
     return csv_text(rows)
 
 
-def _left_out(manifest: Manifest, item: Item, kind: str, reason: str) -> LeftOut:
-    return LeftOut(item, manifest.label_text(item), kind, reason)
+def _left_out(dataset: Dataset, case: Case, kind: str, reason: str) -> LeftOut:
+    return LeftOut(case.image, dataset.task.text(case.target), kind, reason)
 
 
 def _rank(split: str) -> int:

@@ -14,8 +14,8 @@ from ogkd.audit.result import (
     Record,
     ScannedImage,
     Severity,
-    united,
 )
+from ogkd.datasets.task import Task
 from ogkd.images.ref import advice_once
 
 FEW = 16  # shots of the usual benchmark
@@ -66,6 +66,7 @@ def _counted(
 
 
 def all_findings(
+    task: Task,
     facts: Facts,
     records: Sequence[Record],
     images: Images,
@@ -80,7 +81,7 @@ def all_findings(
     unread = f"Files that cannot be read: {len(bad)} of {len(records)}. {install}".rstrip()
     return [
         *([_finding("unreadable", "error", unread, bad)] if bad else []),
-        *_duplicates(records, duplicates),
+        *_duplicates(task, records, duplicates),
         *data_findings(facts, records, images),
         *(_labels(records, labels) if labels else ()),
     ]
@@ -204,8 +205,9 @@ def _accuracy_from(values: Sequence[Hashable], labels: Sequence[str]) -> tuple[f
     return right / len(labels), most / len(labels)
 
 
-def _duplicates(records: Sequence[Record], duplicates: Duplicates) -> Iterator[Finding]:
-    leaks, mixed, plain = _by_harm(records, [(members, "") for members in duplicates.exact])
+def _duplicates(task: Task, records: Sequence[Record], duplicates: Duplicates) -> Iterator[Finding]:
+    exact = [(members, "") for members in duplicates.exact]
+    leaks, mixed, plain = _by_harm(task, records, exact)
     what = "Images that occur in more than one split, pixel for pixel"
     yield from _counted("exact-leak", "error", what, leaks)
     what = "Images with more than one label, pixel for pixel"
@@ -216,7 +218,7 @@ def _duplicates(records: Sequence[Record], duplicates: Duplicates) -> Iterator[F
         ((pair.first, pair.second), f"{pair.bits} bits, likeness {pair.likeness:.3f}; ")
         for pair in duplicates.near
     ]
-    leaks, mixed, plain = _by_harm(records, pairs)
+    leaks, mixed, plain = _by_harm(task, records, pairs)
     what = "Pairs of nearly identical images"
     yield from _counted("near-leak", "warning", f"{what} in different splits", leaks)
     yield from _counted("near-labels", "warning", f"{what} with different labels", mixed)
@@ -230,7 +232,7 @@ def _duplicates(records: Sequence[Record], duplicates: Duplicates) -> Iterator[F
 
 
 def _by_harm(
-    records: Sequence[Record], copies: Sequence[tuple[Sequence[int], str]]
+    task: Task, records: Sequence[Record], copies: Sequence[tuple[Sequence[int], str]]
 ) -> tuple[list[Occurrence], list[Occurrence], list[Occurrence]]:
     """Copies across splits, copies across labels (a set may be both), and all others."""
     cases = []
@@ -238,8 +240,8 @@ def _by_harm(
         images = [records[member] for member in members]
         labels = dict.fromkeys(f"{image.split}/{image.label}".removeprefix("/") for image in images)
         case = Occurrence(tuple(image.file for image in images), words + " = ".join(labels))
-        across = len({image.split for image in images}) > 1, united(images) is None
-        cases.append((case, *across))
+        agreed = task.agree([image.target for image in images])
+        cases.append((case, len({image.split for image in images}) > 1, agreed is None))
     return (
         [case for case, splits, _ in cases if splits],
         [case for case, _, labels in cases if labels],

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.manifest import UNKNOWN
+from ogkd.datasets.task import Target
 
 Severity = Literal["error", "warning", "note"]
 
@@ -39,21 +39,7 @@ class Record:
     label: str
     split: str = ""
     group: str | None = None
-    findings: tuple[int, ...] | None = None  # of an image that has those instead of a label
-
-
-def united(images: Sequence[Record]) -> tuple[int, ...] | None:
-    """What copies of one image say about each finding, taken together; () if they have a label.
-
-    None if they contradict each other. An unknown finding contradicts nothing.
-    """
-    answers = [image.findings for image in images if image.findings is not None]
-    if not answers:
-        return () if len({image.label for image in images}) == 1 else None
-    known = [set(finding) - {UNKNOWN} for finding in zip(*answers, strict=True)]
-    if any(len(different) > 1 for different in known):
-        return None
-    return tuple(next(iter(values), UNKNOWN) for values in known)
+    target: Target = -1  # the label as the task encodes it
 
 
 @dataclass(frozen=True)
@@ -134,7 +120,7 @@ class Audit:
         """Plain values for a JSON file; images are given by file, label, split and group."""
         records, labels = [asdict(record) for record in self.records], self.labels
         for record in records:
-            del record["findings"]  # the label says them
+            del record["target"]  # the label says it
         return {
             "schema": 1,
             "data": self.data,

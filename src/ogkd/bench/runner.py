@@ -19,16 +19,16 @@ from torch import Tensor
 from ogkd.backbones import Backbone
 from ogkd.bench.paper import paper
 from ogkd.bench.runs import RunSpec
-from ogkd.bench.sources import Dataset, Source, known_as, open_dataset
+from ogkd.bench.sources import OpenSource, Source, known_as, open_source
 from ogkd.bench.stored import Predictions
 from ogkd.core.geometry import class_graph, prototypes
-from ogkd.datasets.read import require_files
+from ogkd.datasets.case import images_of, require_files
 from ogkd.datasets.splits import base_and_novel, flip_labels
 from ogkd.errors import DataError, TrainingError
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics
 from ogkd.features.store import FeatureStore
-from ogkd.fitting.prepare import draw, make_support, normal_labels, text_side
+from ogkd.fitting.prepare import Drawn, draw, make_support, text_sides
 from ogkd.methods import Head, Method, Support, TextSide, make_method, presets, refuse_diverged
 from ogkd.model.card import versions
 
@@ -101,7 +101,7 @@ class Runner:
     def __init__(self, load: Callable[[], Backbone], sources: Mapping[str, Source]) -> None:
         self._load = load
         self._sources = sources
-        self._open = cache(lambda name: open_dataset(self._sources[name]))
+        self._open = cache(lambda name: open_source(self._sources[name]))
         self._features = cache(self._judged)
         self._text = cache(self._make_text)
 
@@ -119,9 +119,9 @@ class Runner:
         clock = _Clock()
         backbone = self.backbone
         clock.lap("load")
-        dataset = self._open(first.dataset)
+        source = self._open(first.dataset)
         with self._encoding(first.dataset):
-            parts = self._parts(first, dataset)
+            parts = self._parts(first, source)
         clock.lap("encode")
         trained = next(iter(parts.values())).text
         methods = [method_of(spec) for spec in group.specs]
@@ -130,17 +130,15 @@ class Runner:
         clock.lap("text")
         with self._encoding(first.dataset):
             drawn = [
-                self._support(method, spec, dataset)
+                self._support(method, spec, source) if method.needs_images else (None, None)
                 for method, spec in zip(methods, group.specs, strict=True)
-                if method.needs_images
             ]
-        supports = [support for support, _ in drawn]
-        counts: Sequence[list[int] | None] = [count for _, count in drawn] or [None] * len(methods)
+        supports, counts = zip(*drawn, strict=True)
         clock.lap("encode")
         seeds = [spec.seed for spec in group.specs]
-        images = max((len(support.labels) for support in supports), default=0)
+        images = max(len(support.labels) if support else 0 for support in supports)
         with _threads_that_pay(methods[0], images, backbone.embed_dim):
-            heads = type(methods[0]).fit_together(methods, supports, trained, seeds=seeds)
+            heads = type(methods[0]).fit_many(methods, supports, trained, seeds=seeds)
         refuse_diverged(heads, methods[0].name)
         clock.lap("train")
         alpha = _graph_sharpness(first)
@@ -160,7 +158,7 @@ class Runner:
             "versions": dict(versions()),
             "engine": backbone.engine,
             "backbone_digest": backbone.digest,
-            **dataset.digests,
+            **source.digests,
         }
         results = []
         for spec, method, count, predictions in zip(
@@ -180,9 +178,9 @@ class Runner:
         name = hashlib.sha256(dataset.encode()).hexdigest()[:16]
         return FileLock(self._store.folder / f".{name}.lock")
 
-    def _parts(self, spec: RunSpec, dataset: Dataset) -> dict[str, _Part]:
+    def _parts(self, spec: RunSpec, source: OpenSource) -> dict[str, _Part]:
         """What is tested: "test", or "base" (the classes learned from) and "novel"."""
-        names = dataset.manifest.class_names
+        names = source.dataset.names
         chosen: dict[str, Sequence[int]] = {"test": range(len(names))}
         if spec.protocol == "base-to-novel":
             chosen = dict(zip(spec.parts, base_and_novel(names), strict=True))
@@ -200,39 +198,39 @@ class Runner:
         return parts
 
     def _judged(self, name: str, split: str, deep: bool) -> tuple[Tensor, Tensor]:
-        manifest = self._open(name).manifest
-        if not manifest.has_splits and split != "test":
+        dataset = self._open(name).dataset
+        if not dataset.has_splits and split != "test":
             raise DataError(f"{name} has no validation images to judge on.")
-        items = manifest.part(split)
-        require_files(items)
-        features = self._store.get([item.image for item in items], deep=deep).rows[:, 0]
-        return features, torch.tensor([item.label for item in items])
+        cases = dataset.part(split)
+        require_files(cases)
+        features = self._store.get(images_of(cases), deep=deep).rows[:, 0]
+        return features, torch.from_numpy(dataset.task.labels(dataset.targets(cases)))
 
     def _make_text(self, name: str, budget: int | None, classes: Sequence[int]) -> TextSide:
-        dataset = self._open(name)
-        names = dataset.manifest.class_names
-        marked = normal_labels(names, dataset.normal)
-        normal = [number for number, label in enumerate(classes) if label in marked]
-        chosen = [names[label] for label in classes]
-        return text_side(self.backbone, chosen, dataset.bank, normal, budget=budget)
+        source = self._open(name)
+        task, _ = source.dataset.task.restrict(classes)
+        return text_sides(self.backbone, task, source.bank, budget=budget)[0]
 
     def _support(
-        self, method: Method, spec: RunSpec, dataset: Dataset
+        self, method: Method, spec: RunSpec, source: OpenSource
     ) -> tuple[Support, list[int]]:
         """Features of drawn images, and how many of each class were drawn: K, or all if fewer.
 
         Labels are flipped after the draw, as in released code.
         """
-        names = dataset.manifest.class_names
-        base = base_and_novel(names)[0] if spec.protocol == "base-to-novel" else None
+        task = source.dataset.task
+        base = base_and_novel(task.names)[0] if spec.protocol == "base-to-novel" else None
         drawn = draw(
-            dataset.manifest, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
+            source.dataset, method, shots=spec.shots, seed=spec.seed, sampling=spec.sampling,
             classes=base, validation=spec.judge != "val",
         )  # fmt: skip
-        labels = [item.label for item in drawn.support]
-        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=sorted(set(labels)))
-        support = make_support(method, self._store, flipped, drawn.validation, spec.seed)
-        return support, [labels.count(label) for label in range(len(base or names))]
+        if base is not None:
+            task, _ = task.restrict(base)
+        counts = task.support_counts([case.target for case in drawn.support])
+        allowed = [label for label, count in enumerate(counts) if count]
+        flipped = flip_labels(drawn.support, spec.flips, spec.seed, allowed=allowed)
+        drawn = Drawn(flipped, drawn.validation)
+        return make_support(method, self._store, task, drawn, spec.seed), list(counts)
 
 
 @contextmanager

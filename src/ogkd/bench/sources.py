@@ -12,15 +12,16 @@ from pathlib import Path
 from filelock import FileLock
 
 from ogkd.bench.runs import FrozenRecord
+from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
 from ogkd.datasets.fetch import read_benchmark
-from ogkd.datasets.groups import separate_groups
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.names import normal_labels
 from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.splits import separate_groups
+from ogkd.datasets.task import require_classes
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir, home
-from ogkd.fitting.prepare import normal_labels
 from ogkd.images.ref import as_stored
 from ogkd.prompts.bank import OURS, bank_digest, bank_file, read_bank, shipped_banks
 from ogkd.prompts.released import RELEASED, require_released
@@ -70,17 +71,16 @@ class Source(FrozenRecord):
 
 
 @dataclass(frozen=True)
-class Dataset:
-    """An open dataset: its images, its prompts and the names of its normal classes."""
+class OpenSource:
+    """An open dataset and its prompts."""
 
-    manifest: Manifest  # no patient is in both the test part and another
+    dataset: Dataset  # no patient is in both the test part and another
     bank: Mapping[str, Sequence[str]] | None
-    normal: Sequence[str] | None
 
     @property
     def digests(self) -> dict[str, str]:
         """Digests of images and prompts, to compare with those of earlier runs."""
-        return {"data_sha256": self.manifest.sha256, "bank_sha256": bank_digest(self.bank)}
+        return {"data_sha256": self.dataset.sha256, "bank_sha256": bank_digest(self.bank)}
 
 
 def known_as(dataset: str, bank: str | None) -> str | None:
@@ -172,24 +172,34 @@ def _chosen_bank(dataset: str, single: str | None, prompts: str) -> tuple[str | 
     return f"{file.stem}:{bank_digest(read_bank(file))[:12]}", str(file.resolve())
 
 
-def open_dataset(source: Source) -> Dataset:
+def open_source(source: Source) -> OpenSource:
     """Read a dataset; phantoms are drawn once and kept in the cache."""
     if source.phantom:
         record = phantom(source.name)
         bank = dict(zip(record.class_names, record.descriptions, strict=True))
         normal = [] if record.normal is None else [record.class_names[record.normal]]
-        return Dataset(separate_groups(read_manifest(_drawn(source)))[0], bank, normal)
+        return _opened(read_dataset(_drawn(source)), bank, normal)
     known = benchmarks().get(source.benchmark or "")
     texts = texts_of(source)
     marked = None if known is None else known.normal
-    manifest = read_manifest(source.folder) if source.folder else read_benchmark(source.name)
-    manifest.require_classes("The benchmark")
-    if source.folder and marked is not None and not set(marked) <= set(manifest.class_names):
+    dataset = read_dataset(source.folder) if source.folder else read_benchmark(source.name)
+    require_classes(dataset.task, "The benchmark")
+    if source.folder and marked is not None and not set(marked) <= set(dataset.names):
         marked = None  # other class names: "normal" or "healthy" in a name decides
     if not source.upright:
-        items = (replace(item, image=as_stored(item.image)) for item in manifest.items)
-        manifest = replace(manifest, items=tuple(items))
-    return Dataset(separate_groups(manifest)[0], texts, marked)
+        dataset = dataset.map(_as_stored)
+    return _opened(dataset, texts, marked)
+
+
+def _opened(
+    dataset: Dataset, bank: Mapping[str, Sequence[str]] | None, normal: Sequence[str] | None
+) -> OpenSource:
+    dataset = dataset.with_normal(normal_labels(dataset.names, normal))
+    return OpenSource(separate_groups(dataset)[0], bank)
+
+
+def _as_stored(case: Case) -> Case:
+    return replace(case, images=tuple(map(as_stored, case.images)))
 
 
 def _shipped_bank(name: str) -> str | None:

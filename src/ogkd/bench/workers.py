@@ -28,7 +28,7 @@ from rich.progress import Progress as Bars
 
 from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
-from ogkd.bench.sources import Source, open_dataset, require_banks
+from ogkd.bench.sources import Source, open_source, require_banks
 from ogkd.bench.worker import ATTEMPTS, MOST_ATTEMPTS, Job, one_line, unsuitable, work
 from ogkd.datasets.fetch import locate_benchmark
 from ogkd.errors import ConfigError, DataError, OgkdError
@@ -117,7 +117,7 @@ def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> 
     if source.phantom:
         return  # their specification decides how they are drawn
     try:
-        now = open_dataset(source).digests
+        now = open_source(source).digests
     except OgkdError:
         return  # no longer there: tables can still be made
     for key, word in {"data_sha256": "images", "bank_sha256": "prompts"}.items():

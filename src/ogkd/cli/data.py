@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.audit.divide import Division
     from ogkd.audit.result import Severity
+    from ogkd.datasets.case import Dataset
     from ogkd.datasets.catalog import Benchmark
-    from ogkd.datasets.manifest import Manifest
+    from ogkd.datasets.grouping import Grouping
 
 app = CommandGroup("Benchmark datasets and your own data: list, download, check, split.")
 
@@ -158,6 +159,7 @@ def check(
         ),
     ] = None,
     slice: opt.SliceOption = None,
+    cases: opt.CasesOption = None,
 ) -> None:
     """Count classes, read every file, and look for duplicates, shared patients and wrong labels.
 
@@ -165,15 +167,15 @@ def check(
     """
     opt.refuse_folders(json=as_json, html=html)
     from ogkd.audit.labels import require_cleanlab
-    from ogkd.datasets.fetch import resolve_data
+    from ogkd.datasets.grouping import Grouping
     from ogkd.fitting.choose import choose_backbone, warning_about
     from ogkd.images import decode_once
     from ogkd.report import write_data_check
 
     if backbone is not None:
         require_cleanlab()
-    manifest = sliced(resolve_data(data, empty_classes=True), slice)
-    images = [item.image for item in manifest.items]
+    dataset = read_images(data, Grouping.parse(cases, slice=slice))
+    images = dataset.images
     with decode_once():
         model = None
         if backbone is not None:
@@ -181,7 +183,7 @@ def check(
             model = ogkd.load_backbone(name)
             if warning := warning_about(model, images):
                 say(f"WARNING: {warning}")
-        audit = checked(data, manifest, backbone=model)
+        audit = checked(data, dataset, backbone=model)
         if as_json is not None:
             write_json(as_json, audit.as_json())
         if html is not None:
@@ -212,67 +214,59 @@ def split(
     """Divide a dataset into parts to learn from, calibrate and test on; writes a CSV file.
 
     Each class, or each finding, is divided in the same proportions. Images of one
-    patient or bag stay together, and so do copies; unreadable files, repeated
+    patient or case stay together, and so do copies; unreadable files, repeated
     images and images with several labels are left out. Existing splits are kept,
     and a missing one is taken from train.
     """
     opt.refuse_folders(out=out, **{"left-out": left_out})
     from ogkd.audit.divide import divide_checked, left_out_text
-    from ogkd.datasets.fetch import resolve_data
+    from ogkd.datasets.grouping import Grouping
     from ogkd.datasets.tables import table_text
 
     wanted = _read_shares(shares)
-    manifest = resolve_data(
+    dataset = read_images(
         data,
+        Grouping.parse(cases),
         root=root,
         class_names=opt.read_classes(classes),
         findings=opt.read_classes(findings),
-        bags=bags,
-        empty_classes=True,
     )
-    manifest = named_bags(manifest, bags)
-    audit = checked(data, sliced(manifest, slice))
-    division = divide_checked(manifest, audit, shares=wanted, seed=seed)
-    write_new(out, table_text(division.manifest, out.parent))
+    audit = checked(data, Grouping.parse(slice=slice).apply(dataset))
+    division = divide_checked(dataset, audit, shares=wanted, seed=seed)
+    write_new(out, table_text(division.dataset, out.parent))
     if left_out is not None:
         write_new(left_out, left_out_text(division, left_out.parent))
     counts = division.counts()
-    rows = [
-        [_plain(name), *(part[name] for part in counts.values())] for name in manifest.class_names
-    ]
+    rows = [[_plain(name), *(part[name] for part in counts.values())] for name in dataset.names]
     rows.append(["all", *(division.size(part) for part in counts)])
-    what = "finding" if manifest.has_findings else "class"
-    print_table((what, *counts), rows, numbers=tuple(counts))
+    print_table((dataset.task.noun, *counts), rows, numbers=tuple(counts))
     for line in division_notes(division):
         say(_plain(line))
     typer.echo(f"-> {out}")
     typer.echo(f"Next:  ogkd fit {shlex.quote(str(out))} --out my-model")
 
 
-def named_bags(
-    manifest: Manifest, bags: str | None, normal: Sequence[str] | None = None
-) -> Manifest:
-    """The dataset with the bag of each file, so that a division does not cut it."""
-    from ogkd.datasets.bags import BagRule, in_bags
-    from ogkd.fitting.prepare import normal_labels
+def read_images(
+    data: Path, grouping: Grouping, normal: Sequence[str] | None = None, **options: Any
+) -> Dataset:
+    """The dataset image by image; those of a case have its name, and are never divided.
 
-    if bags is None:
-        return manifest
-    return in_bags(manifest, BagRule(bags), normal=normal_labels(manifest.class_names, normal))
+    The options are those of `resolve_data`.
+    """
+    from ogkd.datasets.fetch import resolve_data
+    from ogkd.datasets.names import normal_labels
 
-
-def sliced(manifest: Manifest, slice: str | None) -> Manifest:
-    """The dataset with that slice of each volume, if one is named."""
-    from ogkd.images import SliceRule
-
-    return manifest if slice is None else manifest.sliced(SliceRule.parse(slice))
+    dataset = resolve_data(data, empty_classes=True, **options)
+    if grouping.by is not None:
+        dataset = dataset.with_normal(normal_labels(dataset.names, normal))
+    return grouping.apply(dataset).by_image()
 
 
-def checked(data: Path, manifest: Manifest, **options: Any) -> Audit:
+def checked(data: Path, dataset: Dataset, **options: Any) -> Audit:
     """Check a dataset that was read from `data`; the options are those of `audit_data`."""
     from ogkd.audit import audit_data
 
-    return audit_data(manifest, root=data_folder(data), name=resolved(data).name, **options)
+    return audit_data(dataset, root=data_folder(data), name=resolved(data).name, **options)
 
 
 def division_notes(division: Division) -> Iterator[str]:

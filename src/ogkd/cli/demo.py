@@ -6,7 +6,7 @@ import csv
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,7 @@ from ogkd.fitting.request import FitRequest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ogkd.datasets.manifest import Manifest
+    from ogkd.datasets.case import Dataset
     from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
@@ -111,13 +111,13 @@ def _one_dataset(
     write_folder(name, folder, splits=splits, seed=_SEED)
     bank = dict(zip(record.class_names, record.descriptions, strict=True))
     write_json(out / "prompts" / f"{name}.json", {key: list(texts) for key, texts in bank.items()})
-    manifest = ogkd.read_manifest(folder)
+    dataset = ogkd.read_dataset(folder)
     rows, hits = [], {}
     for method in _METHODS:
         began = time.perf_counter()
         folder_out = out / "models" / name if method == FitRequest.method else None
         model = ogkd.fit(
-            manifest,
+            dataset,
             backbone=backbone,
             method=method,
             shots=_SHOTS,
@@ -126,7 +126,7 @@ def _one_dataset(
             out=folder_out,
         )
         seconds = time.perf_counter() - began
-        judged = predict_labelled(model, manifest)
+        judged = predict_labelled(model, dataset)
         probabilities = judged.probabilities()
         result = summary_metrics(judged.labels, probabilities)
         hits[method] = probabilities.argmax(1) == judged.labels
@@ -144,7 +144,7 @@ def _one_dataset(
         )
         typer.echo(f"  {method:20} accuracy {rows[-1]['accuracy']:6.2f} %  ({seconds:.1f} s)")
         if first and folder_out is not None:
-            _report(model, manifest, judged, out, folder_out)
+            _report(model, dataset, judged, out, folder_out)
     return rows, hits
 
 
@@ -152,32 +152,33 @@ def _few_labels(name: str, backbone: Any, out: Path) -> str:
     """What unlabelled images give, and labels of chosen images instead of random ones."""
     import numpy as np
 
+    from ogkd.datasets.case import images_of
     from ogkd.datasets.phantoms import phantom
     from ogkd.evaluation import predict_labelled, summary_metrics
     from ogkd.features.store import FeatureStore
     from ogkd.serve.studio.queue import UNLABELLED, next_images
 
     record, folder = phantom(name), out / "images" / name
-    manifest = ogkd.read_manifest(folder)
+    dataset = ogkd.read_dataset(folder)
     bank = dict(zip(record.class_names, record.descriptions, strict=True))
 
-    def accuracy(data: Manifest, **options: Any) -> str:
+    def accuracy(data: Dataset, **options: Any) -> str:
         fit = {"backbone": backbone, "method": FitRequest.method, "seed": _SEED, "prompts": bank}
-        judged = predict_labelled(ogkd.fit(data, **fit, **options), manifest)
+        judged = predict_labelled(ogkd.fit(data, **fit, **options), dataset)
         share = summary_metrics(judged.labels, judged.probabilities())["accuracy"]
         return f"{100 * share:.1f} %"
 
-    train = manifest.part("train")
-    features = FeatureStore(backbone).get([item.image for item in train]).globals[:, 0].numpy()
+    train = dataset.part("train")
+    features = FeatureStore(backbone).get(images_of(train)).globals[:, 0].numpy()
     classes = len(record.class_names)
     open_rows = np.full(len(train), UNLABELLED)
     rows = next_images(features, open_rows, classes=classes, n=_FEW * classes)
     asked = [train[row] for row in rows]
-    line = f"  {name}: random images {accuracy(manifest, shots=_FEW)}"
+    line = f"  {name}: random images {accuracy(dataset, shots=_FEW)}"
     line += ", with the other training images unlabelled "
-    line += accuracy(manifest, shots=_FEW, unlabelled=folder / "train")
-    if {item.label for item in asked} == set(range(classes)):
-        line += f", images chosen to be labelled {accuracy(replace(manifest, items=tuple(asked)))}"
+    line += accuracy(dataset, shots=_FEW, unlabelled=folder / "train")
+    if {case.target for case in asked} == set(range(classes)):
+        line += f", images chosen to be labelled {accuracy(dataset.with_cases(asked))}"
     return line
 
 
@@ -201,7 +202,7 @@ def _notes(name: str, hits: Mapping[str, NDArray[Any]]) -> Iterator[str]:
 
 
 def _report(
-    model: Classifier, manifest: Manifest, judged: LabelledPredictions, out: Path, folder: Path
+    model: Classifier, dataset: Dataset, judged: LabelledPredictions, out: Path, folder: Path
 ) -> None:
     """Calibrate the model, write its report, and print some predictions.
 
@@ -210,27 +211,29 @@ def _report(
     import numpy as np
 
     from ogkd.audit import audit_data
+    from ogkd.features.store import FeatureStore, stored_batches
     from ogkd.model.calibration import CALIBRATION
     from ogkd.model.decide import Decider
     from ogkd.report import write_report
 
-    model.calibration = ogkd.calibrate(model, manifest)
+    model.calibration = ogkd.calibrate(model, dataset)
     model.calibration.write(folder / CALIBRATION)
-    typer.echo(f"  calibrated on {model.calibration.images} other images")
+    typer.echo(f"  calibrated on {model.calibration.cases} other images")
     write_report(
         out / "report.html",
         model,
-        manifest,
+        dataset,
         judged,
         command=f"ogkd demo --out {out}",
-        audit=audit_data(manifest, root=out / "images" / folder.name),
+        audit=audit_data(dataset, root=out / "images" / folder.name),
     )
     chosen = np.linspace(0, len(judged.labels) - 1, _SHOWN).round().astype(int)
-    decisions = Decider(model).decide(judged.features[chosen])
+    store = FeatureStore(model.backbone)
+    cases = [judged.cases[number] for number in chosen]
     rows = []
-    for label, decision in zip(judged.labels[chosen], decisions, strict=True):
+    for decision in Decider(model).decide(cases, partial(stored_batches, store, deep=model.deep)):
         sure, names = f"{100 * (decision.probability or 0):.0f} %", ", ".join(decision.set or ())
-        rows.append([judged.class_names[label], decision.prediction, sure, names])
+        rows.append([judged.task.text(decision.case.target), decision.prediction, sure, names])
     print_table(("true class", "prediction", "probability", "set (90 %)"), rows)
 
 

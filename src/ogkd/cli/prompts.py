@@ -25,7 +25,7 @@ from ogkd.prompts.templates import find_modality, modality_bank, require_classes
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
-    from ogkd.datasets.manifest import Manifest
+    from ogkd.datasets.case import Dataset
     from ogkd.prompts.generate import Ask, Order
 
 app = CommandGroup("Banks of texts for classes: show, check, new, fetch.")
@@ -98,7 +98,7 @@ def check(
     if data is not None and (backbone is None or len(paths) > 1):
         raise ConfigError("--data needs --backbone, to measure accuracy with, and a single bank.")
     model = None if backbone is None else ogkd.load_backbone(backbone, device=device)
-    images = None if data is None else ogkd.read_manifest(data)
+    images = None if data is None else ogkd.read_dataset(data)
     reports = [_check(path, model, images, strict=strict) for path in paths]
     if as_json:
         print_json(reports)
@@ -110,20 +110,21 @@ def check(
 
 
 def _check(
-    path: Path, model: Backbone | None, images: Manifest | None, *, strict: bool
+    path: Path, model: Backbone | None, images: Dataset | None, *, strict: bool
 ) -> dict[str, Any]:
     bank = read_bank(path)
     is_shipped = path.name == str(path) and str(path) in shipped_banks()
     rows, findings = check_bank(bank, count=_SHIPPED if is_shipped else None)
     report: dict[str, Any] = {"bank": str(path), "classes": [asdict(row) for row in rows]}
     if model is not None:
+        from ogkd.datasets import task as tasks
         from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
 
         scores, by_model = score_prompts(model, bank)
         findings = [*findings, *by_model]
         report |= {"backbone": model.name, "prompts": [asdict(score) for score in scores]}
         if images is not None:
-            images.require_classes("Judging prompts by images")
+            tasks.require_classes(images.task, "Judging prompts by images")
             report["zero_shot"] = zero_shot_accuracy(model, bank, images)
     bad = {"error", "warning"} if strict else {"error"}
     report["findings"] = [asdict(finding) for finding in findings]
@@ -227,7 +228,7 @@ def _class_names(classes: list[str] | None, data: Path | None, *, required: bool
     if (classes and data is not None) or (required and not classes and data is None):
         raise ConfigError("Give the classes either with --classes or with --data.")
     if data is not None:
-        return list(ogkd.read_manifest(data).class_names)
+        return list(ogkd.read_dataset(data).names)
     if not classes:
         return []
     return require_classes([name for names in classes for name in names.split(",")])

@@ -18,7 +18,7 @@ from typer import Option
 
 import ogkd
 from ogkd.cli import options as opt
-from ogkd.cli.data import checked, division_notes, named_bags, sliced
+from ogkd.cli.data import checked, division_notes, read_images
 from ogkd.cli.output import say
 from ogkd.errors import ConfigError, DataError, Interrupted, counted
 from ogkd.files import holds_files, home, resolved, sha256_file, write_json, write_new
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.audit.check import Scans
     from ogkd.audit.divide import Division
-    from ogkd.datasets.manifest import Manifest
+    from ogkd.datasets.case import Dataset
+    from ogkd.datasets.grouping import Grouping
 
 # The options whose first result is the check; all others are used by the model.
-_OF_THE_CHECK = ("data", "slice", "bags", "slices")
+_OF_THE_CHECK = ("data", "slice", "cases", "slices")
 _FEW = 5  # test images of a class that say next to nothing about it
 _SCRIPT = """\
 #!/bin/sh
@@ -41,7 +42,7 @@ set -e
 out=${{1:?Give the name of a new folder}}
 mkdir -p "$out"
 ogkd data check {data} {slice} --json "$out/check.json" --html "$out/check.html" || [ $? -eq 1 ]
-ogkd data split {data} {slice} {bags} \\
+ogkd data split {data} {slice} {cases} \\
   --out "$out/split.csv" --left-out "$out/left-out.csv"
 ogkd fit "$out/split.csv" {fit} --out "$out/model"
 {calibrate}
@@ -63,7 +64,7 @@ def start(
         list[str] | None, Option("--normal", help=f"{opt.HELP['normal']} Repeatable.")
     ] = None,
     slice: opt.SliceOption = None,
-    bags: opt.CasesOption = None,
+    cases: opt.CasesOption = None,
     slices: opt.SlicesOption = None,
 ) -> None:
     """From a folder of images to a tested model and a report, in one command.
@@ -84,7 +85,7 @@ def start(
         "prompts": None if prompts is None else _anywhere(str(prompts)),
         "normal": normal,
         "slice": slice,
-        "bags": bags,
+        "cases": cases,
         "slices": slices,
     }
     from ogkd.images import decode_once
@@ -147,38 +148,32 @@ class _Start:
         self.notes.clear()
 
     @cached_property
-    def manifest(self) -> Manifest:
-        from ogkd.datasets.fetch import resolve_data
+    def grouping(self) -> Grouping:
+        return _grouping(self.options)
 
-        manifest = resolve_data(self.data, bags=self.options["bags"], empty_classes=True)
-        return named_bags(manifest, self.options["bags"], self.options["normal"])
+    @cached_property
+    def dataset(self) -> Dataset:
+        from ogkd.datasets.grouping import Grouping
 
-    @property
-    def shown(self) -> str | None:
-        """The slice of a volume that is looked at where one stands for all."""
-        from ogkd.images.slices import SlicesRule
-
-        slices = self.options["slices"]
-        return self.options["slice"] or (slices and str(SlicesRule.parse(slices).middle))
+        return read_images(self.data, Grouping(self.grouping.by), self.options["normal"])
 
     @cached_property
     def audit(self) -> Audit:
-        return checked(self.data, sliced(self.manifest, self.shown), scans=self.scans)
+        shown = self.grouping.representative.apply(self.dataset)
+        return checked(self.data, shown, scans=self.scans)
 
     @cached_property
     def division(self) -> Division:
         from ogkd.audit.divide import divide_checked
 
-        return divide_checked(self.manifest, self.audit)
+        return divide_checked(self.dataset, self.audit)
 
     @cached_property
-    def divided(self) -> Manifest:
-        from ogkd.datasets.read import read_manifest
-
-        return read_manifest(self.out / "split.csv", bags=self.options["bags"])
+    def divided(self) -> Dataset:
+        return ogkd.read_dataset(self.out / "split.csv")
 
     def _read(self) -> str:
-        options = {**self.options, "data": _digest(self.manifest)}
+        options = {**self.options, "data": _digest(self.dataset)}
         if (prompts := self.options["prompts"]) and Path(prompts).is_file():
             options["texts"] = sha256_file(Path(prompts))
         before = self._before()
@@ -187,10 +182,7 @@ class _Start:
         if before != (now := {"options": options, "answers": answers}):
             write_json(self.out / "start.json", now)
         self.options |= answers
-        names = self.manifest.class_names
-        kind = "with {} findings" if self.manifest.has_findings else "of {} classes"
-        what = kind.format(len(names))
-        return f"{len(self.manifest.items)} images {what}: {', '.join(names)}"
+        return f"{len(self.dataset.cases)} images, {self.dataset.task.describe()}"
 
     def _before(self) -> dict[str, Any]:
         """What an earlier start into the same folder has noted."""
@@ -229,8 +221,8 @@ class _Start:
         json_file, page = self.out / "check.json", self.out / "check.html"
         if json_file.is_file() and page.is_file():
             return _DONE
-        images = [item.image for item in sliced(self.manifest, self.shown).items]
-        write_data_check(self.audit, images=images, out=page)
+        shown = self.grouping.representative.apply(self.dataset)
+        write_data_check(self.audit, images=shown.images, out=page)
         write_json(json_file, self.audit.as_json())
         # What is known about patients is said with the division.
         self.notes += [f.what for f in self.audit.findings if f.kind != "groups-unknown"]
@@ -251,12 +243,12 @@ class _Start:
         if self.ask:
             self._questions(division)
         write_new(left, left_out_text(division, self.out))
-        write_new(file, table_text(division.manifest, self.out))
+        write_new(file, table_text(division.dataset, self.out))
         parts = {"learn from": "train", "calibrate on": "val", "test on": "test"}
         sizes = [f"{division.size(part)} to {what}" for what, part in parts.items()]
-        patients = any(item.group is not None for item in division.manifest.items)
+        patients = any(case.group is not None for case in division.dataset.cases)
         by = "patient by patient" if patients else "image by image"
-        if self.manifest.has_splits:
+        if self.dataset.has_splits:
             by = "by the splits of the data"
         if not patients:
             self.notes.append(
@@ -266,14 +258,14 @@ class _Start:
         return f"{', '.join(sizes)}; {by}"
 
     def _questions(self, division: Division) -> None:
-        from ogkd.fitting.prepare import normal_labels
+        from ogkd.datasets.names import normal_labels
 
         while self.notes:
             say(f"  {_one_line(self.notes.pop(0))}")
-        used, names = len(division.manifest.items), division.manifest.class_names
+        used, names = len(division.dataset.cases), division.dataset.names
         if division.left_out and not typer.confirm(f"Continue with the other {used} images?", True):
             raise Interrupted("Stopped. Fix the data and start again with another --out.")
-        if division.manifest.has_findings:
+        if "normal" in division.dataset.task.no_option:
             return
         if self.options["normal"] is None and not normal_labels(names, None):
             wanted = typer.prompt(
@@ -315,28 +307,22 @@ class _Start:
             if not self.ask or not fetch_now():
                 raise
             card = fit_request(request).card
-        images, name = sum(card.support_counts), card.backbone.short_name
-        if card.findings:
-            images = len(card.support_images)
-        return f"{card.method} on {name} learned from {images} {self.unit}s -> {folder}"
-
-    @property
-    def unit(self) -> str:
-        return FitRequest("", bags=self.options["bags"], slices=self.options["slices"]).unit
+        count, name = card.learned_cases, card.backbone.short_name
+        return f"{card.method} on {name} learned from {count} {self.grouping.unit}s -> {folder}"
 
     def _calibrate(self) -> str:
-        from ogkd.datasets.manifest import by_bag
         from ogkd.evaluation.calibrate import FEWEST
-        from ogkd.model.calibration import CALIBRATION, Calibration
+        from ogkd.model.calibration import CALIBRATION
 
         file = self.out / "model" / CALIBRATION
         if file.is_file():
             return _DONE
-        images = by_bag([item for item in self.divided.items if item.split == "val"])
-        if len(images) < FEWEST:
+        val = [case for case in self.divided.cases if case.split == "val"]
+        unit, count = self.grouping.unit, len(self.grouping.merge(val))
+        if count < FEWEST:
             return (
-                f"skipped: {len(images)} {self.unit}s to calibrate on; with "
-                f"{FEWEST - len(images)} more there would be calibrated probabilities and sets "
+                f"skipped: {count} {unit}s to calibrate on; with "
+                f"{FEWEST - count} more there would be calibrated probabilities and sets "
                 "with 90 % coverage."
             )
         try:
@@ -346,9 +332,9 @@ class _Start:
             return f"skipped: {error}"
         calibration.write(file)
         what = ""
-        if isinstance(calibration, Calibration):
-            what = f", temperature {calibration.temperature:.3f}"
-        return f"on {calibration.images} {self.unit}s{what}"
+        if not model.task.affine:
+            what = f", temperature {calibration.questions[0].temperature:.3f}"
+        return f"on {calibration.cases} {unit}s{what}"
 
     @cached_property
     def evaluation(self) -> Any:
@@ -362,7 +348,7 @@ class _Start:
         if file.is_file():
             return _DONE
         write_json(file, self.evaluation.result)
-        return f"on {self.evaluation.result['images']} {self.unit}s -> {file}"
+        return f"on {self.evaluation.result['images']} {self.grouping.unit}s -> {file}"
 
     def _report(self) -> str:
         file = self.out / "report.html"
@@ -370,7 +356,8 @@ class _Start:
         if file.is_file():
             return _DONE
         # Of the division: what leaks between its parts. No file is read again.
-        audit = checked(self.data, sliced(self.divided, self.shown), scans=self.scans)
+        shown = self.grouping.representative.apply(self.divided)
+        audit = checked(self.data, shown, scans=self.scans)
         self.evaluation.write_report(file, audit)
         return f"-> {file}"
 
@@ -378,12 +365,18 @@ class _Start:
 _DONE = "already done"
 
 
-def _digest(manifest: Manifest) -> str:
+def _grouping(options: Mapping[str, Any]) -> Grouping:
+    from ogkd.datasets.grouping import Grouping
+
+    return Grouping.parse(options["cases"], options["slices"], options["slice"])
+
+
+def _digest(dataset: Dataset) -> str:
     """A digest of the table and of the contents of all files; missing ones count as such."""
-    digest = hashlib.sha256(manifest.sha256.encode())
-    for item in sorted(manifest.items, key=lambda item: item.image.as_posix()):
+    digest = hashlib.sha256(dataset.sha256.encode())
+    for image in sorted(dataset.images, key=lambda image: image.as_posix()):
         try:
-            digest.update(item.image.key.encode())
+            digest.update(image.key.encode())
         except DataError:
             digest.update(b"unreadable")
     return digest.hexdigest()
@@ -396,14 +389,13 @@ def _one_line(words: str) -> str:
 
 def _commands(data: Path, out: Path, options: Mapping[str, Any]) -> str:
     """The script for a start with these options, whose model is in `out`."""
-    from ogkd.images.slices import SlicesRule
     from ogkd.model.calibration import CALIBRATION
     from ogkd.model.card import ModelCard
     from ogkd.model.classifier import CARD
 
     used = {**options, "backbone": ModelCard.read(out / "model" / CARD).backbone.name}
     words: list[str] = []
-    keys = ("backbone", "method", "prompts", "slice", "bags", "slices", "normal")
+    keys = ("backbone", "method", "prompts", "slice", "cases", "slices", "normal")
     for key in keys:
         values = used[key] if isinstance(used[key], list) else [used[key]]
         words += [
@@ -412,13 +404,11 @@ def _commands(data: Path, out: Path, options: Mapping[str, Any]) -> str:
     calibrate = 'ogkd calibrate "$out/model" "$out/split.csv" --split val'
     if not (out / "model" / CALIBRATION).is_file():
         calibrate = f"# too few images: {calibrate}"
-    rule, bags = options["slice"], options["bags"]
-    if options["slices"] is not None:  # one slice stands for all where files are checked
-        rule = str(SlicesRule.parse(options["slices"]).middle)
+    rule, cases = _grouping(options).representative.slice, options["cases"]
     return _SCRIPT.format(
         data=shlex.quote(_anywhere(str(data))),
-        slice="" if rule is None else f"--slice {shlex.quote(rule)}",
-        bags="" if bags is None else f"--bags {shlex.quote(bags)}",
+        slice="" if rule is None else f"--slice {shlex.quote(str(rule))}",
+        cases="" if cases is None else f"--cases {shlex.quote(cases)}",
         fit=shlex.join(words),
         calibrate=calibrate,
     )
@@ -435,10 +425,8 @@ def _summary(out: Path) -> Iterator[str]:
     result = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))
     yield ""
     yield result["verdict"]["text"]
-    if result.get("asks") == "findings":
-        few = {name: row["present"] for name, row in result["per_finding"].items()}
-    else:
-        few = {name: row["images"] for name, row in result["per_class"].items()}
+    rows = result.get("per_finding") or result["per_class"]
+    few = {name: row.get("present", row.get("images")) for name, row in rows.items()}
     if untested := [name for name, images in few.items() if not images]:
         yield f"Not tested, because there were no images to test on: {', '.join(untested)}."
     if hardly := [f"{name} ({n})" for name, n in few.items() if 0 < n < _FEW]:

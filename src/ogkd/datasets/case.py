@@ -71,11 +71,11 @@ class Case:
             return self
         if not kept:
             return None if empty else self
-        own = self.image_targets
+        targets = self.image_targets
         return replace(
             self,
             images=tuple(self.images[n] for n in kept),
-            image_targets=None if own is None else tuple(own[n] for n in kept),
+            image_targets=None if targets is None else tuple(targets[n] for n in kept),
         )
 
     def is_among(self, seen: Collection[str]) -> bool:
@@ -168,6 +168,16 @@ class Dataset:
     def map(self, change: Callable[[Case], Case]) -> Dataset:
         return self.with_cases(map(change, self.cases))
 
+    def by_image(self) -> Dataset:
+        """A case for each image, with the name and the target of the case that it is from."""
+        cases = [
+            replace(case, images=(image,), image_targets=None if own is None else (own[n],))
+            for case in self.cases
+            for own in (case.image_targets,)
+            for n, image in enumerate(case.images)
+        ]
+        return replace(self, cases=tuple(cases), unit="image")
+
     def restrict(self, numbers: Sequence[int]) -> Dataset:
         """The dataset about some classes or findings, numbered from 0 in their old order."""
         kept = sorted(set(numbers))
@@ -182,10 +192,12 @@ class Dataset:
             target = new(case.target)
             if target is None:
                 continue
-            own = None
+            targets = None
             if case.image_targets is not None:
-                own = tuple(-1 if (t := new(label)) is None else t for label in case.image_targets)
-            cases.append(replace(case, target=target, image_targets=own))
+                targets = tuple(
+                    -1 if (t := new(label)) is None else t for label in case.image_targets
+                )
+            cases.append(replace(case, target=target, image_targets=targets))
         return replace(self, cases=tuple(cases), task=task, ignored=())
 
     def with_normal(self, normal: Sequence[int]) -> Dataset:

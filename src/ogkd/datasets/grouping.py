@@ -73,6 +73,11 @@ class Grouping:
         """What a case is called."""
         return self.column or ("case" if self.joins_images else "image")
 
+    @property
+    def representative(self) -> Grouping:
+        """A single slice of each volume, where that stands for the whole."""
+        return Grouping(slice=self.slice if self.slices is None else self.slices.middle)
+
     def as_json(self) -> dict[str, str | None]:
         rules = {"slices": self.slices, "slice": self.slice}
         return {"by": self.by} | {k: None if v is None else str(v) for k, v in rules.items()}
@@ -121,8 +126,8 @@ class Grouping:
             for case in cases:
                 images: list[ImageRef] = []
                 targets: list[Target] = []
-                own = case.image_targets or (case.target,) * len(case.images)
-                for image, target in zip(case.images, own, strict=True):
+                image_targets = case.image_targets or (case.target,) * len(case.images)
+                for image, target in zip(case.images, image_targets, strict=True):
                     try:
                         parts = parts_of(image, rule)
                     except DataError as error:

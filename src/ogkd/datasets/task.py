@@ -82,7 +82,9 @@ class Task(ABC):
     fewest: ClassVar[int]  # names that a model needs
     guarantees: ClassVar[frozenset[str]]  # that a policy may request
     affine: ClassVar[bool]  # whether calibration shifts logits, too
+    first_columns: ClassVar[int]  # columns of an answer before those of the names
     no_option: ClassVar[tuple[str, ...]] = ()  # options of a fit that have no meaning
+    needs: ClassVar[tuple[str, ...]] = ()  # what a method must support (`Method.supports`)
 
     @property
     def plural(self) -> str:
@@ -119,6 +121,10 @@ class Task(ABC):
         """The target of a case by those of its images; None if they contradict each other."""
 
     @abstractmethod
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        """The target of one image by those of its copies; None if they contradict each other."""
+
+    @abstractmethod
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         """The task about some of its names, and the new target for an old one; None: there is none.
 
@@ -143,10 +149,19 @@ class Task(ABC):
     def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
         """What the targets say about each name, and how many do."""
 
+    def summary(self, targets: Sequence[Target]) -> str:
+        """What a user should know about the targets before a fit; "": nothing."""
+        return ""
+
     def support_counts(self, targets: Sequence[Target]) -> tuple[int, ...]:
         """How many targets show each name."""
         counter = Counter(number for target in targets for number in self.shown(target))
         return tuple(counter[number] for number in range(len(self.names)))
+
+    def shown_names(self, label: Any) -> str:
+        """The names that a row of `labels` shows, as a|b."""
+        target = tuple(label.tolist()) if np.ndim(label) else label
+        return "|".join(self.names[number] for number in self.shown(target)) or NOTHING
 
     def labels(self, targets: Sequence[Target]) -> Labels:
         """Targets as an array: [N] classes, or [N, F] findings."""
@@ -227,7 +242,10 @@ class Task(ABC):
 
     @abstractmethod
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
-        """Columns and cells of an answer; of None, the columns with empty cells."""
+        """Columns and cells of an answer; of None, the columns with empty cells.
+
+        The cell `abstain`, which a policy decides, is empty.
+        """
 
     @abstractmethod
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
@@ -246,6 +264,7 @@ class OneOf(Task):
     fewest: ClassVar[int] = 2
     guarantees: ClassVar[frozenset[str]] = frozenset({"max_risk", "coverage", "prior"})
     affine: ClassVar[bool] = False
+    first_columns: ClassVar[int] = 4
 
     def shown(self, target: Target) -> tuple[int, ...]:
         return (int(target),)  # type: ignore[arg-type]  # a class
@@ -263,6 +282,9 @@ class OneOf(Task):
         if len(classes) > 1:
             classes = classes - set(self.normal) or {min(classes)}
         return next(iter(classes)) if len(classes) == 1 else None
+
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        return targets[0] if len(set(targets)) == 1 else None
 
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         new = {number: position for position, number in enumerate(numbers)}
@@ -353,19 +375,20 @@ class OneOf(Task):
         return 0, label
 
     def lead(self, logits: Any, label: int) -> Any:
-        own = logits[..., label]
-        return own - (logits.sum(-1) - own) / max(1, logits.shape[-1] - 1)
+        chosen = logits[..., label]
+        return chosen - (logits.sum(-1) - chosen) / max(1, logits.shape[-1] - 1)
 
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
-        if answer is None:
-            shares: Sequence[float | None] = [None] * len(self.names)
-            return [("prediction", None), ("probability", None), ("set", None),
-                    *zip(self.names, shares, strict=True)]  # fmt: skip
-        members = answer.plausible
+        shares: Sequence[float | None] = [None] * len(self.names)
+        prediction = probability = members = None
+        if answer is not None:
+            prediction, probability = answer.prediction, answer.probability
+            members, shares = answer.plausible, answer.probabilities
         # An empty set is not written like an unknown one.
         shown = None if members is None else "|".join(members) or "(none)"
-        return [("prediction", answer.prediction), ("probability", answer.probability),
-                ("set", shown), *zip(self.names, answer.probabilities, strict=True)]  # fmt: skip
+        cells: list[tuple[str, object]] = [("prediction", prediction), ("probability", probability)]
+        cells += [("abstain", None), ("set", shown)]
+        return [*cells, *zip(self.names, shares, strict=True)]
 
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         shares = [f"{share:.6f}" for share in answer.probabilities]
@@ -383,7 +406,9 @@ class Findings(Task):
     fewest: ClassVar[int] = 1
     guarantees: ClassVar[frozenset[str]] = frozenset({"coverage", "sensitivity"})
     affine: ClassVar[bool] = True
+    first_columns: ClassVar[int] = 2
     no_option: ClassVar[tuple[str, ...]] = ("unlabelled", "normal")
+    needs: ClassVar[tuple[str, ...]] = ("findings",)
 
     def shown(self, target: Target) -> tuple[int, ...]:
         return tuple(f for f, known in enumerate(_known(target)) if known == PRESENT)
@@ -407,6 +432,12 @@ class Findings(Task):
         unknown = (table == UNKNOWN).any(0)
         merged = np.where((table == PRESENT).any(0), PRESENT, np.where(unknown, UNKNOWN, ABSENT))
         return tuple(merged.tolist())
+
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        known = [set(values) - {UNKNOWN} for values in zip(*map(_known, targets), strict=True)]
+        if any(len(values) > 1 for values in known):
+            return None
+        return tuple(next(iter(values), UNKNOWN) for values in known)
 
     def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
         names = tuple(self.names[number] for number in numbers)
@@ -438,14 +469,14 @@ class Findings(Task):
         """
         line = sorted(cases, key=lambda case: case.image.as_posix())
         random.Random(f"findings {seed}").shuffle(line)
-        by_stratum: dict[int, list[Case]] = {}
-        for case in line:
+        by_stratum: dict[int, list[int]] = {}  # positions: two cases may have an image in common
+        for position, case in enumerate(line):
             for stratum in self.strata(case.target):
-                by_stratum.setdefault(stratum, []).append(case)
-        drawn: dict[str, Case] = {}
+                by_stratum.setdefault(stratum, []).append(position)
+        drawn: dict[int, None] = {}
         for members in sorted(by_stratum.values(), key=len):
-            drawn |= {case.image.as_posix(): case for case in members[:shots]}
-        return list(drawn.values())
+            drawn |= dict.fromkeys(members[:shots])
+        return [line[position] for position in drawn]
 
     def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
         table = self.labels(targets)
@@ -454,6 +485,12 @@ class Findings(Task):
             name: {word: int((table[:, f] == value).sum()) for word, value in words.items()}
             for f, name in enumerate(self.names)
         }
+
+    def summary(self, targets: Sequence[Target]) -> str:
+        counts = self.counts(targets).items()
+        each = [f"{name} {'/'.join(map(str, row.values()))}" for name, row in counts]
+        what = f"{counted(len(self.names), self.noun)} in {counted(len(targets), 'image')}"
+        return f"{what} (present/absent/unknown): {', '.join(each)}."
 
     @property
     def label_shape(self) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,18 +15,23 @@ from torch import Tensor, nn
 from ogkd.core.pooling import Pooling, relative
 from ogkd.errors import ConfigError
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import default_poolings
 
 INPUT = "pixels"
 OUTPUTS = ("logits", "probabilities", "features")
-WEIGHTS = "weights"  # the output that only models of bags have
+WEIGHTS = "weights"  # the output that only models of cases of several images have
 _OPSET = 18
 _MOST_BYTES = 2_000_000_000  # a protobuf file is limited to 2 GiB
 
 
-class PooledBag(nn.Module):
-    """Logits of the pictures of one bag [N, C] in; its logits [1, C] and their weights [N] out."""
+class PooledQuestion(nn.Module):
+    """One question about one case: `Pooling.logits` and `Pooling.weights` as a graph.
 
-    others: Tensor
+    Logits [N, C] of its images in; its logits [1, C], and for each answer the images' weights
+    [C, N] out.
+    """
+
+    findings: Tensor
     nothing: Tensor
     bias: Tensor
 
@@ -34,13 +39,13 @@ class PooledBag(nn.Module):
         super().__init__()
         self.pooling = pooling
         findings = [label for label in range(classes) if label not in pooling.normal]
-        # "Nothing found" is decided by no picture: then the finding that came nearest counts.
-        others = torch.full((classes,), -math.inf)
-        others[findings] = 0.0
+        # "Nothing found" is decided by no image: then the finding that came nearest counts.
+        barred = torch.full((classes,), -math.inf)
+        barred[findings] = 0.0
         nothing = torch.zeros(classes, dtype=torch.bool)
         if findings:
             nothing[list(pooling.normal)] = True
-        self.register_buffer("others", others)
+        self.register_buffer("findings", barred)
         self.register_buffer("nothing", nothing)
         self.register_buffer("bias", torch.tensor(pooling.bias or (0.0,) * classes))
 
@@ -48,28 +53,28 @@ class PooledBag(nn.Module):
         logits, tau = relative(z, self.pooling.normal), self.pooling.tau
         if math.isinf(tau):
             pooled = logits.mean(0, keepdim=True)
+            weights = torch.ones_like(logits)
         else:
             top = logits.amax(0, keepdim=True)
-            pooled = top if tau == 0 else top + tau * ((logits - top) / tau).exp().mean(0).log()
-        count = torch.ones_like(logits[:, 0]).sum()  # inside the graph: bags have any size
+            if tau == 0:
+                pooled, weights = top, (logits == top).to(logits)
+            else:
+                weights = ((logits - top) / tau).exp()
+                pooled = top + tau * weights.mean(0, keepdim=True).log()
+        count = torch.ones_like(logits[:, 0]).sum()  # inside the graph: cases have any size
         usual = (1 - 1 / count) * logits.mean(0, keepdim=True)
-        pooled = self.pooling.heat * pooled - self.pooling.usual * usual + self.bias  # [1, C]
-        label = pooled.argmax(1)  # [1]
-        label = torch.where(self.nothing[label], (pooled + self.others).argmax(1), label)
-        answer = logits.index_select(1, label).squeeze(1)  # [N]
-        if math.isinf(tau):
-            weights = torch.ones_like(answer)
-        elif tau == 0:
-            weights = (answer == answer.amax(0)).to(answer)
-        else:
-            weights = (answer / tau).softmax(0)
-        return pooled, weights / weights.sum()
+        pooled = self.pooling.heat * pooled - self.pooling.mean_weight * usual + self.bias  # [1, C]
+        labels = torch.arange(logits.shape[1])
+        nearest = (pooled + self.findings).argmax(1)  # [1]
+        labels = torch.where(self.nothing, nearest, labels)  # [C]
+        return pooled, (weights / weights.sum(0, keepdim=True)).T.index_select(0, labels)
 
 
 class Graph(nn.Module):
     """Pixels in; logits, calibrated probabilities and unit features out.
 
-    Of a model of bags, the images are one bag: its probabilities, and the weights of the images.
+    Where cases have several images, the batch is one case: its probabilities [1, C], and the
+    weights [N] of its images in the answer.
     """
 
     mean: Tensor
@@ -77,7 +82,7 @@ class Graph(nn.Module):
 
     def __init__(self, classifier: Classifier, *, include_preprocessing: bool) -> None:
         super().__init__()
-        backbone, calibration = classifier.backbone, classifier.class_calibration
+        backbone, task = classifier.backbone, classifier.task
         self.backbone = backbone
         # A backbone is not a module; its modules must be ours for their weights to be found.
         for name, value in vars(backbone).items():
@@ -85,17 +90,19 @@ class Graph(nn.Module):
                 self.add_module(name.strip("_"), value)
         self.head = classifier.head
         self.wanted = {"deep": True} if classifier.deep else {}
-        self.temperature = 1.0 if calibration is None else calibration.temperature
-        self.odds: tuple[Tensor, Tensor] | None = None  # slopes and offsets, of several findings
-        if classifier.card.findings:
-            pairs = [(1.0, 0.0)] * len(classifier.class_names)
-            if (findings := classifier.finding_calibration) is not None:
-                pairs = [(score.slope, score.offset) for score in findings.scores]
-            slopes, offsets = torch.tensor(pairs).T
-            self.odds = slopes, offsets
-        self.bag: PooledBag | None = None
-        if classifier.card.bags is not None:
-            self.bag = PooledBag(classifier.pooling, len(classifier.class_names))
+        sizes = [len(names) for names in task.question_names()]
+        self.located = [task.locate(label) for label in range(len(task.names))]
+        # The column of logits of each class of a question; the last one is 0: it has no name.
+        number = {position: label for label, position in enumerate(self.located)}
+        self.columns = [[number.get((q, c), -1) for c in range(n)] for q, n in enumerate(sizes)]
+        self.scales = [(1.0, (0.0,) * size) for size in sizes]
+        if (calibration := classifier.calibration) is not None:
+            pairs = zip(calibration.questions, sizes, strict=True)
+            self.scales = [(q.scale, q.shift or (0.0,) * size) for q, size in pairs]
+        self.poolings = nn.ModuleList(
+            PooledQuestion(pooling, size)
+            for pooling, size in zip(exported_poolings(classifier), sizes, strict=False)
+        )
         self.include_preprocessing = include_preprocessing
         self.register_buffer("mean", torch.tensor(backbone.preprocessing.mean).view(1, 3, 1, 1))
         self.register_buffer("std", torch.tensor(backbone.preprocessing.std).view(1, 3, 1, 1))
@@ -109,7 +116,7 @@ class Graph(nn.Module):
 
     @property
     def outputs(self) -> list[str]:
-        return [*OUTPUTS, *([] if self.bag is None else [WEIGHTS])]
+        return [*OUTPUTS, *([WEIGHTS] if len(self.poolings) else [])]
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, ...]:
         """[N, 3, H, W] float32, or with preprocessing [N, H, W, 3] uint8."""
@@ -117,12 +124,30 @@ class Graph(nn.Module):
             pixels = (pixels.permute(0, 3, 1, 2).float() / 255.0 - self.mean) / self.std
         features = self.backbone.encode_images(pixels, patches=False, **self.wanted).rows
         logits = self.head.logits(features)
-        if self.odds is not None:
-            return logits, (logits * self.odds[0] + self.odds[1]).sigmoid(), features
-        if self.bag is not None:
-            pooled, weights = self.bag(logits)
-            return logits, (pooled / self.temperature).softmax(dim=-1), features, weights
-        return logits, (logits / self.temperature).softmax(dim=-1), features
+        padded = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
+        tables = [padded[:, columns] for columns in self.columns]  # `Task.questions`
+        if not len(self.poolings):
+            return logits, self._probabilities(tables), features
+        pairs = zip(self.poolings, tables, strict=True)
+        pooled, weights = zip(*(pooling(table) for pooling, table in pairs), strict=True)
+        p = self._probabilities(pooled)
+        each = torch.stack([weights[question][column] for question, column in self.located])
+        return logits, p, features, each.index_select(0, p.argmax(1)).squeeze(0)
+
+    def _probabilities(self, tables: Sequence[Tensor]) -> Tensor:
+        """`Task.probabilities` as a graph: [N, C] of the names."""
+        scaled = [
+            (table * scale + table.new_tensor(shift)).softmax(dim=1)
+            for table, (scale, shift) in zip(tables, self.scales, strict=True)
+        ]
+        return torch.stack([scaled[q][:, column] for q, column in self.located], dim=1)
+
+
+def exported_poolings(classifier: Classifier) -> Sequence[Pooling]:
+    """Of each question; () where each image is a case."""
+    if classifier.poolings or not classifier.card.grouping.joins_images:
+        return classifier.poolings
+    return default_poolings(classifier.task)
 
 
 def build(classifier: Classifier, *, include_preprocessing: bool = False) -> Any:

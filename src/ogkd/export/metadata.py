@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
-from ogkd.core.pooling import Pooling
-from ogkd.export.graph import INPUT
+from ogkd.export.graph import INPUT, exported_poolings
 from ogkd.images.transforms import LONGEST, Preprocessing
-from ogkd.model.card import CAUTION, BagCard
+from ogkd.model.card import CAUTION, PoolingCard
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider
+from ogkd.model.decide import Decider, Policy
 from ogkd.model.engine_note import engine_note
-from ogkd.model.policy import Policy
 
 KEY = "ogkd"  # of the JSON in the file's metadata
-SCHEMA = 1
+SCHEMA = 2
 
 
 def file_metadata(
@@ -33,7 +29,7 @@ def file_metadata(
     return {
         "schema_version": SCHEMA,
         "class_names": list(card.class_names),
-        "asks": "findings" if card.findings else "class",
+        "asks": classifier.task.kind,
         "normal": list(card.normal),
         "input": {
             "name": INPUT,
@@ -52,8 +48,7 @@ def file_metadata(
             "std": list(prep.std),
             "steps": _steps(prep, bytes_in=bytes_in),
         },
-        "slice": card.slice,
-        "bags": None if card.bags is None else _bag_metadata(card.bags, classifier.pooling),
+        "cases": _cases(classifier),
         "backbone": {"name": card.backbone.short_name, "digest": classifier.backbone.digest},
         "method": card.method,
         "preset": card.preset,
@@ -73,35 +68,32 @@ def guarantee_note(classifier: Classifier) -> str:
 
 
 def _calibration(classifier: Classifier, max_risk: float | None) -> dict[str, Any]:
-    """The temperature, the limit of prediction sets, and the threshold below which to abstain."""
+    """Each question's scale and limits, and the probability below which to abstain."""
     decider = Decider(classifier, Policy(max_risk=max_risk))
-    if classifier.card.findings:
-        return _findings(classifier)
-    calibration = classifier.class_calibration
+    calibration = classifier.calibration
+    names = classifier.task.question_names()
+    questions: list[dict[str, Any]] = [
+        {"names": list(classes), "temperature": 1.0, "shift": [0.0] * len(classes)}
+        for classes in names
+    ]
     if calibration is None:
-        return {"temperature": 1.0, "calibration": None}
-    values: dict[str, Any] = {"images": calibration.images, "sets": None, "abstain": None}
+        return {"questions": questions, "calibration": None}
+    for question, fitted in zip(questions, calibration.questions, strict=True):
+        question["temperature"] = fitted.temperature
+        question["shift"] = list(fitted.shift) or question["shift"]
+    values: dict[str, Any] = {"cases": calibration.cases, "sets": None, "abstain": None}
     if note := guarantee_note(classifier):
-        return {"temperature": calibration.temperature, "calibration": values | {"note": note}}
+        return {"questions": questions, "calibration": values | {"note": note}}
     if (least := decider.least_probability) is not None:
-        # A class belongs to the set if its probability is at least this.
-        values["sets"] = {"kind": "lac", "coverage": decider.coverage, "least_probability": least}
+        # An answer is plausible if its probability is at least this.
+        limits = [limit.tolist() for limit in least]
+        sensitivity = calibration.sensitivity
+        values["sets"] = {"coverage": decider.coverage, "sensitivity": sensitivity}
+        values["sets"]["least_probability"] = limits
     if (below := decider.threshold) is not None:
         confidence = decider.policy.confidence
         values["abstain"] = {"max_risk": max_risk, "confidence": confidence, "below": below}
-    return {"temperature": calibration.temperature, "calibration": values}
-
-
-def _findings(classifier: Classifier) -> dict[str, Any]:
-    """Of each finding, the limits below which the answer is no and above which it is yes."""
-    calibration = classifier.finding_calibration
-    if calibration is None:
-        return {"calibration": None}
-    values: dict[str, Any] = {"images": calibration.images, "sensitivity": calibration.sensitivity}
-    if note := guarantee_note(classifier):
-        return {"calibration": values | {"note": note}}
-    limits = zip(classifier.class_names, calibration.limits(), strict=True)
-    return {"calibration": values | {"limits": {name: asdict(limit) for name, limit in limits}}}
+    return {"questions": questions, "calibration": values}
 
 
 def _steps(prep: Preprocessing, *, bytes_in: bool) -> str:
@@ -120,20 +112,24 @@ def _steps(prep: Preprocessing, *, bytes_in: bool) -> str:
     return f"{decode}{scale} with Pillow's {prep.interpolation} filter.{crop}{end}"
 
 
-def _bag_metadata(card: BagCard, pooling: Pooling) -> dict[str, Any]:
-    """What a program needs to make bags, and to pool those that do not fit into one batch."""
-    return {
-        "by": card.by,
-        "slices": card.slices,
-        "tau": None if math.isinf(pooling.tau) else pooling.tau,
-        "heat": pooling.heat,
-        "usual": pooling.usual,
-        "bias": list(pooling.bias),
-        "normal": list(pooling.normal),
-        "steps": "The N pictures of a batch are one bag: `probabilities` is its answer, `weights` "
-        "the share of each picture in it. A bag too large for one batch: run it in parts, ask for "
-        "`logits` alone, join them to z [N, C], and pool: r = z - logsumexp(z over the classes "
-        "`normal`, or over all if there are none); s = tau * log(mean(exp(r / tau))) over the "
-        "pictures (tau 0: the largest; null: the mean); u = (1 - 1 / N) * mean(r) over them; "
-        "probabilities = softmax((heat * s - usual * u + bias) / temperature).",
-    }
+def _cases(classifier: Classifier) -> dict[str, Any]:
+    """What a program needs to make cases, and to pool those that do not fit into one batch."""
+    grouping = classifier.card.grouping
+    made = {**grouping.as_json(), "joins_images": grouping.joins_images}
+    if not grouping.joins_images:
+        return made
+    pairs = zip(exported_poolings(classifier), classifier.task.question_normal(), strict=True)
+    poolings = [PoolingCard.of(p).model_dump() | {"normal": list(normal)} for p, normal in pairs]
+    return made | {"poolings": poolings, "steps": _POOLING}
+
+
+_POOLING = (
+    "The N images of a batch are one case: `probabilities` is its answer, `weights` the share of "
+    "each image in it. A case too large for one batch: run it in parts, ask for `logits` alone, "
+    "join them, and pool each of `questions` with its entry in `poolings`. z [N, C] are its "
+    "logits: those of its names, and 0 for a name that is not in `class_names`; r = z - "
+    "logsumexp(z over the classes `normal`, or over all if there are none); s = tau * "
+    "log(mean(exp(r / tau))) over the images (tau 0: the largest; null: the mean); u = (1 - 1 / N) "
+    "* mean(r) over them; probabilities = softmax((heat * s - mean_weight * u + bias) / temperature "
+    "+ shift)."
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ogkd.datasets.bags import BagRule
+from ogkd.datasets.case import images_of
 from ogkd.datasets.phantoms import PHANTOMS, render
 from ogkd.errors import ConfigError
 from ogkd.export.graph import INPUT, build
@@ -22,8 +22,7 @@ from ogkd.export.metadata import KEY, file_metadata, guarantee_note
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef, read_image
 from ogkd.images.transforms import RGB, Preprocessing, center_crop, normalise
-from ogkd.model.bags import named_pictures
-from ogkd.model.classifier import Classifier
+from ogkd.model.classifier import Classifier, cases_of
 from ogkd.progress import progress_bar
 
 TOLERANCE = 1e-4  # of a probability
@@ -90,7 +89,10 @@ def export_onnx(
     note = guarantee_note(classifier)
     if max_risk is not None and note and classifier.calibration is not None:
         raise ConfigError(f"{note} Do that first, or leave out max_risk.", argument="max_risk")
-    refs, prep = _image_refs(classifier, images), classifier.backbone.preprocessing
+    prep = classifier.backbone.preprocessing
+    # Each image for itself: which of them are a case does not matter, volumes give their slices.
+    grouping = replace(classifier.card.grouping, by=None)
+    refs = images_of(cases_of(list(images), grouping))
     total = max(len(refs), sum(BATCHES))
     card = file_metadata(classifier, include_preprocessing=include_preprocessing, max_risk=max_risk)
     with write_atomically(target) as temporary:
@@ -116,20 +118,12 @@ def export_onnx(
     )
 
 
-def _image_refs(classifier: Classifier, images: Sequence[str | Path | ImageRef]) -> list[ImageRef]:
-    """The images to compare on; for a model of bags, volumes give their slices."""
-    bags = classifier.card.bags
-    if bags is None or not images:
-        return classifier.refs(images)
-    return [ref for _, ref in named_pictures(list(images), BagRule(None, bags.rule.slices))]
-
-
 def _largest_difference(
     predictors: Sequence[Predictor], batches: Iterable[list[RGB]], total: int, tolerance: float
 ) -> float:
     """The graph's largest difference from torch, refused if too large.
 
-    For a model of bags, each batch is a bag.
+    Where cases have several images, each batch is a case.
     """
     reference, graph = predict_all(predictors, batches, total=total)
     largest = float(np.abs(graph - reference).max())
@@ -152,12 +146,14 @@ def _with_metadata(model: Any, card: dict[str, Any]) -> bytes:
 
 
 def torch_predictor(classifier: Classifier) -> Predictor:
+    joined = classifier.card.grouping.joins_images
+
     def predict(crops: Sequence[RGB]) -> NDArray[np.float32]:
         pixels = normalise(crops, classifier.backbone.preprocessing)
         options = {"deep": True} if classifier.deep else {}
         features = classifier.backbone.encode_images(pixels, patches=False, **options).rows
-        bags = None if classifier.card.bags is None else torch.zeros(len(crops), dtype=torch.long)
-        return classifier.probabilities(features, bags)
+        case = torch.zeros(len(crops), dtype=torch.long) if joined else None
+        return classifier.probabilities(features, case)
 
     return predict
 

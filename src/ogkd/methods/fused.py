@@ -18,7 +18,7 @@ from ogkd.backbones.base import Backbone
 from ogkd.core.geometry import mean_texts
 from ogkd.errors import ConfigError
 from ogkd.methods import Head, LinearHead, Method, Rows, Support, TextSide, rows_of
-from ogkd.methods.base import Folder
+from ogkd.methods.base import Folder, refuse_other_settings
 from ogkd.methods.experts import Space, Texts, experts, totals
 from ogkd.methods.fused_choice import (
     POOL_FOLDS,
@@ -69,11 +69,11 @@ class FusedHead(LinearHead):
         return self.text.class_texts
 
     def tensors(self) -> dict[str, Tensor]:
-        found = super().tensors()
-        found |= {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
+        tensors = super().tensors()
+        tensors |= {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
         if self.patch is not None:
-            found |= {f"{_PATCH}{name}": tensor for name, tensor in self.patch.tensors().items()}
-        return found
+            tensors |= {f"{_PATCH}{name}": tensor for name, tensor in self.patch.tensors().items()}
+        return tensors
 
     def of_patches(self, patches: Tensor) -> Tensor:
         return (self.patch or self).logits(patches)
@@ -141,6 +141,7 @@ class Fused(Method[FusedConfig]):
         folder: Folder = None,
     ) -> list[Head]:
         """Train the text side of all runs together, then add the images run by run."""
+        refuse_other_settings(methods)
         first = methods[0].text_method
         learned = first.fit_many([first] * len(seeds), supports, text, seeds=seeds, folder=folder)
         uses_bank = first.needs_training or first.name == _NAMES["bank"]
@@ -223,18 +224,18 @@ class Fused(Method[FusedConfig]):
         space = Space.of(rows.features, d, widths, even=True)
         texts, chosen_by = Texts(T, scale, config.nu), Texts(untrained, scale, config.nu)
         choice = choose(rows, space, chosen_by, config)
-        found, said = experts(space, weights(rows), texts, rho=ridge(config)), ""
+        fitted, note = experts(space, weights(rows), texts, rho=ridge(config)), ""
         if pool is not None:
             everything = torch.cat([rows.features, normalize(pool.cpu().float(), dim=-1)])
             large = Space.of(everything, d, widths, even=True)
             beta = worth(rows, len(pool), config)
             sums = totals(large, row_weights(rows, len(everything), beta))
             without = choose(rows, space, chosen_by, config, folds=POOL_FOLDS)
-            with_them, said = choose_pool(rows, large, chosen_by, config, without, sums)
+            with_them, note = choose_pool(rows, large, chosen_by, config, without, sums)
             if with_them.pool:
-                found = with_pool(rows, large, texts, config, without, sums)
+                fitted = with_pool(rows, large, texts, config, without, sums)
                 choice, space = with_them, large
-        W, b = found.joined(space, choice.kappa, deep=deep)
+        W, b = fitted.joined(space, choice.kappa, deep=deep)
         patch = None
         if deep:  # the same on global features, the only ones that patches have
             flat = Space.of(rows.features[:, :d], d)
@@ -247,6 +248,6 @@ class Fused(Method[FusedConfig]):
             text=learned,
             patch=patch,
             pool=len(pool) if pool is not None and choice.pool else 0,
-            fit_notes=(said,) if said else (),
+            fit_notes=(note,) if note else (),
             fixed=self._ranking(learned, backbone, scale, deep=deep),
         )

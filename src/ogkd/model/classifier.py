@@ -149,6 +149,8 @@ class Classifier:
         for decision in self.decide(images):  # features are not kept: there may be very many
             decisions.append(replace(decision, features=None, image_logits=None))
             bad += [BadFile(image, reason) for image, reason in decision.errors]
+            if decision.error is not None and not decision.errors:  # it has no image
+                raise DataError(decision.error)
         if bad:
             raise unreadable_error(bad, "Fix or remove them, or use `decide`, which goes on.")
         if not decisions:
@@ -217,7 +219,7 @@ def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:
     if isinstance(images, Dataset):
         return grouping.expand(grouping.merge(images.cases))
     if isinstance(images, Mapping):
-        named = [Case(name, tuple(image_refs(some))) for name, some in images.items()]
+        named = [Case(name, tuple(image_refs(members))) for name, members in images.items()]
         return grouping.expand(named)
     if isinstance(images, list | tuple) and images and isinstance(images[0], Case):
         return list(images)

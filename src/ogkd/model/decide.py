@@ -102,6 +102,7 @@ class Decision:
     logits: Rows | None = field(default=None, repr=False, compare=False)  # [C], not calibrated
     image_logits: Rows | None = field(default=None, repr=False, compare=False)  # [n, C]
     weights: Array | None = field(default=None, repr=False, compare=False)  # [n], of those
+    image_unfamiliar: tuple[bool | None, ...] = field(default=(), repr=False)  # [n], too
     features: Rows | None = field(default=None, repr=False, compare=False)  # [d], of the first
     patches: Tensor | None = field(default=None, repr=False, compare=False)  # [P, d], if asked for
     crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # what was seen
@@ -136,8 +137,10 @@ class Decision:
     @property
     def error(self) -> str | None:
         """Why there is no answer; None if there is one."""
-        if self.answer is not None or not self.errors:
+        if self.answer is not None:
             return None
+        if not self.errors:
+            return f"'{self.case.name}' has no image."
         if len(self.errors) == 1:
             return self.errors[0][1]
         return f"None of its {len(self.errors)} images can be read. The first: {self.errors[0][1]}"
@@ -157,24 +160,30 @@ def case_logits(
 ) -> Tensor:
     """Logits [B, C] of cases by those of their images [N, C]; case [N] numbers them from 0.
 
-    A model that was fitted on single images has no poolings; cases of several are then averaged.
+    A model that was fitted on single images has no poolings: an image is then its own case, and
+    several are pooled by the defaults.
     """
-    if not poolings:
-        if len(case) == int(case.max()) + 1:
-            return image_logits
-        poolings = [Pooling(normal=normal) for normal in task.question_normal()]
+    if not poolings and len(case) == int(case.max()) + 1:
+        return image_logits
+    poolings = poolings or default_poolings(task)
     tables = [torch.from_numpy(table) for table in task.questions(image_logits.double().numpy())]
     pairs = zip(poolings, tables, strict=True)
     pooled: Tensor = task.combine([pooling.logits(table, case) for pooling, table in pairs])
     return pooled.float()
 
 
+def default_poolings(task: Task) -> list[Pooling]:
+    """Of each question, for cases of several images where none was fitted."""
+    return [Pooling(normal=normal) for normal in task.question_normal()]
+
+
 def image_weights(
     task: Task, poolings: Sequence[Pooling], image_logits: Tensor, p: Sequence[float]
 ) -> Array:
     """The weight [n] of each image of one case in its answer with probabilities p."""
-    if not poolings or len(image_logits) == 1:
-        return np.full(len(image_logits), 1 / len(image_logits))
+    if len(image_logits) == 1:
+        return np.ones(1)
+    poolings = poolings or default_poolings(task)
     label = task.evidence_label(p)
     tables = task.questions(image_logits.double().numpy())
     question, column = task.locate(label)
@@ -245,6 +254,8 @@ class Decider:
             for argument in ("coverage", "sensitivity"):
                 if getattr(policy, argument) is not None:
                     self._calibrated(argument)
+            if self.task.affine:
+                self.notes.append("Note: the model is not calibrated: yes means 50 % or more.")
             return
         if self.prior is not None:
             raise ConfigError(
@@ -348,14 +359,16 @@ class Decider:
 
         pending = _Pending()
         for batch in (encode or from_files)(images()):
-            complete = []
+            complete: list[tuple[Case, _Pending]] = []
             for image in self._judged(batch):
+                complete += _without_images(waiting)
                 pending.add(image)
                 if pending.count == len(waiting[0].images):
                     complete.append((waiting.popleft(), pending))
                     pending = _Pending()
             decisions = self._decided(complete)
             yield from map(self._with_patches, decisions) if again else decisions
+        yield from self._decided(list(_without_images(waiting)))
 
     def _with_patches(self, decision: Decision) -> Decision:
         """The decision with patches of the image that decided it."""
@@ -420,8 +433,10 @@ class Decider:
         features = np.stack([case.readable[0].features for case in cases])
         answers = task.answers(p, self._plausible(p, features))
         for row, (case, answer) in enumerate(zip(cases, answers, strict=True)):
-            own = torch.from_numpy(np.stack([image.logits for image in case.readable]))
-            weights = image_weights(task, model.poolings, own, answer.probabilities)
+            image_logits = torch.from_numpy(np.stack([image.logits for image in case.readable]))
+            weights = image_weights(task, model.poolings, image_logits, answer.probabilities)
+            if self.support_sets is not None and len(case.readable) > 1:  # they rank single images
+                answer = replace(answer, plausible=None)
             yield logits[row], answer, weights
 
     def _plausible(self, p: Probabilities, features: Rows) -> Masks | None:
@@ -453,6 +468,7 @@ class Decider:
             logits=logits,
             image_logits=np.stack([image.logits for image in images.readable]),
             weights=weights,
+            image_unfamiliar=tuple(i.out_of_domain or i.unfamiliar for i in images.readable),
             features=first.features,
             patches=first.patches,
             crop=first.crop,
@@ -515,6 +531,12 @@ class _Pending:
             self.readable.append(image)
         else:
             self.errors = (*self.errors, (image.image, image.error))
+
+
+def _without_images(waiting: deque[Case]) -> Iterator[tuple[Case, _Pending]]:
+    """Take the next cases as long as they have no image, which no batch will complete."""
+    while waiting and not waiting[0].images:
+        yield waiting.popleft(), _Pending()
 
 
 def majority(votes: Sequence[bool | None]) -> bool | None:

@@ -1,4 +1,4 @@
-"""Evidence maps: which parts of an image speak for a class. `picture` draws them.
+"""Evidence maps: which parts of an image speak for a class. `drawing` draws them.
 
 The fitted head is applied to the patch features, which live in the same space as the global one.
 The evidence of a patch for class c is its logit of c minus the mean logit of the other classes.
@@ -46,7 +46,7 @@ class Evidence:
     rest: float | None = None
 
     def _repr_png_(self) -> bytes:
-        from ogkd.model.picture import draw  # which imports this module
+        from ogkd.model.drawing import draw  # which imports this module
 
         memory = io.BytesIO()
         draw(self).save(memory, "PNG")
@@ -104,7 +104,7 @@ def evidence_of(
         image=Image.fromarray(crop),
         label=chosen,
         grid=grid.view(rows, columns).float().numpy(),
-        top=[divmod(place, columns) for place in best.tolist()],
+        top=[divmod(patch, columns) for patch in best.tolist()],
         name=classifier.class_names[chosen],
         probability=None if decision.probabilities is None else decision.probabilities[chosen],
         caution=" ".join(decision.reasons),
@@ -125,11 +125,11 @@ def parts_of(classifier: Classifier, decision: Decision) -> Evidence | None:
     label = task.evidence_label(decision.answer.probabilities)
     pixels = normalise([crop], backbone.preprocessing).to(backbone.device)
     w = task.lead(W.mT, label)
-    found = split_products(backbone, pixels, w.to(backbone.device).unsqueeze(0))
-    if found is None:
+    parts = split_products(backbone, pixels, w.to(backbone.device).unsqueeze(0))
+    if parts is None:
         return None
     rows, columns = backbone.patch_grid
-    grid = found.patches[0, :, 0].cpu().view(rows, columns).numpy()
+    grid = parts.patches[0, :, 0].cpu().view(rows, columns).numpy()
     kept = _how_many(classifier, None, rows * columns)
     best = np.argsort(-smoothed(grid), axis=None, kind="stable")[:kept]
     zero = torch.zeros(1, W.shape[1])
@@ -140,11 +140,11 @@ def parts_of(classifier: Classifier, decision: Decision) -> Evidence | None:
         image=Image.fromarray(crop),
         label=label,
         grid=grid,
-        top=[divmod(int(place), columns) for place in best],
+        top=[divmod(int(patch), columns) for patch in best],
         name=classifier.class_names[label],
         probability=decision.answer.probabilities[label],
         caution=" ".join(decision.reasons),
-        rest=float(found.rest[0, 0]) + constant,
+        rest=float(parts.rest[0, 0]) + constant,
     )
 
 
@@ -152,8 +152,7 @@ def smoothed(grid: NDArray[np.float32]) -> NDArray[np.float32]:
     """A map of single patches, for the eye: each is averaged with its neighbours."""
     from scipy.ndimage import gaussian_filter  # here: only pictures need it
 
-    found: NDArray[np.float32] = gaussian_filter(grid, 1.0, mode="nearest")
-    return found
+    return np.asarray(gaussian_filter(grid, 1.0, mode="nearest"))
 
 
 def explain(

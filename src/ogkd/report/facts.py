@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from ogkd.audit import Audit
 from ogkd.core.geometry import class_graph, prototypes
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.names import fold_name
 from ogkd.errors import DataError
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import ImageRef, read_image
 from ogkd.methods import flatten
 from ogkd.model.card import ModelCard, versions
 from ogkd.model.classifier import Classifier
-from ogkd.prompts.bank import fold, template_bank
+from ogkd.prompts.bank import template_bank
 
 _SAMPLED = 200  # images whose size is read if no data check has read all of them
 _SIZES = 4  # sizes that are listed
@@ -31,19 +32,19 @@ _ALPHA = 4.0  # of the class graph, for methods without an alpha
 Pairs = list[tuple[str, str]]
 
 
-def part_counts(
-    manifest: Manifest, card: ModelCard
-) -> tuple[list[str], list[tuple[str, list[int]]]]:
+def part_counts(dataset: Dataset, card: ModelCard) -> tuple[list[str], list[tuple[str, list[int]]]]:
     """Columns, and for each class or finding its images in each split and those learned from.
 
     Classes are matched by name, as in the evaluation.
     """
-    splits = list(dict.fromkeys(item.split for item in manifest.items))
-    names = {fold(name): name for name in (*card.class_names, *manifest.class_names)}
+    splits, task = dataset.splits, dataset.task
+    names = {fold_name(name): name for name in (*card.class_names, *task.names)}
     counted = Counter(
-        (fold(manifest.class_names[c]), i.split) for i in manifest.items for c in i.present
+        (fold_name(task.names[number]), case.split)
+        for case in dataset.cases
+        for number in task.shown(case.target)
     )
-    learned = dict(zip(map(fold, card.class_names), card.support_counts, strict=False))
+    learned = dict(zip(map(fold_name, card.class_names), card.support_counts, strict=False))
     rows = [
         (name, [*(counted[key, split] for split in splits), learned.get(key, 0)])
         for key, name in names.items()
@@ -100,30 +101,17 @@ def model_facts(classifier: Classifier, *, show_names: bool) -> Pairs:
         ("Method", card.method + (f", preset {card.preset}" if card.preset else "")),
         ("Backbone", f"{backbone} (frozen)"),
         ("Encoder engine", engine),
-        *_classes(card),
+        (classifier.task.plural.capitalize(), ", ".join(card.class_names)),
+        ("Classes without a finding", ", ".join(card.normal)),
+        ("Images learned from", str(card.images)),
         ("Seed", str(card.seed)),
+        ("What makes a case", card.cases.get("by") or ""),
+        ("Slices of volumes", card.cases.get("slices") or card.cases.get("slice") or ""),
     ]
-    if card.slice:
-        rows.append(("Slice of volumes", card.slice))
-    if calibration := classifier.class_calibration:
-        text = f"temperature {calibration.temperature:.3f}, from {calibration.images} images"
-        rows.append(("Calibration", text))
-    elif classifier.calibration:
-        rows.append(("Calibration", f"each finding, from {classifier.calibration.images} images"))
-    return rows
-
-
-def _classes(card: ModelCard) -> Pairs:
-    if card.findings:
-        return [
-            ("Findings", ", ".join(card.class_names)),
-            ("Images learned from", str(len(card.support_images))),
-        ]
-    return [
-        ("Classes", ", ".join(card.class_names)),
-        ("Classes without a finding", ", ".join(card.normal) or "none"),
-        ("Images learned from", str(sum(card.support_counts))),
-    ]
+    if calibration := classifier.calibration:
+        temperatures = ", ".join(f"{each.temperature:.3f}" for each in calibration.questions)
+        rows.append(("Calibration", f"temperature {temperatures}, from {calibration.cases} images"))
+    return [(name, value) for name, value in rows if value]
 
 
 def settings_rows(config: Mapping[str, Any]) -> Pairs:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.task import require_classes
 from ogkd.errors import ConfigError
 from ogkd.evaluation import predict_labelled
 from ogkd.images import read_image
@@ -29,7 +30,7 @@ _CHARACTERS = 26  # of a class name that fit above an image
 
 def show_results(
     classifier: Classifier,
-    data: str | Path | Manifest,
+    data: str | Path | Dataset,
     *,
     split: str = "test",
     n: int = 12,
@@ -44,21 +45,17 @@ def show_results(
     if n < 1:
         raise ConfigError(f"n must be at least 1, but is {n}.", argument="n")
     predictions = predict_labelled(classifier, data, split=split)
-    if predictions.findings:
-        raise ConfigError(
-            "The figure shows images of one class each, but this model answers several findings. "
-            "Write a report instead."
-        )
-    p = predictions.probabilities(classifier.class_calibration)
+    require_classes(predictions.task, "The figure")
+    p = predictions.probabilities(classifier.calibration)
     chosen = _choose(predictions.labels, p, n, worst=worst)
     columns = min(_COLUMNS, len(chosen))
     rows = math.ceil(len(chosen) / columns)
     figure = _figure(columns, rows)
     for position, number in enumerate(chosen, start=1):
         axes = figure.add_subplot(rows, columns, position)
-        picture = Image.fromarray(read_image(predictions.images[number]))
-        picture.thumbnail((_SIDE, _SIDE))
-        axes.imshow(np.asarray(picture), interpolation="bilinear")
+        image = Image.fromarray(read_image(predictions.images[number]))
+        image.thumbnail((_SIDE, _SIDE))
+        axes.imshow(np.asarray(image), interpolation="bilinear")
         axes.set(xticks=[], yticks=[])
         truth, best = int(predictions.labels[number]), int(p[number].argmax())
         answer = f"{_short(predictions.class_names[best])} {100 * p[number, best]:.0f} %"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -13,17 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.audit import Audit, audit_data
+from ogkd.datasets.case import Dataset
 from ogkd.datasets.fetch import resolve_data
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.task import Findings, OneOf
 from ogkd.errors import counted
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions, predict_labelled
 from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows
 from ogkd.files import write_text
-from ogkd.model.answers import Answers
 from ogkd.model.card import CAUTION
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Decider
 from ogkd.model.engine_note import engine_note
-from ogkd.model.policy import Policy
 from ogkd.model.support_sets import SupportSets
 from ogkd.report import facts, sections
 from ogkd.report.charts import confusion_table, graph_table
@@ -35,7 +35,14 @@ _MARKS = {  # of a verdict: class in the style sheet, sign
     False: ("error", "\u2717"),
     None: ("warning", "?"),
 }
-_CONTENTS = {
+_NOT_CALIBRATED = (
+    "The model was not calibrated: it answers yes from a probability of 50 % on, and guarantees "
+    "nothing. The command ogkd calibrate finds limits that do."
+)
+_CONTENTS = {  # of every report: sections and their short names
+    "findings": "Findings",
+    "answers": "Answers",
+    "mistakes": "Mistakes",
     "summary": "Summary",
     "metrics": "Metrics",
     "confusion": "Confusions",
@@ -54,7 +61,7 @@ _CONTENTS = {
 
 def report(
     classifier: Classifier,
-    data: str | Path | Manifest,
+    data: str | Path | Dataset,
     out: str | Path = "report.html",
     *,
     split: str = "test",
@@ -68,12 +75,12 @@ def report(
     `show_names`. `check` reads all images of the data and adds what is wrong with them. Returns
     the path of the page.
     """
-    manifest = resolve_data(data)
-    predictions = predict_labelled(classifier, manifest, split=split)
-    folders = {str(item.image.file.absolute().parent) for item in manifest.items}
-    audit = audit_data(manifest, root=Path(os.path.commonpath(folders))) if check else None
+    dataset = resolve_data(data)
+    predictions = predict_labelled(classifier, dataset, split=split)
+    folders = {str(image.file.absolute().parent) for image in dataset.images}
+    audit = audit_data(dataset, root=Path(os.path.commonpath(folders))) if check else None
     write_report(
-        out, classifier, manifest, predictions, show_names=show_names, audit=audit, images=images
+        out, classifier, dataset, predictions, show_names=show_names, audit=audit, images=images
     )
     return Path(out)
 
@@ -81,7 +88,7 @@ def report(
 def write_report(
     path: str | Path,
     classifier: Classifier,
-    manifest: Manifest,
+    dataset: Dataset,
     predictions: LabelledPredictions,
     *,
     command: str = "",
@@ -90,7 +97,7 @@ def write_report(
     images: bool = True,
     result: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the page about `predictions`, the model's outputs on a part of `manifest`.
+    """Write the page about `predictions`, the model's outputs on a part of `dataset`.
 
     File names are left out unless `show_names`; `images=False` leaves the images out. `result`
     is the value of `evaluate_predictions`, if that was computed already. `command` is the command
@@ -98,19 +105,21 @@ def write_report(
     """
     card = classifier.card
     if result is None:
-        sets = None if predictions.findings else SupportSets.of(classifier)
         result = evaluate_predictions(
-            predictions, classifier.calibration, card=card, support_sets=sets
+            predictions,
+            classifier.calibration,
+            card=card,
+            support_sets=SupportSets.of(classifier),
         )
     subject = Subject(classifier, predictions, result, show_names, images)
-    if predictions.findings:
-        template, values = "findings.html", _findings_values(subject)
-    else:
-        template, values = "report.html", _class_values(subject, audit)
-    columns, rows = facts.part_counts(manifest, card)
+    sections_file, describe = _SECTIONS[predictions.task.kind]
+    values = describe(subject, audit)
+    contents = [*values.pop("contents"), "data", "making", "caution"]
+    columns, rows = facts.part_counts(dataset, card)
     now = datetime.now().astimezone()
     page = render(
-        template,
+        "report.html",
+        sections_file=sections_file,
         title="Model report",
         subtitle=f"{card.method} on {card.backbone.short_name}: {', '.join(card.class_names)}",
         caution=CAUTION,
@@ -120,6 +129,7 @@ def write_report(
         outcome_mark=_MARKS[result["verdict"]["better_than_guessing"]],
         side=SIDE,
         show_names=show_names,
+        counted_name=classifier.task.noun,
         count_columns=columns,
         count_rows=rows,
         facts=facts.data_facts(predictions, audit),
@@ -129,6 +139,8 @@ def write_report(
         versions=facts.version_rows(card),
         hashes=facts.fingerprints(classifier, predictions),
         command=facts.plain_command(command, show_names=show_names),
+        interval_words=sections.interval_words(result),
+        contents=[(key, _CONTENTS[key]) for key in contents],
         **values,
     )
     write_text(Path(path), page, suffixes=(".html",))
@@ -144,14 +156,14 @@ def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
         for chosen in (wrong, correct_examples(labels, p))
     )
     screening = sections.screening(result)
-    present = {"screening": screening, "examples": examples}
+    contents = ["summary", "metrics", "confusion", *(["screening"] if screening else [])]
+    contents += ["selective", "calibration", "errors", *(["examples"] if examples else [])]
     return {
-        "has_pictures": bool(errors or examples),
-        "contents": [(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
+        "has_images": bool(errors or examples),
+        "contents": [*contents, "graph", "statistics"],
         "tiles": sections.tiles(result),
         "sentences": sections.sentences(result),
-        "warnings": _warnings(classifier, result, audit),
-        "interval_words": sections.interval_words(result),
+        "warnings": _warnings(classifier, sections.warnings(result), audit),
         "metrics": sections.metrics(result),
         "confusion": confusion_table(np.asarray(result["confusion"]), names),
         "confusions": sections.frequent_confusions(result),
@@ -171,8 +183,10 @@ def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
     }
 
 
-def _warnings(classifier: Classifier, result: Mapping[str, Any], audit: Audit | None) -> list[str]:
-    messages = [*filter(None, [engine_note(classifier)]), *sections.warnings(result)]
+def _warnings(
+    classifier: Classifier, about_numbers: Sequence[str], audit: Audit | None
+) -> list[str]:
+    messages = [*filter(None, [engine_note(classifier)]), *about_numbers]
     if audit is not None and (errors := audit.count("error")):
         messages.append(f"The data check found {counted(errors, 'error')}: see Data below.")
     return messages
@@ -224,42 +238,25 @@ def _words(subject: Subject, number: int, predicted: int) -> Words:
     if name != truth:
         title = f"{truth}, mistaken for {name}"
         text += f", {100 * row[label]:.0f} % for {truth}"
-    if predictions.bags:
-        best = predictions.bags[number].decided_by[0]
-        part = f" ({best.image.part})" if best.image and best.image.part else ""
-        text += f"; the picture that decided{part}, {100 * best.share:.0f} % of the answer"
     outlined = f"The same image; the patches with most evidence for {name} are outlined"
     return Words(title, text, f"An image of the class {truth}", "what it saw", outlined)
 
 
-def _findings_values(subject: Subject) -> dict[str, Any]:
+def _findings_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
     """What only the report about a model of findings has."""
     classifier, result = subject.classifier, subject.result
-    contents = {"findings": "Findings", "answers": "Answers", "mistakes": "Mistakes"}
-    contents |= {"data": "Data", "making": "Settings", "caution": "Caution"}
     chosen = worst_mistakes(subject.predictions.labels, subject.p)
     mistakes = subject.cards(chosen, partial(_finding_words, subject))
     return {
-        "contents": [
-            (key, name) for key, name in contents.items() if key != "mistakes" or mistakes
-        ],
-        "warnings": [*filter(None, [engine_note(classifier)])],
-        "found": finding_rows(result),
+        "contents": ["findings", "answers", *(["mistakes"] if mistakes else [])],
+        "has_images": bool(mistakes),
+        "warnings": _warnings(classifier, [], audit),
+        "measured": finding_rows(result),
         "answered": answer_rows(result),
         "limits": limit_rows(result),
-        "promise": Answers(classifier, Policy()).notes[0].removeprefix("Note: "),
-        "interval_words": _finding_interval_words(result),
+        "promise": next(iter(Decider(classifier).notes), _NOT_CALIBRATED).removeprefix("Note: "),
         "mistakes": mistakes,
     }
-
-
-def _finding_interval_words(result: Mapping[str, Any]) -> str:
-    how = result["bootstrap"]
-    if not how["resamples"]:
-        return "In percent. No intervals were computed."
-    by = "patients (groups)" if how["by"] == "group" else "images"
-    text = f"In percent, with 95 % intervals from {how['resamples']} resamples of {by}."
-    return text + (sections.TOO_NARROW if how["by"] == "image" else "")
 
 
 def worst_mistakes(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tuple[int, int]]:
@@ -283,3 +280,11 @@ def _finding_words(subject: Subject, number: int, f: int) -> Words:
     text = f"{100 * subject.p[number, f]:.0f} % for {name}"
     image = f"An image {'with' if present else 'without'} {name}"
     return Words(title, text, image, "image", f"Evidence for {name}")
+
+
+# Of each task: the template of the sections that only its reports have, and their values.
+_SECTIONS: Mapping[str, tuple[str, Callable[[Subject, Audit | None], dict[str, Any]]]]
+_SECTIONS = {
+    OneOf.kind: ("classes.html", _class_values),
+    Findings.kind: ("findings.html", _findings_values),
+}

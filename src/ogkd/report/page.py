@@ -14,14 +14,16 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
+from ogkd.datasets.case import Case
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import data_uri
 from ogkd.model.classifier import Classifier
-from ogkd.model.explain import evidence
-from ogkd.model.picture import heat_map
+from ogkd.model.drawing import heat_map
+from ogkd.model.explain import evidence_of
 from ogkd.progress import progress_bar
 
 SIDE = 256  # pixels of an image on a card
+_BATCH = 8  # images whose patches are in memory
 _OUTLINED = 8  # patches; more would hide the image
 
 
@@ -94,6 +96,14 @@ class Subject:
         """The file name of an image, if names are shown."""
         return self.predictions.images[number].name if self.show_names else ""
 
+    def _deciding(self, number: int) -> str:
+        """What the image on a card has to do with its case, where that has others."""
+        if self.predictions.unit == "image":
+            return ""
+        best = self.predictions.decisions[number].deciding[0]
+        part = f" ({best.image.part})" if best.image.part else ""
+        return f"; the image that decided{part}, {100 * best.weight:.0f} % of the answer"
+
     def cards(
         self, chosen: Sequence[tuple[int, int]], describe: Callable[[int, int], Words]
     ) -> list[dict[str, Any]]:
@@ -104,23 +114,25 @@ class Subject:
         if not self.images or not chosen:
             return []
         rows, columns = self.classifier.backbone.patch_grid
-        refs = [self.predictions.images[number] for number, _ in chosen]
-        labels = [label for _, label in chosen]
-        maps = evidence(self.classifier, refs, labels=labels, top=min(_OUTLINED, rows * columns))
+        top = min(_OUTLINED, rows * columns)
+        cases = [Case.single(self.predictions.images[number]) for number, _ in chosen]
+        decisions = self.classifier.decide(cases, patches=True, batch_size=_BATCH)
         cards = []
         with progress_bar("Drawing evidence", len(chosen)) as bar:
-            for (number, label), map_ in zip(chosen, maps, strict=True):
+            for (number, label), decision in zip(chosen, decisions, strict=True):
+                map_ = evidence_of(self.classifier, decision, label=label, top=top)
                 both = map_.image.convert("RGB"), heat_map(map_).convert("RGB")
                 image, heat = (
                     data_uri(copy.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for copy in both
                 )
                 words = describe(number, label)
                 name = self.predictions.class_names[label]
-                pictures = (
+                images = (
                     (image, words.image, words.caption),
                     (heat, words.heat, f"evidence for {name}"),
                 )
-                card = {"title": words.title, "words": words.text, "pictures": pictures}
+                text = words.text + self._deciding(number)
+                card = {"title": words.title, "words": text, "images": images}
                 cards.append(card | {"file": self.file(number)})
                 bar.advance()
         return cards

@@ -67,7 +67,7 @@ def interval_words(result: Values) -> str:
     unit = "patients (groups)" if how["by"] == "group" else "images"
     text = (
         f"Intervals: {100 * how['level']:.0f} %, exact (Clopper-Pearson) for shares of images, "
-        f"by {how['resamples']} bootstrap resamples of {unit} for F1, AUROC and kappa."
+        f"by {how['resamples']} bootstrap resamples of {unit} for the others."
     )
     if how["by"] == "group":
         text += " Images of one patient (group) are alike and count for fewer."
@@ -184,11 +184,7 @@ def sets(result: Values) -> Values:
     by_class = any(row["kind"] == "support" for row in rows)
     return {
         "rows": [row for row in rows if "note" not in row],
-        "names": {
-            "lac": "smallest sets (LAC)",
-            "aps": "adaptive sets (APS)",
-            "support": "sets by class",
-        },
+        "names": {"lac": "smallest sets (LAC)", "support": "sets by class"},
         "by_class": by_class,
         "refused": " or ".join(few),
         "few": "images per class" if by_class else "calibration images",

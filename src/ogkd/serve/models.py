@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,37 +13,31 @@ from PIL import Image
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
-from ogkd.datasets.bags import BagRule, grouped
+from ogkd.datasets.case import Case, Dataset, images_of
 from ogkd.datasets.fetch import resolve_data
-from ogkd.datasets.manifest import Item
 from ogkd.errors import ConfigError, DataError, OgkdError, OgkdWarning
 from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef, data_uri, read_image
-from ogkd.images.ref import kind_of
-from ogkd.images.slices import SlicesRule
-from ogkd.model.answers import NONE
-from ogkd.model.bags import decide_bags
 from ogkd.model.card import CAUTION, ModelCard
 from ogkd.model.classifier import CARD, Classifier
-from ogkd.model.decide import Decider, Decision
+from ogkd.model.decide import Decider, Decision, Encode, Policy
+from ogkd.model.drawing import draw
 from ogkd.model.engine_note import engine_note
 from ogkd.model.evidence_check import SHARE, check_evidence
 from ogkd.model.explain import evidence_of, parts_of
 from ogkd.model.familiarity import nearest
 from ogkd.model.load import load
-from ogkd.model.picture import draw
-from ogkd.model.policy import Policy
+from ogkd.model.support_sets import SupportSets
 from ogkd.progress import progress_bar
-from ogkd.serve.uploads import Upload, exams_of
+from ogkd.serve.uploads import Upload
 
 PREVIEW = 640  # pixels of the longer side
-_EVIDENCE = 1024  # pixels of the longer side of an evidence picture, so that its words are legible
+_EVIDENCE = 1024  # pixels of the longer side of an evidence map, so that its words are legible
 _SIMILAR = 4  # support images shown
 _SAME = 0.999  # cosine above which features are of one image; they are kept in half precision
 _THUMB = 160  # pixels
-_DECIDING = 320  # of a picture that decided the answer for a bag
-_MOST_PICTURES = 4096  # of one bag
-_NO_PICTURE = "None of its pictures can be read."
+_DECIDING = 320  # of an image that decided the answer for a case
+_MOST_IMAGES = 4096  # of one upload
 Answer = dict[str, Any]  # `ModelAnswer` of openapi.json
 
 
@@ -57,6 +50,11 @@ class Model:
     @property
     def classifier(self) -> Classifier:
         return self.decider.classifier
+
+    @property
+    def joins_images(self) -> bool:
+        """Whether its cases may have several images."""
+        return self.classifier.card.grouping.joins_images
 
     @property
     def note(self) -> str:
@@ -87,20 +85,8 @@ def load_models(
             shared = with_engine(moved, card.backbone.engine)
         classifier = load(folder, backbone=shared, device=device)
         known[classifier.backbone.digest] = classifier.backbone
-        if classifier.card.findings:
-            calibrated = classifier.calibration is not None
-            policy = Policy(max_risk=max_risk, coverage=coverage if calibrated else None)
-        elif classifier.calibration is not None:
-            policy = Policy(max_risk=max_risk, coverage=coverage)
-        elif max_risk is None:
-            has_sets = classifier.head.ranking is not None and classifier.card.bags is None
-            policy = Policy(coverage=coverage if has_sets else None)
-        else:
-            raise ConfigError(
-                f"max_risk needs calibrated models, and {name} is not. Calibrate it with labelled "
-                "images that it did not learn from.",
-                argument="max_risk",
-            )
+        able = classifier.calibration is not None or SupportSets.of(classifier) is not None
+        policy = Policy(max_risk=max_risk, coverage=coverage if able else None)
         models.append(Model(name, Decider(classifier, policy)))
     return models
 
@@ -123,8 +109,8 @@ def with_support_images(models: Sequence[Model], data: Path) -> list[Model]:
     A model keeps features of its support images, never the images: they are found again by
     their content and matched with the features.
     """
-    manifest = resolve_data(data)
-    shown = [replace(model, thumbnails=_thumbnails(model, manifest.items)) for model in models]
+    dataset = resolve_data(data)
+    shown = [replace(model, thumbnails=_thumbnails(model, dataset)) for model in models]
     if not any(model.thumbnails for model in shown):
         names = ", ".join(model.name for model in models)
         raise ConfigError(
@@ -135,13 +121,13 @@ def with_support_images(models: Sequence[Model], data: Path) -> list[Model]:
     return shown
 
 
-def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
+def _thumbnails(model: Model, dataset: Dataset) -> dict[int, str]:
     classifier = model.classifier
-    if classifier.support is None or classifier.card.bags is not None:
+    if classifier.support is None:
         return {}
-    images = classifier.refs(list(dict.fromkeys(item.image for item in items)))
+    images = dict.fromkeys(classifier.card.grouping.apply(dataset).images)
     learned = set(classifier.card.support_images)
-    known = [image for image in images if image.fingerprint in learned]
+    known = [Case.single(image) for image in images if image.fingerprint in learned]
     thumbnails: dict[int, str] = {}
     with progress_bar("Reading support images", len(known)) as bar:
         for decision in classifier.decide(known):
@@ -154,116 +140,90 @@ def _thumbnails(model: Model, items: Sequence[Item]) -> dict[int, str]:
     return thumbnails
 
 
-def answers(models: Sequence[Model], upload: Upload, *, pictures: bool = True) -> list[Answer]:
-    """What every model says about an upload.
+def answers(models: Sequence[Model], upload: Upload, *, images: bool = True) -> list[Answer]:
+    """What every model says about each case of an upload.
 
-    Models with the same backbone share one encoding of the image; predictions and evidence maps
-    (`pictures`) come from it. A model of bags gives one answer for each exam of the upload.
+    Models with the same backbone share encodings; predictions and evidence maps (`images`) come
+    from them.
     """
-    encoded: dict[str, EncodedBatch] = {}
-    collected: list[Answer] = []
-    for model in models:
-        if model.classifier.card.bags is not None:
-            collected += _bag_answers(model, upload, model.classifier.card.bags.rule, pictures)
-            continue
-        if len(upload.files) > 1:
-            raise DataError(f"{model.name} answers one image at a time. Send one file.")
+    encodings = _Encodings(models, patches=images)
+    return [answer for model in models for answer in _answers(model, upload, encodings, images)]
+
+
+class _Encodings:
+    """Encodes the images of an upload once for all models of a backbone."""
+
+    def __init__(self, models: Sequence[Model], *, patches: bool) -> None:
+        self._deep = {m.classifier.backbone.digest for m in models if m.classifier.deep}
+        self._patches = patches
+        self._known: dict[tuple[object, ...], list[EncodedBatch]] = {}
+
+    def of(self, model: Model) -> Encode:
         backbone = model.classifier.backbone
-        batch = encoded.get(backbone.digest)
-        if batch is None:
-            deep = any(m.classifier.deep for m in models if m.classifier.backbone is backbone)
-            batch = next(encode_files(backbone, [upload.image], patches=pictures, deep=deep))
-            encoded[backbone.digest] = batch
-        decision = next(model.decider.decide_batches([batch]))
-        if decision.error is not None:  # names our copy of the file, so it is not shown
-            raise DataError("The image could not be resized for the model. Crop it first.")
-        collected.append(_answer(model, decision, pictures=pictures))
-    return collected
+        # Patches of many images would fill the memory: the decider asks for those of one.
+        patches = self._patches and not model.joins_images
+
+        def encode(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
+            refs = tuple(images)
+            key = (backbone.digest, patches, refs)
+            if key not in self._known:
+                deep = backbone.digest in self._deep
+                batches = encode_files(backbone, refs, patches=patches, deep=deep)
+                self._known[key] = [b if patches else replace(b, crops=None) for b in batches]
+            return iter(self._known[key])
+
+        return encode
 
 
-def _bag_answers(model: Model, upload: Upload, rule: BagRule, pictures: bool) -> list[Answer]:
-    """An answer for each exam of the upload; what has none is named with the first."""
-    files = upload.files or {upload.image.file: upload.name}
-    collected: list[Answer] = []
-    failures: list[str] = []
-    exams = exams_of(files, rule)
-    for name, members in exams.items():
-        try:
-            collected.append(_bag_answer(model, upload, name, members, rule, pictures))
-        except DataError as error:
-            failures.append(f"{name}: {error}" if len(exams) > 1 else str(error))
-    if not collected:
-        raise DataError(failures[0])
-    if failures:
-        _add_note(collected[0], f"Not answered: {'; '.join(failures)}")
-    return collected
-
-
-def _bag_answer(
-    model: Model, upload: Upload, name: str, files: Sequence[Path], rule: BagRule, pictures: bool
-) -> Answer:
-    """One answer for these files; volumes give their slices."""
-    classifier = model.classifier
-    backbone, deep = classifier.backbone, classifier.deep
-    by = "series" if all(kind_of(file) == "dicom" for file in files) else None
+def _answers(model: Model, upload: Upload, encodings: _Encodings, images: bool) -> Iterator[Answer]:
+    """An answer for each case of the upload; what has none is named with the first."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OgkdWarning)
-        exam_rule = BagRule(by, rule.slices or SlicesRule())
         try:
-            refs = [ref for _, ref in grouped([(ImageRef(f), name) for f in files], exam_rule)]
+            cases = upload.cases(model.classifier.card.grouping)
         except OgkdError as error:
             raise DataError(upload.in_user_words(str(error))) from None
-    if len(refs) > _MOST_PICTURES:
-        most = f"{_MOST_PICTURES:,} that the page answers. Use `ogkd predict`, or fit on fewer."
-        raise DataError(f"The exam has {len(refs):,} pictures, more than the {most}")
-    batches = encode_files(backbone, refs, deep=deep)
-    decision = next(decide_bags(model.decider, batches, repeat(name)))
-    if decision.error is not None or decision.image is None:
-        raise DataError(upload.in_user_words(decision.error or _NO_PICTURE))
-    if pictures:  # of the one that decided most
-        [batch] = encode_files(backbone, [decision.image], patches=True, deep=deep)
-        if batch.features is not None and batch.features.patches is not None:
-            crop = None if batch.crops is None else batch.crops[0]
-            decision = replace(decision, patches=batch.features.patches[0].cpu(), crop=crop)
-    answer = _answer(model, decision, pictures=pictures and decision.patches is not None)
-    for warning in caught:
-        _add_note(answer, str(warning.message))
-    deciding = [
-        {
-            "file": upload.files.get(part.image.file, name),
-            "part": part.image.part,
-            "share": round(part.share, 4),
-            **({"picture": _thumbnail(part.image, _DECIDING)} if pictures else {}),
-        }
-        for part in decision.decided_by
-        if part.image is not None
+    if (count := len(images_of(cases))) > _MOST_IMAGES:
+        raise DataError(
+            f"The upload has {count:,} images, more than the {_MOST_IMAGES:,} that the page "
+            "answers. Use `ogkd predict`, or fit on fewer."
+        )
+    decisions = list(model.decider.decide(cases, encodings.of(model), patches=images))
+    failures = [
+        upload.in_user_words(
+            f"{decision.case.name}: {decision.error}" if cases[1:] else str(decision.error)
+        )
+        for decision in decisions
+        if decision.error is not None
     ]
-    bag = {"name": name, "pictures": decision.pictures, "decided_by": deciding}
-    return {**answer, "bag": bag}
-
-
-def _add_note(answer: Answer, note: str) -> None:
-    answer["note"] = f"{answer['note']} {note}".strip()
+    notes = [upload.in_user_words(str(warning.message)) for warning in caught]
+    if failures:
+        notes.append(f"Not answered: {'; '.join(failures)}")
+    answered = [decision for decision in decisions if decision.error is None]
+    if not answered:
+        raise DataError(failures[0])
+    for number, decision in enumerate(answered):
+        answer = _answer(model, upload, decision, images=images)
+        if not number:
+            answer["note"] = " ".join(filter(None, [answer["note"], *notes]))
+        yield answer
 
 
 def _thumbnail(image: ImageRef, most: int) -> str:
     return data_uri(Image.fromarray(read_image(image)), most=most)
 
 
-def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
-    classifier = model.classifier
-    names, shares = classifier.class_names, decision.probabilities or ()
+def _answer(model: Model, upload: Upload, decision: Decision, *, images: bool) -> Answer:
+    classifier, answer = model.classifier, decision.answer
+    assert answer is not None
+    names, shares = classifier.class_names, answer.probabilities
     order = np.argsort(-np.asarray(shares), kind="stable")
     ranked = {names[label]: round(shares[label], 6) for label in order}
-    plausible, prediction = decision.set, next(iter(ranked))
-    findings: dict[str, str] = {}
-    if decision.answers is not None:
-        findings = dict(zip(names, decision.answers, strict=True))
-        prediction = _joined(name for name, answer in findings.items() if answer == "yes")
-    return {
+    plausible = answer.plausible
+    body: Answer = {
         "model": model.name,
         "method": classifier.card.method,
-        "prediction": prediction,
+        "prediction": answer.prediction,
         "probabilities": ranked,
         "calibrated": classifier.calibration is not None,
         "conformal_set": None if plausible is None else [n for n in ranked if n in plausible],
@@ -272,16 +232,34 @@ def _answer(model: Model, decision: Decision, *, pictures: bool) -> Answer:
         "withheld": bool(decision.unfamiliar or decision.abstain),
         "reasons": list(decision.reasons),
         "note": model.note,
-        "similar": _similar(model, decision, pictures=pictures),
-        **({"evidence": evidence_json(classifier, decision)} if pictures else {}),
-        **({"findings": findings} if findings else {}),
+        "similar": _similar(model, decision, images=images),
+        "case": _case(upload, decision, images=images and model.joins_images),
     }
+    if answer.verdicts is not None:
+        body["findings"] = dict(zip(names, answer.verdicts, strict=True))
+    if images and decision.patches is not None:
+        body["evidence"] = evidence_json(classifier, decision)
+    return body
+
+
+def _case(upload: Upload, decision: Decision, *, images: bool) -> dict[str, Any]:
+    """Which case an answer is about, and its images that weigh most."""
+    deciding = [
+        {
+            "file": upload.files[part.image.file],
+            "part": part.image.part,
+            "weight": round(part.weight, 4),
+            **({"image": _thumbnail(part.image, _DECIDING)} if images else {}),
+        }
+        for part in decision.deciding
+    ]
+    return {"name": decision.case.name, "images": decision.read, "decided_by": deciding}
 
 
 def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any]:
     """The evidence map of a decision, and whether it marks what the answer rests on.
 
-    `picture` is a data URI, empty if blurring what the map marks takes no more of the answer away
+    `image` is a data URI, empty if blurring what the map marks takes no more of the answer away
     than blurring other places does. `kind` is "parts" (for and against, adding up) or "patches".
     """
     evidence = parts_of(classifier, decision)
@@ -293,7 +271,7 @@ def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any]:
     body: dict[str, Any] = {
         "kind": kind,
         "class": evidence.name,
-        "picture": data_uri(draw(evidence), most=_EVIDENCE) if shown else "",
+        "image": data_uri(draw(evidence), most=_EVIDENCE) if shown else "",
     }
     if check is not None:
         body["check"] = {
@@ -304,30 +282,20 @@ def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any]:
     return body
 
 
-def _similar(model: Model, decision: Decision, *, pictures: bool) -> list[dict[str, Any]]:
+def _similar(model: Model, decision: Decision, *, images: bool) -> list[dict[str, Any]]:
     """The nearest support images: class, cosine and, where it is known, the image."""
-    support, names = model.classifier.support, model.classifier.class_names
+    support, task = model.classifier.support, model.classifier.task
     if support is None or decision.features is None:
         return []
     [rows], [cosines] = nearest(support, decision.features[None], _SIMILAR)
     similar = []
     for row, cosine in zip(rows.tolist(), cosines.tolist(), strict=True):
-        entry = {"class": _label(names, support.labels[row]), "similarity": round(cosine, 4)}
-        if pictures and row in model.thumbnails:
-            entry["picture"] = model.thumbnails[row]
+        name = task.shown_names(support.labels[row])
+        entry = {"class": name, "similarity": round(cosine, 4)}
+        if images and row in model.thumbnails:
+            entry["image"] = model.thumbnails[row]
         similar.append(entry)
     return similar
-
-
-def _label(names: Sequence[str], label: Any) -> str:
-    """The class of a support image, or the findings that it shows."""
-    if np.ndim(label) == 0:
-        return str(names[label])
-    return _joined(name for name, present in zip(names, label, strict=True) if present == 1)
-
-
-def _joined(findings: Iterable[str]) -> str:
-    return "|".join(findings) or NONE
 
 
 def as_json(upload: Upload, given: Sequence[Answer]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ogkd.errors import ConfigError
-from ogkd.images import SliceRule
 from ogkd.serve.guard import Guard
 from ogkd.serve.models import Model
 from ogkd.serve.uploads import MIDDLE, UploadReader
@@ -134,9 +133,8 @@ def serve_models(
 
 
 def make_app(models: Sequence[Model], folder: Path, settings: Settings) -> Guard:
-    slices = [model.classifier.card.slice for model in models if model.classifier.card.slice]
-    frame = SliceRule.parse(slices[0]) if slices else MIDDLE
-    reader = UploadReader(settings.max_pixels, frame)
+    slices = (model.classifier.card.grouping.slice for model in models)
+    reader = UploadReader(settings.max_pixels, next(filter(None, slices), MIDDLE))
     routes = use_routes(
         lambda: models, reader, Worker(), folder=folder, max_bytes=settings.max_bytes
     )

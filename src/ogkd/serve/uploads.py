@@ -1,4 +1,4 @@
-"""Uploaded files: recognised by their first bytes, decoded within limits, grouped into exams."""
+"""Uploaded files: recognised by their first bytes, decoded within limits, grouped into cases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from ogkd.datasets.bags import BagRule
+from ogkd.datasets.case import Case, images_of
+from ogkd.datasets.grouping import Grouping
 from ogkd.errors import DataError, OgkdError
 from ogkd.images import ImageRef, SliceRule
 from ogkd.images.dicom import Series, frame_count, read_dicom
 from ogkd.images.nifti import declared_bytes, read_nifti
 from ogkd.images.plain import TIFF_MARKS, read_plain
 from ogkd.images.ref import kind_of
-from ogkd.images.slices import AXIAL
+from ogkd.images.slices import AXIAL, SlicesRule
 from ogkd.images.slide import is_slide, overview
 
 if TYPE_CHECKING:
@@ -48,24 +49,54 @@ _NAME = 60  # characters of a file name that are shown
 _START = 30  # of these, how many from the start
 _MAX_FILES = 2000  # of one upload
 _MAX_UNPACKED = 2_000_000_000  # bytes of a volume
+_NAMED = 3  # files that could not be read
 _HEADER = 348  # bytes of a file by which it is recognised
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One image, or the files of an exam, of which `image` is then the one to show."""
+    """Files that were sent together; `pixels` are of the first, which is shown."""
 
-    name: str  # the user's name for it
-    image: ImageRef
+    files: Mapping[Path, str]  # with the user's names for them
+    images: Sequence[ImageRef]  # of each file the image that stands for it
     pixels: NDArray[np.uint8]  # [H, W, 3]
-    note: str = ""  # which part of the file was used
-    files: Mapping[Path, str] = field(default_factory=dict)  # all, with the user's names for them
+    note: str = ""  # which part of a file was used, and which files were not
+
+    @property
+    def name(self) -> str:
+        return listed(list(self.files.values()))
 
     def in_user_words(self, text: str) -> str:
         """A message with the user's names for the files, not ours."""
         for file, name in self.files.items():
             text = text.replace(str(file), name)
         return text
+
+    def cases(self, grouping: Grouping) -> list[Case]:
+        """What a model answers: by its grouping, under names that the user knows.
+
+        DICOM files are told apart by series or study: by study where a table or folders made the
+        model's cases. Where each file was a case, a volume, clip or slide is one by itself. Other
+        files do not say what they belong to: they are one case.
+        """
+        if not grouping.joins_images:
+            return [Case(self.files[image.file], (image,)) for image in self.images]
+        groups: dict[tuple[str, str], list[Path]] = {}
+        for file in self.files:
+            groups.setdefault(_case_key(file, grouping.by), []).append(file)
+        # A table or a folder may put an image without a study beside those of a study.
+        loose = set() if grouping.by in (None, "series", "study") else {("", "")}
+        if len(groups.keys() - loose) < 2:
+            groups = {("", ""): list(self.files)}
+        repeated = Counter(title for title, _ in groups)
+        cases: dict[str, Case] = {}
+        for number, ((title, key), files) in enumerate(groups.items(), 1):
+            name = listed([self.files[file] for file in files])
+            if title:
+                name = f"{title} {key}: {name}" if repeated[title] > 1 else f"{title}: {name}"
+            name = f"{number}. {name}" if name in cases else name
+            cases[name] = Case(name, _in_order(files))
+        return Grouping(slices=grouping.slices or SlicesRule()).expand(list(cases.values()))
 
 
 async def receive_files(request: Request, folder: Path) -> dict[Path, str]:
@@ -103,38 +134,34 @@ class UploadReader:
     max_pixels: int
     frame: SliceRule = MIDDLE
 
-    def read(self, files: Mapping[Path, str], *, exam: bool = False) -> Upload:
-        """Decode an upload; as an `exam`, its files belong together and may be volumes or slides.
+    def read(self, files: Mapping[Path, str], *, whole: bool = False) -> Upload:
+        """Decode an upload; with `whole`, its files may be volumes or slides to take whole.
 
-        Of an exam, what cannot be read is named in the note, unless it is all of the files.
+        What cannot be read is named in the note, unless it is all of the files.
         """
-        if exam:
-            return self._read_exam(files)
-        if len(files) > 1:
-            raise DataError("This model answers one image at a time. Send one file.")
-        [(received, name)] = files.items()
-        file, suffix = _with_suffix(received)
-        image, note = self._part(file, suffix)
-        return Upload(name, image, self._pixels(image, suffix), note, {file: "The file"})
-
-    def _read_exam(self, files: Mapping[Path, str]) -> Upload:
         names: dict[Path, str] = {}
-        first: Upload | None = None
+        images: list[ImageRef] = []
+        first: NDArray[np.uint8] | None = None
         unread: list[str] = []
+        notes: list[str] = []
         for received, name in files.items():
             try:
                 file, suffix = _with_suffix(received)
-                image, _ = self._part(file, suffix)
-                pixels = self._pixels(image, suffix, exam=True)
+                image, note = self._part(file, suffix)
+                pixels = self._pixels(image, suffix, whole=whole)
             except OgkdError as error:
-                unread.append(f"{name}: {error}")
+                unread.append(f"{name}: {error}" if len(files) > 1 else str(error))
                 continue
             names[file] = name
-            first = first or Upload(name, image, pixels)
+            images.append(image)
+            first = pixels if first is None else first
+            if note and not whole:
+                notes.append(f"{name}: {note}" if len(files) > 1 else note)
         if first is None:
-            raise DataError(unread[0] if len(unread) > 1 else unread[0].partition(": ")[2])
-        note = f"Not used ({len(unread)}): {'; '.join(unread[:3])}" if unread else ""
-        return replace(first, name=listed(list(names.values())), files=names, note=note)
+            raise DataError(unread[0])
+        if unread:
+            notes.append(f"Not used ({len(unread)}): {'; '.join(unread[:_NAMED])}")
+        return Upload(names, images, first, " ".join(notes))
 
     def _part(self, file: Path, suffix: str) -> tuple[ImageRef, str]:
         """The image of a file to show, and of several the words that say which."""
@@ -147,7 +174,7 @@ class UploadReader:
             return ImageRef(file, part), f"The file is a volume; the slice {part} is used."
         return ImageRef(file), ""
 
-    def _pixels(self, image: ImageRef, suffix: str, *, exam: bool = False) -> NDArray[np.uint8]:
+    def _pixels(self, image: ImageRef, suffix: str, *, whole: bool) -> NDArray[np.uint8]:
         file, limit = image.file, self.max_pixels
         try:
             if suffix == ".dcm":
@@ -157,7 +184,7 @@ class UploadReader:
                     most = f"the limit of {_MAX_UNPACKED / 1e9:g} GB"
                     raise DataError(f"The file unpacks to {size / 1e9:.1f} GB, more than {most}.")
                 return read_nifti(file, image.part, max_pixels=limit)
-            if exam and is_slide(file):
+            if whole and is_slide(file):
                 return overview(file)
             return read_plain(file, max_pixels=limit)
         except OgkdError as error:
@@ -195,50 +222,32 @@ def _with_suffix(received: Path) -> tuple[Path, str]:
     raise DataError(_NOT_AN_IMAGE)
 
 
-def exams_of(files: Mapping[Path, str], rule: BagRule) -> dict[str, list[Path]]:
-    """Files by exam, under names that the user knows; `files` come with the user's names.
-
-    DICOM files are grouped by series or study, as the model's bags are: by study where a table or
-    folders made these. Where each file was a bag, a volume, clip or slide is an exam by itself.
-    Other files do not say what they belong to: they are one exam.
-    """
-    groups: dict[str, list[Path]] = {}
-    titles: dict[str, str] = {}
-    for file in files:
-        key, title = _exam_key(file, rule)
-        groups.setdefault(key, []).append(file)
-        titles.setdefault(key, title)
-    # A table or a folder may put an image without a study beside those of a study.
-    separate = groups if rule.by in (None, "series", "study") else groups.keys() - {""}
-    if len(separate) < 2:
-        return {listed(list(files.values())): list(files)}
-    title_counts = Counter(titles.values())
-    exams: dict[str, list[Path]] = {}
-    for number, (key, members) in enumerate(groups.items(), 1):
-        title, name = titles[key], listed([files[file] for file in members])
-        if title:
-            name = f"{title} {key}: {name}" if title_counts[title] > 1 else f"{title}: {name}"
-        exams[f"{number}. {name}" if name in exams else name] = members
-    return exams
-
-
 def listed(names: Sequence[str]) -> str:
     """The first name, and how many more there are."""
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _exam_key(file: Path, rule: BagRule) -> tuple[str, str]:
-    """What identifies the file's exam ("" if nothing does), and what to call it."""
+def _in_order(files: Sequence[Path]) -> tuple[ImageRef, ...]:
+    """The files of a case, slices of a DICOM series in their order in it."""
+    members = [Case.single(ImageRef(file)) for file in files]
+    with contextlib.suppress(DataError):  # other files, or without a series: as they were sent
+        members = Grouping("series").merge(members)
+    return tuple(images_of(members))
+
+
+def _case_key(file: Path, by: str | None) -> tuple[str, str]:
+    """What the file's case is called, and what identifies it; "" if nothing does."""
     kind = kind_of(file)
     several = kind in ("nifti", "slide") or is_slide(file)
-    if rule.by is None and (several or (kind == "dicom" and frame_count(file) > 1)):
-        return str(file), ""
+    if by is None and (several or (kind == "dicom" and frame_count(file) > 1)):
+        return "", str(file)
     if kind != "dicom":
         return "", ""
     try:
         series = Series.of(file)
     except DataError:  # reading the image will say why
         return "", ""
-    if rule.by in (None, "series"):
-        return series.series, series.series_name
-    return series.study, series.study_name
+    name, uid = series.study_name, series.study
+    if by in (None, "series"):
+        name, uid = series.series_name, series.series
+    return (name, uid) if uid else ("", "")

@@ -59,24 +59,24 @@ def use_routes(
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    def answer(files: Mapping[Path, str], pictures: bool) -> dict[str, Any]:
+    def answer(files: Mapping[Path, str], images: bool) -> dict[str, Any]:
         current = models()
         if not current:
             raise DataError("There is no model yet. Label at least one image of each class.")
-        exam = any(model.classifier.card.bags is not None for model in current)
-        upload = reader.read(files, exam=exam)
-        body = as_json(upload, answers(current, upload, pictures=pictures))
-        if pictures:
+        whole = any(model.joins_images for model in current)
+        upload = reader.read(files, whole=whole)
+        body = as_json(upload, answers(current, upload, images=images))
+        if images:
             body["image"]["preview"] = data_uri(Image.fromarray(upload.pixels), most=PREVIEW)
         return body
 
     async def predict(request: Request) -> Response:
-        pictures = request.query_params.get("pictures", "").lower() in ("1", "true", "yes")
+        images = request.query_params.get("images", "").lower() in ("1", "true", "yes")
         with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as name:
             files = await receive_files(request, Path(name))
             if not files:
                 return problem("Send the bytes of an image file as the body of the request.")
-            return JSONResponse(await worker.run(lambda: answer(files, pictures)))
+            return JSONResponse(await worker.run(lambda: answer(files, images)))
 
     async def model(_: Request) -> Response:
         return JSONResponse(describe_all(models(), max_bytes, reader.max_pixels))
@@ -114,7 +114,7 @@ def describe(model: Model) -> dict[str, Any]:
         "calibrated": classifier.calibration is not None,
         "coverage": model.decider.coverage,
         "note": model.note,
-        "bags": classifier.card.bags is not None,
+        "cases": model.joins_images,
     }
 
 

@@ -1,4 +1,4 @@
-// Two small pictures in SVG and HTML: how accuracy grows, and what is taken for what.
+// Two small charts in SVG and HTML: how accuracy grows, and what is taken for what.
 
 import { h, percent, t } from "./dom.js";
 
@@ -16,8 +16,8 @@ export function curveChart(points) {
   const most = points[points.length - 1].labels;
   const x = (labels) => left + ((wide - left - 8) * labels) / most;
   const y = (share) => 8 + (tall - low - 8) * (1 - share);
-  const line = points.map((one) => `${x(one.labels)},${y(one.accuracy)}`).join(" ");
-  const band = [...points.map((one) => `${x(one.labels)},${y(one.high)}`), ...[...points].reverse().map((one) => `${x(one.labels)},${y(one.low)}`)].join(" ");
+  const line = points.map((point) => `${x(point.labels)},${y(point.accuracy)}`).join(" ");
+  const band = [...points.map((point) => `${x(point.labels)},${y(point.high)}`), ...[...points].reverse().map((point) => `${x(point.labels)},${y(point.low)}`)].join(" ");
   const last = points[points.length - 1];
   const words = t("learn.curve.alt", { first: points[0].labels, low: percent(points[0].accuracy), last: last.labels, high: percent(last.accuracy) });
   const grid = [0, 0.5, 1].flatMap((share) => [
@@ -38,7 +38,7 @@ export function curveChart(points) {
 }
 
 export function confusionTable(counts, names) {
-  const rows = counts.map((row) => row.reduce((sum, one) => sum + one, 0));
+  const rows = counts.map((row) => row.reduce((sum, point) => sum + point, 0));
   return h(
     "div.scroll",
     {},
@@ -54,8 +54,8 @@ export function confusionTable(counts, names) {
           "tr",
           {},
           h("th", { scope: "row" }, names[given]),
-          row.map((count, said) => {
-            const cell = h(given === said ? "td.right" : "td", {}, count ? String(count) : "·");
+          row.map((count, predicted) => {
+            const cell = h(given === predicted ? "td.right" : "td", {}, count ? String(count) : "·");
             cell.style.setProperty("--share", String(rows[given] ? count / rows[given] : 0));
             return cell;
           })

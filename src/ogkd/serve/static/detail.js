@@ -34,9 +34,9 @@ export function openDetail(row, rows, refresh, like = null) {
   show();
 
   function step(by) {
-    const place = rows.indexOf(row) + by;
-    if (place < 0 || place >= rows.length) return;
-    row = rows[place];
+    const position = rows.indexOf(row) + by;
+    if (position < 0 || position >= rows.length) return;
+    row = rows[position];
     show();
   }
 
@@ -58,7 +58,7 @@ export function openDetail(row, rows, refresh, like = null) {
     const fit = shared.state.fit;
     const evidence = h("div", {});
     const coverage = percent(fit?.coverage ?? 0.9);
-    const picture = known.error
+    const view = known.error
       ? h("div.error", {}, known.error)
       : h("img", { src: `/image/${row}`, alt: t("label.image.alt", { name: known.name.split("/").pop() }) });
     const words = [];
@@ -74,8 +74,8 @@ export function openDetail(row, rows, refresh, like = null) {
             event.target.hidden = true;
             fill(evidence, h("p.loading", { role: "status" }, "…"));
             try {
-              const found = await get(`/api/look/${row}?evidence=1`);
-              fill(evidence, found.evidence && evidenceFigure(found.evidence));
+              const reply = await get(`/api/look/${row}?evidence=1`);
+              fill(evidence, reply.evidence && evidenceFigure(reply.evidence));
             } catch (error) {
               fill(evidence, h("div.error", { role: "alert" }, error.message));
             }
@@ -88,13 +88,13 @@ export function openDetail(row, rows, refresh, like = null) {
         h("h3", {}, t("detail.near")),
         h("ol.similar", {}, known.neighbours.map((near) => h("li", {}, h("img", { src: `/thumb/${near.row}`, alt: t("detail.near.alt", { name: near.label }) }), h("span", {}, near.label), h("span.number", {}, near.similarity.toFixed(2)))))
       );
-    const said = known.label ?? (known.state ? t(`state.${known.state}`) : t("detail.open"));
+    const label = known.label ?? (known.state ? t(`state.${known.state}`) : t("detail.open"));
     fill(
       body,
       h(
-        "div.detail-picture",
+        "div.detail-image",
         {},
-        picture,
+        view,
         h("p.name.help", { title: known.name }, known.name.split("/").pop()),
         like && !known.error && h("button.quiet", { type: "button", onclick: async () => {
           await like(row);
@@ -104,12 +104,12 @@ export function openDetail(row, rows, refresh, like = null) {
       h(
         "div.detail-words",
         {},
-        h("p", {}, t("detail.label"), " ", h("strong", {}, said)),
+        h("p", {}, t("detail.label"), " ", h("strong", {}, label)),
         message && h("p.notice", { role: "status" }, message),
         h(
           "div.choices",
           { role: "group", "aria-label": t("label.choose") },
-          classNames().map((one, number) => h("button.choice", { type: "button", "aria-pressed": String(known.label === one), onclick: () => mark("label", one) }, h("kbd", {}, String(number + 1)), h("span", {}, one))),
+          classNames().map((name, number) => h("button.choice", { type: "button", "aria-pressed": String(known.label === name), onclick: () => mark("label", name) }, h("kbd", {}, String(number + 1)), h("span", {}, name))),
           h("button.choice.small", { type: "button", onclick: () => mark("unusable") }, h("kbd", {}, "X"), h("span", {}, t("state.unusable.do"))),
           (known.label || known.state) && h("button.choice.small", { type: "button", onclick: () => mark("clear") }, h("span", {}, t("detail.clear")))
         ),

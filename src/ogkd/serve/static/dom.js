@@ -37,9 +37,9 @@ export function h(kind, attributes = {}, ...children) {
 
 export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)} %`;
 
-export function fill(place, ...children) {
-  place.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
-  return place;
+export function fill(target, ...children) {
+  target.replaceChildren(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
+  return target;
 }
 
 export class Problem extends Error {

@@ -44,25 +44,25 @@ export class Gallery {
     this.inner.style.height = this.rows.length ? `${Math.ceil(this.rows.length / across) * tall}px` : "auto";
     const first = Math.max(0, Math.floor(this.element.scrollTop / tall) - 1) * across;
     const last = Math.min(this.rows.length, (Math.ceil((this.element.scrollTop + this.element.clientHeight) / tall) + 1) * across);
-    for (const [place, cell] of this.cells)
-      if (place < first || place >= last || cell.side !== side) {
+    for (const [position, cell] of this.cells)
+      if (position < first || position >= last || cell.side !== side) {
         cell.remove();
-        this.cells.delete(place);
+        this.cells.delete(position);
       }
-    for (let place = first; place < last; place++) {
-      if (this.cells.has(place)) continue;
-      const cell = this.cell(place);
+    for (let position = first; position < last; position++) {
+      if (this.cells.has(position)) continue;
+      const cell = this.cell(position);
       cell.side = side;
       cell.style.width = `${side}px`;
       cell.style.height = `${tall}px`;
-      cell.style.transform = `translate(${(place % across) * side}px, ${Math.floor(place / across) * tall}px)`;
-      this.cells.set(place, cell);
+      cell.style.transform = `translate(${(position % across) * side}px, ${Math.floor(position / across) * tall}px)`;
+      this.cells.set(position, cell);
       this.inner.append(cell);
     }
   }
 
-  cell(place) {
-    const row = this.rows[place];
+  cell(position) {
+    const row = this.rows[position];
     const { data, classes } = this;
     const bad = data.errors[row];
     const name = data.names[row].split("/").pop();
@@ -77,23 +77,23 @@ export class Gallery {
     else if (data.copies[row] !== undefined) words.push(h("span.tag.other", {}, t("gallery.copy")));
     if (data.unfamiliar?.[row]) words.push(h("span.tag.warn", {}, t("gallery.unfamiliar")));
     else if (!label && !state && data.plausible && guess && data.plausible[row] !== 1) words.push(h("span.tag.warn", {}, t("gallery.several", { count: data.plausible[row] })));
-    const picture = bad
+    const thumb = bad
       ? h("span.broken", { "aria-hidden": "true" }, "?")
       : h("img", { src: `/thumb/${row}`, alt: "", loading: "lazy", decoding: "async" });
     return h(
       "div.cell",
       {
-        id: `cell-${place}`,
+        id: `cell-${position}`,
         role: "option",
         "aria-label": [name, label ?? (state && t(`state.${state}`)) ?? guess ?? ""].filter(Boolean).join(", "),
         "aria-selected": "false",
         title: bad ? `${data.names[row]}: ${bad}` : data.names[row],
         onclick: () => {
-          this.focused = place;
+          this.focused = position;
           this.open(row, this.rows);
         },
       },
-      h("span.thumb", {}, picture),
+      h("span.thumb", {}, thumb),
       h("span.words", {}, words.length ? words : h("span.tag.none", {}, name))
     );
   }
@@ -110,10 +110,10 @@ export class Gallery {
     event.preventDefault();
   }
 
-  mark(place) {
+  mark(position) {
     if (!this.rows.length) return;
     this.cells.get(this.focused)?.setAttribute("aria-selected", "false");
-    this.focused = Math.max(0, Math.min(this.rows.length - 1, place));
+    this.focused = Math.max(0, Math.min(this.rows.length - 1, position));
     const { across, tall } = this.measure();
     const top = Math.floor(this.focused / across) * tall;
     if (top < this.element.scrollTop) this.element.scrollTop = top;

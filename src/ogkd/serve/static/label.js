@@ -20,7 +20,7 @@ export function labelStep(refresh) {
   const name = h("p.name.help", {});
   const buttons = h("div.choices", { role: "group", "aria-label": t("label.choose") });
   const others = h("div.choices.others", { role: "group", "aria-label": t("label.others") });
-  const said = h("div.said", { role: "status" });
+  const status = h("div.message", { role: "status" });
   const hint = h("div.hint", {});
   const saved = h("p.saved", { role: "status" });
   const showHint = h("input", { type: "checkbox", id: "show-hint", checked: localStorage.getItem("hint") !== "no" });
@@ -44,7 +44,7 @@ export function labelStep(refresh) {
     }
     fill(
       buttons,
-      names.map((one, number) => h("button.choice", { type: "button", onclick: () => mark("label", one), "data-class": one }, h("kbd", {}, KEYS[number] ?? ""), h("span", {}, one)))
+      names.map((item, number) => h("button.choice", { type: "button", onclick: () => mark("label", item), "data-class": item }, h("kbd", {}, KEYS[number] ?? ""), h("span", {}, item)))
     );
     fill(
       others,
@@ -53,10 +53,10 @@ export function labelStep(refresh) {
     );
     if (row === null) {
       const waiting = shared.state.stage !== "ready" && shared.state.stage !== "error";
-      fill(desk, h("p.welcome", { role: "status" }, t(waiting ? "label.waiting" : "label.done")), others, said);
+      fill(desk, h("p.welcome", { role: "status" }, t(waiting ? "label.waiting" : "label.done")), others, status);
       return;
     }
-    fill(desk, h("div.row.bar-row", {}, h("h2", {}, t("label.question")), h("label.select", { htmlFor: "show-hint" }, showHint, t("label.show.hint"))), frame, name, buttons, others, saved, said, hint);
+    fill(desk, h("div.row.bar-row", {}, h("h2", {}, t("label.question")), h("label.select", { htmlFor: "show-hint" }, showHint, t("label.show.hint"))), frame, name, buttons, others, saved, status, hint);
   }
 
   const goSetup = () => h("p.welcome", {}, h("button.main-button", { type: "button", onclick: () => document.querySelector("#tab-setup").click() }, t("label.go.setup")));
@@ -64,13 +64,13 @@ export function labelStep(refresh) {
   async function more() {
     const turn = ++asked;
     try {
-      const found = await get(`/api/next?by=${me}`);
+      const reply = await get(`/api/next?by=${me}`);
       if (turn !== asked) return;
-      queue = found.rows.filter((one) => one !== row);
+      queue = reply.rows.filter((item) => item !== row);
       if (row === null) next();
-      for (const one of queue.slice(0, 3)) new Image().src = `/image/${one}`;
+      for (const item of queue.slice(0, 3)) new Image().src = `/image/${item}`;
     } catch (error) {
-      fill(said, h("div.error", { role: "alert" }, error.message));
+      fill(status, h("div.error", { role: "alert" }, error.message));
     }
   }
 
@@ -91,10 +91,10 @@ export function labelStep(refresh) {
     if (row === null || !showHint.checked || !shared.state.fit) return;
     const here = row;
     try {
-      const found = await get(`/api/look/${row}`);
-      if (here !== row || !found.ranked) return;
-      fill(hint, classTable(found.ranked.slice(0, 4), t(found.learned ? "label.hint" : "label.hint.text")));
-      if (found.unfamiliar) hint.append(h("p.help", {}, t("detail.unfamiliar")));
+      const reply = await get(`/api/look/${row}`);
+      if (here !== row || !reply.ranked) return;
+      fill(hint, classTable(reply.ranked.slice(0, 4), t(reply.learned ? "label.hint" : "label.hint.text")));
+      if (reply.unfamiliar) hint.append(h("p.help", {}, t("detail.unfamiliar")));
     } catch {
       // a hint is not needed to label
     }
@@ -113,7 +113,7 @@ export function labelStep(refresh) {
       shared.images.mark[here] = got.number;
       shared.images.state[here] = state;
       shared.images.label[here] = label === null ? -1 : classNames().indexOf(label);
-      fill(said);
+      fill(status);
       saved.textContent = t("label.saved", { name: label ?? t(`state.${state}`) });
       announce(saved.textContent);
       next();
@@ -123,8 +123,8 @@ export function labelStep(refresh) {
       if (error.status === 409) {
         conflict = { row: here, number: error.body.number };
         const other = error.body.label ?? t(`state.${error.body.state}`);
-        fill(said, h("div.notice", { role: "alert" }, t("label.conflict", { name: other })));
-      } else fill(said, h("div.error", { role: "alert" }, t("label.not.saved"), " ", error.message));
+        fill(status, h("div.notice", { role: "alert" }, t("label.conflict", { name: other })));
+      } else fill(status, h("div.error", { role: "alert" }, t("label.not.saved"), " ", error.message));
     } finally {
       busy = false;
     }
@@ -136,17 +136,17 @@ export function labelStep(refresh) {
     try {
       const got = await post("/api/undo", { by: me });
       await refresh({ force: true });
-      if (got.row === null) fill(said, h("div.notice", {}, t("label.nothing")));
+      if (got.row === null) fill(status, h("div.notice", {}, t("label.nothing")));
       else {
         if (row !== null) queue.unshift(row);
-        queue = queue.filter((one) => one !== got.row);
+        queue = queue.filter((item) => item !== got.row);
         queue.unshift(got.row);
         next();
         saved.textContent = t("label.undone");
         announce(saved.textContent);
       }
     } catch (error) {
-      fill(said, h("div.error", { role: "alert" }, error.message));
+      fill(status, h("div.error", { role: "alert" }, error.message));
     } finally {
       busy = false;
     }
@@ -169,25 +169,25 @@ export function labelStep(refresh) {
     if (!state.labelled) return t("next.begin");
     if (missing.length) return t("next.missing", { names: missing.join(", ") });
     if (!judged?.fair) return t("next.fair");
-    const fewest = Math.min(...state.classes.map((one) => one.labels));
-    if (fewest < ENOUGH) return t("next.nine", { count: ENOUGH, names: state.classes.filter((one) => one.labels < ENOUGH).map((one) => one.name).join(", ") });
+    const fewest = Math.min(...state.classes.map((item) => item.labels));
+    if (fewest < ENOUGH) return t("next.nine", { count: ENOUGH, names: state.classes.filter((item) => item.labels < ENOUGH).map((item) => item.name).join(", ") });
     return t("next.enough");
   }
 
   function drawPanel() {
     const { state } = shared;
     const fit = state.fit;
-    const most = Math.max(1, ...state.classes.map((one) => one.labels));
+    const most = Math.max(1, ...state.classes.map((item) => item.labels));
     const parts = [h("h2", {}, t("learn.title"))];
     parts.push(
       h(
         "table.classes",
         {},
         h("caption", {}, t("learn.counts")),
-        h("tbody", {}, state.classes.map((one) => h("tr", {}, h("th", { scope: "row" }, one.name), h("td", {}, bar(one.labels / most)), h("td.number", {}, String(one.labels)))))
+        h("tbody", {}, state.classes.map((item) => h("tr", {}, h("th", { scope: "row" }, item.name), h("td", {}, bar(item.labels / most)), h("td.number", {}, String(item.labels)))))
       )
     );
-    const missing = state.classes.filter((one) => !one.labels).map((one) => one.name);
+    const missing = state.classes.filter((item) => !item.labels).map((item) => item.name);
     const judged = fit?.judged;
     parts.push(h("p.notice", { id: "next" }, advice(state, missing, judged)));
     if (judged && judged.accuracy !== null) {
@@ -204,9 +204,9 @@ export function labelStep(refresh) {
         h(
           "ul.suspects",
           {},
-          judged.suspects.slice(0, 6).map((one) => {
-            const words = { given: state.classes[one.given].name, likely: state.classes[one.likely].name };
-            return h("li", {}, h("button.quiet.suspect", { type: "button", onclick: () => openDetail(one.row, judged.suspects.map((other) => other.row), refresh) }, h("img", { src: `/thumb/${one.row}`, alt: "" }), h("span", {}, t("learn.suspect", words))));
+          judged.suspects.slice(0, 6).map((item) => {
+            const words = { given: state.classes[item.given].name, likely: state.classes[item.likely].name };
+            return h("li", {}, h("button.quiet.suspect", { type: "button", onclick: () => openDetail(item.row, judged.suspects.map((other) => other.row), refresh) }, h("img", { src: `/thumb/${item.row}`, alt: "" }), h("span", {}, t("learn.suspect", words))));
           })
         )
       );

@@ -11,12 +11,12 @@ export function sortSelect(changed, names = SORTS, prefix = "sort") {
 }
 
 // The image that others are compared with, once one was chosen, and all images by their likeness.
-export const likeness = { row: null, place: new Map() };
+export const likeness = { row: null, rank: new Map() };
 
 export async function findSimilar(row) {
-  const found = await get(`/api/similar/${row}`);
+  const reply = await get(`/api/similar/${row}`);
   likeness.row = row;
-  likeness.place = new Map(found.rows.map((one, place) => [one, place]));
+  likeness.rank = new Map(reply.rows.map((other, rank) => [other, rank]));
 }
 
 // "Similar" can be chosen once there is something to be similar to.
@@ -34,7 +34,7 @@ export function chosen(data, sort, filter) {
     class: (row) => (data.label[row] >= 0 ? data.label[row] : 1000 + (data.predicted?.[row] ?? 1000)),
     doubt: (row) => -(data.known[row] ? data.doubt?.[row] ?? 0 : -1),
     predicted: (row) => 1000 * (data.predicted?.[row] ?? 0) - (data.probability?.[row] ?? 0),
-    similar: (row) => likeness.place.get(row) ?? data.names.length,
+    similar: (row) => likeness.rank.get(row) ?? data.names.length,
     time: (row) => -data.mark[row],
   }[sort];
   return rows.map((row) => [key(row), row]).sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, row]) => row);

@@ -24,7 +24,7 @@ export function resultStep(refresh) {
   filter.select.value = "open";
   const summary = h("div.summary", {});
   const count = h("span.count", { role: "status" });
-  const said = h("div.said", { role: "status" });
+  const status = h("div.message", { role: "status" });
   const links = h(
     "div.exports",
     {},
@@ -34,7 +34,7 @@ export function resultStep(refresh) {
 
   async function save(kind, button) {
     button.disabled = true;
-    fill(said, h("div.notice", {}, t("export.working")));
+    fill(status, h("div.notice", {}, t("export.working")));
     try {
       const reply = await fetch(`/api/export/${kind}`);
       if (!reply.ok) throw new Error((await reply.json()).detail);
@@ -42,9 +42,9 @@ export function resultStep(refresh) {
       const link = h("a", { href: URL.createObjectURL(await reply.blob()), download: name });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-      fill(said, h("div.notice", {}, t("export.done", { name })));
+      fill(status, h("div.notice", {}, t("export.done", { name })));
     } catch (error) {
-      fill(said, h("div.error", { role: "alert" }, error.message));
+      fill(status, h("div.error", { role: "alert" }, error.message));
     } finally {
       button.disabled = false;
     }
@@ -58,7 +58,7 @@ export function resultStep(refresh) {
       "section.side",
       {},
       h("div.card", {}, h("h2", {}, t("result.title")), summary),
-      h("div.card", {}, h("h2", {}, t("export.title")), links, said),
+      h("div.card", {}, h("h2", {}, t("export.title")), links, status),
       h("div.card", {}, h("details", {}, h("summary", {}, t("use.title")), other))
     ),
     h("section.wide", {}, h("div.row.bar-row", {}, h("h2", {}, t("result.gallery")), count, filter.element, sort.element), gallery.element)
@@ -74,7 +74,7 @@ export function resultStep(refresh) {
   function update() {
     const { state, images } = shared;
     const names = classNames();
-    const options = [...filter.select.options].map((one) => one.value);
+    const options = [...filter.select.options].map((item) => item.value);
     names.forEach((name, number) => {
       const value = `class:${number}`;
       if (!options.includes(value)) filter.select.append(h("option", { value }, t("filter.class", { name })));
@@ -85,7 +85,7 @@ export function resultStep(refresh) {
     if (!fit) parts.push(h("p.notice", {}, t("result.none")));
     else {
       if (!fit.learned) parts.push(h("p.notice", {}, t("result.texts")));
-      else if (!fit.complete) parts.push(h("p.notice", {}, t("result.missing", { names: state.classes.filter((one) => !one.labels).map((one) => one.name).join(", ") })));
+      else if (!fit.complete) parts.push(h("p.notice", {}, t("result.missing", { names: state.classes.filter((item) => !item.labels).map((item) => item.name).join(", ") })));
       const judged = fit.judged;
       if (judged && judged.accuracy !== null) parts.push(h("p", {}, t("result.accuracy", { accuracy: percent(judged.accuracy), low: percent(judged.interval[0]), high: percent(judged.interval[1]) })));
       if (fit.has_sets) {

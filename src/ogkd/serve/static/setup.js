@@ -10,12 +10,12 @@ import { chosen, findSimilar, offerSimilar, sortSelect } from "./order.js";
 const PATIENTS = { none: "", folder: "([^/]+)/[^/]*$", underscore: "([^/_]+)_[^/]*$", dash: "([^/-]+)-[^/]*$" };
 
 export function setupStep(refresh) {
-  const said = h("div.said", { role: "status" });
+  const status = h("div.message", { role: "status" });
   let fading = 0;
   const say = (text, bad = false) => {
     clearTimeout(fading);
-    fill(said, text ? h(bad ? "div.error" : "div.notice", {}, text) : []);
-    if (!bad) fading = setTimeout(() => fill(said), 8000);
+    fill(status, text ? h(bad ? "div.error" : "div.notice", {}, text) : []);
+    if (!bad) fading = setTimeout(() => fill(status), 8000);
   };
   const counts = h("p.counts", {});
   const gallery = new Gallery({ label: t("gallery.label"), open: (row, rows) => openDetail(row, rows, refresh, like) });
@@ -45,9 +45,9 @@ export function setupStep(refresh) {
     hint: t("setup.drop.hint"),
     multiple: true,
     taken: async (files) => {
-      for (const [place, file] of files.entries()) {
-        say(t("setup.copying", { name: file.name, number: place + 1, all: files.length }));
-        const last = place === files.length - 1 ? 1 : 0;
+      for (const [position, file] of files.entries()) {
+        say(t("setup.copying", { name: file.name, number: position + 1, all: files.length }));
+        const last = position === files.length - 1 ? 1 : 0;
         if (!(await attempt(() => send(`/api/upload?last=${last}&name=${encodeURIComponent(file.name)}`, file), ""))) return;
       }
       say(t("setup.copied", { count: files.length }));
@@ -87,7 +87,7 @@ export function setupStep(refresh) {
 
   function drawPatient(state) {
     const value = state.patient ?? "";
-    if (![...patient.options].some((one) => one.value === value)) patient.append(h("option", { value }, t("patient.own", { pattern: value })));
+    if (![...patient.options].some((item) => item.value === value)) patient.append(h("option", { value }, t("patient.own", { pattern: value })));
     if (document.activeElement !== patient) patient.value = value;
     patients.textContent = state.patients === null ? "" : t("patient.count", { count: state.patients, images: state.images });
   }
@@ -108,18 +108,18 @@ export function setupStep(refresh) {
 
   const onward = h("button.main-button.onward", { type: "button", id: "start-labelling", onclick: () => document.querySelector("#tab-label").click() }, t("setup.onward"));
 
-  function addRow(one, focus = false) {
+  function addRow(item, focus = false) {
     const number = editor.children.length + 1;
-    const name = h("input", { type: "text", value: one.name, placeholder: t("classes.name.example"), "aria-label": t("classes.name", { number }), maxLength: 200 });
-    const normal = h("input", { type: "checkbox", checked: one.normal });
-    const texts = h("textarea", { rows: 4, value: one.texts.join("\n"), "aria-label": t("classes.texts", { number }), placeholder: t("classes.texts.example") });
+    const name = h("input", { type: "text", value: item.name, placeholder: t("classes.name.example"), "aria-label": t("classes.name", { number }), maxLength: 200 });
+    const normal = h("input", { type: "checkbox", checked: item.normal });
+    const texts = h("textarea", { rows: 4, value: item.texts.join("\n"), "aria-label": t("classes.texts", { number }), placeholder: t("classes.texts.example") });
     const suggest = h(
       "button.quiet",
       {
         type: "button",
         onclick: async () => {
-          const found = await get(`/api/texts?name=${encodeURIComponent(name.value.trim() || "finding")}`);
-          texts.value = found.texts.join("\n");
+          const reply = await get(`/api/texts?name=${encodeURIComponent(name.value.trim() || "finding")}`);
+          texts.value = reply.texts.join("\n");
         },
       },
       t("classes.texts.suggest")
@@ -127,16 +127,16 @@ export function setupStep(refresh) {
     const row = h(
       "fieldset.class-row",
       {},
-      h("legend.unseen", {}, one.name || t("classes.new")),
+      h("legend.unseen", {}, item.name || t("classes.new")),
       h("span.key", { "aria-hidden": "true" }, number < 10 ? String(number) : ""),
       name,
       h("label.normal", { title: t("classes.normal.help") }, normal, t("classes.normal")),
-      h("span.count", {}, one.labels ? t("classes.count", { count: one.labels }) : ""),
-      h("button.quiet.remove", { type: "button", "aria-label": t("classes.remove", { name: one.name }), disabled: one.labels > 0, title: one.labels ? t("classes.remove.used") : "", onclick: () => row.remove() }, "×"),
+      h("span.count", {}, item.labels ? t("classes.count", { count: item.labels }) : ""),
+      h("button.quiet.remove", { type: "button", "aria-label": t("classes.remove", { name: item.name }), disabled: item.labels > 0, title: item.labels ? t("classes.remove.used") : "", onclick: () => row.remove() }, "×"),
       h("details", {}, h("summary", {}, t("classes.describe")), h("p.help", {}, t("classes.texts.help")), texts, suggest)
     );
     row.read = () => ({ name: name.value.trim(), normal: normal.checked, texts: texts.value.split("\n").map((text) => text.trim()).filter(Boolean) });
-    row.before = one.name;
+    row.before = item.name;
     editor.append(row);
     if (focus) name.focus();
   }
@@ -152,7 +152,7 @@ export function setupStep(refresh) {
     fill(editor);
     const known = shared.state.classes;
     const rows = known.length ? known : [1, 2].map(() => ({ name: "", texts: [], normal: false, labels: 0 }));
-    rows.forEach((one) => addRow(one));
+    rows.forEach((item) => addRow(item));
   }
 
   const element = h(
@@ -165,7 +165,7 @@ export function setupStep(refresh) {
       h("div.card", {}, h("h2", {}, t("setup.classes")), h("p.help", {}, t("setup.classes.help")), classes),
       onward,
       h("div.card", {}, h("h2", {}, t("setup.labels")), labels),
-      said
+      status
     ),
     h("section.wide", {}, h("div.row.bar-row", {}, h("h2", {}, t("gallery.title")), sort.element), gallery.element)
   );

@@ -8,7 +8,7 @@ import { resultStep } from "./result.js";
 export const me = crypto.randomUUID?.() ?? String(Math.random()); // this window, for undo
 export const shared = { state: null, images: null, facts: null };
 
-export const classNames = () => shared.state.classes.map((one) => one.name);
+export const classNames = () => shared.state.classes.map((info) => info.name);
 
 export async function openStudio(facts, top, main) {
   shared.facts = facts;

@@ -1,4 +1,4 @@
-// Ask the served models about one image or exam: an upload, and a card for each model's answer.
+// Ask the served models about images: an upload, and a card for each model's answer to each case.
 
 import { announce, bar, dropZone, fill, h, percent, send, t } from "./dom.js";
 
@@ -10,21 +10,20 @@ export function usePanel(facts) {
     mb: facts.max_bytes / 1e6,
     megapixels: facts.max_pixels / 1e6,
   });
-  const exams = facts.models.some((one) => one.bags);
-  const label = t(exams ? "use.drop.exam" : "use.drop");
-  const zone = dropZone({ id: "upload", label, hint: limits, multiple: exams, taken: ask });
+  const label = t(facts.models.some((model) => model.cases) ? "use.drop.cases" : "use.drop");
+  const zone = dropZone({ id: "upload", label, hint: limits, multiple: true, taken: ask });
 
   async function ask(files) {
     const [file] = files;
     const several = files.length > 1;
-    fill(shown, h("p.loading", { role: "status" }, several ? t("use.asking.exam", { count: files.length }) : t("use.asking", { name: file.name })));
+    fill(shown, h("p.loading", { role: "status" }, several ? t("use.asking.several", { count: files.length }) : t("use.asking", { name: file.name })));
     try {
       const form = new FormData();
-      for (const one of files) form.append("file", one, one.name);
+      for (const part of files) form.append("file", part, part.name);
       const name = encodeURIComponent(file.name);
-      const said = await send(`/predict?pictures=true&name=${name}`, several ? form : file);
-      fill(shown, answer(said));
-      announce(said.models.map((one) => `${[one.model, exam(said, one)].filter(Boolean).join(", ")}: ${headline(one)}`).join(". "));
+      const reply = await send(`/predict?images=true&name=${name}`, several ? form : file);
+      fill(shown, answer(reply));
+      announce(reply.models.map((entry) => `${[entry.model, caseName(reply, entry)].filter(Boolean).join(", ")}: ${headline(entry)}`).join(". "));
     } catch (error) {
       fill(shown, h("div.error", { role: "alert" }, h("strong", {}, t("use.none")), " ", error.message));
     }
@@ -35,79 +34,79 @@ export function usePanel(facts) {
 
 const welcome = () => h("p.welcome", { role: "status" }, t("use.welcome"));
 
-function headline(one) {
-  if (one.uncertain) return t("answer.uncertain");
-  return t(one.conformal_set ? "answer.suggestion" : "answer.probable", { name: one.prediction });
+function headline(entry) {
+  if (entry.uncertain) return t("answer.uncertain");
+  return t(entry.conformal_set ? "answer.suggestion" : "answer.probable", { name: entry.prediction });
 }
 
-// The name of the exam that an answer is about, if the upload has several.
-function exam(said, one) {
-  const names = new Set(said.models.flatMap((other) => (other.bag ? [other.bag.name] : [])));
-  return names.size > 1 && one.bag ? one.bag.name : "";
+// The name of the case that an answer is about, if the upload has several.
+function caseName(reply, entry) {
+  return new Set(reply.models.map((other) => other.case.name)).size > 1 ? entry.case.name : "";
 }
 
-function answer(said) {
-  const exams = said.models.some((one) => exam(said, one));
-  const several = said.models.length > 1 && !exams && !said.models.some((one) => one.withheld);
-  const first = new Set(said.models.map((one) => one.prediction));
+function answer(reply) {
+  const cases = reply.models.some((entry) => caseName(reply, entry));
+  const several = reply.models.length > 1 && !cases && !reply.models.some((entry) => entry.withheld);
+  const first = new Set(reply.models.map((entry) => entry.prediction));
   const agree = several && h(
     "p.agree",
     { role: "status" },
-    first.size === 1 ? t("answer.agree", { count: said.models.length, name: [...first][0] }) : t("answer.disagree")
+    first.size === 1 ? t("answer.agree", { count: reply.models.length, name: [...first][0] }) : t("answer.disagree")
   );
   return h(
     "div.answer",
     {},
     h(
-      "section.picture",
+      "section.shown",
       { "aria-label": t("answer.image") },
-      h("img", { src: said.image.preview, alt: t("answer.image.alt") }),
-      h("p", {}, h("strong.name", {}, said.image.name), h("br"), t("answer.size", said.image)),
-      said.models.some((one) => one.bag) && h("p", {}, t("bag.shown")),
-      exams && h("p", { role: "status" }, t("bag.several")),
-      said.image.note && h("p", {}, said.image.note),
+      h("img", { src: reply.image.preview, alt: t("answer.image.alt") }),
+      h("p", {}, h("strong.name", {}, reply.image.name), h("br"), t("answer.size", reply.image)),
+      reply.models.some((entry) => entry.case.images > 1) && h("p", {}, t("case.shown")),
+      cases && h("p", { role: "status" }, t("case.several")),
+      reply.image.note && h("p", {}, reply.image.note),
       agree
     ),
-    h("div.cards", {}, said.models.map((one, number) => card(one, number, exam(said, one))))
+    h("div.cards", {}, reply.models.map((entry, number) => card(entry, number, caseName(reply, entry))))
   );
 }
 
-function card(one, number, name) {
-  const sure = one.findings ? one.calibrated : one.conformal_set !== null; // it can tell when it is unsure
-  const kind = one.uncertain ? "uncertain" : sure ? "suggested" : "unknown";
-  const answered = (name) => (one.findings ? `${name}: ${one.findings[name]}` : name);
-  const rows = Object.entries(one.probabilities).map(([name, p]) => [answered(name), p]);
-  const table = classTable(rows, t(one.calibrated ? "answer.calibrated" : "answer.uncalibrated"));
-  const coverage = percent(one.coverage, Number.isInteger(100 * one.coverage) ? 0 : 1);
+function card(entry, number, name) {
+  const sure = entry.findings ? entry.calibrated : entry.conformal_set !== null; // it can tell when it is unsure
+  const kind = entry.uncertain ? "uncertain" : sure ? "suggested" : "unknown";
+  const answered = (name) => (entry.findings ? `${name}: ${entry.findings[name]}` : name);
+  const rows = Object.entries(entry.probabilities).map(([name, p]) => [answered(name), p]);
+  const table = classTable(rows, t(entry.calibrated ? "answer.calibrated" : "answer.uncalibrated"));
+  const coverage = percent(entry.coverage, Number.isInteger(100 * entry.coverage) ? 0 : 1);
   let below = null;
-  if (one.uncertain) below = h("ul", {}, one.reasons.map((reason) => h("li", {}, reason)));
-  else if (!sure || !one.findings) below = h("p", {}, sure ? t("answer.only", { coverage }) : t("answer.cannot"));
+  if (entry.uncertain) below = h("ul", {}, entry.reasons.map((reason) => h("li", {}, reason)));
+  else if (!sure || !entry.findings) below = h("p", {}, sure ? t("answer.only", { coverage }) : t("answer.cannot"));
+  const joined = entry.case.images > 1;
   const heading = `model-${number}`;
   return h(
     "article.card",
     { "aria-labelledby": heading },
-    h("h2", { id: heading }, one.model, " ", h("small", {}, one.method), name && h("span.exam", {}, name)),
-    h(`div.state.${kind}`, { role: one.uncertain ? "alert" : "status" }, h("strong", {}, headline(one)), below),
-    one.note && h("p.set", {}, one.note),
-    one.withheld ? h("details.withheld", {}, h("summary", {}, t("answer.withheld")), table) : table,
-    one.conformal_set && !one.withheld && h(
+    h("h2", { id: heading }, entry.model, " ", h("small", {}, entry.method), name && h("span.case", {}, name)),
+    h(`div.state.${kind}`, { role: entry.uncertain ? "alert" : "status" }, h("strong", {}, headline(entry)), below),
+    entry.note && h("p.set", {}, entry.note),
+    entry.withheld ? h("details.withheld", {}, h("summary", {}, t("answer.withheld")), table) : table,
+    entry.conformal_set && !entry.withheld && h(
       "p.set",
       { title: t("help.set") },
       t("answer.set", { coverage }),
       " ",
-      h("strong", {}, one.conformal_set.join(", ") || t("answer.none"))
+      h("strong", {}, entry.conformal_set.join(", ") || t("answer.none"))
     ),
-    one.bag && deciding(one.bag),
-    one.bag && one.evidence && h("h3", {}, t("bag.evidence")),
-    one.evidence && evidenceFigure(one.evidence),
-    one.similar.length > 0 && h("h3", {}, t("answer.similar")),
-    one.similar.length > 0 && h(
+    joined && deciding(entry.case),
+    joined && entry.evidence && h("h3", {}, t("case.evidence")),
+    entry.evidence && evidenceFigure(entry.evidence),
+    entry.similar.length > 0 && h("h3", {}, t("answer.similar")),
+    entry.similar.length > 0 && h(
       "ol.similar",
       {},
-      one.similar.map((near) => h(
+      entry.similar.map((near) => h(
         "li",
         {},
-        near.picture && h("img", { src: near.picture, alt: t("answer.similar.alt", { name: near.class }) }),
+        near.image && h("img", { src: near.image, alt: t("answer.similar.alt", { name: near.class }) }),
         h("span", {}, near.class),
         " ",
         h("span.number", {}, near.similarity.toFixed(2))
@@ -116,37 +115,37 @@ function card(one, number, name) {
   );
 }
 
-// The pictures of an exam or volume that weigh most in its answer.
-function deciding(bag) {
-  const name = (one) => {
-    const [, index] = /(?:^|,)index=(\w+)$/.exec(one.part) ?? [];
-    const [, x, y] = /^tile=(\d+),(\d+),/.exec(one.part) ?? [];
-    if (index) return t("bag.slice", { index });
-    return x ? t("bag.tile", { x, y }) : one.file;
+// The images of a case that weigh most in its answer.
+function deciding(answered) {
+  const name = (entry) => {
+    const [, index] = /(?:^|,)index=(\w+)$/.exec(entry.part) ?? [];
+    const [, x, y] = /^tile=(\d+),(\d+),/.exec(entry.part) ?? [];
+    if (index) return t("case.slice", { index });
+    return x ? t("case.tile", { x, y }) : entry.file;
   };
   return [
-    h("h3", {}, t("bag.deciding", { count: bag.pictures })),
-    h("ol.similar.deciding", {}, bag.decided_by.map((one) => h(
+    h("h3", {}, t("case.deciding", { count: answered.images })),
+    h("ol.similar.deciding", {}, answered.decided_by.map((entry) => h(
       "li",
       {},
-      one.picture && h("img", { src: one.picture, alt: t("bag.alt", { name: name(one) }) }),
-      h("span", { title: one.part ? `${one.file}#${one.part}` : one.file }, name(one)),
+      entry.image && h("img", { src: entry.image, alt: t("case.alt", { name: name(entry) }) }),
+      h("span", { title: entry.part ? `${entry.file}#${entry.part}` : entry.file }, name(entry)),
       " ",
-      h("span.number", {}, t("bag.share", { share: percent(one.share) }))
+      h("span.number", {}, t("case.weight", { weight: percent(entry.weight) }))
     ))),
   ];
 }
 
 // Where the answer comes from; in words alone if the map marks nothing that matters more.
-export function evidenceFigure(found) {
-  const name = found.class;
-  if (!found.picture) return h("p.notice", { role: "status" }, t("evidence.none", { name }));
-  const tried = found.check && t("evidence.tried", { share: percent(found.check.blurred), marked: lost(found.check.marked), random: lost(found.check.random) });
+export function evidenceFigure(map) {
+  const name = map.class;
+  if (!map.image) return h("p.notice", { role: "status" }, t("evidence.none", { name }));
+  const tried = map.check && t("evidence.tried", { share: percent(map.check.blurred), marked: lost(map.check.marked), random: lost(map.check.random) });
   return h(
     "figure",
     {},
-    h("img", { src: found.picture, alt: t("evidence.alt", { name }) }),
-    h("figcaption", {}, t(`evidence.${found.kind}`, { name }), tried && h("span.tried", {}, tried))
+    h("img", { src: map.image, alt: t("evidence.alt", { name }) }),
+    h("figcaption", {}, t(`evidence.${map.kind}`, { name }), tried && h("span.tried", {}, tried))
   );
 }
 
@@ -160,8 +159,8 @@ export function classTable(rows, caption) {
     h(
       "tbody",
       {},
-      rows.map(([name, share], place) => h(
-        place ? "tr" : "tr.first",
+      rows.map(([name, share], rank) => h(
+        rank ? "tr" : "tr.first",
         {},
         h("th", { scope: "row" }, name),
         h("td", {}, bar(share)),
@@ -175,13 +174,13 @@ export function modelList(facts) {
   return h(
     "ul.models",
     {},
-    facts.models.map((one) => h(
+    facts.models.map((entry) => h(
       "li",
       {},
-      h("strong", {}, one.name),
-      ` (${one.method}): ${one.classes.join(", ")}`,
-      one.calibrated ? "" : `. ${t("model.uncalibrated")}`,
-      one.note ? `. ${one.note}` : ""
+      h("strong", {}, entry.name),
+      ` (${entry.method}): ${entry.classes.join(", ")}`,
+      entry.calibrated ? "" : `. ${t("model.uncalibrated")}`,
+      entry.note ? `. ${entry.note}` : ""
     ))
   );
 }

@@ -6,22 +6,23 @@ import hashlib
 import io
 import json
 import zipfile
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
 
-from ogkd.cells import harmless, harmless_path
-from ogkd.datasets.tables import csv_text
+from ogkd.datasets.case import Case
+from ogkd.datasets.grouping import Grouping
 from ogkd.errors import ConfigError
 from ogkd.evaluation.predictions import LabelledPredictions
+from ogkd.features.store import given_batches
 from ogkd.fitting.prepare import default_preset
-from ogkd.images import SliceRule
 from ogkd.methods import TextSide, make_method
 from ogkd.model.card import BackboneCard, ModelCard, versions
 from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Decider, Decision
 from ogkd.model.familiarity import SupportFeatures
+from ogkd.model.table import row_writer
 from ogkd.report import write_report
 from ogkd.serve.studio.fitted import Fitted
 from ogkd.serve.studio.learn import METHOD, SEED
@@ -40,13 +41,20 @@ Research software, not for autonomous clinical use: a qualified person must judg
 """
 
 
-def classifier_of(session: Session, *, whole_card: bool = True) -> Classifier:
+def classifier_of(
+    session: Session, *, whole_card: bool = True, allow_missing_classes: bool = False
+) -> Classifier:
     """The current model as a classifier, calibrated on labels that were held out in turn.
 
     Its card names the unlabelled images that it learned from, which takes a while, if `whole_card`.
     """
     fitted, text, features = session.fitted, session.text(), session.gallery.features
-    if fitted is None or text is None or features is None or fitted.missing:
+    if (
+        fitted is None
+        or text is None
+        or features is None
+        or (fitted.missing and not allow_missing_classes)
+    ):
         missing = _without_images(session)
         raise ConfigError(
             "There is no model yet: label at least one image of each class"
@@ -66,26 +74,25 @@ def _card(session: Session, fitted: Fitted, text: TextSide, *, whole: bool) -> M
     refs = [session.gallery.refs[row] for row in fitted.labelled.tolist()]
     rest = [session.gallery.refs[row] for row in fitted.rest.tolist()] if whole else []
     labels = fitted.labels.tolist()
-    counts = Counter(labels)
-    rule = session.project.facts.slice
     return ModelCard(
         method=METHOD,
         preset=preset,
         config=make_method(METHOD, preset=preset).config.model_dump(mode="json"),
-        class_names=text.class_names,
-        normal=tuple(text.class_names[label] for label in text.normal),
+        asks=fitted.task.as_json(),
         backbone=BackboneCard.of(text.backbone),
         logit_scale=text.backbone.logit_scale,
         prompts_sha256=_digest(text.prompts),
         data_sha256=_digest(sorted(zip((ref.key for ref in refs), labels, strict=True))),
-        support_counts=tuple(counts[label] for label in range(len(text.class_names))),
+        support_counts=fitted.task.support_counts(labels),
         support_images=tuple(sorted({ref.fingerprint for ref in refs})),
         support_pixels=tuple(sorted({ref.pixel_fingerprint for ref in refs})),
         unlabelled_images=tuple(
             sorted({mark for ref in rest for mark in (ref.fingerprint, ref.pixel_fingerprint)})
         ),
         seed=SEED,
-        slice=None if rule is None else str(SliceRule.parse(rule)),
+        cases=Grouping.parse(slice=session.project.facts.slice).as_json(),
+        images=len(refs),
+        learned_cases=len(refs),
         versions=dict(versions()),
     )
 
@@ -106,28 +113,23 @@ def write_model(session: Session) -> Path:
 
 
 def predictions_csv(session: Session) -> str:
-    """Every image: its label if it has one, and what the model says of it."""
-    names, fitted = session.project.class_names, session.fitted
-    if fitted is None:
+    """What the model says of every image, as the table that `ogkd predict` writes."""
+    fitted, gallery = session.fitted, session.gallery
+    if fitted is None or gallery.features is None:
         raise ConfigError("There are no predictions yet. Name at least two classes first.")
-    labels = session.labels()
-    head = ["path", "label", "prediction", "probability", "plausible", "unfamiliar", "error"]
-    rows: list[list[object]] = [[*head, *(f"p({harmless(name)})" for name in names)]]
-    for row, address in enumerate(session.gallery.addresses):
-        label = harmless(names[labels[row]]) if labels[row] >= 0 else ""
-        if not fitted.known[row]:
-            error = harmless(session.gallery.errors.get(row, "not read yet"))
-            rows.append([harmless_path(address), label, "", "", "", "", error, *[""] * len(names)])
-            continue
-        p = fitted.probabilities[row]
-        members = [] if fitted.sets is None else np.flatnonzero(fitted.sets[row]).tolist()
-        plausible = "; ".join(names[member] for member in members)
-        unfamiliar = "" if fitted.unfamiliar is None else str(bool(fitted.unfamiliar[row])).lower()
-        best = int(p.argmax())
-        shares = [f"{share:.4f}" for share in p]
-        cells = [harmless(names[best]), f"{p[best]:.4f}", harmless(plausible), unfamiliar, ""]
-        rows.append([harmless_path(address), label, *cells, *shares])
-    return csv_text(rows)
+    classifier = classifier_of(session, whole_card=False, allow_missing_classes=True)
+    pairs = zip(gallery.addresses, gallery.refs, strict=True)
+    cases = [Case(address, (ref,)) for address, ref in pairs]
+    rows = torch.from_numpy(gallery.features[fitted.known])
+    known = [case for case, read in zip(cases, fitted.known, strict=True) if read]
+    decisions = Decider(classifier).decide(known, lambda images: given_batches(rows, images))
+    memory = io.StringIO()
+    write = row_writer(memory, fitted.task, "csv", joined=False)
+    for row, case in enumerate(cases):
+        error = gallery.errors.get(row, "not read yet")
+        unread = Decision(case, errors=((case.image, error),))
+        write(next(decisions) if fitted.known[row] else unread)
+    return memory.getvalue()
 
 
 def report_html(session: Session, path: Path) -> Path:
@@ -139,23 +141,23 @@ def report_html(session: Session, path: Path) -> Path:
         raise ConfigError("A report needs at least two labelled images of each class.")
     rows = judged.rows.tolist()
     refs = [session.gallery.refs[row] for row in rows]
-    names = session.project.class_names
+    targets = judged.labels.tolist()
+    cases = [Case.single(ref, target) for ref, target in zip(refs, targets, strict=True)]
     predictions = LabelledPredictions(
+        task=classifier.task,
+        cases=cases,
         labels=judged.labels,
         logits=judged.logits,
         features=features[rows],
         images=refs,
-        groups=[None] * len(rows),
-        keys=[ref.fingerprint for ref in refs],
-        class_names=names,
-        normal=tuple(n for n, info in enumerate(session.project.facts.classes) if info.normal),
+        decisions=[Decision(case) for case in cases],
         warnings=(
             "These numbers are of labelled images that were held out in turn (leave-one-out), not "
             "of a separate test set. The studio asks for hard images, so other images may be "
             "easier or harder than these.",
         ),
     )
-    write_report(path, classifier, session.project.manifest(), predictions, images=False)
+    write_report(path, classifier, session.project.dataset(), predictions, images=False)
     return path
 
 

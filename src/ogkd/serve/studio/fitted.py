@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta
 
+from ogkd.datasets.task import OneOf, Task
 from ogkd.errors import ConfigError
+from ogkd.evaluation.metrics import exact_interval
 from ogkd.methods import Head, TextSide
 from ogkd.model.calibration import Calibration
 from ogkd.model.familiarity import Familiarity, SupportFeatures, can_judge
 from ogkd.model.support_sets import SupportSets
-from ogkd.model.temperature import softmax
 from ogkd.serve.studio.learn import POOL, fit_head, hold_out, learnable, logits_of
 from ogkd.serve.studio.queue import UNLABELLED
 
@@ -49,7 +49,7 @@ class Judged:
     calibration: Calibration | None = None
     exact: NDArray[np.bool_] | None = None  # [N, C]: sets, if every class has labels enough
     accuracy: float | None = None
-    interval: tuple[float, float] | None = None
+    interval: Sequence[float] | None = None
     counted: int = 0  # images that the accuracy is of
     fair: bool = False  # whether these are a random sample
     confusion: list[list[int]] = field(default_factory=list)
@@ -60,6 +60,7 @@ class Judged:
 class Fitted:
     """One fit. Arrays over images have a row for each image of the gallery."""
 
+    task: Task
     head: Head
     known: NDArray[np.bool_]  # [N]: images that had been read; nothing is said of the others
     labelled: NDArray[np.int64]  # rows
@@ -80,14 +81,12 @@ class Fitted:
     def trusting(self, judged: Judged | None) -> Fitted:
         """The same fit, with probabilities and sets as the judged labels calibrate them."""
         calibration = None if judged is None else judged.calibration
-        if calibration is None:
-            p = softmax(self.logits, 1.0)
-            return replace(self, judged=judged, probabilities=p, sets=None)
-        p = softmax(self.logits, calibration.temperature)
+        p = self.task.probabilities(self.logits, calibration)
         sets = None if judged is None else judged.exact
-        if sets is None:
+        if sets is None and calibration is not None:
             try:
-                sets = calibration.sets(p, coverage=COVERAGE)
+                calibration.require_sets(COVERAGE)
+                sets = self.task.plausible(p, calibration.limits(self.task, COVERAGE))
             except ConfigError:
                 sets = None  # too few images
         return replace(self, judged=judged, probabilities=p, sets=sets)
@@ -105,7 +104,7 @@ def fit_labels(
 
     Images without a label are learned from too, the first ones of `order`, a random order.
     """
-    classes = len(text.class_names)
+    task = OneOf(text.class_names, text.normal)
     rows = np.flatnonzero((labels >= 0) & known)
     X, y = features[rows], labels[rows]
     learned = len(set(y.tolist())) > 1
@@ -114,15 +113,15 @@ def fit_labels(
     )
     rest = rest[learnable(X, y, text, features[rest])] if learned else rest[:0]
     head = fit_head(X, y, text, features[rest])
-    logits = np.zeros((len(features), classes), np.float32)
+    logits = np.zeros((len(features), len(task.names)), np.float32)
     logits[known] = logits_of(head, features[known])
     support = SupportFeatures(X, y)
     strange = None
     if learned and can_judge(support):
         strange = Familiarity(support, text.backbone.embed_dim).unfamiliar(features) & known
-    missing = tuple(label for label in range(classes) if label not in y)
-    p = softmax(logits, 1.0)
-    return Fitted(head, known, rows, y, rest, logits, strange, learned, missing, p)
+    missing = tuple(label for label in range(len(task.names)) if label not in y)
+    p = task.probabilities(logits)
+    return Fitted(task, head, known, rows, y, rest, logits, strange, learned, missing, p)
 
 
 def judge(
@@ -150,7 +149,9 @@ def judge(
         names = [keys[row] for row in chosen]
         units = [labelled_groups[row] for row in held.rows]
         try:
-            calibration = Calibration.fit(held.logits, judged, names, groups=units, engine=engine)
+            calibration = Calibration.fit(
+                fitted.task, held.logits, judged, names, groups=units, engine=engine
+            )
         except ValueError:  # all of one patient: there are no two sides
             calibration = None
     right = held.logits.argmax(axis=1) == judged
@@ -167,11 +168,11 @@ def judge(
         calibration,
         None if calibration is None else exact_sets(fitted, features, text),
         accuracy=float(counted.mean()) if len(counted) else None,
-        interval=exact_interval(int(counted.sum()), len(counted)) if len(counted) else None,
+        interval=exact_interval(int(counted.sum()), len(counted)),
         counted=len(counted),
         fair=fair,
         confusion=confusion.tolist(),
-        suspects=tuple(suspects(X, y, rows, held.rows, held.probabilities)),
+        suspects=tuple(suspects(X, y, rows, held.rows, fitted.task.probabilities(held.logits))),
     )
 
 
@@ -184,14 +185,6 @@ def exact_sets(
     if support_sets is None or not support_sets.holds(COVERAGE):
         return None
     return support_sets.sets(features, coverage=COVERAGE)
-
-
-def exact_interval(right: int, count: int, level: float = 0.95) -> tuple[float, float]:
-    """The Clopper-Pearson interval of a share: at least `level` of such intervals contain it."""
-    tail = (1 - level) / 2
-    low = float(beta.ppf(tail, right, count - right + 1)) if right else 0.0
-    high = float(beta.ppf(1 - tail, right + 1, count - right)) if right < count else 1.0
-    return low, high
 
 
 def suspects(

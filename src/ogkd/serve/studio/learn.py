@@ -17,8 +17,7 @@ from ogkd.features.views import FixedViews
 from ogkd.fitting.pool import PER_CLASS
 from ogkd.fitting.prepare import default_preset
 from ogkd.methods import Head, Support, TextSide, make_method
-from ogkd.model.familiarity import SupportFeatures, of_this_kind
-from ogkd.model.temperature import softmax
+from ogkd.model.familiarity import SupportFeatures, is_in_distribution
 
 METHOD = "fused"
 SEED = 1
@@ -36,9 +35,9 @@ def fit_head(features: Rows, labels: Labels, text: TextSide, rest: Rows | None =
     A class without an image is known by its texts; while fewer than two have one, all are.
     """
     if len(set(labels.tolist())) < 2:
-        return make_method(TEXT_METHOD).fit([], text, seeds=[SEED])[0]
+        return make_method(TEXT_METHOD).fit(None, text, seed=SEED)
     method = make_method(METHOD, preset=default_preset(METHOD))
-    return method.fit([support_of(features, labels, text, rest)], text, seeds=[SEED])[0]
+    return method.fit(support_of(features, labels, text, rest), text, seed=SEED)
 
 
 def support_of(features: Rows, labels: Labels, text: TextSide, rest: Rows | None = None) -> Support:
@@ -47,7 +46,7 @@ def support_of(features: Rows, labels: Labels, text: TextSide, rest: Rows | None
     if rest is not None and len(near := rest[learnable(features, labels, text, rest)]):
         pool = torch.from_numpy(near)
     views = FixedViews(ImageFeatures(rows))
-    return Support(views, torch.from_numpy(labels), unlabelled=pool, partial=True)
+    return Support(views, torch.from_numpy(labels), unlabelled=pool, allow_missing_classes=True)
 
 
 def learnable(features: Rows, labels: Labels, text: TextSide, rest: Rows) -> NDArray[np.bool_]:
@@ -55,7 +54,7 @@ def learnable(features: Rows, labels: Labels, text: TextSide, rest: Rows) -> NDA
     if not len(rest):
         return np.zeros(0, bool)
     width = text.backbone.embed_dim
-    near = of_this_kind(SupportFeatures(features, labels), rest, width)
+    near = is_in_distribution(SupportFeatures(features, labels), rest, width)
     enough = int(near.sum()) >= PER_CLASS * len(text.class_names)
     return near if enough else np.zeros(len(rest), bool)
 
@@ -71,10 +70,6 @@ class HeldOut:
 
     rows: NDArray[np.int64]  # [M]: which of the labelled images
     logits: Rows
-
-    @property
-    def probabilities(self) -> Rows:
-        return softmax(self.logits, 1.0)
 
 
 def hold_out(

@@ -18,8 +18,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from ogkd.datasets.manifest import Item, Manifest, read_class_names
+from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.names import read_class_names
 from ogkd.datasets.tables import csv_text, relative_to, table_text
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import (
     holds_files,
@@ -223,31 +225,33 @@ class Project:
         address = self.address(ImageRef(folder.resolve()))
         self.set_facts(folders=tuple(dict.fromkeys((*self.facts.folders, address))))
 
-    def manifest(self) -> Manifest:
+    @property
+    def task(self) -> OneOf:
+        classes = self.facts.classes
+        return OneOf(self.class_names, tuple(n for n, info in enumerate(classes) if info.normal))
+
+    def dataset(self) -> Dataset:
         """The labelled images as a dataset."""
         names = self.class_names
-        items = [
-            Item(self.ref(image), names.index(label), group=self.marks[image].patient)
+        cases = [
+            Case.single(self.ref(image), names.index(label), group=self.marks[image].patient)
             for image, label in self.labels.items()
         ]
-        return Manifest(tuple(items), names)
+        return Dataset(tuple(cases), self.task)
 
     def write_table(self) -> Path:
         """Write `labels.csv` from the log, and `volumes.csv` if slices of volumes are labelled."""
         path = self.folder / TABLE
-        manifest = self.manifest()
-        text = (
-            table_text(manifest, self.folder) if manifest.items else csv_text([["path", "label"]])
-        )
+        dataset = self.dataset()
+        text = table_text(dataset, self.folder) if dataset.cases else csv_text([["path", "label"]])
         write_text(path, text, ours=True)
         whole = {
-            ImageRef(item.image.file): item
-            for item in manifest.items
-            if kind_of(item.image.file) == "nifti"
+            case.image.file: replace(case, images=(ImageRef(case.image.file),))
+            for case in dataset.cases
+            if kind_of(case.image.file) == "nifti"
         }
         if whole:
-            items = tuple(replace(item, image=image) for image, item in whole.items())
-            text = table_text(replace(manifest, items=items), self.folder)
+            text = table_text(dataset.with_cases(whole.values()), self.folder)
             write_text(self.folder / VOLUMES, text, ours=True)
         return path
 

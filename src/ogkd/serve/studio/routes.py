@@ -1,4 +1,4 @@
-"""The routes of the studio's page: JSON in and out, pictures, downloads.
+"""The routes of the studio's page: JSON in and out, images, downloads.
 
 A request names images by their number in the gallery, never by a path.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ogkd.datasets.fetch import unpack
 from ogkd.datasets.tables import read_table
+from ogkd.datasets.task import require_classes
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import folder_atomically, home, parse_json
 from ogkd.images.decode import EXTENSIONS
@@ -185,15 +186,15 @@ def _routes(
             await receive_file(request, file)
             try:
                 table = await asyncio.to_thread(read_table, file, root=Path())
-                items = table.require_classes("The studio").items
+                require_classes(table.task, "The studio")
             except OgkdError as error:  # nobody knows where the file was kept meanwhile
                 raise DataError(str(error).replace(f"{received}/", "")) from error
         addresses = session.gallery.addresses
-        paths = [item.image.as_posix() for item in items]
+        paths = [case.image.as_posix() for case in table.cases]
         matches = match_paths(paths, addresses)
         rows = [
-            (addresses[number], table.class_names[item.label], item.group)
-            for number, item in zip(matches, items, strict=True)
+            (addresses[number], table.task.text(case.target), case.group)
+            for number, case in zip(matches, table.cases, strict=True)
             if number is not None
         ]
         lost = [path for path, number in zip(paths, matches, strict=True) if number is None]

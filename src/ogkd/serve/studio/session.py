@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.backbones import Backbone, load_backbone
+from ogkd.datasets.names import fold_name
 from ogkd.errors import DataError, OgkdError
 from ogkd.features.store import FeatureStore
 from ogkd.files import read_json, write_json
 from ogkd.fitting.choose import AUTO, choose_backbone
-from ogkd.fitting.prepare import text_side
+from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
 from ogkd.model.familiarity import SupportFeatures, nearest
-from ogkd.prompts.bank import fold, read_bank, shipped_banks, template_bank
+from ogkd.prompts.bank import read_bank, shipped_banks, template_bank
 from ogkd.serve.studio.fitted import Fitted, Judged, fit_labels, judge
 from ogkd.serve.studio.images import Gallery, find_project_images, patients
 from ogkd.serve.studio.project import Project
@@ -196,9 +197,8 @@ class Session:
             return None
         if self._text is None or self._text[0] != classes:
             bank = {info.name: list(info.texts or texts_for(info.name)) for info in classes}
-            names = [info.name for info in classes]
-            normal = [number for number, info in enumerate(classes) if info.normal]
-            self._text = (classes, text_side(self.backbone, names, bank, normal))
+            [text] = text_sides(self.backbone, self.project.task, bank)
+            self._text = (classes, text)
         return self._text[1]
 
     def _encode(self, gallery: Gallery, stop: threading.Event) -> None:
@@ -315,7 +315,7 @@ class Session:
 def texts_for(name: str) -> list[str]:
     """The texts of a shipped bank that has this class, else templates."""
     for path in shipped_banks().values():
-        bank = {fold(known): texts for known, texts in read_bank(path).items()}
-        if texts_of_class := bank.get(fold(name)):
+        bank = {fold_name(known): texts for known, texts in read_bank(path).items()}
+        if texts_of_class := bank.get(fold_name(name)):
             return texts_of_class
     return template_bank([name])[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ogkd.features.encode import encode_files
+from ogkd.datasets.case import Case
 from ogkd.serve.models import Model, evidence_json
 from ogkd.serve.studio.fitted import COVERAGE, Judged
 from ogkd.serve.studio.images import patients
@@ -142,10 +142,8 @@ def detail(
     ]
     body["learned"] = fitted.learned
     if evidence and (asked := models()):
-        classifier = asked[0].classifier
-        wanted = {"patches": True, "deep": classifier.deep}
-        batch = next(encode_files(classifier.backbone, [gallery.refs[row]], **wanted))
-        decision = next(asked[0].decider.decide_batches([batch]))
+        case = Case.single(gallery.refs[row])
+        decision = next(asked[0].decider.decide([case], patches=True))
         if decision.error is None:
-            body["evidence"] = evidence_json(classifier, decision)
+            body["evidence"] = evidence_json(asked[0].classifier, decision)
     return body

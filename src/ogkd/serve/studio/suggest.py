@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.tables import read_table
+from ogkd.datasets.task import require_classes
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import unreadable, unreadable_error
 from ogkd.fitting.choose import AUTO, choose_backbone
-from ogkd.fitting.prepare import text_side
+from ogkd.fitting.prepare import text_sides
 from ogkd.images import ImageRef, find_images
-from ogkd.model.temperature import softmax
 from ogkd.prompts.bank import read_bank
 from ogkd.serve.studio.learn import fit_head, logits_of
 from ogkd.serve.studio.queue import UNLABELLED, next_images
@@ -26,7 +26,7 @@ from ogkd.serve.studio.queue import UNLABELLED, next_images
 def label_next(
     folder: str | Path,
     *,
-    labels: str | Path | Manifest | None = None,
+    labels: str | Path | Dataset | None = None,
     n: int = 20,
     backbone: str | Path | Backbone = AUTO,
     prompts: str | Path | None = None,
@@ -38,7 +38,7 @@ def label_next(
     Args:
         folder: images at any depth.
         labels: the images labelled so far: a table of path, label and perhaps patient, or a
-            manifest. Without it, the first images are those that represent the folder best.
+            dataset. Without it, the first images are those that represent the folder best.
         n: how many images.
         backbone: a known name, a folder, a loaded backbone or "auto", as for `ogkd.fit`.
         prompts: texts of the classes: a JSON file or the name of a shipped bank.
@@ -46,14 +46,11 @@ def label_next(
         say: receives short notes for the user.
     """
     images = _readable(find_images([folder]), say)
-    table = labels
-    if labels is not None and not isinstance(labels, Manifest):
-        table = read_table(Path(str(labels)))
-    assert table is None or isinstance(table, Manifest)
+    table = labels if labels is None or isinstance(labels, Dataset) else read_table(Path(labels))
     y, groups = _labels_of(images, table)
     if table is not None and (y < 0).all():
         raise DataError(
-            f"None of the {len(table.items)} labelled images is in {folder}. The paths of a table "
+            f"None of the {len(table.cases)} labelled images is in {folder}. The paths of a table "
             "count from its own folder.",
             argument="labels",
         )
@@ -61,17 +58,17 @@ def label_next(
         name = choose_backbone(images[:24], say=say) if backbone == AUTO else backbone
         backbone = load_backbone(name, device=device)
     features = FeatureStore(backbone).get(images, deep=bool(backbone.deep_parts)).rows[:, 0].numpy()
-    names: tuple[str, ...] = ()
-    probabilities = None
+    classes, probabilities = 2, None
     if table is not None:
-        names = table.class_names
+        classes = max(2, len(table.names))
         bank = None if prompts is None else read_bank(Path(prompts))
-        head = fit_head(features[y >= 0], y[y >= 0], text_side(backbone, names, bank, ()))
-        probabilities = softmax(logits_of(head, features), 1.0)
+        [text] = text_sides(backbone, table.task, bank)
+        head = fit_head(features[y >= 0], y[y >= 0], text)
+        probabilities = table.task.probabilities(logits_of(head, features))
     chosen = next_images(
         features[:, : backbone.embed_dim],
         y,
-        classes=max(2, len(names)),
+        classes=classes,
         probabilities=probabilities,
         groups=groups if any(groups) else None,
         n=n,
@@ -80,13 +77,16 @@ def label_next(
 
 
 def _labels_of(
-    images: Sequence[ImageRef], table: Manifest | None
+    images: Sequence[ImageRef], table: Dataset | None
 ) -> tuple[NDArray[np.int64], list[str | None]]:
     """The label of each image, or UNLABELLED, and its patient."""
-    items = {} if table is None else {_identity(item.image): item for item in table.items}
-    matches = [items.get(_identity(image)) for image in images]
-    labels = [UNLABELLED if item is None else item.label for item in matches]
-    return np.array(labels, np.int64), [None if item is None else item.group for item in matches]
+    cases: dict[tuple[Path, str], Case] = {}
+    if table is not None:
+        require_classes(table.task, "Choosing images to label")
+        cases = {_identity(case.image): case for case in table.cases}
+    matches = [cases.get(_identity(image)) for image in images]
+    labels = [UNLABELLED if case is None else case.target for case in matches]
+    return np.array(labels, np.int64), [None if case is None else case.group for case in matches]
 
 
 def _readable(images: Sequence[ImageRef], say: Callable[[str], None] | None) -> list[ImageRef]:

@@ -28,18 +28,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from ogkd.fitting.bags import BagSupport, fit_head, held_out, learn
 from torch import Tensor, nn
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core import pooling
 from ogkd.datasets.phantoms import draw, phantom
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.features.encode import encode_crops
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
-from ogkd.fitting.bags import BagSupport, fit_head, held_out, learn
 from ogkd.fitting.prepare import text_side
 from ogkd.images.transforms import center_crop
 from ogkd.methods import Support, TextSide, make_method
@@ -96,12 +96,12 @@ def phantom_bags(
 
 def slide_bags(splits: tuple[str, ...], count: int, affected: int, store: FeatureStore) -> Bags:
     """Slides of one organ each: benign tiles, and tiles of the slide's own class among them."""
-    manifest = read_manifest(SHARED / "data" / "LungColon")
-    names = manifest.class_names
-    items = [item for item in manifest.items if item.split in splits]
-    features = store.get([item.image for item in items], deep=True).rows[:, 0].float()
+    dataset = read_dataset(SHARED / "data" / "LungColon")
+    names = dataset.names
+    cases = [case for case in dataset.cases if case.split in splits]
+    features = store.get([case.image for case in cases], deep=True).rows[:, 0].float()
     of = {
-        c: torch.tensor([row for row, item in enumerate(items) if item.label == c])
+        c: torch.tensor([row for row, case in enumerate(cases) if case.target == c])
         for c in range(len(names))
     }
     benign = {
@@ -211,7 +211,7 @@ def run_all(data: str, out: Path, shots: list[int], test_bags: int) -> None:
             if place.is_file():
                 continue
             if real:
-                names = read_manifest(SHARED / "data" / "LungColon").class_names
+                names = read_dataset(SHARED / "data" / "LungColon").class_names
                 normal = [c for c, name in enumerate(names) if "benign" in name]
                 bank = read_bank(shipped_banks()["lungcolon"])
                 train = slide_bags(("train", "val"), k, affected, store)
@@ -233,26 +233,26 @@ def run_all(data: str, out: Path, shots: list[int], test_bags: int) -> None:
 def run_knees(out: Path) -> None:
     """Patients of KneeXray, whose files are named PATIENT and L or R; a few have both knees."""
     backbone = load_backbone(SHARED / "backbones" / "dinov2s14-minilm-med")
-    store, manifest = FeatureStore(backbone), read_manifest(SHARED / "data" / "KneeXray")
+    store, dataset = FeatureStore(backbone), read_dataset(SHARED / "data" / "KneeXray")
     order = ["healthy", "doubtful", "minimal", "moderate", "severe"]
-    rank = [order.index(name.split()[0]) for name in manifest.class_names]
+    rank = [order.index(name.split()[0]) for name in dataset.names]
     normal = [rank.index(0)]
-    text = text_side(backbone, manifest.class_names, read_bank(shipped_banks()["kneexray"]), normal)
+    text = text_side(backbone, dataset.names, read_bank(shipped_banks()["kneexray"]), normal)
     parts: dict[str, Bags] = {}
     for split in ("train", "test"):
-        items = sorted(
-            (item for item in manifest.items if item.split == split),
-            key=lambda item: item.image.file.stem,
+        cases = sorted(
+            (case for case in dataset.cases if case.split == split),
+            key=lambda case: case.image.file.stem,
         )
-        patients = [item.image.file.stem[:-1] for item in items]
+        patients = [case.image.file.stem[:-1] for case in cases]
         number = {name: place for place, name in enumerate(dict.fromkeys(patients))}
         bag = torch.tensor([number[name] for name in patients])
-        shows = torch.tensor([item.label for item in items])
+        shows = torch.tensor([case.target for case in cases])
         worse = [
-            max((items[n].label for n in (bag == b).nonzero()[:, 0].tolist()), key=rank.__getitem__)
+            max((cases[n].label for n in (bag == b).nonzero()[:, 0].tolist()), key=rank.__getitem__)
             for b in range(len(number))
         ]
-        rows = store.get([item.image for item in items], deep=True).rows[:, 0].float()
+        rows = store.get([case.image for case in cases], deep=True).rows[:, 0].float()
         parts[split] = rows, bag, torch.tensor(worse), shows
     (rows, bag, labels, shows), (z_rows, z_bag, truth, _) = parts["train"], parts["test"]
     d, method = backbone.embed_dim, make_method("fused")
