@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from ogkd.datasets import catalog
 from ogkd.datasets import fetch as module
@@ -40,6 +41,7 @@ from tiny_server import TinyServer, serve
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
     monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # as read when it was imported
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
     monkeypatch.delenv("OGKD_DATA", raising=False)
     with serve() as running:

@@ -128,13 +128,7 @@ def test_colour_volumes_are_colour(tmp_path):
 
 def test_axis_and_index_are_both_needed(tmp_path):
     file = nifti(tmp_path / "v.nii.gz", VOLUME)
-    for address in (
-        file,
-        f"{file}#index=2",
-        f"{file}#axis=1",
-        f"{file}#slice 3",
-        f"{file}#axis=2,index=7",
-    ):
+    for part in ("", "#index=2", "#axis=1", "#slice 3", "#axis=2,index=7"):
         with pytest.raises(DataError) as caught:
             read_image(f"{file}{part}")
         assert caught.value.argument == "slice"
