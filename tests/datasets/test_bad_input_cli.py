@@ -78,7 +78,7 @@ def test_tables_are_refused(fit, tmp_path, content, words):
     ("rows", "words"),
     [
         ([["/etc/passwd", 0, "x"], ["b", 1, "y"]], "leaves the data folder"),
-        ([["a", 0, "x"], ["b", 5, "y"]], "Labels must count 0, 1, 2"),
+        ([["a", 0, "x"], ["b", 5, "y"]], "labels must count 0, 1, 2"),
         ([["a", 0, "x"], ["b", 1, "y"]], "2 file(s) of the data are missing"),
     ],
 )
@@ -92,6 +92,6 @@ def test_archives_are_refused(fit, tmp_path):
     path = tmp_path / "chest.npz"
     images = np.zeros((3, 28, 28), np.uint8)
     np.savez(path, train_images=images, train_labels=np.zeros((3, 14), np.uint8))
-    assert "14 labels for each image" in fit(path)
+    assert "not one label for each of 3 images" in fit(path)
     path.write_bytes(path.read_bytes()[:200])
     assert "damaged" in fit(path)

@@ -12,6 +12,7 @@ from PIL import Image
 from pydicom import DataElement, Dataset
 from pydicom.pixels import apply_voi_lut
 from pydicom.uid import (
+    JPEG2000,
     MPEG2MPML,
     DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
@@ -279,6 +280,20 @@ def test_size_is_checked_before_decoding(tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "MAX_PIXELS", SHADES.size - 1)
     monkeypatch.setattr(reader, "_decode", None)
     with pytest.raises(DataError, match=r"40 x 48 pixels, more than the limit"):
+        read_image(file)
+
+
+@pytest.mark.parametrize("syntax", [JPEG2000, JPEGLosslessSV1])
+def test_a_stream_that_claims_another_size_than_its_file_is_not_decoded(tmp_path, syntax):
+    if syntax == JPEG2000:
+        small = dicom_dataset(SHADES, syntax=JPEG2000Lossless)
+        stream = small.PixelData[16:]
+        place = stream.index(b"\xff\x4f\xff\x51") + 8
+        stream = stream[:place] + b"\0\1\0\0\0\1\0\0" + stream[place + 8 :]
+    else:
+        stream = lossless_jpeg(SHADES, 16).replace(b"\x10\x00\x30\x00\x28", b"\x10\xff\xff\xff\xff")
+    file = encapsulated(tmp_path / "a", stream, syntax, SHADES)
+    with pytest.raises(DataError, match=r"6553[56]"):
         read_image(file)
 
 

@@ -6,6 +6,7 @@ Only what is needed for the picture is read; names, dates and private data are n
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ _SERIES_TAGS = [
     *("ImagePositionPatient", "ImageOrientationPatient", "Modality", "Columns", "Rows"),
     *("SeriesNumber", "SeriesDescription", "StudyDescription"),
 ]
+_DATA_TAGS = ["PixelData", "ExtendedOffsetTable", "ExtendedOffsetTableLengths"]
+_NOT_FRAMES = (0xC4, 0xC8, 0xCC)  # markers among the SOFs that are something else
 _DEFLATED = ("1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.95", "1.2.840.10008.1.2.4.205")
 
 
@@ -128,7 +131,7 @@ def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
     index = _frame(file, fragment, frames)
     # One frame is decoded, whatever their number: its size is what counts.
     check_size(file, columns, rows, max_pixels)
-    pixels = _decode(file, header, index)
+    pixels = _decode(file, header, index, frames)
     if pixels.shape[:2] != (rows, columns):
         raise ValueError(f"pixels of shape {pixels.shape} instead of {(rows, columns)}")
     if header.get("PhotometricInterpretation") == "PALETTE COLOR":
@@ -162,7 +165,9 @@ def _frame(file: Path, fragment: str, frames: int) -> int:
     return rule.position(file, frames)
 
 
-def _decode(file: Path, header: Any, index: int) -> NDArray[Any]:
+def _decode(file: Path, header: Any, index: int, frames: int) -> NDArray[Any]:
+    from pydicom import dcmread
+    from pydicom.encaps import get_frame
     from pydicom.pixels import get_decoder, pixel_array
 
     syntax = header.file_meta.TransferSyntaxUID
@@ -172,7 +177,13 @@ def _decode(file: Path, header: Any, index: int) -> NDArray[Any]:
         raise DataError(f"{file} is stored as {syntax.name}, which is not supported.") from None
     if not decoder.is_available:
         raise needs_extra(file, f"stored as {syntax.name}")
-    return np.asarray(pixel_array(file, index=index))  # no other frame is read
+    source: Any = file  # of which no other frame is read
+    if syntax.is_encapsulated:
+        source = dcmread(file, specific_tags=_SHAPE_TAGS + _DATA_TAGS)
+        stream = get_frame(source.PixelData, index, number_of_frames=frames)
+        samples = int(header.get("SamplesPerPixel") or 1)
+        _check_size(stream, syntax, header.Rows, header.Columns, samples)
+    return np.asarray(pixel_array(source, index=index))
 
 
 def _gray(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
@@ -288,3 +299,40 @@ def _palette(pixels: NDArray[Any], header: Any) -> NDArray[np.uint8]:
 
     colours = apply_color_lut(pixels, header)[:, :, :3]
     return np.asarray(colours if colours.max() <= 255 else colours >> 8, np.uint8)
+
+
+def _check_size(stream: bytes, syntax: Any, rows: int, columns: int, samples: int) -> None:
+    """ValueError unless a JPEG, JPEG-LS or JPEG 2000 stream has the size the file declares.
+
+    A stream that declares more would be unpacked to its own size, however large.
+    """
+    if "RLE" in syntax.name:
+        return  # unpacked into the declared size
+    declared = _jpeg_2000(stream) if b"\xff\x4f\xff\x51" in stream[:512] else _jpeg(stream)
+    if declared != (rows, columns, samples):
+        raise ValueError(
+            f"the compressed image says rows, columns, samples {declared}, the file says "
+            f"{(rows, columns, samples)}"
+        )
+
+
+def _jpeg_2000(stream: bytes) -> tuple[int, int, int]:
+    start = stream.index(b"\xff\x4f\xff\x51")
+    _, _, right, bottom, left, top = struct.unpack_from(">HHIIII", stream, start + 4)
+    (samples,) = struct.unpack_from(">H", stream, start + 40)
+    return bottom - top, right - left, samples
+
+
+def _jpeg(stream: bytes) -> tuple[int, int, int]:
+    offset = 2
+    while offset + 9 < len(stream) and stream[offset] == 0xFF:
+        marker = stream[offset + 1]
+        if marker == 0xFF:  # a filling byte
+            offset += 1
+            continue
+        (length,) = struct.unpack_from(">H", stream, offset + 2)
+        if marker == 0xF7 or (0xC0 <= marker <= 0xCF and marker not in _NOT_FRAMES):
+            rows, columns, samples = struct.unpack_from(">HHB", stream, offset + 5)
+            return rows, columns, samples
+        offset += 2 + length
+    raise ValueError("no JPEG frame header in the compressed image")

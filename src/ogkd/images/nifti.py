@@ -7,6 +7,7 @@ anterior and superior. The picture is oriented as a DICOM viewer shows it. Only 
 
 from __future__ import annotations
 
+import gzip
 import logging
 import math
 import threading
@@ -21,6 +22,7 @@ from ogkd.errors import DataError
 from ogkd.images.plain import check_size, gray_to_rgb, to_bytes
 from ogkd.images.ref import WHICH_SLICE, decoding, file_state, needs_extra, slice_in
 
+_MAX_EXTENSIONS = 64 * 1024**2  # bytes between the header and the voxels
 MAX_VOLUME_BYTES = 8 * 1024**3  # of the volume in the file, unpacked
 _EMPTY = 0.05  # share of the volume's range that the values of an empty slice spread over
 
@@ -102,27 +104,27 @@ class _Volume:
         return values.reshape([size for number, size in enumerate(self.shape) if number != stored])
 
 
-def _load(file: Path) -> Any:
+def _nibabel(file: Path) -> Any:
     try:
         import nibabel
     except ImportError as error:
         raise needs_extra(file, "a NIfTI file") from error
+    return nibabel
+
+
+def _open(file: Path) -> _Volume:
+    nibabel = _nibabel(file)
+    if (size := declared_bytes(file)) > MAX_VOLUME_BYTES:
+        raise DataError(f"{file} declares a volume of {size / 1024**3:.1f} GiB, which is too much.")
     logging.getLogger("nibabel.global").handlers.clear()  # its own, which prints on the terminal
     image = nibabel.load(file)
     if not isinstance(image, nibabel.Nifti1Image):  # NIfTI-2 is one of these too
         raise ValueError(f"a {type(image).__name__}, not a NIfTI volume")
-    return image
-
-
-def _open(file: Path) -> _Volume:
-    image = _load(file)
+    if file.suffix.lower() == ".nii" and size + image.dataobj.offset > file.stat().st_size:
+        raise ValueError(f"{size:,} bytes of voxels are declared, but the file is shorter")
     shape = image.shape
     if any(size != 1 for size in shape[3:]):
         raise DataError(f"{file} has {len(shape)} dimensions {shape}; a volume has three.")
-    if (size := declared_bytes(file)) > MAX_VOLUME_BYTES:
-        raise DataError(f"{file} declares a volume of {size / 1024**3:.1f} GiB, which is too much.")
-    if file.suffix.lower() == ".nii" and size + image.dataobj.offset > file.stat().st_size:
-        raise ValueError(f"{size:,} bytes of voxels are declared, but the file is shorter")
     x, y, z = (*shape[:3], 1, 1)[:3]
     return _Volume(file, image, (x, y, z), _orientation(image.affine))
 
@@ -156,9 +158,19 @@ def _values(file: Path, proxy: Any, where: tuple[Any, ...]) -> NDArray[Any]:
 
 def declared_bytes(file: Path) -> int:
     """The bytes of voxels that the header declares, which may be too many to read at all."""
-    with decoding(file):
-        header = _load(file).header
-        return math.prod(header.get_data_shape()) * int(header.get_data_dtype().itemsize)
+    nibabel = _nibabel(file)
+    with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
+        head = stream.read(540)
+    for kind in (nibabel.Nifti1Header, nibabel.Nifti2Header):
+        if kind.may_contain_header(head):
+            header = kind(head[: kind.template_dtype.itemsize], check=False)
+            break
+    else:
+        raise ValueError("no NIfTI header")
+    shape = header.get_data_shape()
+    if not shape or min(shape) < 1 or not 0 <= header["vox_offset"] <= _MAX_EXTENSIONS:
+        raise ValueError(f"an impossible shape {shape}, or start of the voxels")
+    return math.prod(shape) * int(header.get_data_dtype().itemsize)
 
 
 def _orientation(affine: NDArray[np.float64]) -> list[tuple[int, int]]:
