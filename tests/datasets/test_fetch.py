@@ -159,7 +159,7 @@ def refused(tiny: Benchmark, words: str) -> None:
 def test_data_that_differ_from_the_catalogue_are_refused(
     server: TinyServer, change: dict[str, Any]
 ) -> None:
-    refused(record(server, **change), "")
+    refused(record(server, **change), "tiny|TINY")
     right = hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
     assert download_benchmark(record(server, archive_sha256=right))
 

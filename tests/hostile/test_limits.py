@@ -81,8 +81,8 @@ def test_a_configuration_of_an_impossible_network_is_refused_before_it_is_built(
         if key in config[tower]:
             config[tower][key] = SIZES[key] if number is None else number
     (tmp_path / "b" / "config.json").write_text(json.dumps(config))
-    said = refused(["embed", world["data"], "--backbone", "b", "--out", "e"], tmp_path)
-    assert key in said or "do not belong together" in said or number == 100_000, said
+    message = refused(["embed", world["data"], "--backbone", "b", "--out", "e"], tmp_path)
+    assert key in message or "do not belong together" in message or number == 100_000, message
 
 
 def test_a_bank_that_is_too_large_is_refused(tmp_path):
@@ -114,7 +114,7 @@ def test_class_names_that_are_not_text_are_refused(name, world):
     for attempt in (
         lambda: ogkd.zero_shot([name, "other"], backbone="builtin"),
         lambda: ogkd.fit(world["data"], backbone="builtin", class_names=[name, "other"]),
-        lambda: ogkd.read_manifest(world["data"], class_names=[name, "other"]),
+        lambda: ogkd.read_dataset(world["data"], class_names=[name, "other"]),
     ):
         with pytest.raises(OgkdError, match=r"not text|control characters"):
             attempt()

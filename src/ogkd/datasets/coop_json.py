@@ -67,10 +67,10 @@ def _parts(path: Path) -> list[tuple[str, list[Any]]]:
 
 
 def _row(path: Path, where: str, row: Any) -> tuple[str, int, str]:
-    relative, label, name = row if isinstance(row, list) and len(row) == 3 else (None, None, None)
-    right = isinstance(relative, str) and relative.strip() and isinstance(name, str)
-    if not right or type(label) is not int or label < 0:
+    cells = row if isinstance(row, list) else []
+    if [type(cell) for cell in cells] != [str, int, str] or not cells[0].strip() or cells[1] < 0:
         raise DataError(f"{path}, {where}: not [path, label, class name] but {_short(row)}.")
+    relative, label, name = cells
     if _leaves(relative):
         raise DataError(f"{path}, {where}: {_short(relative)} leaves the data folder.")
     return relative, label, name

@@ -37,7 +37,8 @@ def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
     volume, axis = _open(file), rule.axis
     index = rule.position(file, volume.count(axis))
     stored = volume.stored(axis)
-    check_size(file, *(size for n, size in enumerate(volume.shape) if n != stored), max_pixels)
+    height, width = (size for number, size in enumerate(volume.shape) if number != stored)
+    check_size(file, height, width, max_pixels)
     values = volume.slice(axis, index)
     rest = [part for number, part in enumerate(volume.orientation) if number != stored]
     return _rgb(_upright(values, rest))
@@ -170,7 +171,7 @@ def declared_bytes(file: Path) -> int:
     shape = header.get_data_shape()
     if not shape or min(shape) < 1 or not 0 <= header["vox_offset"] <= _MAX_EXTENSIONS:
         raise ValueError(f"an impossible shape {shape}, or start of the voxels")
-    return math.prod(shape) * int(header.get_data_dtype().itemsize)
+    return int(math.prod(shape) * header.get_data_dtype().itemsize)
 
 
 def _orientation(affine: NDArray[np.float64]) -> list[tuple[int, int]]:

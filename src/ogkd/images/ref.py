@@ -62,7 +62,7 @@ class SliceRule:
                 argument="slice",
             )
         axis, index = match.groups()
-        return cls(axis and int(axis), int(index) if index.isdecimal() else index)
+        return cls(None if axis is None else int(axis), int(index) if index.isdecimal() else index)
 
     def __str__(self) -> str:
         return self.frame if self.axis is None else f"axis={self.axis},{self.frame}"
