@@ -78,7 +78,7 @@ def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> d
     labels = torch.tensor([case.target for case in cases])
     found: list[dict[str, Any]] = []
     for shots in options.shots:
-        drawn = [few_shot(train, shots, seed) for seed in options.seeds]
+        drawn = [few_shot(dataset, train, shots, seed) for seed in options.seeds]
         supports = []
         for support in drawn:
             chosen = [row_of[case] for case in support]
@@ -113,7 +113,7 @@ def fitted(
 
     def fit(method: str, **settings: Any) -> list[Head]:
         chosen = make_method(method, settings=settings)
-        return chosen.fit(supports, text, seeds=options.seeds)
+        return type(chosen).fit_many([chosen] * len(supports), supports, text, seeds=options.seeds)
 
     if options.constants:
         found = {_constants(**one): fit("fused", text="bank", **one) for one in CONSTANTS}

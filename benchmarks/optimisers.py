@@ -26,11 +26,12 @@ from torch.nn.functional import cross_entropy
 
 from ogkd.backbones import load_backbone
 from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.names import normal_labels
 from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
-from ogkd.fitting.prepare import make_support, normal_labels, text_side
+from ogkd.fitting.prepare import Drawn, make_support, text_sides
 from ogkd.methods import Method, TrainingFolder, make_method
 from ogkd.prompts.bank import read_bank
 
@@ -60,16 +61,19 @@ def parts(dataset: Dataset, *, test: bool) -> tuple[list[Case], list[Case]]:
 
 
 def train(
-    store: FeatureStore, dataset: str, shots: int, method: Method, seeds: list[int]
+    store: FeatureStore, name: str, shots: int, method: Method, seeds: list[int]
 ) -> dict[str, Any]:
     """Fit all seeds together: the class texts of each, and the processor seconds."""
-    dataset = read_dataset(SHARED / "data" / dataset)
+    dataset = read_dataset(SHARED / "data" / name)
+    dataset = dataset.with_normal(normal_labels(dataset.names, None))
     pool, _ = parts(dataset, test=False)
-    names = dataset.names
-    bank = read_bank(Path(dataset.lower().removesuffix("_19")))
-    text = text_side(store.backbone, names, bank, normal_labels(names, None))
+    bank = read_bank(Path(name.lower().removesuffix("_19")))
+    text = text_sides(store.backbone, dataset.task, bank)[0]
+    task = dataset.task
     supports = [
-        make_support(method, store, support_and_val(pool, [], shots, seed)[0], [], seed)
+        make_support(
+            method, store, task, Drawn(*support_and_val(task, pool, [], shots, seed)), seed
+        )
         for seed in seeds
     ]
     _ = text.bank, text.single  # encoded before the clock starts
@@ -77,7 +81,8 @@ def train(
     began = time.process_time()
     with tempfile.TemporaryDirectory() as place:
         folder = TrainingFolder(Path(place), "", epochs.append)
-        heads = method.fit(supports, text, seeds=seeds, folder=folder)
+        methods = [method] * len(seeds)
+        heads = type(method).fit_many(methods, supports, text, seeds=seeds, folder=folder)
     return {
         "texts": [head.tensors()["T"].tolist() for head in heads],
         "seeds": seeds,

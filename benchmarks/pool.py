@@ -93,7 +93,7 @@ def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> d
     found: list[dict[str, Any]] = []
     for shots in options.shots:
         for seed in options.seeds:
-            known = [row_of[case] for case in few_shot(dataset.part("train"), shots, seed)]
+            known = [row_of[case] for case in few_shot(dataset, dataset.part("train"), shots, seed)]
             own = set(known)
             rest = [r for i, r in row_of.items() if i.split != "test" and r not in own]
             random.Random(1000 * seed + shots).shuffle(rest)
@@ -121,7 +121,7 @@ def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> d
                     used = used if len(used) >= 2 * len(text.class_names) else None
                 began = time.process_time()
                 method = make_method("fused", settings=settings)
-                head = method.fit([replace(support, unlabelled=used)], text, seeds=[seed])[0]
+                head = method.fit(replace(support, unlabelled=used), text, seed=seed)
                 seconds = time.process_time() - began
                 row = {"method": label, "shots": shots, "seed": seed, "seconds": seconds}
                 row |= {"pool": 0 if used is None else len(used), "refused": bool(head.notes)}

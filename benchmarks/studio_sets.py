@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,11 +23,10 @@ from numpy.typing import NDArray
 from ogkd.backbones import load_backbone
 from ogkd.datasets.phantoms import write_folder
 from ogkd.datasets.read import read_dataset
-from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
-from ogkd.serve.studio.fitted import COVERAGE, fit_labels, judge
+from ogkd.serve.studio.fitted import fit_labels, judge
 from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, with_checks
 
 BUDGETS = (4, 8, 12, 16, 20)  # labels per class, on average
@@ -56,14 +56,10 @@ def simulate(X: NDArray[Any], y: NDArray[Any], text: TextSide, seed: int) -> dic
             sample=checked(order, labels),
             engine="torch",
         )
-        said = fitted.trusting(judged)
-        row = {"accuracy": float((said.probabilities[rest].argmax(1) == y[rest]).mean())}
-        if judged.calibration is not None:
-            try:
-                estimate = judged.calibration.sets(said.probabilities, coverage=COVERAGE)
-                row |= measured("estimate", estimate[rest], y[rest])
-            except ConfigError:
-                pass  # too few labels
+        estimate = fitted.trusting(replace(judged, exact=None))
+        row = {"accuracy": float((estimate.probabilities[rest].argmax(1) == y[rest]).mean())}
+        if estimate.sets is not None:
+            row |= measured("estimate", estimate.sets[rest], y[rest])
         if judged.exact is not None:
             row |= measured("exact", judged.exact[rest], y[rest])
         found[str(budget)] = row
@@ -95,7 +91,7 @@ def main() -> None:
             )
             X = FeatureStore(backbone).get(data.images, deep=True).rows[:, 0].numpy()
         y = data.task.labels(data.targets())
-        [text] = text_sides(backbone, data.task, None)
+        [text] = text_sides(backbone, replace(data.task, normal=()), None)
         for seed in range(options.seeds):
             if f"{name} {seed}" not in done:
                 done[f"{name} {seed}"] = simulate(X, y, text, seed)

@@ -30,7 +30,7 @@ from torch import Tensor
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import softmax
+from ogkd.datasets.task import OneOf, softmax
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
@@ -104,7 +104,7 @@ def one(data: Data, shots: int, seed: int, options: argparse.Namespace) -> list[
     drawn, calibration, judged = draw(data, shots, seed, options.judge)
     deep = ImageFeatures(data.rows[drawn].unsqueeze(1), None)
     support = Support(FixedViews(deep), data.labels[drawn])
-    head = make_method("fused").fit([support], data.text, seeds=[seed])[0]
+    head = make_method("fused").fit(support, data.text, seed=seed)
     y, classes = data.labels[judged].numpy(), len(data.text.class_names)
     found: list[dict[str, Any]] = []
 
@@ -130,12 +130,11 @@ def one(data: Data, shots: int, seed: int, options: argparse.Namespace) -> list[
     if options.ridges:
         return found
     keys = [f"{row:016x}" for row in calibration]
-    known = Calibration.fit(
-        head.logits(data.rows[calibration]).numpy(), data.labels[calibration].numpy(), keys
-    )
+    task, z = OneOf(data.text.class_names), head.logits(data.rows[calibration]).numpy()
+    known = Calibration.fit(task, z, data.labels[calibration].numpy(), keys)
     start = time.process_time()
-    p = known.probabilities(head.logits(data.rows[judged]).numpy())
-    inside = known.sets(p, coverage=COVERAGE)
+    p = task.probabilities(head.logits(data.rows[judged]).numpy(), known)
+    inside = task.plausible(p, known.limits(task, COVERAGE))
     ms = 1000 * (time.process_time() - start) / len(judged)
     add("calibrate, 48 more", **measure(inside, y), ece=ece(y, p), nll=nll(y, p), ms=ms)
     # Plain split conformal: all 48 for the sets, the fit's own probabilities.

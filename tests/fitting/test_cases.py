@@ -75,12 +75,6 @@ def test_images_alone_do_not_say_their_exam(model: Classifier, table: Path) -> N
     assert error.value.argument == "cases"
 
 
-def test_predict_and_evaluate_agree(model: Classifier, table: Path) -> None:
-    judged = predict_labelled(model, table, split="test")
-    np.testing.assert_allclose(judged.probabilities(), model.predict_proba(part(table)), atol=1e-5)
-    assert [case.name for case in judged.cases] == [case.name for case in part(table).cases]
-
-
 def test_calibration_sets_and_risk_are_by_case(model: Classifier, table: Path) -> None:
     calibration = ogkd.calibrate(model, table, split="val")
     assert calibration.cases == 16
@@ -141,13 +135,6 @@ def test_cases_of_one_image_are_answered_as_images(
     np.testing.assert_array_equal(
         model.predict_proba(dataset.with_cases(dataset.part("test"))), alone.predict_proba(files)
     )
-
-
-def test_an_image_alone_is_answered_as_a_case_of_one(model: Classifier, table: Path) -> None:
-    file = part(table).images[0].file
-    [case] = model.decide({"a": [file]}, patches=True)
-    assert case.patches is not None
-    assert (case.read, len(case.deciding)) == (1, 1)
 
 
 def test_a_case_that_cannot_be_read_has_an_error_and_others_are_answered(

@@ -86,19 +86,15 @@ def by_hand(name, support, text, f):
 def test_each_finding_is_the_method_with_two_classes(name, deep, views):
     support, texts = toy(deep, views)
     head = fitted(name, support, texts)
-    rows, patches = unit(9, D + sum(DEEP) * deep, seed=90), unit(9, D, seed=91)
+    rows = unit(9, D + sum(DEEP) * deep, seed=90)
     assert head.shape == (3, rows.shape[1])
     for f, text in enumerate(texts):
         inner, prior = by_hand(name, support, text, f)
-        for joined, alone in (
-            (head.logits(rows), inner.logits(rows)),
-            (head.of_patches(patches), inner.of_patches(patches)),
-        ):
-            torch.testing.assert_close(joined[:, f], alone[:, 1] - alone[:, 0] + prior)
+        joined, alone = head.logits(rows), inner.logits(rows)
+        torch.testing.assert_close(joined[:, f], alone[:, 1] - alone[:, 0] + prior)
         torch.testing.assert_close(head.class_texts[f], inner.class_texts[1])
     again = read_head(make_method(name), head.tensors(), TASK, texts[0].backbone, 10.0)
     torch.testing.assert_close(again.logits(rows), head.logits(rows))
-    torch.testing.assert_close(again.of_patches(patches), head.of_patches(patches))
 
 
 def test_an_image_about_which_nothing_is_known_changes_nothing():

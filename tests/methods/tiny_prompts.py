@@ -12,7 +12,11 @@ from ogkd.methods import METHODS, PromptMethod, Support, TextSide, make_method
 
 NAMES = ("cyst", "kidney stone", "tumor")
 WORDS = ("a", "the", "one", "seen")
-LEARNERS = sorted(name for name, m in METHODS.items() if issubclass(m, PromptMethod))
+LEARNERS = sorted(  # not those of plugins, which have no presets
+    name
+    for name, method in METHODS.items()
+    if issubclass(method, PromptMethod) and method.__module__.startswith("ogkd.")
+)
 
 
 def unit(*shape, seed=0, dtype=torch.float32):

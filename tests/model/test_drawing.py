@@ -16,7 +16,7 @@ def flat(size, grid, patch, *, level=60):
     values = np.zeros(grid, np.float32)
     values[patch] = 1.0
     picture = Image.new("RGB", (size, size), (level,) * 3)
-    return Evidence(ref=None, image=picture, label=0, grid=values, top=[patch], name="cyst")
+    return Evidence(None, picture, label=0, grid=values, top=[patch], rest=0.0, name="cyst")
 
 
 def fundus(size=224):
@@ -44,21 +44,21 @@ def test_a_map_is_a_square_of_at_most_672_pixels(size, side):
 
 
 def test_heat_lies_where_the_evidence_is_and_nowhere_else():
-    drawn = np.asarray(heat_map(replace(flat(224, (4, 4), (1, 3)), top=[]))).astype(int)
+    drawn = np.asarray(heat_map(replace(flat(224, (16, 16), (4, 12)), top=[]))).astype(int)
     changed = np.abs(drawn - DIM).sum(axis=2)
     hottest = np.unravel_index(changed.argmax(), changed.shape)
-    assert (hottest[0] // 168, hottest[1] // 168) == (1, 3)
-    assert changed[:, :168].max() == 0
+    assert (hottest[0] // 42, hottest[1] // 42) == (4, 12)
+    assert changed[:, :168].max() == 0  # smoothing reaches a few patches, no further
     assert changed[500:].max() == 0
 
 
 @pytest.mark.parametrize("colour", [(225, 225, 225), (230, 140, 60), (128, 128, 128), (40, 20, 10)])
 def test_the_strongest_place_stands_out_in_hue_and_in_lightness_on_any_ground(colour):
     evidence = replace(
-        flat(224, (4, 4), (2, 2)), top=[], image=Image.new("RGB", (224, 224), colour)
+        flat(224, (16, 16), (8, 8)), top=[], image=Image.new("RGB", (224, 224), colour)
     )
     drawn = np.asarray(heat_map(evidence))
-    ground, hot = drawn[10, 10], drawn[420, 420]
+    ground, hot = drawn[10, 10], drawn[357, 357]
     contrast = (luminance(hot) + 0.05) / (luminance(ground) + 0.05)
     assert contrast > 2
     assert np.ptp(ground.astype(int)) == 0  # no colour but that of the evidence
@@ -85,15 +85,15 @@ def test_patches_that_do_not_fill_the_image_are_drawn_at_their_true_size():
     assert rows.max() == pytest.approx(27 * 14, abs=1)
 
 
-def test_a_map_without_differences_shows_the_image_alone():
-    evidence = replace(flat(224, (4, 4), (0, 0)), grid=np.full((4, 4), 3.0, "f4"), top=[])
+def test_a_map_without_evidence_shows_the_image_alone():
+    evidence = replace(flat(224, (4, 4), (0, 0)), grid=np.zeros((4, 4), "f4"), top=[])
     assert set(np.asarray(heat_map(evidence)).flatten()) == {DIM}
 
 
 def test_no_heat_and_no_outline_fall_on_the_empty_background():
     picture, disc = fundus()
     grid = np.zeros((16, 16), np.float32)
-    grid[0, 0], grid[8, 8] = 9.0, 1.0  # most of it in a black corner
+    grid[0, 0], grid[8, 8] = 9.0, 2.0  # most of it in a black corner
     evidence = replace(flat(224, (16, 16), (0, 0)), image=Image.fromarray(picture), grid=grid)
     evidence = replace(evidence, top=[(0, 0), (8, 8)])
     drawn = np.asarray(heat_map(evidence)).astype(int)

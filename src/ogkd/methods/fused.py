@@ -37,21 +37,18 @@ from ogkd.methods.ranking import Ranking
 from ogkd.methods.registry import make_method, presets, register
 
 _NAMES = {"bank": "zero-shot-ensemble", "single": "zero-shot"}
-_TEXT, _PATCH = "text.", "patch."  # prefixes of the names of the inner heads' tensors
+_TEXT = "text."  # prefix of the names of the text head's tensors
 _VARIANCE = 0.1  # about what rows of unit length have within classes; the ridge is relative to it
 
 
 @dataclass(frozen=True)
 class FusedHead(LinearHead):
-    """A linear head, saved with what answers where its own features do not exist.
+    """A linear head, saved with the text head, which answers for classes without images.
 
-    `text` is for classes without images. `patch` is for patches, which have no deeper features;
-    None if the head needs none. `pool` is how many unlabelled images it has just
-    learned from; it is not saved.
+    `pool` is how many unlabelled images it has just learned from; it is not saved.
     """
 
     text: Head = field(kw_only=True)
-    patch: LinearHead | None = field(default=None, kw_only=True)
     pool: int = field(default=0, kw_only=True)
     fit_notes: tuple[str, ...] = field(default=(), kw_only=True)
     fixed: Ranking | None = field(default=None, kw_only=True)
@@ -70,13 +67,8 @@ class FusedHead(LinearHead):
 
     def tensors(self) -> dict[str, Tensor]:
         tensors = super().tensors()
-        tensors |= {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
-        if self.patch is not None:
-            tensors |= {f"{_PATCH}{name}": tensor for name, tensor in self.patch.tensors().items()}
-        return tensors
-
-    def of_patches(self, patches: Tensor) -> Tensor:
-        return (self.patch or self).logits(patches)
+        texts = {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
+        return tensors | texts
 
 
 @register
@@ -173,19 +165,14 @@ class Fused(Method[FusedConfig]):
         inner = {k.removeprefix(_TEXT): v for k, v in tensors.items() if k.startswith(_TEXT)}
         linear = LinearHead.read(tensors)
         texts = self.text_method.read_head(inner, text, scale)
-        shared = linear
-        small = {k.removeprefix(_PATCH): v for k, v in tensors.items() if k.startswith(_PATCH)}
-        if small:
-            shared = LinearHead.read(small)
-        if texts.shape != shared.shape or len(linear.W) != len(shared.W):
-            raise ValueError(f"texts of shape {texts.shape} beside W of shape {shared.shape}")
-        return FusedHead(
-            linear.W,
-            linear.b,
-            text=texts,
-            patch=shared if small else None,
-            fixed=self._ranking(texts, text.backbone, scale, deep=bool(small)),
-        )
+        width, deep = linear.shape[1], linear.shape[1] > texts.shape[1]
+        if len(linear.W) != texts.shape[0] or width not in (
+            texts.shape[1],
+            texts.shape[1] + sum(text.backbone.deep_parts),
+        ):
+            raise ValueError(f"texts of shape {texts.shape} beside W of shape {linear.shape}")
+        fixed = self._ranking(texts, text.backbone, scale, deep=deep)
+        return FusedHead(linear.W, linear.b, text=texts, fixed=fixed)
 
     def _ranking(self, texts: Head, backbone: Backbone, scale: float, *, deep: bool) -> Ranking:
         """Images alone if the texts learned from them, too: they would favour the support."""
@@ -236,17 +223,10 @@ class Fused(Method[FusedConfig]):
                 fitted = with_pool(rows, large, texts, config, without, sums)
                 choice, space = with_them, large
         W, b = fitted.joined(space, choice.kappa, deep=deep)
-        patch = None
-        if deep:  # the same on global features, the only ones that patches have
-            flat = Space.of(rows.features[:, :d], d)
-            plain = experts(flat, weights(rows), texts, rho=RHO[False])
-            w, c = plain.joined(flat, choice.kappa, deep=False)
-            patch = LinearHead((choice.heat * w).float(), (choice.heat * c).float())
         return FusedHead(
             (choice.heat * W).float(),
             (choice.heat * b).float(),
             text=learned,
-            patch=patch,
             pool=len(pool) if pool is not None and choice.pool else 0,
             fit_notes=(note,) if note else (),
             fixed=self._ranking(learned, backbone, scale, deep=deep),

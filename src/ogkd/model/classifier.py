@@ -127,16 +127,16 @@ class Classifier:
         images: Cases,
         *,
         policy: Policy | None = None,
-        patches: bool = False,
+        crops: bool = False,
         batch_size: int = 32,
     ) -> Iterator[Decision]:
         """Decide for cases one after the other, in order, with bounded memory.
 
         `images` are those of `predict`. A case none of whose images can be read gives a decision
-        with `error`. `patches` keeps what evidence maps need (see `ogkd.model.explain`).
+        with `error`. `crops` keeps what the tower saw, which evidence maps need.
         """
         cases = cases_of(images, self.card.grouping)
-        return Decider(self, policy).decide(cases, patches=patches, batch_size=batch_size)
+        return Decider(self, policy).decide(cases, crops=crops, batch_size=batch_size)
 
     def predict_proba(self, images: Cases) -> NDArray[np.float32]:
         """Class probabilities [N, C] of images; `images` are those of `predict`."""

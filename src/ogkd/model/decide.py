@@ -104,7 +104,6 @@ class Decision:
     weights: Array | None = field(default=None, repr=False, compare=False)  # [n], of those
     image_unfamiliar: tuple[bool | None, ...] = field(default=(), repr=False)  # [n], too
     features: Rows | None = field(default=None, repr=False, compare=False)  # [d], of the first
-    patches: Tensor | None = field(default=None, repr=False, compare=False)  # [P, d], if asked for
     crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # what was seen
 
     @property
@@ -329,26 +328,20 @@ class Decider:
         cases: Iterable[Case],
         encode: Encode | None = None,
         *,
-        patches: bool = False,
+        crops: bool = False,
         batch_size: int = 32,
     ) -> Iterator[Decision]:
         """One decision for each case, in order; memory grows with the images of one case.
 
-        `encode` is where encodings come from (default: the files); `patches` keeps what evidence
-        maps need, of the image that decided.
+        `encode` is where encodings come from (default: the files); `crops` keeps what the tower
+        saw, which evidence maps need.
         """
         model = self.classifier
-        # Patches of many images would fill the memory: those of the deciding one are computed.
-        again = patches and model.card.grouping.joins_images
+        # Crops of many images would fill the memory: that of the deciding one is made again.
+        keep = crops and not model.card.grouping.joins_images
 
         def from_files(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-            return encode_files(
-                model.backbone,
-                images,
-                deep=model.deep,
-                patches=patches and not again,
-                batch_size=batch_size,
-            )
+            return encode_files(model.backbone, images, deep=model.deep, batch_size=batch_size)
 
         waiting: deque[Case] = deque()
 
@@ -360,28 +353,16 @@ class Decider:
         pending = _Pending()
         for batch in (encode or from_files)(images()):
             complete: list[tuple[Case, _Pending]] = []
-            for image in self._judged(batch):
+            for image in self._judged(batch, crops=keep):
                 complete += _without_images(waiting)
                 pending.add(image)
                 if pending.count == len(waiting[0].images):
                     complete.append((waiting.popleft(), pending))
                     pending = _Pending()
-            decisions = self._decided(complete)
-            yield from map(self._with_patches, decisions) if again else decisions
+            yield from self._decided(complete)
         yield from self._decided(list(_without_images(waiting)))
 
-    def _with_patches(self, decision: Decision) -> Decision:
-        """The decision with patches of the image that decided it."""
-        if not decision.deciding:
-            return decision
-        model, image = self.classifier, decision.deciding[0].image
-        [batch] = encode_files(model.backbone, [image], deep=model.deep, patches=True)
-        if batch.features is None or batch.features.patches is None:
-            return decision
-        crop = None if batch.crops is None else batch.crops[0]
-        return replace(decision, patches=batch.features.patches[0].cpu(), crop=crop)
-
-    def _judged(self, batch: EncodedBatch) -> Iterator[_Image]:
+    def _judged(self, batch: EncodedBatch, *, crops: bool) -> Iterator[_Image]:
         """Every image of a batch with what the model says of it alone."""
         rows = logits = unfamiliar = foreign = None
         features = batch.features
@@ -397,15 +378,13 @@ class Decider:
                 continue
             assert rows is not None
             assert logits is not None
-            patches = None if features is None else features.patches
             yield _Image(
                 image,
                 rows[row],
                 logits[row],
                 None if unfamiliar is None else bool(unfamiliar[row]),
                 None if foreign is None else bool(foreign[row]),
-                None if patches is None else patches[row].cpu(),
-                None if batch.crops is None else batch.crops[row],
+                batch.crops[row] if crops and batch.crops is not None else None,
             )
             row += 1
 
@@ -470,7 +449,6 @@ class Decider:
             weights=weights,
             image_unfamiliar=tuple(i.out_of_domain or i.unfamiliar for i in images.readable),
             features=first.features,
-            patches=first.patches,
             crop=first.crop,
         )
         reasons = tuple(self._reasons(decision, answer))
@@ -510,7 +488,6 @@ class _Image:
     logits: Rows = field(default_factory=lambda: np.empty(0, np.float32))
     unfamiliar: bool | None = None
     out_of_domain: bool | None = None
-    patches: Tensor | None = None
     crop: NDArray[np.uint8] | None = None
     error: str | None = None
 

@@ -33,10 +33,9 @@ _PAPER, _INK, _FAINT, _ALERT = (24, 24, 27), (244, 244, 245), (150, 150, 158), (
 def draw(evidence: Evidence) -> Image.Image:
     """The image, its evidence map beside it, a colour key, and class and probability in words.
 
-    Colours run from none at the median evidence of the image to light cyan at its highest: they
-    compare places within this image, not images with each other. Stronger is also lighter, so the
-    map can be read without seeing colours. Nothing is drawn on the empty background. Parts that add
-    up are smoothed, and have colours of their own for what speaks against the class.
+    Blue speaks for the class and orange against it; colours compare places within this image, not
+    images with each other. Stronger is also lighter, so the map can be read without seeing colours.
+    Parts are smoothed, and nothing is drawn on the empty background.
     """
     right, hidden = _map(evidence)
     side = max(right.width, _SMALLEST)
@@ -57,10 +56,7 @@ def draw(evidence: Evidence) -> Image.Image:
     pen.text((gap, under), "The image as the model saw it", _INK, small)
     name = _name(evidence, small, side - round(small.getlength("Evidence for ")))
     below = (side + 2 * gap, under, side, line)
-    if evidence.rest is None:
-        _key(picture, below, f"Evidence for {name}", small)
-    else:
-        _key(picture, below, f"Evidence on {name}", small, ends=("against ", " for"), both=True)
+    _key(picture, below, f"Evidence on {name}", small)
     return picture
 
 
@@ -98,8 +94,7 @@ def _map(evidence: Evidence) -> tuple[Image.Image, float]:
     picture = evidence.image.convert("RGB")
     empty = background(np.asarray(picture))
     hidden = _mostly(empty, evidence.grid.shape)
-    scale = _strength if evidence.rest is None else _signed_strength
-    strength, share = scale(evidence.grid, hidden)
+    strength, share = _signed_strength(evidence.grid, hidden)
     covered = (round(columns * cell * zoom), round(rows * cell * zoom))
     heat = np.zeros((side, side), np.float32)
     smooth = Image.fromarray(strength).resize(covered, Image.Resampling.BILINEAR)
@@ -108,10 +103,7 @@ def _map(evidence: Evidence) -> tuple[Image.Image, float]:
     heat[np.asarray(mask)] = 0
     gray = picture.convert("L").resize((side, side), Image.Resampling.BICUBIC)
     base = _DARKENED * np.asarray(gray, np.float32)[..., None]
-    steep = (
-        1.5 if evidence.rest is None else 1.0
-    )  # parts are everywhere: the image must show through
-    opacity = _STRONGEST * np.minimum(1.0, steep * np.abs(heat))[..., None]
+    opacity = _STRONGEST * np.minimum(1.0, np.abs(heat))[..., None]
     mixed = (1 - opacity) * base + opacity * _colours(heat)
     drawn = Image.fromarray(mixed.round().astype(np.uint8))
     _outline(drawn, [patch for patch in evidence.top if not hidden[patch]], cell * zoom)
@@ -139,19 +131,6 @@ def _signed_strength(
     share = float(size[hidden].sum() / max(size.sum(), 1e-12))
     strength = np.where(hidden, 0, parts / max(float(size[~hidden].max(initial=0)), 1e-12))
     return strength.astype(np.float32), share
-
-
-def _strength(
-    grid: NDArray[np.float32], hidden: NDArray[np.bool_]
-) -> tuple[NDArray[np.float32], float]:
-    """From 0 at the median of the visible patches to 1 at their most; the share on the others."""
-    if hidden.all():
-        return np.zeros_like(grid), 0.0
-    above = np.clip(grid - np.median(grid[~hidden]), 0, None)
-    share = float(above[hidden].sum() / max(above.sum(), 1e-12))
-    above[hidden] = 0
-    strength: NDArray[np.float32] = (above / max(float(above.max()), 1e-12)).astype(np.float32)
-    return strength, share
 
 
 def _colours(strength: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -204,19 +183,15 @@ def _key(
     box: tuple[int, int, int, int],
     says: str,
     font: ImageFont.FreeTypeFont,
-    *,
-    ends: tuple[str, str] = ("weak ", " strong"),
-    both: bool = False,
 ) -> None:
-    """The colour key: a bar between its ends, and what it says."""
+    """The colour key: a bar from against to for, and what it says."""
     left, top, width, line = box
     pen = ImageDraw.Draw(picture)
     pen.text((left, top), says, _INK, font)
-    weak, strong = ends
+    weak, strong = "against ", " for"
     start = left + round(font.getlength(weak))
     length = width - round(font.getlength(weak + strong))
-    least = -1 if both else 0
-    scale = np.linspace(least, 1, length, dtype=np.float32)[None].repeat(round(line * 0.5), axis=0)
+    scale = np.linspace(-1, 1, length, dtype=np.float32)[None].repeat(round(line * 0.5), axis=0)
     opacity = np.minimum(1.0, 1.5 * np.abs(scale))[..., None]
     bar = _colours(scale) * opacity + np.float32(80) * (1 - opacity)
     row = top + line

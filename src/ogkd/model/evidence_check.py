@@ -40,7 +40,7 @@ def check_evidence(classifier: Classifier, evidence: Evidence) -> EvidenceCheck 
     count = round(SHARE * len(visible))
     if not count:
         return None
-    grid = evidence.grid if evidence.rest is None else smoothed(evidence.grid)
+    grid = smoothed(evidence.grid)
     order = visible[np.argsort(-grid.flat[visible], kind="stable")]
     rng = np.random.default_rng(0)
     tried = [order[:count], *(rng.permutation(visible)[:count] for _ in range(_DRAWS))]

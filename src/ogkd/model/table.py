@@ -43,15 +43,9 @@ def row_writer(
 
 
 def _columns(task: Task, joined: bool) -> list[str]:
-    names = [name for name, _ in task.columns(None)]
+    names, first = [name for name, _ in task.columns(None)], task.first_columns
     cases = ["case", "images", "weight", "decided_by"] if joined else []
-    return [
-        "path",
-        *names[: task.first_columns],
-        *_EVERY_TASK,
-        *cases,
-        *names[task.first_columns :],
-    ]
+    return ["path", *names[:first], *_EVERY_TASK, *cases, *names[first:]]
 
 
 def _cells(task: Task, entry: dict[str, Any], joined: bool) -> list[str]:
