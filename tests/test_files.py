@@ -81,9 +81,9 @@ def test_results_are_as_readable_as_any_new_file(tmp_path):
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO])
 def test_refusals_of_the_disk_become_one_error(tmp_path, code):
-    with pytest.raises(StorageError, match=os.strerror(code)) as caught:
-        with write_atomically(tmp_path / "a"):
-            raise OSError(code, os.strerror(code))
+    refused = pytest.raises(StorageError, match=os.strerror(code))
+    with refused as caught, write_atomically(tmp_path / "a"):
+        raise OSError(code, os.strerror(code))
     assert caught.value.argument == "out"
     assert names(tmp_path) == []
 
