@@ -79,24 +79,26 @@ def test_results_are_as_readable_as_any_new_file(tmp_path):
     assert (tmp_path / "folder" / "inside").stat().st_mode == usual
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (errno.ENOSPC, "No space left"),
-        (errno.EACCES, "No permission"),
-        (errno.EROFS, "No permission"),
-    ],
-)
-def test_refusals_of_the_disk_become_one_message(tmp_path, code, words):
-    with pytest.raises(StorageError, match=words), write_atomically(tmp_path / "a"):
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO])
+def test_refusals_of_the_disk_become_one_error(tmp_path, code):
+    refused = pytest.raises(StorageError, match=os.strerror(code))
+    with refused as caught, write_atomically(tmp_path / "a"):
         raise OSError(code, os.strerror(code))
+    assert caught.value.argument == "out"
     assert names(tmp_path) == []
 
 
-def test_a_file_in_the_way_of_a_folder_is_named(tmp_path):
+def test_paths_that_cannot_be_written_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="file is where a folder"):
-        write_json(tmp_path / "file" / "a.json", {})
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("file/a.json", "loop/a.json", "pipe"):
+        with pytest.raises(StorageError) as caught:
+            write_json(tmp_path / path, {})
+        assert caught.value.argument == "out"
+    with pytest.raises(ConfigError, match="half a character"):
+        write_json(tmp_path / "a.json", {"method": "a\udc00b"})
+    assert names(tmp_path) == ["file", "loop", "pipe"]
 
 
 def test_kill_during_a_write_keeps_the_old_file(tmp_path):
@@ -134,19 +136,6 @@ def test_the_cache_can_be_moved(monkeypatch, tmp_path):
     monkeypatch.delenv("OGKD_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_dir() == tmp_path / "ogkd"
-
-
-def test_a_replaced_folder_is_exchanged_in_one_step(tmp_path, monkeypatch):
-    with folder_atomically(tmp_path / "m") as aside:
-        (aside / "one").touch()
-    seen = []
-    rename = type(tmp_path).rename
-    monkeypatch.setattr(type(tmp_path), "rename", lambda *a: seen.append(a) or rename(*a))
-    with folder_atomically(tmp_path / "m") as aside:
-        (aside / "two").touch()
-    assert names(tmp_path / "m") == ["two"]
-    if sys.platform == "linux":
-        assert not seen  # no moment without a folder
 
 
 KILLED = """
@@ -226,21 +215,6 @@ def test_what_a_killed_write_leaves_does_not_fill_a_folder(tmp_path):
     assert holds_files(tmp_path)
 
 
-def test_half_a_character_is_not_written(tmp_path):
-    with pytest.raises(ConfigError, match="half a character"):
-        write_json(tmp_path / "a.json", {"method": "a\udc00b"})
-    assert names(tmp_path) == []
-
-
-def test_a_pipe_or_a_loop_of_links_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(StorageError, match="a pipe or a device"):
-        write_text(tmp_path / "pipe", "x")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(StorageError, match="Cannot write"):
-        write_text(tmp_path / "loop" / "a.txt", "x")
-
-
 def test_readers_refuse_pipes_devices_and_what_is_too_large(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
@@ -252,24 +226,16 @@ def test_readers_refuse_pipes_devices_and_what_is_too_large(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("reader", "text"),
     [
-        ("[" * 200_000, "deeply"),
-        ('{"a": "\\ud800"}', "surrogate"),
-        ("1" * 5000, "digits"),
-        ("{", "Expecting"),
+        *((read_json, text) for text in ("[" * 200_000, '{"a": "\\ud800"}', "1" * 5000, "{")),
+        *((read_toml, text) for text in ("a = " + "[" * 5000, "a = " + "1" * 5000, "a")),
     ],
 )
-def test_json_that_cannot_be_used_is_a_value_error(tmp_path, text, message):
-    (tmp_path / "a.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_json(tmp_path / "a.json")
-
-
-def test_toml_that_is_too_deep_is_a_value_error(tmp_path):
-    (tmp_path / "a.toml").write_text("a = " + "[" * 5000)
-    with pytest.raises(ValueError, match="deeply"):
-        read_toml(tmp_path / "a.toml")
+def test_content_that_cannot_be_used_is_a_value_error(tmp_path, reader, text):
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(ValueError):  # noqa: PT011
+        reader(tmp_path / "file")
 
 
 def test_a_link_to_nothing_is_not_taken_for_a_missing_file(tmp_path):
@@ -302,26 +268,26 @@ with not_twice(Path(sys.argv[1])):
 def test_a_folder_is_refused_while_another_process_writes_it_and_not_after_a_kill(
     tmp_path: Path,
 ) -> None:
-    place = tmp_path / "deep" / "model"
-    command = [sys.executable, "-c", HOLD, str(place)]
+    target = tmp_path / "deep" / "model"
+    command = [sys.executable, "-c", HOLD, str(target)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(StorageError, match="Another process is writing"), not_twice(place):
+        with pytest.raises(StorageError, match="Another process is writing"), not_twice(target):
             pass
         other.kill()
-    with not_twice(place):
+    with not_twice(target):
         pass
-    assert list(place.parent.iterdir()) == []
+    assert list(target.parent.iterdir()) == []
 
 
 def test_a_git_blob_id_is_gits_own(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"two\nlines\n")
     try:
-        said = subprocess.run(
+        answer = subprocess.run(
             ["git", "hash-object", str(path)], capture_output=True, text=True, check=True
         )
     except FileNotFoundError:
         pytest.skip("git is not installed")
-    assert blob_id(path.read_bytes()) == said.stdout.strip()
+    assert blob_id(path.read_bytes()) == answer.stdout.strip()

@@ -116,70 +116,50 @@ def test_ray_workers_get_the_plugins_of_the_process_that_asks(tmp_path, monkeypa
     assert plugins.VARIABLE not in os.environ
 
 
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("import no_such_module", r"ModuleNotFoundError: No module named .*bad\.py, line 1"),
-        ("x = 1\nx.y", r"AttributeError.*bad\.py, line 2\)\. Fix the file"),
-        ("def f(:", r"SyntaxError.*bad\.py, line 1"),
-        ("raise SystemExit('bye')", "SystemExit: bye"),
-        (METHOD.replace('"means"', '"coop"'), "Two methods are named 'coop': ogkd.methods.coop"),
-        (METHOD.replace("name, summary =", "_, summary ="), "Means has no name"),
-        (METHOD.replace('"class means"', '""'), "Means has no summary"),
-        (METHOD.replace('"means"', '"../means"'), r"is named '\.\./means'"),
-        (METHOD.replace("def fit_rows", "def fit_row"), "Means does not define: fit_rows"),
-        ("from ogkd.methods import register\nregister(3)", "3 is not a subclass of"),
-    ],
-)
-def test_a_broken_file_is_one_message(code, message, tmp_path):
-    with pytest.raises(ConfigError, match=message) as caught:
-        plugins.load(write(tmp_path / "bad.py", code))
-    assert str(tmp_path / "bad.py") in str(caught.value)
+FAULTS = {
+    "import no_such_module": "No module named",
+    "x = 1\nx.y": "line 2",
+    "def f(:": "SyntaxError",
+    "raise SystemExit('bye')": "SystemExit: bye",
+    METHOD.replace('"means"', '"coop"'): "Two methods are named 'coop'",
+    METHOD.replace("name, summary =", "_, summary ="): "Means has no name",
+    METHOD.replace('"class means"', '""'): "Means has no summary",
+    METHOD.replace('"means"', '"../means"'): r"is named '\.\./means'",
+    METHOD.replace("def fit_rows", "def fit_row"): "Means does not define: fit_rows",
+    "from ogkd.methods import register\nregister(3)": "3 is not a subclass of",
+    "from ogkd.methods import MethodConfig\nclass Wish(MethodConfig):\n    k: int\n"
+    + METHOD.replace("(FeatureMethod)", "(FeatureMethod[Wish])"): "Means need a default: k",
+}
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_a_broken_file_is_one_message_and_can_be_loaded_once_fixed(code, tmp_path):
+    file = write(tmp_path / "bad.py", code)
+    with pytest.raises(ConfigError, match=FAULTS[code]) as caught:
+        plugins.load(file)
+    assert str(file) in str(caught.value)
     assert caught.value.argument == "plugin"
     assert plugins.VARIABLE not in os.environ
-
-
-def test_settings_without_a_default_are_refused(tmp_path):
-    code = "from ogkd.methods import MethodConfig\nclass Wish(MethodConfig):\n    k: int\n"
-    code += METHOD.replace("(FeatureMethod)", "(FeatureMethod[Wish])")
-    with pytest.raises(ConfigError, match=r"Means need a default: k"):
-        plugins.load(write(tmp_path / "bad.py", code))
+    write(file, METHOD)
+    assert plugins.load(file) == "bad"
 
 
 @pytest.mark.parametrize(
-    ("plugin", "message"),
+    "plugin",
     [
-        ("missing.py", "no plugin file"),
-        ("no_such_module_anywhere", "no module 'no_such_module_anywhere'"),
-        ("no_such_package.inside", "no module"),
-        ("a b", "neither a Python file nor"),
-        ("folder/", "no plugin file"),
-        ("", "neither a Python file nor"),
-        (f"a{os.pathsep}b.py", "cannot contain"),
+        *("missing.py", "no_such_module_anywhere", "no_such_package.inside", "a b", "folder/", ""),
+        *(f"a{os.pathsep}b.py", "b/mine.py"),
     ],
 )
-def test_what_cannot_be_a_plugin_is_refused(plugin, message, tmp_path, monkeypatch):
+def test_what_cannot_be_a_plugin_is_refused(plugin, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(ConfigError, match=message):
-        plugins.load(plugin)
-
-
-def test_two_files_of_one_name_are_refused(tmp_path):
-    for folder in ("a", "b"):
+    for folder in ("folder", "a", "b"):
         (tmp_path / folder).mkdir()
         write(tmp_path / folder / "mine.py", "")
-    plugins.load(tmp_path / "a" / "mine.py")
-    with pytest.raises(ConfigError, match="have the same name"):
-        plugins.load(tmp_path / "b" / "mine.py")
-
-
-def test_a_fixed_file_can_be_loaded_again(tmp_path):
-    file = write(tmp_path / "mine.py", METHOD + "\nraise ValueError")
-    with pytest.raises(ConfigError):
-        plugins.load(file)
-    write(file, METHOD)
-    assert plugins.load(file) == "mine"
+    plugins.load("a/mine.py")  # the other one of its name cannot be loaded
+    with pytest.raises(ConfigError) as caught:
+        plugins.load(plugin)
+    assert caught.value.argument == "plugin"
 
 
 def means(name="means"):
@@ -204,7 +184,7 @@ def test_installed_methods_are_found_when_they_are_needed(install):
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
-        (ImportError("no torch"), "ImportError: no torch.*pip uninstall some-package"),
+        (ImportError("no torch"), "ImportError: no torch"),
         (means("coop"), "Two methods are named 'coop'"),
         (3, "3 is not a subclass of"),
     ],

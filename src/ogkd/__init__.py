@@ -15,7 +15,7 @@ zero_shot                        a classifier from class names alone
 evaluate, show_results, report   metrics on labelled images; images with answers; an HTML page
 calibrate, Policy                temperature and sets; which promise a decision has to keep
 explain, evidence, draw          which parts of an image support a class
-read_dataset, read_image        labelled images as a table; any image as an array
+read_dataset, read_image         labelled images as a table; any image as an array
 load_backbone, Backbone          the frozen encoders
 methods, Method, register        every method, and how to add one; plugins: code of other packages
 losses, geometry, teacher        the paper's mathematics, as functions of tensors

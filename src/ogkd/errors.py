@@ -54,14 +54,10 @@ class OgkdWarning(UserWarning):
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether memory has run out, which libraries report in several ways."""
-    words = (
-        *("allocate", "bad_alloc", "out of memory", "not enough memory", "start new thread"),
-        "create a primitive",  # oneDNN has no memory for a kernel
-    )
-    kinds = (RuntimeError, ImportError, OSError)
-    message = str(error).lower()
+    words = ("allocate", "bad_alloc", "of memory", "enough memory", "new thread", "a primitive")
     return isinstance(error, MemoryError) or (
-        isinstance(error, kinds) and any(word in message for word in words)
+        isinstance(error, RuntimeError | ImportError | OSError)
+        and any(word in str(error).lower() for word in words)
     )
 
 
@@ -81,11 +77,6 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.5) -> str
     >>> did_you_mean("ogdk", ["coop", "ogkd"]), did_you_mean("busi", ["Kvasir", "BUSI"])
     (" Did you mean 'ogkd'?", " Did you mean 'BUSI'?")
     """
-
-    def likeness(other: str) -> tuple[float, float]:
-        """Whatever the case, which decides between equals."""
-        folded = difflib.SequenceMatcher(None, name.casefold(), other.casefold()).ratio()
-        return folded, difflib.SequenceMatcher(None, name, other).ratio()
-
-    nearest = max((other for other in known if other != name), key=likeness, default="")
-    return f" Did you mean '{nearest}'?" if likeness(nearest)[0] >= cutoff else ""
+    folded = {other.casefold(): other for other in known if other != name}
+    nearest = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=cutoff)
+    return f" Did you mean '{folded[nearest[0]]}'?" if nearest else ""

@@ -23,7 +23,11 @@ from ogkd.errors import ConfigError, StorageError
 _Hook = Callable[[list[tuple[str, Any]]], Any]
 
 _SMALL = 1 << 26  # bytes that a text file may have
-_PATH_ERRORS = (errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.EMFILE, errno.EINVAL)
+_REFUSALS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR),
+    *(errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EIO, errno.EMFILE),
+    errno.EINVAL,
+}
 # What commands write as results, by suffix: only such a file is replaced by a new result.
 RESULTS = (
     *(".csv", ".tsv", ".json", ".jsonl", ".html", ".md", ".tex", ".txt"),
@@ -46,7 +50,7 @@ def home(path: str | Path) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{path}: there is no such home folder. Check the path.") from error
+        raise ConfigError(f"{path}: there is no such home folder.") from error
 
 
 def resolved(path: str | Path) -> Path:
@@ -56,12 +60,9 @@ def resolved(path: str | Path) -> Path:
 
 def read_bytes(path: Path, *, most: int = _SMALL) -> bytes:
     """The content of a regular file; an OSError for a pipe, a device, or more than `most` bytes."""
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        if path.is_symlink():  # not the same as no file: some files may be missing
-            raise OSError(errno.EINVAL, "it is a link to nothing", str(path)) from None
-        raise
+    if path.is_symlink() and not path.exists():  # not the same as no file
+        raise OSError(errno.EINVAL, "it is a link to nothing", str(path))
+    facts = path.stat()
     if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
         raise OSError(errno.EINVAL, "it is a pipe or a device, not a file", str(path))
     if facts.st_size > most:
@@ -101,14 +102,12 @@ def parse_json(text: str | bytes, *, hook: _Hook | None = None) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a small TOML file; whatever is wrong with it is a ValueError."""
+    """The tables of a small TOML file; whatever is wrong with it is a TOMLDecodeError."""
     try:
         return tomllib.loads(read_text(path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except tomllib.TOMLDecodeError:
         raise
-    except RecursionError as error:
-        raise tomllib.TOMLDecodeError("it is nested too deeply") from error
-    except ValueError as error:  # such as a number of too many digits
+    except (RecursionError, ValueError) as error:  # nested too deeply, or a number too long
         raise tomllib.TOMLDecodeError(str(error)) from error
 
 
@@ -125,30 +124,16 @@ def sha256_file(path: Path) -> str:
 
 @contextlib.contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals around `path` into one clear message."""
+    """Turn the operating system's refusals around `path` into a StorageError."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            why = (
-                f"No space left while writing {path}. Free some space, or choose another place "
-                "(for the cache: set OGKD_CACHE to a folder on a larger disk)."
-            )
-        elif isinstance(error, PermissionError) or error.errno == errno.EROFS:
-            why = (
-                f"No permission to write {path}. Choose a folder that you own (for the cache: set "
-                "OGKD_CACHE)."
-            )
-        elif isinstance(error, NotADirectoryError | FileExistsError | IsADirectoryError):
-            why = (
-                f"Cannot write {path}: a file is where a folder should be, or the other way round. "
-                "Choose another place."
-            )
-        elif error.errno in _PATH_ERRORS:
-            why = f"Cannot write {path}: {os.strerror(error.errno)}. Choose another place."
-        else:
+        if error.errno not in _REFUSALS:
             raise
-        raise StorageError(why, argument="out") from error
+        reason = os.strerror(error.errno)
+        raise StorageError(
+            f"Cannot write {path}: {reason}. Choose another place.", argument="out"
+        ) from error
 
 
 def check_replaceable(path: Path, suffixes: Sequence[str] = RESULTS) -> None:
@@ -165,9 +150,12 @@ def check_replaceable(path: Path, suffixes: Sequence[str] = RESULTS) -> None:
         what = f"does not end in {' or '.join(suffixes)}"
     else:
         return
-    raise StorageError(
-        f"{path} exists and {what}, so it is not overwritten. Choose another name.", argument="out"
-    )
+    raise StorageError(f"{path} exists and {what}, so it is not overwritten.", argument="out")
+
+
+def _refuse_special(path: Path) -> None:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise StorageError(f"{path} is a pipe or a device, not a file.", argument="out")
 
 
 @contextlib.contextmanager
@@ -185,8 +173,7 @@ def write_atomically(
         else:
             check_replaceable(path, suffixes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path)
-        handle, name = tempfile.mkstemp(prefix=_prefix(path), suffix=".part", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=_sweep(path), suffix=".part", dir=path.parent)
         os.close(handle)
         aside = Path(name)
         try:
@@ -205,31 +192,26 @@ def holds_files(folder: Path) -> bool:
     return any(not (path.name[0] == "." and path.suffix == ".part") for path in folder.iterdir())
 
 
-def _refuse_special(path: Path) -> None:
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise StorageError(
-            f"{path} is a pipe or a device, not a file. Choose another place.", argument="out"
-        )
-
-
 @contextlib.contextmanager
 def folder_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary folder to fill; it becomes `path` by one rename if all went well."""
     with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         recover(path)
-        _sweep(path)
-        aside = Path(tempfile.mkdtemp(prefix=_prefix(path), suffix=".part", dir=path.parent))
+        aside = Path(tempfile.mkdtemp(prefix=_sweep(path), suffix=".part", dir=path.parent))
         try:
             yield aside
             inside = list(aside.rglob("*"))
-            mode = 0o666 & ~_umask()
-            for path_inside in inside:
-                if path_inside.is_file():
+            for file in inside:
+                if file.is_file():
                     # safetensors makes private files too; a link may belong to someone else.
                     with contextlib.suppress(PermissionError):
-                        path_inside.chmod(mode)
-            _sync_all([*inside, aside])
+                        file.chmod(0o666 & ~_umask())
+            if len(inside) > _MANY and hasattr(os, "sync"):
+                os.sync()  # one by one, 100,000 images would take twenty minutes
+            else:
+                for file in (*inside, aside):
+                    _sync(file)
             aside.chmod(0o777 & ~_umask())
             _replace_folder(aside, path)
             _sync(path.parent)
@@ -237,75 +219,32 @@ def folder_atomically(path: Path) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def alone(target: Path) -> Iterator[None]:
-    """Let one process at a time make the folder `target`; remove what a killed one has left."""
-    from filelock import FileLock
-
-    with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(target.with_name(f".{target.name}.lock")):
-            for left in target.parent.glob(f".{glob.escape(target.name)}.*.part"):
-                shutil.rmtree(left, ignore_errors=True)
-            yield
-
-
-@contextlib.contextmanager
-def not_twice(target: Path) -> Iterator[None]:
-    """Refuse to work on the folder `target` while another process does; none waits."""
-    from filelock import FileLock, Timeout
-
-    file = target.with_name(f".{target.name}.lock")
-    lock = FileLock(file)
-    with storage_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout as error:
-            raise StorageError(
-                f"Another process is writing {target} now. Wait until it has finished, or choose "
-                "another folder.",
-                argument="out",
-            ) from error
-        except NotImplementedError:
-            pass  # a file system without locks
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            with contextlib.suppress(OSError):  # Windows keeps a file that is open
-                file.unlink()
-            lock.release()
-
-
 def _replace_folder(aside: Path, path: Path) -> None:
-    """Put `aside` where `path` is; what was there is removed, or comes back if that fails."""
+    """Put `aside` where `path` is; the caller removes what `aside` is then."""
     if not path.is_dir():
         aside.rename(path)
-        return
-    if _exchange(aside, path):
-        return  # the old folder is now `aside`, which the caller removes
-    # A rename cannot replace a folder with content: the old one steps aside first. If we are
-    # killed between the renames, `recover` brings it back.
-    old = Path(tempfile.mkdtemp(prefix=_prefix(path), suffix=".old", dir=path.parent))
-    path.rename(old / path.name)
-    try:
-        aside.rename(path)
-    except OSError:
-        (old / path.name).rename(path)
-        raise
-    finally:
+    elif not _exchange(aside, path):
+        # A rename cannot replace a folder with content: the old one steps aside first. If we are
+        # killed between the renames, `recover` brings it back.
+        old = _old(path)
         shutil.rmtree(old, ignore_errors=True)
+        path.rename(old)
+        try:
+            aside.rename(path)
+        finally:
+            recover(path)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _old(path: Path) -> Path:
+    return path.with_name(f".{path.name}.old")
 
 
 def recover(path: Path) -> None:
     """Bring back a folder whose replacement was killed between two renames."""
-    if path.exists() or not path.parent.is_dir():
-        return
-    for old in path.parent.glob(f".{glob.escape(path.name)}.*.old"):
+    if not path.exists() and _old(path).is_dir():
         with contextlib.suppress(OSError):
-            (old / path.name).rename(path)
-            old.rmdir()
+            _old(path).rename(path)
 
 
 def _exchange(first: Path, second: Path) -> bool:
@@ -318,24 +257,58 @@ def _exchange(first: Path, second: Path) -> bool:
     return bool(call(here, os.fsencode(first), here, os.fsencode(second), swap) == 0)
 
 
-def _prefix(path: Path) -> str:
-    """The start of temporary names next to `path`: which machine and process they belong to."""
-    machine = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-    return f".{path.name[:100]}.{machine}-{os.getpid()}."
+@contextlib.contextmanager
+def alone(target: Path) -> Iterator[None]:
+    """Let one process at a time work on the folder `target`; the others wait."""
+    with _locked(target, timeout=-1):
+        yield
 
 
-def _sweep(path: Path) -> None:
-    """Remove what processes of this machine that were killed have left next to `path`."""
+@contextlib.contextmanager
+def not_twice(target: Path) -> Iterator[None]:
+    """Refuse to work on the folder `target` while another process does; none waits."""
+    with _locked(target, timeout=0):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(target: Path, *, timeout: float) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    file = target.with_name(f".{target.name}.lock")
+    lock = FileLock(file)
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=timeout)
+        except Timeout as error:
+            raise StorageError(
+                f"Another process is writing {target} now.", argument="out"
+            ) from error
+        except NotImplementedError:
+            pass  # a file system without locks
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            if timeout == 0:  # nobody waits for it
+                with contextlib.suppress(OSError):  # Windows keeps a file that is open
+                    file.unlink()
+            lock.release()
+
+
+def _sweep(path: Path) -> str:
+    """Remove what killed processes of this machine left next to `path`; a prefix for new names."""
     from psutil import pid_exists  # slow to import
 
-    start = _prefix(path).rsplit("-", 1)[0]
-    for left in path.parent.glob(f"{glob.escape(start)}-*"):
-        if left.suffix == ".old" and not path.exists():
-            continue  # it is all that there is: `recover` is for it
-        owner = left.name.removeprefix(f"{start}-").split(".")[0]
+    machine = hashlib.sha256(platform.node().encode()).hexdigest()[:8]
+    start = f".{path.name[:100]}.{machine}-"
+    for left in path.parent.glob(f"{glob.escape(start)}*.part"):
+        owner = left.name.removeprefix(start).split(".")[0]
         if owner.isdecimal() and not pid_exists(int(owner)):
             with contextlib.suppress(OSError):
                 shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+    return f"{start}{os.getpid()}."
 
 
 def write_text(
@@ -343,10 +316,7 @@ def write_text(
 ) -> None:
     """Write UTF-8 text in one step; the options are those of `write_atomically`."""
     if not is_text(text):
-        raise ConfigError(
-            f"{path} cannot be written: a name or a setting has half a character (a lone "
-            "surrogate). Type it again."
-        )
+        raise ConfigError(f"{path} cannot be written: it has half a character (a lone surrogate).")
     with write_atomically(path, ours=ours, suffixes=suffixes) as aside:
         aside.write_text(text, encoding="utf-8")
 
@@ -359,25 +329,13 @@ def write_json(path: Path, value: Any, *, ours: bool = False) -> None:
 
 def write_new(path: Path, text: str) -> None:
     """Write text to a new file; a file that exists is only accepted if it has the same text."""
-    if path.exists():
-        with storage_errors(path):
-            _refuse_special(path)
-            same = read_bytes(path) == text.encode()
-        if not same:
-            raise StorageError(
-                f"{path} exists and has other content. Choose another name, or remove it.",
-                argument="out",
-            )
+    if not path.exists():
+        write_text(path, text)
         return
-    write_text(path, text)
-
-
-def _sync_all(paths: Sequence[Path]) -> None:
-    if len(paths) > _MANY and hasattr(os, "sync"):
-        os.sync()  # one by one, a dataset of 100,000 images would take twenty minutes
-        return
-    for path in paths:
-        _sync(path)
+    with storage_errors(path):
+        _refuse_special(path)
+        if read_bytes(path) != text.encode():
+            raise StorageError(f"{path} exists and has other content.", argument="out")
 
 
 def _sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from importlib import metadata, util
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from ogkd.errors import ConfigError, OgkdError
 from ogkd.files import home
@@ -38,25 +38,21 @@ def load(plugin: str | os.PathLike[str]) -> str:
     is_file = text.endswith(".py") or os.sep in text
     address = str(home(text).absolute()) if is_file else text
     if os.pathsep in address:
-        raise _refusal(
-            f"The path of a plugin cannot contain '{os.pathsep}', but is {address}. Move the file."
-        )
-    module = _import_file(Path(address)) if is_file else _import_module(address)
+        raise _refusal(f"The path of a plugin cannot contain '{os.pathsep}', but is {address}.")
+    what = f"The plugin '{address}'"
+    if is_file:
+        module = _import_file(Path(address), what)
+    else:
+        if not all(part.isidentifier() for part in address.split(".")):
+            raise _refusal(f"{what} is neither a Python file nor the name of a module.")
+        module = _guarded(lambda: importlib.import_module(address), what)
     if address not in (known := _loaded()):
         os.environ[VARIABLE] = os.pathsep.join([*known, address])
     return _plugin_name(module.__name__)
 
 
-class Installed(NamedTuple):
-    """What an installed package adds: a description for messages, its name, the loaded object."""
-
-    what: str
-    name: str
-    value: Any
-
-
-def installed(group: str) -> Iterator[Installed]:
-    """What plugins add to a group.
+def installed(group: str) -> Iterator[tuple[str, str, Any]]:
+    """What plugins add to a group: a description for messages, a name, the loaded object.
 
     The plugins of the environment variable are loaded first: they register themselves. Of
     installed packages, every entry point in the group is loaded.
@@ -66,8 +62,7 @@ def installed(group: str) -> Iterator[Installed]:
     for entry in sorted(metadata.entry_points(group=group), key=lambda entry: entry.name):
         package = entry.dist.name if entry.dist is not None else entry.module
         what = f"The plugin '{package}' (entry point {entry.name} = {entry.value})"
-        advice = f"Fix it, or remove it with: pip uninstall {package}."
-        yield Installed(what, entry.name, _guarded(entry.load, what, advice))
+        yield what, entry.name, _guarded(entry.load, what)
 
 
 def _loaded() -> list[str]:
@@ -90,49 +85,26 @@ def _plugin_name(module: str) -> str:
     return metadata.packages_distributions().get(package, [package])[0]
 
 
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise _refusal(
-            f"There is no plugin file {path}. Give a Python file, or the name of a module."
-        )
+def _import_file(path: Path, what: str) -> ModuleType:
     name = _FILES + re.sub(r"\W", "_", path.stem)
     if (known := sys.modules.get(name)) is not None:
         if known.__file__ == str(path):
             return known
-        raise _refusal(
-            f"The plugins {known.__file__} and {path} have the same name. Rename one of them."
-        )
+        raise _refusal(f"The plugins {known.__file__} and {path} have the same name.")
     spec = util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise _refusal(f"{path} is not a Python file: a plugin ends in .py.")
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise _refusal(f"There is no Python file {path} to load as a plugin.")
     module = sys.modules[name] = util.module_from_spec(spec)
     loader = spec.loader
     try:
-        _guarded(lambda: loader.exec_module(module), f"The plugin {path}", "Fix the file.")
+        _guarded(lambda: loader.exec_module(module), what)
     except BaseException:
         del sys.modules[name]
         raise
     return module
 
 
-def _import_module(name: str) -> ModuleType:
-    if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", name) is None:
-        raise _refusal(f"The plugin '{name}' is neither a Python file nor the name of a module.")
-    try:
-        exists = util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        exists = False
-    except Exception:  # importing the parent package failed: said below
-        exists = True
-    if not exists:
-        raise _refusal(
-            f"There is no module '{name}' to load as a plugin. Install the package, or give the "
-            "path of its file."
-        )
-    return _guarded(lambda: importlib.import_module(name), f"The plugin '{name}'", "Fix it.")
-
-
-def _guarded(work: Callable[[], T], what: str, advice: str) -> T:
+def _guarded(work: Callable[[], T], what: str) -> T:
     """Run a plugin's code; whatever it raises becomes one message with the line at fault."""
     try:
         return work()
@@ -143,7 +115,7 @@ def _guarded(work: Callable[[], T], what: str, advice: str) -> T:
         at = error if isinstance(error, SyntaxError) else frame
         raise _refusal(
             f"{what} cannot be loaded: {type(error).__name__}: {error} ({at.filename}, line "
-            f"{at.lineno}). {advice}"
+            f"{at.lineno})."
         ) from error
 
 

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -22,44 +21,30 @@ from rich.table import Column
 _INTERVAL = 30.0  # seconds between two lines where there is no terminal
 
 
-class Bar(Protocol):
-    """One line of progress."""
+class Bar:
+    """Progress of one piece of work; without `progress`, a line now and then for logs."""
 
-    def advance(self, steps: int = 1) -> None: ...
-
-    def describe(self, note: str) -> None:
-        """Set the one number after the bar, such as a rate or a loss; longer text is cut."""
-
-
-class _RichBar:
-    def __init__(self, progress: Progress, total: int | None, description: str) -> None:
-        self._progress = progress
-        self._task = progress.add_task(description, total=total, note="")
-
-    def advance(self, steps: int = 1) -> None:
-        self._progress.advance(self._task, steps)
-
-    def describe(self, note: str) -> None:
-        self._progress.update(self._task, note=note)
-
-
-class _Lines:
-    """A line now and then, for logs; short work leaves none."""
-
-    def __init__(self, total: int | None, description: str) -> None:
-        self._description, self._note = description, ""
-        self._total = "" if total is None else f"/{total}"
-        self._done, self._last = 0, time.monotonic()
+    def __init__(self, description: str, total: int | None, progress: Progress | None) -> None:
+        self._description, self._total, self._progress = description, total, progress
+        self._note, self._done, self._last = "", 0, time.monotonic()
+        if progress is not None:
+            self._task = progress.add_task(description, total=total, note="")
 
     def advance(self, steps: int = 1) -> None:
         self._done += steps
-        if time.monotonic() - self._last >= _INTERVAL:
+        if self._progress is not None:
+            self._progress.advance(self._task, steps)
+        elif time.monotonic() - self._last >= _INTERVAL:
             self._last = time.monotonic()
-            line = f"{self._description} {self._done}{self._total} {self._note}".rstrip()
+            total = "" if self._total is None else f"/{self._total}"
+            line = f"{self._description} {self._done}{total} {self._note}".rstrip()
             print(line, file=sys.stderr, flush=True)
 
     def describe(self, note: str) -> None:
+        """Set the one number after the bar, such as a rate or a loss; longer text is cut."""
         self._note = note
+        if self._progress is not None:
+            self._progress.update(self._task, note=note)
 
 
 @contextmanager
@@ -67,7 +52,7 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
     """Show progress of `total` steps (None: unknown)."""
     console = Console(stderr=True)
     if not (console.is_terminal or console.is_jupyter):
-        yield _Lines(total, description)
+        yield Bar(description, total, None)
         return
     columns = (
         _text("{task.description}", 24),
@@ -78,7 +63,7 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Bar]:
         _text("{task.fields[note]}", 16),
     )
     with Progress(*columns, console=console, expand=True) as progress:
-        yield _RichBar(progress, total, description)
+        yield Bar(description, total, progress)
 
 
 def _text(template: str, width: int) -> TextColumn:

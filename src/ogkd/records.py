@@ -48,8 +48,8 @@ def read_record(path: Path, kind: type[Record], *, newest: int, oldest: int = 0)
         )
     if oldest and (schema is None or schema < oldest):
         raise ConfigError(
-            f"{path} was written by an older ogkd (schema {schema or 1}, this one reads {oldest} "
-            "and later). Fit or calibrate again."
+            f"{path} was written by an older ogkd (schema {schema or 1}, this one reads from "
+            f"{oldest} on): fit or calibrate again."
         )
     check_seal(content if isinstance(content, dict) else {})
     try:

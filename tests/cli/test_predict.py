@@ -281,7 +281,7 @@ def test_a_folder_for_evidence_that_cannot_be_written_is_refused_before_any_row(
     refused, fitted, data, tmp_path
 ):
     (tmp_path / "locked").mkdir(mode=0o555)
-    assert "No permission" in refused("predict", fitted, data, "--explain", tmp_path / "locked")
+    assert "Permission denied" in refused("predict", fitted, data, "--explain", tmp_path / "locked")
 
 
 def test_evidence_maps_are_named_by_row_and_stay_in_their_folder(ogkd, fitted, tmp_path):

@@ -143,6 +143,7 @@ def test_a_finding_can_be_told_from_what_is_around_it(name: str, label: int) -> 
 
 
 def test_a_folder_has_the_splits_classes_and_numbers_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a" / "x").mkdir(parents=True)  # an empty one is used
     out = write_folder("cxr", tmp_path / "a" / "x", splits={"train": 3, "test": 2}, size=64)
     files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*.png"))
     expected = [
@@ -169,19 +170,9 @@ def test_no_image_is_in_two_splits_and_files_hold_what_render_draws(tmp_path: Pa
 
 def test_a_folder_with_content_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(DataError, match=r"not an empty folder.*Choose another folder"):
+    with pytest.raises(DataError, match="not an empty folder"):
         write_folder("cxr", tmp_path, splits={"train": 1, "test": 1}, size=64)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_an_empty_folder_is_used(tmp_path: Path) -> None:
-    assert (
-        write_folder("cxr", tmp_path / "new", splits={"train": 1, "test": 1}, size=64) / "train"
-    ).is_dir()
-    (tmp_path / "empty").mkdir()
-    assert (
-        write_folder("cxr", tmp_path / "empty", splits={"train": 1, "test": 1}, size=64) / "test"
-    ).is_dir()
 
 
 def test_an_interrupted_write_leaves_nothing(
@@ -202,42 +193,17 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"label": 5}, "labels 0 to 4, but got 5"),
-        ({"label": -1}, "but got -1"),
-        ({"seed": -2}, "seed must be .* but is -2"),
-        ({"index": -3}, "index must be 0 or more, but is -3"),
-        ({"size": 8}, "64 to 1024 pixels, but is 8"),
-        ({"size": 99999}, "but is 99999"),
-    ],
+    ("argument", "value"),
+    [("label", 5), ("label", -1), ("seed", -2), ("index", -3), ("size", 8), ("size", 99999)],
 )
-def test_numbers_out_of_range_are_named(change: dict[str, int], message: str) -> None:
-    arguments = {"label": 0, "seed": 0, "index": 0, "size": 64} | change
-    label = arguments.pop("label")
-    with pytest.raises(ConfigError, match=message):
-        render("cxr", label, **arguments)
+def test_numbers_out_of_range_are_refused(argument: str, value: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        render("cxr", **{"label": 0, "seed": 0, "index": 0, "size": 64} | {argument: value})
+    assert caught.value.argument == argument
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"splits": {"training": 1}}, "Unknown split 'training'"),
-        ({"splits": {"train": -1}}, "is -1"),
-        ({"splits": {"train": 0}}, "numbers of images are 0"),
-    ],
-)
-def test_a_request_that_makes_no_sense_is_refused(
-    tmp_path: Path, options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        write_folder("cxr", tmp_path / "x", **options)  # type: ignore[arg-type]
+@pytest.mark.parametrize("splits", [{"training": 1}, {"train": -1}, {"train": 0}, {"test": 10**6}])
+def test_impossible_numbers_of_images_are_refused(tmp_path: Path, splits: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        write_folder("cxr", tmp_path / "x", splits=splits)
     assert not (tmp_path / "x").exists()
-
-
-def test_several_processes_write_the_same_images_as_one(tmp_path):
-    one = write_folder("cxr", tmp_path / "one", splits={"test": 3}, size=64)
-    two = write_folder("cxr", tmp_path / "two", splits={"test": 3}, size=64, workers=2)
-    files = sorted(path.relative_to(one) for path in one.rglob("*.png"))
-    assert len(files) == 15
-    assert all((one / file).read_bytes() == (two / file).read_bytes() for file in files)

@@ -104,7 +104,7 @@ def test_class_names_that_are_not_text_are_refused(name, world):
     for attempt in (
         lambda: ogkd.zero_shot([name, "other"], backbone="builtin"),
         lambda: ogkd.fit(world["data"], backbone="builtin", class_names=[name, "other"]),
-        lambda: ogkd.read_manifest(world["data"], class_names=[name, "other"]),
+        lambda: ogkd.read_dataset(world["data"], class_names=[name, "other"]),
     ):
         with pytest.raises(OgkdError, match=r"not text|control characters"):
             attempt()

@@ -28,7 +28,8 @@ from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, RLE
 
 from ogkd.bench.grid import Grid, expand, read_grid
 from ogkd.core.checkpoint import Checkpoint, TrainingState
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import OneOf
 from ogkd.errors import OgkdError
 from ogkd.features.store import FeatureStore
 from ogkd.images import npz, read_image
@@ -56,6 +57,7 @@ pytestmark = [
 ]
 SMALL = np.random.default_rng(0).integers(0, 256, (9, 11, 3), dtype=np.uint8)
 LARGER = np.random.default_rng(0).integers(0, 256, (34, 36, 3), dtype=np.uint8)
+TASK = OneOf(("a", "b", "c"))
 VOLUME = np.arange(4 * 5 * 6, dtype=np.int16).reshape(4, 5, 6)
 
 
@@ -210,15 +212,13 @@ def test_images(kind, watch, tmp_path):
     watch.all_of(mutants.damaged(seeds, magic=400), file, valid_image, file, part)
 
 
-def valid_manifest(path):
-    manifest = read_manifest(path)
-    assert manifest.items
-    assert len(manifest.class_names) >= (1 if manifest.has_findings else 2)
-    for item in manifest.items:
-        for number in item.present if manifest.has_findings else [item.label]:
-            assert 0 <= number < len(manifest.class_names)
-    assert len(manifest.sha256) == 64
-    assert repr(manifest)
+def valid_dataset(path):
+    dataset = read_dataset(path)
+    assert dataset.cases
+    for case in dataset.cases:
+        assert all(0 <= number < len(dataset.names) for number in dataset.task.shown(case.target))
+    assert len(dataset.sha256) == 64
+    assert repr(dataset)
 
 
 def valid_bank(path):
@@ -236,7 +236,7 @@ def valid_grid(path):
 
 
 def valid_support(path):
-    support = SupportFeatures.read(path, classes=3, width=4)
+    support = SupportFeatures.read(path, TASK, width=4)
     assert support.features.shape[1:] == (4,)
     assert np.isfinite(support.features).all()
     assert support.labels.shape == support.features.shape[:1]
@@ -260,9 +260,9 @@ sweep = { gamma = [0.1, 0.2] }
 """
 FEATURES = np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
 READERS = {
-    "t.csv": (valid_manifest, mutants.damaged([TABLE])),
-    "t.tsv": (valid_manifest, mutants.damaged([TABLE.replace(b",", b"\t")])),
-    "split.json": (valid_manifest, mutants.json_files(SPLIT)),
+    "t.csv": (valid_dataset, mutants.damaged([TABLE])),
+    "t.tsv": (valid_dataset, mutants.damaged([TABLE.replace(b",", b"\t")])),
+    "split.json": (valid_dataset, mutants.json_files(SPLIT)),
     "bank.json": (valid_bank, mutants.json_files(BANK)),
     "grid.toml": (valid_grid, mutants.damaged([GRID])),
     "support.safetensors": (
@@ -282,7 +282,7 @@ def test_medmnist_labels(watch, tmp_path):
     arrays = {"train_images": SMALL[None, :, :, 0], "train_labels": np.array([[1]], np.uint8)}
     seeds = [medmnist(tmp_path / "a.npz", **arrays).read_bytes()]
     file = watch.folder / "a.npz"
-    watch.all_of(mutants.damaged(seeds), file, valid_manifest, file)
+    watch.all_of(mutants.damaged(seeds), file, valid_dataset, file)
 
 
 def test_checkpoints(watch):
@@ -327,6 +327,7 @@ def model(tmp_path_factory):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 40)
     calibration = Calibration.fit(
+        fitted.task,
         rng.normal(size=(40, 3)) + 3 * np.eye(3)[labels],
         labels,
         [f"{number:016x}" for number in rng.integers(0, 2**60, 40)],
@@ -343,19 +344,18 @@ def valid_model(folder, backbone):
     p = classifier.probabilities(rows / np.linalg.norm(rows, axis=1, keepdims=True))
     assert p.shape == (5, len(classifier.class_names))
     assert np.isfinite(p).all()
-    assert classifier.card.findings or np.allclose(p.sum(axis=1), 1, atol=1e-4)
+    assert np.allclose(p.sum(axis=1), 1, atol=1e-4) or classifier.task.kind != "classes"
     assert repr(classifier)
 
 
 def valid_calibration(path):
-    calibration = Calibration.read(path)
-    assert 0 < calibration.temperature < 21
-    p = np.full((2, 3), 1 / 3)
-    for kind in ("lac", "aps"):
-        with contextlib.suppress(OgkdError):
-            assert calibration.sets(p, coverage=0.8, kind=kind).shape == p.shape
+    calibration = Calibration.read(path, TASK)
+    (question,) = calibration.questions
+    assert 0 < question.temperature < 21
     with contextlib.suppress(OgkdError):
-        assert 0 <= calibration.threshold(0.2) <= 1
+        assert [limit.shape for limit in calibration.limits(TASK, 0.8)] == [(3,)]
+    with contextlib.suppress(OgkdError):
+        assert 0 <= question.threshold(0.2) <= 1
 
 
 def records(content):

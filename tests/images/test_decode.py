@@ -9,14 +9,16 @@ import zlib
 import numpy as np
 import pytest
 import tifffile
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 from ogkd.errors import DataError
+from ogkd.features.unreadable import unreadable
 from ogkd.images import ImageRef, decode, decode_once
 from ogkd.images.decode import find_images, look_at, read_image, silence_decoders
+from ogkd.images.plain import stretch, to_bytes
 from ogkd.images.ref import as_stored
 from tiny_images import SHADES, dicom, nifti, own_range, png
 
@@ -125,14 +127,6 @@ def test_a_sharp_in_a_real_name_is_part_of_the_name(tmp_path):
     assert read_image(file).shape == (48, 64, 3)
 
 
-def test_exif_orientation_is_applied(tmp_path):
-    image = Image.fromarray(np.dstack([GRADIENT] * 3))
-    exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned: rotate by 270 degrees to view
-    image.save(tmp_path / "turned.jpg", exif=exif, quality=95)
-    assert read_image(tmp_path / "turned.jpg").shape == (64, 48, 3)
-
-
 def test_a_turned_picture_can_be_read_as_it_is_stored_and_has_another_key_then(tmp_path):
     image = Image.fromarray(np.dstack([GRADIENT] * 3))
     exif = Image.Exif()
@@ -141,6 +135,7 @@ def test_a_turned_picture_can_be_read_as_it_is_stored_and_has_another_key_then(t
     image.save(turned.file, exif=exif, quality=95)
     image.save(plain.file, quality=95)
     stored = as_stored(turned)
+    assert read_image(turned).shape == (64, 48, 3)
     assert as_stored(plain) is plain  # its key, and what is kept under it, stay
     assert np.array_equal(read_image(stored), read_image(plain))
     assert len({stored.key, turned.key, plain.key}) == 3
@@ -150,28 +145,48 @@ def test_a_turned_picture_can_be_read_as_it_is_stored_and_has_another_key_then(t
     assert as_stored(broken) is broken
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("zero.png", b"", "not a readable image"),
-        ("text.png", b"this is not an image at all", "not a readable image"),
-        ("page.gif", b"GIF89a" + b"\0" * 20, "not a readable image"),
-    ],
-)
-def test_files_that_are_no_images_are_refused_by_name(tmp_path, name, content, words):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=words) as caught:
-        read_image(tmp_path / name)
-    assert name in str(caught.value)
-
-
-@pytest.mark.parametrize("ending", ["png", "jpg", "tif", "webp"])
-def test_a_truncated_file_is_called_damaged(tmp_path, ending):
+def test_files_that_cannot_be_read_are_named(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (80, 80, 3), dtype=np.uint8)
-    path = save(tmp_path / f"cut.{ending}", noise)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match=r"damaged|not a readable image"):
-        read_image(path)
+    contents = {"zero.png": b"", "text.png": b"not an image", "page.gif": b"GIF89a" + b"\0" * 20}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for ending in ("png", "jpg", "tif", "webp"):
+        path = save(tmp_path / f"cut.{ending}", noise)
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    (tmp_path / "empty.dcm").touch()
+    (tmp_path / "loop.png").symlink_to(tmp_path / "loop.png")
+    (tmp_path / "broken.png").symlink_to(tmp_path / "nowhere.png")
+    nifti(tmp_path / "volume.nii", np.arange(24, dtype=np.int16).reshape(2, 3, 4))
+    os.mkfifo(tmp_path / "pipe.png")
+    bad = [*find_images([tmp_path]), *map(ImageRef, (tmp_path, tmp_path / "gone.png"))]
+    bad.append(ImageRef(tmp_path / "page.gif"))
+    reasons = {file.image: file.reason for file in unreadable(bad)}
+    assert list(reasons) == bad
+    assert all(str(image.file) in reason for image, reason in reasons.items())
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), MemoryError()])
+def test_refusals_of_the_system_name_the_file(tmp_path, monkeypatch, error):
+    file = save(tmp_path / "a.png", GRADIENT)
+
+    def refuse(*words, **options):
+        raise error
+
+    monkeypatch.setattr(Image, "open", refuse)
+    with pytest.raises(DataError, match=r"a\.png"):
+        read_image(file)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_folder_without_permission_is_an_error_not_an_absence(tmp_path):
+    (tmp_path / "inside").mkdir()
+    save(tmp_path / "a.png", GRADIENT)
+    (tmp_path / "inside").chmod(0)
+    try:
+        with pytest.raises(DataError, match=r"Cannot search .*inside"):
+            find_images([tmp_path])
+    finally:
+        (tmp_path / "inside").chmod(0o700)
 
 
 def test_a_decompression_bomb_is_refused_before_decoding(tmp_path):
@@ -184,16 +199,6 @@ def test_a_decompression_bomb_is_refused_before_decoding(tmp_path):
     (tmp_path / "bomb.png").write_bytes(bomb + chunk(b"IEND", b""))
     with pytest.raises(DataError, match=r"pixels"):
         read_image(tmp_path / "bomb.png")
-
-
-def test_missing_folder_and_pipe_are_named(tmp_path):
-    with pytest.raises(DataError, match=r"no file .*gone\.png"):
-        read_image(tmp_path / "gone.png")
-    with pytest.raises(DataError, match="not a regular file"):
-        read_image(tmp_path)
-    os.mkfifo(tmp_path / "pipe.png")
-    with pytest.raises(DataError, match="not a regular file"):
-        read_image(tmp_path / "pipe.png")
 
 
 def test_images_are_found_at_any_depth_sorted_and_without_following_loops(tmp_path):
@@ -299,8 +304,44 @@ def test_within_decode_once_a_file_is_decoded_once_and_again_when_it_changes(tmp
 
 
 def test_decode_once_keeps_no_more_than_memory_allows(tmp_path, monkeypatch):
-    monkeypatch.setattr(decode, "_SHARE", 0)
+    monkeypatch.setattr(decode, "_FULLEST", 0)
     file = save(tmp_path / "a.png", GRADIENT)
     with decode_once():
         assert np.array_equal(read_image(file), read_image(file))
-        assert not decode._decoded._pixels
+        assert not decode._kept
+
+
+@given(hnp.arrays(np.float64, (3, 4), elements=st.floats(allow_nan=False, allow_infinity=False)))
+@example(np.array([[-1.7e308, 0.0, 1e292, 1.7e308]]))
+@example(np.array([[-np.finfo(np.float64).max, 3e292]]))
+def test_scaling_keeps_order_and_spans_the_bytes(values):
+    flat, out = values.ravel(), stretch(values).ravel().astype(int)
+    order = np.argsort(flat, kind="stable")
+    assert (np.diff(out[order]) >= 0).all()
+    if flat.max() > flat.min():
+        assert (out.min(), out.max()) == (0, 255)
+    else:
+        assert (out == 0).all()
+
+
+@given(hnp.arrays(np.uint8, (3, 4)))
+def test_bytes_stay_as_they_are(values):
+    np.testing.assert_array_equal(to_bytes(values), values)
+
+
+@given(hnp.arrays(np.int32, (3, 4)), st.integers(1, 9), st.integers(-99, 99))
+def test_units_do_not_matter(values, factor, shift):
+    deep = values.astype(np.float64)
+    np.testing.assert_allclose(stretch(deep * factor + shift), stretch(values), atol=1)
+
+
+def test_what_is_not_valid_does_not_count_and_is_black():
+    values = np.array([[0, 10, 20, 10_000]])
+    valid = np.array([[True, True, True, False]])
+    assert stretch(values, valid=valid).tolist() == [[0, 128, 255, 0]]
+    assert stretch(np.full((1, 2), np.nan)).tolist() == [[0, 0]]
+
+
+def test_complex_numbers_are_no_gray_levels():
+    with pytest.raises(ValueError, match="complex"):
+        stretch(np.zeros((2, 2), np.complex64))

@@ -149,14 +149,10 @@ def test_frames_are_read_only_by_an_explicit_index(tmp_path):
     file = dicom(tmp_path / "cine.dcm", frames, frames=True)
     for word, number in {"0": 0, "3": 3, "first": 0, "middle": 2, "last": 4}.items():
         np.testing.assert_array_equal(gray(f"{file}#index={word}"), own_range(frames[number]))
-    with pytest.raises(DataError, match=r"5 frames.*#index=middle.*`slice`"):
-        read_image(file)
-    with pytest.raises(DataError, match="only 5"):
-        read_image(f"{file}#index=5")
-    with pytest.raises(DataError, match="no axis"):
-        read_image(f"{file}#axis=0,index=1")
-    with pytest.raises(DataError, match="does not name a slice"):
-        read_image(f"{file}#frame=1")
+    for part in ("", "#index=5", "#axis=0,index=1", "#frame=1"):
+        with pytest.raises(DataError) as caught:
+            read_image(f"{file}{part}")
+        assert caught.value.argument == "slice"
 
 
 def test_a_single_frame_may_be_named(tmp_path):

@@ -128,11 +128,10 @@ def test_colour_volumes_are_colour(tmp_path):
 
 def test_axis_and_index_are_both_needed(tmp_path):
     file = nifti(tmp_path / "v.nii.gz", VOLUME)
-    for address in (file, f"{file}#index=2", f"{file}#axis=1", f"{file}#slice 3"):
-        with pytest.raises(DataError, match=r"v\.nii\.gz.*`slice`, such as axis=2,index=middle"):
-            read_image(address)
-    with pytest.raises(DataError, match="only 7"):
-        read_image(f"{file}#axis=2,index=7")
+    for part in ("", "#index=2", "#axis=1", "#slice 3", "#axis=2,index=7"):
+        with pytest.raises(DataError) as caught:
+            read_image(f"{file}{part}")
+        assert caught.value.argument == "slice"
 
 
 def test_dimensions_of_one_beyond_the_third_do_not_matter_others_do(tmp_path):
@@ -158,7 +157,7 @@ def test_large_claims_are_refused_before_reading(tmp_path, monkeypatch):
         read_image(f"{tmp_path}/bomb.nii.gz#axis=2,index=0")
     file = nifti(tmp_path / "a.nii", VOLUME)
     monkeypatch.setattr(decode, "MAX_PIXELS", 29)
-    with pytest.raises(DataError, match="too many pixels"):
+    with pytest.raises(DataError, match="5 x 6 pixels"):
         read_image(f"{file}#axis=2,index=0")
 
 
@@ -168,7 +167,7 @@ def test_voxels_that_are_missing_are_told(tmp_path):
     with pytest.raises(DataError, match="damaged"):
         read_image(f"{file}#axis=2,index=0")
     (tmp_path / "b.nii").write_bytes(b"text" * 200)
-    with pytest.raises(DataError, match="no NIfTI header"):
+    with pytest.raises(DataError, match="damaged"):
         read_image(f"{tmp_path}/b.nii#axis=2,index=0")
 
 
@@ -180,4 +179,4 @@ def test_without_nibabel_the_message_says_what_to_install(tmp_path, monkeypatch)
 
 
 def test_a_volume_without_orientation_keeps_the_axes_of_the_file():
-    assert reader._orientation(nibabel, np.full((4, 4), np.nan)) == [(0, 1), (1, 1), (2, 1)]
+    assert reader._orientation(np.full((4, 4), np.nan)) == [(0, 1), (1, 1), (2, 1)]

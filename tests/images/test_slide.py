@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from ogkd.datasets.bags import BagRule, grouped
 
+from ogkd.datasets.case import Case
+from ogkd.datasets.grouping import Grouping
 from ogkd.errors import DataError
 from ogkd.images import ImageRef, read_image
 from ogkd.images.ref import Broken
@@ -59,6 +60,10 @@ def test_tissue_is_what_is_stained() -> None:
     assert not tissue(np.full((20, 20, 3), 230, np.uint8)).any()
 
 
+def expanded(*files: Path) -> list[Case]:
+    return Grouping(slices=SlicesRule()).expand([Case.single(ImageRef(file), 0) for file in files])
+
+
 def test_tiles_cover_the_tissue_at_the_magnification(whole: Path) -> None:
     assert openslide.OpenSlide(whole).properties["openslide.mpp-x"] == "0.5"
     found = tiles(whole, magnification=10.0, side=None)  # 512 pixels of the slide each
@@ -76,12 +81,11 @@ def test_a_tile_is_that_part_of_the_slide(whole: Path) -> None:
     assert np.abs(small.astype(int) - near).mean() < 1
 
 
-def test_a_slide_is_a_bag_of_its_tiles(whole: Path) -> None:
+def test_a_slide_is_a_case_of_its_tiles(whole: Path) -> None:
     parts = parts_of(ImageRef(whole), SlicesRule.parse("x=20,N=5"))
     assert len(parts) == 5
-    named = grouped([(ImageRef(whole), None)], BagRule(None, SlicesRule.parse("all")))
-    assert {bag for bag, _ in named} == {str(whole)}
-    assert len(named) == 6
+    (case,) = expanded(whole)
+    assert (case.name, len(case.images)) == (str(whole), 6)
 
 
 def test_a_plain_tiff_stays_a_single_image(tmp_path: Path) -> None:
@@ -96,22 +100,19 @@ def test_a_slide_without_its_magnification_says_what_to_give(tmp_path: Path) -> 
     file = slide(tmp_path / "slide.tiff", mpp=None)
     with pytest.raises(DataError, match=r"does not state its magnification.*side=512,all"):
         parts_of(ImageRef(file), SlicesRule())
-    with pytest.raises(DataError, match="magnification"):
-        grouped([(ImageRef(file), None)], BagRule(None, SlicesRule()))
     assert len(parts_of(ImageRef(file), SlicesRule.parse("side=512,all"))) == 6
 
 
 def test_one_slide_without_its_magnification_does_not_stop_the_others(
     tmp_path: Path, whole: Path
 ) -> None:
-    untold = slide(tmp_path / "a.tiff", mpp=None)
-    rule = BagRule(None, SlicesRule())
+    silent = slide(tmp_path / "a.tiff", mpp=None)
     with pytest.raises(DataError, match="does not state its magnification"):
-        grouped([(ImageRef(untold), None)], rule)
-    [(_, first), *rest] = grouped([(ImageRef(untold), None), (ImageRef(whole), None)], rule)
-    assert isinstance(first, Broken)
-    assert "does not state its magnification" in first.reason
-    assert {part.file for _, part in rest} == {whole}
+        expanded(silent)
+    first, second = expanded(silent, whole)
+    assert isinstance(first.image, Broken)
+    assert "does not state its magnification" in first.image.reason
+    assert {part.file for part in second.images} == {whole}
 
 
 def test_a_truncated_slide_is_named(tmp_path: Path, whole: Path) -> None:
@@ -119,9 +120,8 @@ def test_a_truncated_slide_is_named(tmp_path: Path, whole: Path) -> None:
     file.write_bytes(whole.read_bytes()[:3000])
     with pytest.raises(DataError, match=r"cut\.svs is damaged or cut short"):
         parts_of(ImageRef(file), SlicesRule())
-    [(_, picture)] = grouped([(ImageRef(file), None)], BagRule(None, SlicesRule()))
     with pytest.raises(DataError, match="damaged or cut short"):
-        read_image(picture)
+        read_image(expanded(file)[0].image)
 
 
 def test_a_slide_of_glass_and_one_smaller_than_a_tile_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +11,6 @@ from typer import Argument, Option
 
 from ogkd.cli.output import print_facts
 from ogkd.errors import ConfigError
-
-_MANY = 600  # images from which several processes pay off
 
 
 def phantoms(
@@ -70,8 +67,6 @@ def phantoms(
         write_volumes(name, out, splits=splits, slices=volumes, share=share, seed=seed, size=size)
         typer.echo(f"Wrote {total:,} volumes in {time.perf_counter() - began:.1f} s: {out}")
         return
-    # A process takes a second to start.
-    workers = (os.cpu_count() or 1) if total >= _MANY else 1
-    drawn.write_folder(name, out, splits=splits, seed=seed, size=size, workers=workers)
+    drawn.write_folder(name, out, splits=splits, seed=seed, size=size)
     rate = total / (time.perf_counter() - began)
     typer.echo(f"{total} images of {classes} classes -> {out} ({rate:.0f} images/s)")

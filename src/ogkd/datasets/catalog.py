@@ -161,5 +161,6 @@ def benchmark(name: str) -> Benchmark:
     known = known_benchmarks()
     hint = did_you_mean(name.strip().lower(), known)
     raise ConfigError(
-        f"There is no benchmark dataset called '{name}'.{hint} Known names: {', '.join(known)}."
+        f"There is no benchmark dataset called '{name}'.{hint} Known names: {', '.join(known)}.",
+        argument="data",
     )

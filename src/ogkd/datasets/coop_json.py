@@ -36,8 +36,7 @@ def read_coop_json(
             relative, label, name = _row(path, where, row)
             if names.setdefault(label, name) != name:
                 raise DataError(
-                    f"{path}, {where}: label {label} is '{name}' here, but '{names[label]}' "
-                    "before. One label must have one class name."
+                    f"{path}, {where}: label {label} is '{name}', but '{names[label]}' before."
                 )
             image = ImageRef.of(folder / relative)
             rows_read.append((where, Case.single(image, label, split=split_name(split))))
@@ -45,7 +44,8 @@ def read_coop_json(
     if class_names is not None and class_labels(path, ordered, class_names)[0] != ordered:
         raise DataError(
             f"{path} numbers its classes {', '.join(ordered)}, but the class list is "
-            f"{', '.join(class_names)}. Give the classes in the file's order."
+            f"{', '.join(class_names)}.",
+            argument="class_names",
         )
     refuse_twice(path, rows_read)
     return Dataset(tuple(case for _, case in rows_read), OneOf(ordered))
@@ -54,44 +54,25 @@ def read_coop_json(
 def _parts(path: Path) -> list[tuple[str, list[Any]]]:
     try:
         content = read_json(path, encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}. Check the file.") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path} is not JSON in UTF-8 ({error}). Copy or download it again."
-        ) from error
-    if not isinstance(content, dict) or not content:
+    except (OSError, ValueError) as error:
+        raise DataError(f"Cannot read {path} as JSON in UTF-8: {error}.") from error
+    names = [split_name(key) for key in content] if isinstance(content, dict) else []
+    if not set(names) <= set(SPLITS) or len(set(names)) < len(names):
+        raise DataError(f"{path} has the parts {', '.join(content)}. {_FORM}")
+    if not names or not all(isinstance(rows, list) for rows in content.values()):
         raise DataError(f"{path} is not a split file. {_FORM}")
-    known = [split_name(key) for key in content]
-    strange = [key for key, name in zip(content, known, strict=True) if name not in SPLITS]
-    if strange or len(set(known)) < len(known):
-        raise DataError(
-            f"{path} is not a split file: it has the parts {', '.join(content)}. {_FORM}"
-        )
-    for key, rows in content.items():
-        if not isinstance(rows, list):
-            raise DataError(f"{path}: '{key}' is not a list. {_FORM}")
     if not any(content.values()):
         raise DataError(f"{path} has no images. {_FORM}")
     return list(content.items())
 
 
 def _row(path: Path, where: str, row: Any) -> tuple[str, int, str]:
-    if not isinstance(row, list) or len(row) != 3:
+    cells = row if isinstance(row, list) else []
+    if [type(cell) for cell in cells] != [str, int, str] or not cells[0].strip() or cells[1] < 0:
         raise DataError(f"{path}, {where}: not [path, label, class name] but {_short(row)}.")
-    relative, label, name = row
-    for right, rule, value in (
-        (isinstance(relative, str) and relative.strip(), "path must be text", relative),
-        (type(label) is int and label >= 0, "label must be a whole number from 0 on", label),
-        (isinstance(name, str), "class name must be text", name),
-    ):
-        if not right:
-            raise DataError(f"{path}, {where}: the {rule}, but is {_short(value)}.")
+    relative, label, name = cells
     if _leaves(relative):
-        raise DataError(
-            f"{path}, {where}: the path {_short(relative)} leaves the data folder. In a split "
-            "file, paths must be relative and without '..'."
-        )
+        raise DataError(f"{path}, {where}: {_short(relative)} leaves the data folder.")
     return relative, label, name
 
 
@@ -107,13 +88,10 @@ def _leaves(relative: str) -> bool:
 
 
 def _in_order(path: Path, names: dict[int, str]) -> tuple[str, ...]:
-    if len(names) < 2:
-        raise DataError(f"{path} names {len(names)} class(es); at least 2 are needed.")
-    if max(names) >= len(names):
-        missing = next(label for label in range(max(names)) if label not in names)
+    if len(names) < 2 or max(names) >= len(names):
         raise DataError(
-            f"{path} has {len(names)} classes with labels up to {max(names)}, and none with label "
-            f"{missing}. Labels must count 0, 1, 2, ... without gaps."
+            f"{path} has {len(names)} class(es) with labels up to {max(names)}: labels must count "
+            "0, 1, 2, ... without gaps."
         )
     return read_class_names(names[label] for label in sorted(names))
 

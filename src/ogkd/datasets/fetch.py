@@ -6,7 +6,6 @@ code) and a source.json that says where it came from.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ogkd.datasets.catalog import Benchmark, benchmark, benchmarks, find_benchmark
-from ogkd.errors import DataError, OgkdWarning
+from ogkd.errors import DataError, OgkdWarning, did_you_mean
 from ogkd.files import alone, blob_id, cache_dir, folder_atomically, home, sha256_file, write_json
 from ogkd.progress import progress_bar
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:  # reading images needs torch, so it is imported only when som
     from ogkd.datasets.case import Dataset
     from ogkd.download import Downloaded
 
-_SHOWN = 5  # missing files that a message names
-_CHANGED = "Its publisher may have changed it: see the dataset's page."
 _DEEPEST = 4  # levels of folders in an archive above the images
 _MAX_BYTES, _MAX_MEMBERS = 64 * 1024**3, 400_000  # of an unpacked archive
 # What zipfile raises on files that are cut short, encrypted or something else.
@@ -61,10 +58,8 @@ def read_benchmark(name: str | Benchmark) -> Dataset:
     path = locate_benchmark(record)
     if path is None:
         raise DataError(
-            f"The benchmark '{record.name}' is not in {data_dir()}.\n"
-            f"  Download it:  ogkd data download {record.name}\n"
-            "  If you have it elsewhere, set OGKD_DATA to the folder that contains it as "
-            f"{record.name} or {record.folder}."
+            f"The benchmark '{record.name}' is not in {data_dir()}. Download it with `ogkd data "
+            f"download {record.name}`, or set OGKD_DATA to the folder that contains it."
         )
     return _read(record, path)
 
@@ -100,12 +95,9 @@ def resolve_data(
     for record in benchmarks().values():
         if _is_benchmark(record, path):
             return _read(record, path)
-    near = difflib.get_close_matches(path.name.lower(), benchmarks(), n=1, cutoff=0.7)
+    near = did_you_mean(path.name, benchmarks(), cutoff=0.7)
     if near and not path.exists() and len(path.parts) == 1:
-        raise DataError(
-            f"There is no folder or table {path}. Did you mean the benchmark '{near[0]}'?",
-            argument="data",
-        )
+        raise DataError(f"There is no folder or table {path}.{near}", argument="data")
     return read_dataset(
         path,
         root=root,
@@ -132,7 +124,7 @@ def download_benchmark(
         work = target.with_name(f".{target.name}.download")
         if force:
             shutil.rmtree(work, ignore_errors=True)
-        archive = _fetch_archive(record, work / record.archive)
+        archive = _fetch(record.url, work / record.archive, record.archive_sha256)
         with folder_atomically(target) as aside:
             try:
                 unpack(archive.path, aside / ".unpacked")
@@ -156,20 +148,15 @@ def download_benchmark(
     return target
 
 
-def _fetch_archive(record: Benchmark, target: Path) -> Downloaded:
-    from ogkd.download import Downloaded  # here, as every fit imports this module and few download
+def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
+    # Imported here, as every fit imports this module and few download.
+    from ogkd.download import Downloaded, download, hub_offline, mirrored
 
     if target.is_file():  # complete: an earlier call was interrupted while unpacking
-        sha256 = sha256_file(target)
-        if record.archive_sha256 in (None, sha256):
-            return Downloaded(target, sha256)
+        digest = sha256_file(target)
+        if sha256 in (None, digest):
+            return Downloaded(target, digest)
         target.unlink()
-    return _fetch(record.url, target, record.archive_sha256)
-
-
-def _fetch(url: str, target: Path, sha256: str | None) -> Downloaded:
-    from ogkd.download import download, hub_offline, mirrored
-
     if hub_offline():
         raise DataError(
             f"HF_HUB_OFFLINE is set, so {url} is not downloaded. Unset it, or download on another "
@@ -198,10 +185,7 @@ def unpack(archive: Path, folder: Path) -> None:
                     opened.extract(member, folder)
                     bar.advance()
     except _ZIP_ERRORS as error:
-        reason = str(error) or type(error).__name__
-        raise DataError(
-            f"{archive} is damaged or incomplete ({reason}). Download it again."
-        ) from error
+        raise DataError(f"{archive} is damaged or incomplete ({error!r}).") from error
 
 
 def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
@@ -218,14 +202,13 @@ def _arrange(record: Benchmark, aside: Path, work: Path) -> None:
         fetched = _fetch(record.split_url, work / record.split_file, record.split_sha256)
         shutil.copyfile(fetched.path, split)
     else:
-        raise DataError(f"{record.archive} does not contain {record.split_file}. {_CHANGED}")
+        raise DataError(f"{record.archive} does not contain {record.split_file}.")
     _check_hash(record, split)
     first = read_dataset(split, root=unpacked).cases[0].image.file.relative_to(unpacked)
     images = next((folder for folder in _folders(unpacked) if (folder / first).is_file()), None)
     if images is None:
         raise DataError(
-            f"{record.archive} does not contain {first}, the first image of {record.split_file}. "
-            f"{_CHANGED}"
+            f"{record.archive} does not contain {first}, the first image of {record.split_file}."
         )
     images.rename(aside / record.folder)
     shutil.rmtree(unpacked, ignore_errors=True)  # already gone if the images were at the top
@@ -259,10 +242,8 @@ def _check_hash(record: Benchmark, split: Path) -> None:
     ):
         if expected not in (None, actual):
             raise DataError(
-                f"{split} is not the official split file of '{record.name}', so results would not "
-                f"be comparable.\n  expected {kind} {expected}\n  found    {kind} {actual}\n"
-                "Delete the folder and download the benchmark again; to use your own split, give "
-                "the file another name and pass its path as the data."
+                f"{split} is not the official split file of '{record.name}': its {kind} is "
+                f"{actual}, not {expected}. A split of your own must have another name."
             )
 
 
@@ -272,7 +253,7 @@ def _check(record: Benchmark, folder: Path) -> None:
     if dataset.names != record.class_names:
         raise DataError(
             f"{record.split_file} has the classes {', '.join(dataset.names)}, but "
-            f"'{record.name}' has {', '.join(record.class_names)}. {_CHANGED}"
+            f"'{record.name}' has {', '.join(record.class_names)}."
         )
     counts = Counter(case.split for case in dataset.cases)
     for split, expected in record.counts.model_dump().items():
@@ -282,16 +263,14 @@ def _check(record: Benchmark, folder: Path) -> None:
                 f"officially has {expected:,}."
             )
             if record.split_sha256 is not None:
-                raise DataError(f"{problem} {_CHANGED}")
+                raise DataError(problem)
             # The count is not from a file that was seen.
             warnings.warn(f"{problem} The count may be wrong.", OgkdWarning, stacklevel=2)
-    root = folder / record.folder
     missing = [image.file for image in dataset.images if not image.file.is_file()]
     if missing:
-        listed = ", ".join(str(path.relative_to(root)) for path in missing[:_SHOWN])
         raise DataError(
             f"{record.archive} is missing {len(missing):,} of the {len(dataset.cases):,} images "
-            f"of its split, such as {listed}. {_CHANGED}"
+            f"of its split, such as {missing[0].relative_to(folder)}."
         )
 
 

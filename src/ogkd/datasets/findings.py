@@ -50,9 +50,8 @@ def read_findings(
     names = [name for name in (_binary_columns(columns, rows) if asked is None else asked) if name]
     if not names:
         raise DataError(
-            f"{path} needs the columns path and label (and optionally split and patient), or, if "
-            "an image may show several findings, a column for each finding with 1, 0 or nothing, "
-            f"but has: {', '.join(rows[0][1])}."
+            f"{path} needs the columns path and label, or a column of 1, 0 or nothing for each "
+            f"finding, but has: {', '.join(rows[0][1])}."
         )
     values = [
         tuple(_value(path, line, columns[name], row[name]) for name in names) for line, row in rows
@@ -97,8 +96,7 @@ def _value(path: Path, line: int, name: str, cell: str) -> int:
         return _VALUES[cell.lower()]
     except KeyError:
         raise DataError(
-            f"{path}, line {line}: '{name}' is '{cell}'. A finding is 1 (present), 0 (absent) "
-            "or empty (unknown); true, false, yes and no are accepted too. Correct it."
+            f"{path}, line {line}: '{name}' is '{cell}', but a finding is 1, 0 or empty."
         ) from None
 
 
@@ -113,8 +111,7 @@ def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Columns:
         nothing = listed & set(_NOTHING)
         if nothing and listed - nothing:
             raise DataError(
-                f"{path}, line {line}: the labels are '{cell}', which says both that there is a "
-                "finding and that there is none. Correct it."
+                f"{path}, line {line}: the labels are '{cell}', a finding and none at once."
             )
         spelt |= {_plain(part): part for part in parts if _plain(part) not in (*spelt, *_NOTHING)}
         each.append(listed - nothing if parts else None)
@@ -126,7 +123,7 @@ def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Columns:
             argument="findings",
         )
     if not names:
-        raise DataError(f"{path}: the column {LISTED} lists no finding. Fill it in.")
+        raise DataError(f"{path}: the column {LISTED} lists no finding.")
     keys = [_plain(name) for name in names]
     values = [
         tuple(UNKNOWN if listed is None else int(key in listed) for key in keys) for listed in each

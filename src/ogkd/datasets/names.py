@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ogkd.errors import DataError
+from ogkd.errors import ConfigError, DataError
 
 SPLITS = ("train", "val", "test")
 # What people call them: without this, Training/ and Testing/ would be taken for two classes.
@@ -46,19 +46,13 @@ def read_class_names(raw: Iterable[str]) -> tuple[str, ...]:
     """Names as people write them, refused where two of them would read the same."""
     names = tuple(clean_name(name) for name in raw)
     if "" in names:
-        raise DataError(
-            "A class name is empty, or consists of underscores only. Give each class a name."
-        )
+        raise DataError("A class name is empty, or consists of underscores only.")
     if invalid := next((name for name in names if _is_not_text(name)), None):
-        raise DataError(
-            f"The class name {invalid!a} has characters that are not text; a folder name or a file "
-            "may not be UTF-8. Rename the class."
-        )
+        raise DataError(f"The class name {invalid!a} has characters that are not text.")
     counts = Counter(name.casefold() for name in names)
     if twice := sorted({name for name in names if counts[name.casefold()] > 1}):
         raise DataError(
-            f"Class names that differ only in case, spaces or underscores: {', '.join(twice)}. "
-            "Rename them so that each class has one name."
+            f"Class names that differ only in case, spaces or underscores: {', '.join(twice)}."
         )
     return names
 
@@ -87,8 +81,6 @@ def class_labels(
 
 def normal_labels(names: Sequence[str], normal: Sequence[str] | None) -> tuple[int, ...]:
     """Numbers of the classes that mean "no finding", by `normal` or by their own name."""
-    from ogkd.errors import ConfigError
-
     if normal is None:
         words = {"normal", "healthy"}
         return tuple(

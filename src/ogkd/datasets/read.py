@@ -54,14 +54,15 @@ def read_dataset(
         )
     if base is not None and (path.is_dir() or ending == ".npz"):
         raise ConfigError(
-            f"A root is only for tables and split files, but {path} contains its images."
+            f"A root is only for tables and split files, but {path} contains its images.",
+            argument="root",
         )
     if base is not None and not base.is_dir():
-        raise DataError(f"There is no folder {base}, given as root. Check the path.")
+        raise DataError(f"There is no folder {base}, given as root.", argument="root")
     if path.is_dir():
         return _read_folders(path, class_names, empty_classes)
     if not path.is_file():
-        raise DataError(f"There is no folder or table {path}. Check the path.")
+        raise DataError(f"There is no folder or table {path}.", argument="data")
     if ending == ".json":
         return read_coop_json(path, root=base, class_names=class_names)
     if ending == ".npz":
@@ -90,7 +91,7 @@ def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: 
     if empty and (len(filled) < 2 or not empty_classes):
         raise DataError(
             f"No images in the class folder(s) {', '.join(empty)} below {top}. Known endings: "
-            f"{', '.join(sorted(EXTENSIONS))}. Put images there, or remove the folder(s)."
+            f"{', '.join(sorted(EXTENSIONS))}."
         )
     unread = unread_below([part / folder for _, part in parts for folder in folders])
     return Dataset(tuple(cases), OneOf(names), unread)
@@ -131,8 +132,7 @@ def _refuse_lost_splits(
             guess = f" Is it '{near}'?" if near else ""
             raise DataError(
                 f"{root} contains {', '.join(part.name for _, part in parts)} and '{other.name}', "
-                f"which is not the name of a split.{guess} Rename it to train, val or test, or "
-                "move it out of this folder."
+                f"which is not the name of a split.{guess}"
             )
 
 
@@ -151,5 +151,5 @@ def _folders(root: Path) -> list[Path]:
     try:
         inside = [path for path in root.iterdir() if path.is_dir() and path.name[0] != "."]
     except PermissionError as error:
-        raise DataError(f"No permission to read {root}. Change its permissions.") from error
+        raise DataError(f"No permission to read {root}.") from error
     return sorted(inside, key=lambda path: path.name)

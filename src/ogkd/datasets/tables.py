@@ -86,9 +86,7 @@ def _case(
 def _check_splits(path: Path, rows: Sequence[tuple[int, dict[str, str]]]) -> None:
     for line, row in rows:
         if near := misspelt_split(row.get("split", "")):
-            raise DataError(
-                f"{path}, line {line}: the split is '{row['split']}'. Is it '{near}'? Correct it."
-            )
+            raise DataError(f"{path}, line {line}: the split is '{row['split']}'. Is it '{near}'?")
     without = [line for line, row in rows if not row.get("split")]
     if 0 < len(without) < len(rows):
         raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
@@ -119,18 +117,18 @@ def _classes(
     """The classes of the column label, and the class of each row."""
     for line, row in rows:
         if not row["label"]:
-            raise DataError(f"{path}, line {line}: label is empty. Fill it in.")
+            raise DataError(f"{path}, line {line}: label is empty.")
     raw = sorted({row["label"] for _, row in rows})
     names, labels = class_labels(path, raw, class_names)
     if len(names) < 2:
         raise DataError(
-            f"{path} names {len(names)} class(es) in its column label; at least 2 are needed."
+            f"{path} has {len(names)} class(es) in its column label; at least 2 are needed."
         )
     for line, row in rows:
         if row["label"].casefold() in _EMPTY:
             raise DataError(
-                f"{path}, line {line}: the label is '{row['label']}', which is how programs write "
-                "an empty cell. Fill it in, remove the line, or rename the class."
+                f"{path}, line {line}: the label is '{row['label']}', which programs write for an "
+                "empty cell."
             )
     return names, [labels[row["label"]] for _, row in rows]
 
@@ -146,8 +144,7 @@ def table_text(dataset: Dataset, folder: Path) -> str:
     columns = [name for name, _ in task.cells(dataset.cases[0].target)]
     if reserved := {name.lower() for name in columns} & set(_RESERVED) - {"label"}:
         raise DataError(
-            f"A finding cannot be called '{min(reserved)}' in a table, where that column has "
-            "another meaning. Rename it."
+            f"A finding cannot be called '{min(reserved)}', a column with another meaning."
         )
     grouped = any(case.name != str(case.image) for case in dataset.cases)
     patients = any(case.group is not None for case in dataset.cases)
@@ -224,8 +221,7 @@ def _group_column(path: Path, header: Sequence[str]) -> str | None:
     columns = [name for name in header if name in _GROUPS]
     if len(columns) > 1:
         raise DataError(
-            f"{path} has {len(columns)} columns that may be the group: {', '.join(columns)}. Keep "
-            "the one whose images must stay together (usually the patient), or rename the others."
+            f"{path} has {len(columns)} columns that may be the group: {', '.join(columns)}."
         )
     return columns[0] if columns else None
 
@@ -237,32 +233,29 @@ def _rows(path: Path) -> tuple[dict[str, str], list[tuple[int, dict[str, str]]]]
         tabs = path.suffix.lower() == ".tsv"
         titles, lines = _cells(text, "\t" if tabs else _delimiter(text))
     except csv.Error as error:
-        raise DataError(f"{path} is not a UTF-8 table ({error}). Save it as UTF-8 CSV.") from error
+        raise DataError(f"{path} is not a UTF-8 table ({error}).") from error
     header = [name.lower() for name in titles]
     if "path" not in header:
         raise DataError(
             f"{path} needs the columns path and label (and optionally split and patient), "
-            f"but has: {', '.join(titles) or 'none'}. Rename the columns."
+            f"but has: {', '.join(titles) or 'none'}."
         )
     # Without a label, any other column may be a finding.
     once = _RESERVED if "label" in header else [name for name in header if name]
     if twice := sorted({name for name in once if header.count(name) > 1}):
-        raise DataError(f"{path} has the column {twice[0]} twice. Keep one.")
+        raise DataError(f"{path} has the column {twice[0]} twice.")
     rows = []
     for line, cells in lines:
         if not any(cells):
             continue
         if len(cells) > len(header):
             raise DataError(
-                f"{path}, line {line}: {len(cells)} cells, but the header has {len(header)}. "
-                "Put quotes around a value that contains a comma."
+                f"{path}, line {line}: {len(cells)} cells, but the header has {len(header)}."
             )
         cells += [""] * (len(header) - len(cells))
         row = dict(zip(header, cells, strict=True))
-        if not row["path"]:
-            raise DataError(f"{path}, line {line}: path is empty. Fill it in.")
-        if "\0" in row["path"]:
-            raise DataError(f"{path}, line {line}: the path contains a zero byte. Correct it.")
+        if not row["path"] or "\0" in row["path"]:
+            raise DataError(f"{path}, line {line}: the path is empty or has a zero byte in it.")
         rows.append((line, row))
     if not rows:
         raise DataError(f"{path} has no rows below its header.")
@@ -273,19 +266,15 @@ def _text(path: Path) -> str:
     try:
         content = read_bytes(path, most=_MOST)
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}. Check the file.") from error
+        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
     if content.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
-        raise DataError(
-            f"{path} is a spreadsheet or an archive, not a UTF-8 table. "
-            "Save the sheet as 'CSV UTF-8'."
-        )
+        raise DataError(f"{path} is a spreadsheet or an archive: save the sheet as 'CSV UTF-8'.")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(
-            f"{path}, line {line}: not UTF-8 text ({error.reason}). Save the table as 'CSV UTF-8' "
-            "(in a spreadsheet: Save as, and choose UTF-8)."
+            f"{path}, line {line}: not UTF-8 text: save the table as 'CSV UTF-8'."
         ) from error
 
 

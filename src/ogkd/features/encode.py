@@ -72,8 +72,7 @@ def encode_crops(
         return features
     raise BackboneError(
         f"The backbone '{backbone.name}' gives features that are not numbers: its weights are "
-        "damaged, or its engine does not work on this machine. Fetch or copy it again, or use the "
-        "engine torch."
+        "damaged, or its engine does not work on this machine."
     )
 
 
@@ -90,7 +89,7 @@ def whole_image(image: ImageRef, prep: Preprocessing, *, note: bool = False) -> 
     except (ValueError, MemoryError) as error:
         height, width = pixels.shape[:2]
         raise DataError(
-            f"{image} cannot be resized: {width} x {height} pixels ({error!r}). Crop it first."
+            f"{image} cannot be resized: {width} x {height} pixels ({error!r})."
         ) from error
 
 

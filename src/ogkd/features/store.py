@@ -205,7 +205,9 @@ class FeatureStore:
         done, began = 0, time.perf_counter()
         with progress_bar("Encoding images", len(keys)) as bar:
             for batch in decode_ahead(self._crop, list(missing.values()), batch_size=_BATCH):
-                crops = [_or_raise(outcome) for _, outcome in batch]
+                if errors := [outcome for _, outcome in batch if isinstance(outcome, DataError)]:
+                    raise errors[0]
+                crops = [outcome for _, outcome in batch if not isinstance(outcome, DataError)]
                 self._encode_batch(keys[done : done + len(crops)], crops, shard, kinds)
                 done += len(crops)
                 bar.advance(len(crops))
@@ -257,12 +259,6 @@ class FeatureStore:
         with write_atomically(path, ours=True) as aside:
             aside.write_bytes(content)  # a full disk is then an OSError
         self._shards.discard(path)  # a damaged one may have had its name
-
-
-def _or_raise(outcome: NDArray[np.uint8] | DataError) -> NDArray[np.uint8]:
-    if isinstance(outcome, DataError):
-        raise outcome
-    return outcome
 
 
 def stored_batches(

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
@@ -26,7 +27,7 @@ OnError = Literal["stop", "skip"]
 SKIPPED = "skipped.csv"
 _WORKERS = 2
 Job = TypeVar("Job")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,21 @@ def check_on_error(value: str) -> None:
 
 
 def decode_ahead(
-    decode: Callable[[Job], Found], jobs: Iterable[Job], *, batch_size: int = 32
-) -> Iterator[list[tuple[Job, Found | DataError]]]:
+    decode: Callable[[Job], Result], jobs: Iterable[Job], *, batch_size: int = 32
+) -> Iterator[list[tuple[Job, Result | DataError]]]:
     """Jobs and results in order, batch by batch; a job that fails gives its DataError.
 
     The next batch is read while the caller works on this one. At most two batches are held, so
     memory does not grow with the number of jobs.
     """
 
-    def attempt(job: Job) -> tuple[Job, Found | DataError]:
+    def attempt(job: Job) -> tuple[Job, Result | DataError]:
         try:
             return job, decode(job)
         except DataError as error:
             return job, error
 
-    waiting: deque[Iterator[tuple[Job, Found | DataError]]] = deque()
+    waiting: deque[Iterator[tuple[Job, Result | DataError]]] = deque()
     rest = iter(jobs)
     with ThreadPoolExecutor(max_workers=_WORKERS) as pool:
         while batch := list(itertools.islice(rest, batch_size)):
@@ -71,14 +72,15 @@ def decode_ahead(
 
 def unreadable(images: Sequence[ImageRef]) -> list[BadFile]:
     """The images that cannot be decoded, found without encoding anything."""
-    results = itertools.chain.from_iterable(decode_ahead(_look, images))
+    results = itertools.chain.from_iterable(decode_ahead(partial(look_at, blank=False), images))
     return [BadFile(image, str(error)) for image, error in results if isinstance(error, DataError)]
 
 
 def read_each(images: Sequence[ImageRef]) -> Iterator[tuple[ImageRef, NDArray[np.uint8]]]:
     """The pixels of each image in turn; those that cannot be read are one error at the end."""
     bad: list[BadFile] = []
-    for image, pixels in itertools.chain.from_iterable(decode_ahead(_read, images)):
+    decoded = decode_ahead(partial(read_image, blank=False), images)
+    for image, pixels in itertools.chain.from_iterable(decoded):
         if isinstance(pixels, DataError):
             bad.append(BadFile(image, str(pixels)))
         else:
@@ -87,22 +89,12 @@ def read_each(images: Sequence[ImageRef]) -> Iterator[tuple[ImageRef, NDArray[np
         raise unreadable_error(bad)
 
 
-def _look(image: ImageRef) -> NDArray[np.uint8]:
-    return look_at(image, blank=False)
-
-
-def _read(image: ImageRef) -> NDArray[np.uint8]:
-    return read_image(image, blank=False)
-
-
 def unreadable_error(
     bad: Sequence[BadFile], advice: str = "Fix or remove them, or skip unreadable files."
 ) -> DataError:
     """One error that lists the unreadable files and says what to do about them."""
-    listed = list_reasons(bad)
-    return DataError(
-        f"{len(bad)} file(s) could not be read:\n{listed}\n{advice}", argument="on_error"
-    )
+    message = f"{len(bad)} file(s) could not be read:\n{list_reasons(bad)}\n{advice}"
+    return DataError(message, argument="on_error")
 
 
 def list_reasons(bad: Sequence[BadFile]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -27,7 +26,6 @@ from ogkd.images.npz import read_npz
 from ogkd.images.plain import (
     FORMATS,
     check_size,
-    is_gray_view,
     own_pixels,
     read_plain,
     rgb_of,
@@ -50,7 +48,7 @@ from ogkd.images.slide import read_tile
 EXTENSIONS = frozenset({*PLAIN, *DICOM, *NIFTI, *SLIDES})
 MAX_PIXELS = 100_000_000  # a decompression bomb is refused before it is decoded
 
-_SHARE = 0.25  # of the free memory, for decoded files that a command keeps
+_FULLEST = 75  # percent of the memory in use from which on no decoded file is kept
 _NOWHERE = logging.NullHandler()
 
 
@@ -67,44 +65,33 @@ def silence_decoders() -> None:
 silence_decoders()
 
 
-class _DecodedFiles:
-    """Pixels of files, by what identifies their content; once memory is used up, no more are kept.
-
-    Nothing is evicted: a second pass over more files than fit would find none of them.
-    """
-
-    def __init__(self, budget: int) -> None:
-        self._room = budget  # bytes
-        self._pixels: dict[tuple[object, ...], NDArray[np.uint8]] = {}
-        self._lock = threading.Lock()
-
-    def read(self, ref: ImageRef) -> NDArray[np.uint8]:
-        key = (file_state(ref.file), ref.file.suffix, ref.part)
-        if (kept := self._pixels.get(key)) is not None:
-            return kept
-        pixels = _read_file(ref)
-        pixels.flags.writeable = False  # several callers may get it
-        size = pixels.nbytes // (3 if is_gray_view(pixels) else 1)
-        with self._lock:
-            if size <= self._room and key not in self._pixels:
-                self._room -= size
-                self._pixels[key] = pixels
-        return pixels
-
-
-_decoded: _DecodedFiles | None = None
+_Kept = dict[tuple[object, ...], NDArray[np.uint8]]  # pixels, by file and content
+_kept: _Kept | None = None
+_kept_lock = threading.Lock()
 
 
 @contextmanager
 def decode_once() -> Iterator[None]:
     """Within it, a file is decoded once as far as memory allows: for commands of several steps."""
-    global _decoded
-    before = _decoded
-    _decoded = before or _DecodedFiles(int(psutil.virtual_memory().available * _SHARE))
+    global _kept
+    before = _kept
+    _kept = {} if before is None else before
     try:
         yield
     finally:
-        _decoded = before
+        _kept = before
+
+
+def _read_once(ref: ImageRef, kept: _Kept) -> NDArray[np.uint8]:
+    key = (file_state(ref.file), ref.file.suffix, ref.part)
+    if (pixels := kept.get(key)) is None:
+        pixels = _read_file(ref)
+        pixels.flags.writeable = False  # several callers may get it
+        # Nothing is evicted: a second pass over more files than fit would find none of them.
+        if psutil.virtual_memory().percent < _FULLEST:
+            with _kept_lock:
+                kept.setdefault(key, pixels)
+    return pixels
 
 
 class BlankImage(DataError):
@@ -131,11 +118,11 @@ def look_at(image: ImageLike, *, blank: bool = True) -> NDArray[np.uint8]:
         if isinstance(ref, InMemory):
             pixels = _read_memory(ref)
         else:
-            pixels = _decoded.read(ref) if _decoded is not None else _read_file(ref)
+            pixels = _read_file(ref) if _kept is None else _read_once(ref, _kept)
         if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.size == 0:
             raise ValueError(f"an array of shape {pixels.shape}, not an image")
         if not blank and _is_blank(pixels):
-            raise BlankImage(f"{ref} is blank: all of its pixels are the same. Remove it.")
+            raise BlankImage(f"{ref} is blank: all of its pixels are the same.")
         return pixels
     except OgkdError:
         raise
@@ -156,19 +143,13 @@ def pixel_digest(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def _problem(file: Path, error: Exception) -> DataError:
-    if isinstance(error, FileNotFoundError):
-        return DataError(f"There is no file {file}. Check the path.")
-    if isinstance(error, PermissionError):
-        return DataError(f"No permission to read {file}. Change its permissions.")
     if isinstance(error, UnidentifiedImageError):
         known = ", ".join((*FORMATS, "DICOM", "NIfTI", "MedMNIST npz"))
         return DataError(f"{file} is not a readable image. Known formats: {known}.")
-    if isinstance(error, Image.DecompressionBombError):
-        return DataError(f"{file} declares too many pixels: {error}. It was not opened.")
     if out_of_memory(error):
-        return DataError(f"There is not enough memory to read {file}. Scale it down, or remove it.")
-    if isinstance(error, OSError) and error.errno == errno.ELOOP:
-        return DataError(f"{file} is a link that leads back to itself. Remove it.")
+        return DataError(f"There is not enough memory to read {file}.")
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        return DataError(f"Cannot read {file}: {error.strerror}.")
     return damaged(file, error)
 
 
@@ -197,24 +178,23 @@ def _read_bytes(content: bytes, ref: InMemory) -> NDArray[np.uint8]:
             raise type(error)(str(error).replace(str(file), str(ref.file))) from None
 
 
+_READERS = {"dicom": read_dicom, "nifti": read_nifti, "npz": read_npz, "slide": read_tile}
+
+
 def _read_file(ref: ImageRef) -> NDArray[np.uint8]:
     file, part = ref.file, ref.part
     facts = file.stat()
     if not stat.S_ISREG(facts.st_mode):
-        raise DataError(f"{file} is not a regular file. Give image files or folders of images.")
+        raise DataError(f"{file} is not a regular file.")
     if facts.st_size == 0:
-        raise DataError(f"{file} is not a readable image: it is empty. Remove it.")
+        raise DataError(f"{file} is not a readable image: it is empty.")
     kind = kind_of(file)
-    if kind == "dicom":
-        return read_dicom(file, part, max_pixels=MAX_PIXELS)
-    if kind == "nifti":
-        return read_nifti(file, part, max_pixels=MAX_PIXELS)
-    if kind == "npz":
-        return read_npz(file, part, max_pixels=MAX_PIXELS)
-    if kind == "slide" or part.startswith("tile="):
-        return read_tile(file, part, max_pixels=MAX_PIXELS)
+    if part.startswith("tile="):
+        kind = "slide"
+    if kind != "plain":
+        return _READERS[kind](file, part, max_pixels=MAX_PIXELS)
     if part not in ("", STORED):
-        raise DataError(f"{file} is a single picture, so '#{part}' has no meaning. Remove it.")
+        raise DataError(f"{file} is a single picture, so '#{part}' has no meaning.")
     return read_plain(file, max_pixels=MAX_PIXELS, upright=part != STORED)
 
 
@@ -232,12 +212,9 @@ def find_images(paths: Iterable[str | Path]) -> list[ImageRef]:
         elif os.path.lexists((ref := ImageRef.of(path)).file):  # a broken link fails when read
             images[ref] = None
         else:
-            raise DataError(f"There is no file or folder {path}. Check the path.")
+            raise DataError(f"There is no file or folder {path}.")
     if not images:
-        raise DataError(
-            "No images found. Give image files or folders that contain "
-            f"{', '.join(sorted(EXTENSIONS))} files."
-        )
+        raise DataError(f"No images found with the endings {', '.join(sorted(EXTENSIONS))}.")
     return list(images)
 
 
@@ -264,4 +241,4 @@ def _is_image(file: Path) -> bool:
 
 def _refuse_folder(error: OSError) -> None:
     """A folder that cannot be searched is an error: its images would be missing silently."""
-    raise DataError(f"Cannot search {error.filename}: {error.strerror}. Change its permissions.")
+    raise DataError(f"Cannot search {error.filename}: {error.strerror}.")

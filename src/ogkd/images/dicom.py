@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import DataError
-from ogkd.images.plain import gray_to_rgb, stretch, to_bytes
+from ogkd.images.plain import check_size, gray_to_rgb, stretch, to_bytes
 from ogkd.images.ref import decoding, needs_extra, slice_in
 
 _SHAPE_TAGS = [
@@ -42,7 +42,6 @@ _SERIES_TAGS = [
     *("SeriesNumber", "SeriesDescription", "StudyDescription"),
 ]
 _DATA_TAGS = ["PixelData", "ExtendedOffsetTable", "ExtendedOffsetTableLengths"]
-_BLOCK = 1 << 20  # pixels looked up at once: their indices take eight times the memory
 _NOT_FRAMES = (0xC4, 0xC8, 0xCC)  # markers among the SOFs that are something else
 _DEFLATED = ("1.2.840.10008.1.2.1.99", "1.2.840.10008.1.2.4.95", "1.2.840.10008.1.2.4.205")
 
@@ -127,15 +126,11 @@ def read_dicom(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint
     header = dcmread(file, stop_before_pixels=True, specific_tags=_SHAPE_TAGS + _LOOK_TAGS)
     rows, columns = header.get("Rows"), header.get("Columns")
     if not rows or not columns:
-        raise DataError(f"{file} is a DICOM file without an image. Leave it out.")
+        raise DataError(f"{file} is a DICOM file without an image.")
     frames = int(header.get("NumberOfFrames") or 1)
     index = _frame(file, fragment, frames)
     # One frame is decoded, whatever their number: its size is what counts.
-    if rows * columns > max_pixels:
-        raise DataError(
-            f"{file} has frames of {columns} x {rows} pixels, more than the limit of "
-            f"{max_pixels:,}. Cut it into tiles or scale it down first."
-        )
+    check_size(file, columns, rows, max_pixels)
     pixels = _decode(file, header, index, frames)
     if pixels.shape[:2] != (rows, columns):
         raise ValueError(f"pixels of shape {pixels.shape} instead of {(rows, columns)}")
@@ -154,30 +149,20 @@ def _check_syntax(file: Path) -> None:
     try:
         syntax = read_file_meta_info(file).get("TransferSyntaxUID")
     except InvalidDicomError:
-        raise DataError(
-            f"{file} is not a DICOM file: DICM is not at byte 128. If it is one without its "
-            "header, write it again with a DICOM tool."
-        ) from None
+        raise DataError(f"{file} is not a DICOM file: DICM is not at byte 128.") from None
     if syntax is None:
         raise ValueError("no transfer syntax is named")
     if syntax in _DEFLATED:
-        raise DataError(f"{file} is deflated DICOM, which is not supported. Save it uncompressed.")
+        raise DataError(f"{file} is deflated DICOM, which is not supported.")
 
 
 def _frame(file: Path, fragment: str, frames: int) -> int:
     if not fragment and frames == 1:
         return 0
-    how = (
-        f"Name one after a #, such as {file.name}#index=middle (a number from 0 to "
-        f"{frames - 1}, first, middle or last), or set `slice` for all files."
-    )
-    rule = slice_in(file, fragment, f"has {frames} frames, and none is chosen", how)
+    rule = slice_in(file, fragment, f"has {frames} frames")
     if rule.axis is not None:
-        raise DataError(f"{file}: the frames of a DICOM file have no axis. {how}")
-    try:
-        return rule.position(frames)
-    except ValueError as error:
-        raise DataError(f"{file}: {error}. {how}") from None
+        raise DataError(f"{file}: the frames of a DICOM file have no axis.", argument="slice")
+    return rule.position(file, frames)
 
 
 def _decode(file: Path, header: Any, index: int, frames: int) -> NDArray[Any]:
@@ -189,9 +174,7 @@ def _decode(file: Path, header: Any, index: int, frames: int) -> NDArray[Any]:
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise DataError(
-            f"{file} is stored as {syntax.name}, which is not supported. Save it uncompressed."
-        ) from None
+        raise DataError(f"{file} is stored as {syntax.name}, which is not supported.") from None
     if not decoder.is_available:
         raise needs_extra(file, f"stored as {syntax.name}")
     source: Any = file  # of which no other frame is read
@@ -209,13 +192,10 @@ def _gray(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:
         return _levels(pixels, header, index)
     # Negative numbers are the upper half of the table.
     codes = np.ascontiguousarray(pixels).view(f"u{pixels.dtype.itemsize}")
-    blocks = np.array_split(codes.reshape(-1), codes.size // _BLOCK + 1)
+    used = np.flatnonzero(np.bincount(codes.reshape(-1))).astype(codes.dtype)
     table = np.zeros(np.iinfo(codes.dtype).max + 1, np.uint8)
-    for block in blocks:
-        table[block.astype(np.intp)] = 1  # indices of another type take three times as long
-    used = np.flatnonzero(table).astype(codes.dtype)
     table[used] = _levels(used.view(pixels.dtype), header, index)
-    return np.concatenate([np.take(table, block) for block in blocks]).reshape(codes.shape)
+    return np.asarray(np.take(table, codes))
 
 
 def _levels(pixels: NDArray[Any], header: Any, index: int) -> NDArray[np.uint8]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ogkd.errors import DataError
-from ogkd.images.plain import gray_to_rgb, stretch
+from ogkd.images.plain import gray_to_rgb, to_bytes
 from ogkd.images.ref import ImageRef, SliceRule
 
 ImageLike = str | Path | ImageRef | bytes | Image.Image | NDArray[Any] | Tensor
@@ -30,9 +30,6 @@ _LAST = ((1,), (3,), (4,))  # gray, RGB, RGBA: the last axis of an array
 _FIRST = ((1,), (3,))  # the first one of a tensor
 _DEEP = ("uint16", "int16", "uint32", "int32")  # scaled by their own range, as in files
 _BYTES = bytes | bytearray | memoryview
-_KINDS = (
-    "a path, the bytes of an image file, a PIL image, an array or a tensor, or a collection of them"
-)
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ def _each(images: Any) -> Iterator[Any]:
     elif isinstance(images, Iterable) and not isinstance(images, Mapping):
         yield from map(_of_item, images)
     else:
-        raise DataError(f"{type(images).__name__} is not an image. Give {_KINDS}.")
+        raise DataError(f"{type(images).__name__} is not an image.")
 
 
 def _of_item(item: Any) -> Any:
@@ -102,8 +99,7 @@ def _of_item(item: Any) -> Any:
         return item[0]
     if isinstance(item, Mapping):
         if "image" not in item:
-            known = ", ".join(map(str, item))
-            raise DataError(f"An item has no 'image'. It has: {known}.")
+            raise DataError(f"An item has no 'image'. It has: {', '.join(map(str, item))}.")
         return item["image"]
     return item
 
@@ -140,37 +136,22 @@ def array_to_rgb(image: Any, name: str) -> NDArray[np.uint8]:
             image = image.permute(1, 2, 0)
         image = image.numpy()
     if not isinstance(image, np.ndarray):
-        raise DataError(f"{name} is of type {type(image).__name__}, not an image. Give {_KINDS}.")
-    if image.ndim not in (2, 3) or (image.ndim == 3 and image.shape[2:] not in _LAST):
-        raise DataError(
-            f"{name} is an array of shape {image.shape}, not an image. Arrays are [H, W] or "
-            "[H, W, 3], tensors also [3, H, W]."
-        )
-    if image.size == 0:
-        raise DataError(f"{name} is an array of shape {image.shape}: it has no pixels.")
+        raise DataError(f"{name} is of type {type(image).__name__}, not an image.")
+    if image.ndim not in (2, 3) or image.shape[2:] not in ((), *_LAST) or image.size == 0:
+        raise DataError(f"{name} is an array of shape {image.shape}, not an image.")
     if image.ndim == 3:
         image = image[:, :, :3] if image.shape[2] >= 3 else image[:, :, 0]
-    pixels = _to_bytes(image, name)
+    low, high = image.min(), image.max()
+    if image.dtype == np.bool_ or (image.dtype.kind == "f" and 0 <= low <= high <= 1):
+        pixels = np.rint(image.astype(np.float64) * 255).astype(np.uint8)
+    elif image.dtype == np.uint8 or image.dtype.name in _DEEP:
+        pixels = to_bytes(image)
+    else:
+        raise DataError(
+            f"{name} has {image.dtype} values from {low:.3g} to {high:.3g}, but "
+            "must have uint8 from 0 to 255 or floats from 0 to 1, not normalised."
+        )
     return gray_to_rgb(pixels) if pixels.ndim == 2 else pixels
-
-
-def _to_bytes(image: NDArray[Any], name: str) -> NDArray[np.uint8]:
-    if image.dtype == np.uint8:
-        return np.ascontiguousarray(image)
-    if image.dtype == np.bool_:
-        return image.astype(np.uint8) * np.uint8(255)
-    if image.dtype.name in _DEEP:
-        return stretch(image)
-    values = f"{image.dtype} values"
-    if image.dtype.kind == "f":
-        low, high = float(image.min()), float(image.max())
-        if low >= 0 and high <= 1:  # false for NaN too
-            return np.asarray(np.rint(image.astype(np.float64) * 255), dtype=np.uint8)
-        values += " with NaN" if np.isnan(low) else f" from {low:.3g} to {high:.3g}"
-    raise DataError(
-        f"{name} has {values}. Give uint8 from 0 to 255, or floats from 0 to 1, that are not "
-        "normalised: the model does that."
-    )
 
 
 def data_uri(image: Image.Image, *, most: int | None = None) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import logging
 import math
-import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,30 +19,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.errors import DataError
-from ogkd.images.plain import gray_to_rgb, to_bytes
-from ogkd.images.ref import WHICH_SLICE, SliceRule, decoding, file_state, needs_extra, slice_in
+from ogkd.images.plain import check_size, gray_to_rgb, to_bytes
+from ogkd.images.ref import WHICH_SLICE, decoding, file_state, needs_extra, slice_in
 
+_MAX_EXTENSIONS = 64 * 1024**2  # bytes between the header and the voxels
 MAX_VOLUME_BYTES = 8 * 1024**3  # of the volume in the file, unpacked
 _EMPTY = 0.05  # share of the volume's range that the values of an empty slice spread over
-_MAX_EXTENSIONS = 64 * 1024**2  # bytes between the header and the voxels
-_HEADERS = {  # by size: type and place of the dimensions, the bits of a voxel, the voxels' start
-    348: (("8h", 40), ("h", 72), ("f", 108)),
-    540: (("8q", 16), ("h", 14), ("q", 168)),
-}
 
 
 def read_nifti(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8]:
     """The slice as RGB [H, W, 3], stretched by its own range (8-bit values stay)."""
-    rule = _rule(file, fragment)
-    volume = _open(file)
-    axis = rule.axis or 0
-    try:
-        index = rule.position(volume.count(axis))
-    except ValueError as error:
-        raise DataError(f"{file}, axis {axis}: {error}. Choose a slice that is there.") from None
-    if math.prod(volume.shape) // volume.count(axis) > max_pixels:
-        raise DataError(f"{file}: a slice of {volume.shape} along axis {axis} has too many pixels.")
+    rule = slice_in(file, fragment, "is a volume")
+    if rule.axis is None:
+        raise DataError(
+            f"{file} is a volume: '{fragment}' names no axis. {WHICH_SLICE}", argument="slice"
+        )
+    volume, axis = _open(file), rule.axis
+    index = rule.position(file, volume.count(axis))
     stored = volume.stored(axis)
+    height, width = (size for number, size in enumerate(volume.shape) if number != stored)
+    check_size(file, height, width, max_pixels)
     values = volume.slice(axis, index)
     rest = [part for number, part in enumerate(volume.orientation) if number != stored]
     return _rgb(_upright(values, rest))
@@ -110,17 +105,29 @@ class _Volume:
         return values.reshape([size for number, size in enumerate(self.shape) if number != stored])
 
 
-def _open(file: Path) -> _Volume:
+def _nibabel(file: Path) -> Any:
     try:
         import nibabel
     except ImportError as error:
         raise needs_extra(file, "a NIfTI file") from error
-    declared_bytes(file)
+    return nibabel
+
+
+def _open(file: Path) -> _Volume:
+    nibabel = _nibabel(file)
+    if (size := declared_bytes(file)) > MAX_VOLUME_BYTES:
+        raise DataError(f"{file} declares a volume of {size / 1024**3:.1f} GiB, which is too much.")
     logging.getLogger("nibabel.global").handlers.clear()  # its own, which prints on the terminal
     image = nibabel.load(file)
     if not isinstance(image, nibabel.Nifti1Image):  # NIfTI-2 is one of these too
         raise ValueError(f"a {type(image).__name__}, not a NIfTI volume")
-    return _Volume(file, image, _three(file, image.shape), _orientation(nibabel, image.affine))
+    if file.suffix.lower() == ".nii" and size + image.dataobj.offset > file.stat().st_size:
+        raise ValueError(f"{size:,} bytes of voxels are declared, but the file is shorter")
+    shape = image.shape
+    if any(size != 1 for size in shape[3:]):
+        raise DataError(f"{file} has {len(shape)} dimensions {shape}; a volume has three.")
+    x, y, z = (*shape[:3], 1, 1)[:3]
+    return _Volume(file, image, (x, y, z), _orientation(image.affine))
 
 
 _lock = threading.Lock()
@@ -150,59 +157,29 @@ def _values(file: Path, proxy: Any, where: tuple[Any, ...]) -> NDArray[Any]:
     return np.asarray(apply_read_scaling(unpacked[where], proxy.slope, proxy.inter))
 
 
-def _rule(file: Path, fragment: str) -> SliceRule:
-    lack = "is a volume, and no slice of it is chosen"
-    rule = slice_in(file, fragment, lack, WHICH_SLICE)
-    if rule.axis is None:
-        raise DataError(f"{file} is a volume: '{fragment}' names no axis. {WHICH_SLICE}")
-    return rule
-
-
 def declared_bytes(file: Path) -> int:
     """The bytes of voxels that the header declares, which may be too many to read at all."""
-    packed = file.name.lower().endswith(".gz")
-    with gzip.open(file) if packed else file.open("rb") as stream:
+    nibabel = _nibabel(file)
+    with gzip.open(file) if file.name.lower().endswith(".gz") else file.open("rb") as stream:
         head = stream.read(540)
-    if len(head) < 348:
-        raise ValueError(f"{len(head)} bytes are not a NIfTI header")
-    for order in "<>":
-        (size,) = struct.unpack_from(f"{order}i", head)
-        if size in _HEADERS and size <= len(head):
-            fields = [struct.unpack_from(order + form, head, at) for form, at in _HEADERS[size]]
-            dims, (bits,), (offset,) = fields
+    for kind in (nibabel.Nifti1Header, nibabel.Nifti2Header):
+        if kind.may_contain_header(head):
+            header = kind(head[: kind.template_dtype.itemsize], check=False)
             break
     else:
         raise ValueError("no NIfTI header")
-    count = dims[0]
-    if not 1 <= count <= 7 or min(dims[1 : count + 1]) < 1 or not 0 <= bits <= 256:
-        raise ValueError(f"impossible dimensions {dims[: max(0, count) + 1]}")
-    if not 0 <= offset <= _MAX_EXTENSIONS:
-        raise ValueError(f"the voxels cannot start at byte {offset}")
-    total: int = math.prod(dims[1 : count + 1]) * bits // 8
-    if total > MAX_VOLUME_BYTES:
-        raise DataError(
-            f"{file} declares a volume of {total / 1024**3:.1f} GiB, more than the limit of "
-            f"{MAX_VOLUME_BYTES // 1024**3} GiB. Cut it into parts first."
-        )
-    if not packed and total + offset > file.stat().st_size:
-        raise ValueError(f"{total:,} bytes of voxels are declared, but the file is shorter")
-    return total
+    shape = header.get_data_shape()
+    if not shape or min(shape) < 1 or not 0 <= header["vox_offset"] <= _MAX_EXTENSIONS:
+        raise ValueError(f"an impossible shape {shape}, or start of the voxels")
+    return int(math.prod(shape) * header.get_data_dtype().itemsize)
 
 
-def _three(file: Path, shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if any(size != 1 for size in shape[3:]):
-        raise DataError(
-            f"{file} has {len(shape)} dimensions {shape}. Split it into volumes of three "
-            "dimensions first (for example with nibabel.four_to_three)."
-        )
-    x, y, z = (*shape[:3], 1, 1)[:3]
-    return x, y, z
-
-
-def _orientation(nibabel: Any, affine: NDArray[np.float64]) -> list[tuple[int, int]]:
+def _orientation(affine: NDArray[np.float64]) -> list[tuple[int, int]]:
     """For each axis of the file: which anatomical axis it is, and its direction along it."""
     if np.isfinite(affine).all():
-        axes = nibabel.io_orientation(affine)
+        from nibabel import io_orientation
+
+        axes = io_orientation(affine)
         if np.isfinite(axes).all():
             return [(int(axis), int(sign)) for axis, sign in axes]
     return [(0, 1), (1, 1), (2, 1)]  # no usable orientation: the file's own axes

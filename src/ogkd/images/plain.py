@@ -51,8 +51,7 @@ def read_plain(file: Path, *, max_pixels: int, upright: bool = True) -> NDArray[
 def check_size(file: Path, width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
         raise DataError(
-            f"{file} has {width} x {height} pixels, more than the limit of {max_pixels:,}. "
-            "Cut it into tiles or scale it down first."
+            f"{file} has {width} x {height} pixels, more than the limit of {max_pixels:,}."
         )
 
 

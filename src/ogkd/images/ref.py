@@ -35,14 +35,13 @@ _ENDINGS: dict[Kind, tuple[str, ...]]
 _ENDINGS = {"plain": PLAIN, "dicom": DICOM, "nifti": NIFTI, "npz": (".npz",), "slide": SLIDES}
 INSTALL = 'To read DICOM and NIfTI: pip install "ogkd[dicom]".'
 WHICH_SLICE = (
-    "Choose a slice for all volumes with `slice`, such as axis=2,index=middle (axis 0 is sagittal, "
-    "1 coronal, 2 axial), or for one volume after its name and a #. To learn from whole volumes, "
-    "set `slices`."
+    "Choose one with `slice`, such as axis=2,index=middle or index=middle, or set `slices`."
 )
-_WORDS = ("first", "middle", "last")
+_RULE = re.compile(
+    r"\s*(?:axis\s*=\s*([012])\s*,)?\s*index\s*=\s*([0-9]{1,9}|first|middle|last)\s*"
+)
 STORED = "stored"  # the part of a picture that is not to be turned upright
 _PART = re.compile(rf"#((?:axis|index|tile)=[^#/]*|(?:train|val|test)/\d+|{STORED})$")
-_FORMS = "axis=0|1|2,index=N or index=N, where N counts from 0 or is first, middle or last"
 
 
 @dataclass(frozen=True)
@@ -55,17 +54,15 @@ class SliceRule:
     @classmethod
     def parse(cls, text: str) -> SliceRule:
         """Read "axis=2,index=middle" or "index=40"; anything else is a ConfigError."""
-        parts: dict[str, str] = {}
-        for part in text.split(","):
-            key, _, value = (word.strip() for word in part.partition("="))
-            if key in parts or key not in ("axis", "index"):
-                raise _no_rule(text)
-            parts[key] = value
-        axis, index = parts.get("axis"), parts.get("index", "")
-        number = re.fullmatch(r"[0-9]{1,9}", index)
-        if axis not in (None, "0", "1", "2") or not (number or index in _WORDS):
-            raise _no_rule(text)
-        return cls(None if axis is None else int(axis), int(index) if number else index)
+        match = _RULE.fullmatch(text)
+        if match is None:
+            raise ConfigError(
+                f"'{text}' does not name a slice: it must be axis=0|1|2,index=N or index=N, where "
+                "N counts from 0 or is first, middle or last.",
+                argument="slice",
+            )
+        axis, index = match.groups()
+        return cls(None if axis is None else int(axis), int(index) if index.isdecimal() else index)
 
     def __str__(self) -> str:
         return self.frame if self.axis is None else f"axis={self.axis},{self.frame}"
@@ -75,23 +72,24 @@ class SliceRule:
         """The rule without its axis: frames of a clip have none."""
         return f"index={self.index}"
 
-    def position(self, count: int) -> int:
-        """The position among `count` slices; ValueError if there is no such slice."""
+    def position(self, file: Path, count: int) -> int:
+        """The position among the `count` slices of a file."""
         if isinstance(self.index, str):
             return {"first": 0, "middle": count // 2, "last": count - 1}[self.index]
         if self.index >= count:
-            raise ValueError(f"index={self.index}, but there are only {count} (0 to {count - 1})")
+            raise DataError(
+                f"{file}: index={self.index}, but there are only {count}.", argument="slice"
+            )
         return self.index
 
 
-def slice_in(file: Path, fragment: str, lack: str, how: str) -> SliceRule:
-    """The rule after the # of a file's address; a DataError states the lack and the remedy."""
-    if not fragment:
-        raise DataError(f"{file} {lack}. {how}", argument="slice")
+def slice_in(file: Path, fragment: str, what: str) -> SliceRule:
+    """The rule after the # of a file's address."""
     try:
         return SliceRule.parse(fragment)
     except ConfigError as error:
-        raise DataError(f"{file}: {error} {how}") from None
+        reason = f"'{fragment}' does not name one of them" if fragment else "none is chosen"
+        raise DataError(f"{file} {what}, and {reason}. {WHICH_SLICE}", argument="slice") from error
 
 
 def needs_extra(file: Path, what: str) -> DataError:
@@ -112,7 +110,7 @@ def decoding(file: Path) -> Iterator[None]:
 
 def damaged(file: Path, error: Exception) -> DataError:
     reason = " ".join(str(error).split())[:300] or type(error).__name__
-    return DataError(f"{file} is damaged or cut short ({reason}). Replace or remove it.")
+    return DataError(f"{file} is damaged or cut short ({reason}).")
 
 
 def advice_once(reasons: Sequence[str]) -> tuple[list[str], str]:
@@ -127,10 +125,6 @@ def advice_once(reasons: Sequence[str]) -> tuple[list[str], str]:
             short = [reason.removesuffix(advice).rstrip() for reason in short]
             shared.append(advice)
     return short, " ".join(shared)
-
-
-def _no_rule(text: str) -> ConfigError:
-    return ConfigError(f"'{text}' does not name a slice. Write {_FORMS}.", argument="slice")
 
 
 @dataclass(frozen=True)
@@ -176,9 +170,7 @@ class ImageRef:
         """64 hex digits that identify the content: the file's bytes, and which part of it."""
         try:
             if not stat.S_ISREG(self.file.stat().st_mode):  # a pipe would never end
-                raise DataError(
-                    f"{self.file} is not a regular file. Give image files or folders of images."
-                )
+                raise DataError(f"{self.file} is not a regular file.")
             if not self.part:
                 return sha256_file(self.file)
             with _digest_lock:  # a second thread waits for the digest, or would compute it too

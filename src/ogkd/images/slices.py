@@ -47,9 +47,8 @@ class SlicesRule:
         )
         if match is None or float(match[2] or MAGNIFICATION) <= 0:
             raise ConfigError(
-                f"'{text}' does not name slices. Write all, every=4 or N=16; put an axis before it "
-                "for slices that are not axial (axis=1,all), and the magnification for tiles of a "
-                "whole slide (x=20,all).",
+                f"'{text}' does not name slices, such as all, every=4, N=16, axis=1,all or "
+                "x=20,all.",
                 argument="slices",
             )
         axis, power, side, step, count = match.groups()
@@ -104,5 +103,5 @@ def parts_of(image: ImageRef, rule: SlicesRule) -> list[ImageRef]:
     else:
         return [image]
     if not parts:
-        raise DataError(f"{image} is blank: there is nothing in any part of it. Remove it.")
+        raise DataError(f"{image} is blank: there is nothing in any part of it.")
     return [ImageRef(image.file, part) for part in parts]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ogkd.errors import DataError
+from ogkd.images.plain import check_size
 from ogkd.images.ref import TIFF, damaged, decoding, file_state
 
 TILE = 256  # pixels of a tile that is read, along each side
@@ -46,8 +47,7 @@ def tiles(file: Path, *, magnification: float, side: int | None) -> list[str]:
     width, height = slide.dimensions
     if step > min(width, height):
         raise DataError(
-            f"{file} has {width} x {height} pixels, less than one tile of {step}. Choose a higher "
-            "magnification, or read it as a single image.",
+            f"{file} has {width} x {height} pixels, less than one tile of {step}.",
             argument="slices",
         )
     scale = mask.shape[1] / width
@@ -97,18 +97,14 @@ def read_tile(file: Path, fragment: str, *, max_pixels: int) -> NDArray[np.uint8
     match = re.fullmatch(r"tile=(\d{1,9}),(\d{1,9}),(\d{1,9})", fragment)
     if match is None:
         raise DataError(
-            f"{file} is a whole slide. Ask for its tiles: set `slices` to all, N=64 or, at another "
-            f"magnification than 10, x=20,all; one tile is {file.name}#tile=X,Y,SIDE.",
+            f"{file} is a whole slide: set `slices`, such as N=64, to read its tiles.",
             argument="slices",
         )
     x, y, side = map(int, match.groups())
     slide = _slide(file, file_state(file))
     level = slide.get_best_level_for_downsample(max(1.0, side / TILE))
     here = max(1, round(side / slide.level_downsamples[level]))
-    if here * here > max_pixels:
-        raise DataError(
-            f"{file}: a tile of {side} pixels is too large to be read. Choose a smaller one."
-        )
+    check_size(file, here, here, max_pixels)
     region = slide.read_region((x, y), level, (here, here))  # RGBA
     paper = Image.new("RGB", region.size, "white")
     paper.paste(region, mask=region.getchannel("A"))
@@ -137,7 +133,6 @@ def _power(file: Path, slide: Any) -> float:
         if 0 < power < 1000:
             return power
     raise DataError(
-        f"{file} does not state its magnification. Give the side of a tile in the slide's own "
-        "pixels instead, such as side=512,all.",
+        f"{file} does not state its magnification: give the side of a tile, such as side=512,all.",
         argument="slices",
     )

@@ -7,13 +7,10 @@ An image depends only on (name, label, seed, index): not on the process, nor on 
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 
@@ -22,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ogkd.datasets.phantoms import _optical, _radiology, _slices
-from ogkd.datasets.phantoms._draw import Canvas, Drawing, new_rng, to_levels
+from ogkd.datasets.phantoms._draw import Canvas, Drawing, new_rng, record, to_levels
 from ogkd.datasets.splits import check_seed
 from ogkd.datasets.tables import csv_text
 from ogkd.errors import ConfigError, DataError, did_you_mean
@@ -46,8 +43,6 @@ __all__ = [
 SPLITS = ("train", "val", "test")
 MIN_SIZE, MAX_SIZE = 64, 1024
 MOST_IMAGES = 100_000  # of a class in a split
-_CHUNK = 25  # images drawn at once by one worker
-_Job = tuple[str, int, int, range, int, int, Path]
 
 
 @dataclass(frozen=True)
@@ -87,13 +82,11 @@ _DRAW: Mapping[str, Callable[[int, Canvas], Drawing]] = {
 
 
 def _load(name: str) -> PhantomDataset:
-    text = (resources.files(__name__) / "records" / f"{name}.json").read_text(encoding="utf-8")
-    record = json.loads(text)
-    classes: dict[str, list[str]] = record.pop("classes")
+    facts = record(name)
+    facts.pop("looks", None)
+    classes: dict[str, list[str]] = facts.pop("classes")
     descriptions = tuple(tuple(texts) for texts in classes.values())
-    return PhantomDataset(
-        name=name, class_names=tuple(classes), descriptions=descriptions, **record
-    )
+    return PhantomDataset(name=name, class_names=tuple(classes), descriptions=descriptions, **facts)
 
 
 PHANTOMS: Mapping[str, PhantomDataset] = MappingProxyType({name: _load(name) for name in _DRAW})
@@ -109,15 +102,27 @@ def phantom(name: str) -> PhantomDataset:
     if name in PHANTOMS:
         return PHANTOMS[name]
     hint = did_you_mean(name, PHANTOMS, cutoff=0.4)
-    raise ConfigError(f"There is no phantom dataset {name!r}.{hint} Known: {', '.join(PHANTOMS)}.")
+    raise ConfigError(
+        f"There is no phantom dataset {name!r}.{hint} Known: {', '.join(PHANTOMS)}.",
+        argument="name",
+    )
 
 
 def render(
     name: str, label: int, *, seed: int, index: int, size: int = 160, stream: int = 0
 ) -> Phantom:
     """Draw image number `index` of class `label`; `stream` separates splits of one seed."""
-    dataset = phantom(name)
-    _check(dataset, label, seed, index, size)
+    check_seed(seed)
+    limits = {
+        "label": (label, 0, len(phantom(name).class_names) - 1),
+        "index": (index, 0, 2**32),
+        "size": (size, MIN_SIZE, MAX_SIZE),
+    }
+    for argument, (value, low, high) in limits.items():
+        if not low <= value <= high:
+            raise ConfigError(
+                f"{argument} must be {low} to {high}, but is {value}.", argument=argument
+            )
     entropy = [zlib.crc32(name.encode()), label, seed, index, stream]
     scene, texture = np.random.SeedSequence(entropy).spawn(2)
     return draw(name, label, scene, texture, size)
@@ -135,35 +140,51 @@ def draw(
     return Phantom(levels, MappingProxyType(attributes), to_levels(mask))
 
 
+@contextmanager
+def new_dataset(
+    what: str, out: Path, splits: Mapping[str, int], classes: Sequence[str]
+) -> Iterator[tuple[Path, Iterator[tuple[str, int, int, Path]]]]:
+    """A folder that becomes `out`, and split, label, index and path of each image to write to it.
+
+    `splits` gives the number of images per class in each split; the paths have no suffix.
+    """
+    if bad := [split for split, count in splits.items() if split not in SPLITS or count < 0]:
+        raise ConfigError(
+            f"splits must be numbers of images in {', '.join(SPLITS)}, but got {bad[0]!r}: "
+            f"{splits[bad[0]]}.",
+            argument=bad[0],
+        )
+    if not 0 < max(splits.values(), default=0) <= MOST_IMAGES:
+        raise ConfigError(f"A class must have 1 to {MOST_IMAGES:,} images in a split.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise DataError(f"{out} exists and is not an empty folder.", argument="out")
+    total = sum(splits.values()) * len(classes)
+    with folder_atomically(out) as aside, progress_bar(what, total) as bar:
+
+        def images() -> Iterator[tuple[str, int, int, Path]]:
+            for split in filter(splits.get, splits):
+                for label, name in enumerate(classes):
+                    folder = Path(split, name.replace(" ", "_"))
+                    (aside / folder).mkdir(parents=True)
+                    for index in range(splits[split]):
+                        yield split, label, index, folder / f"{index:04d}"
+                        bar.advance()
+
+        yield aside, images()
+
+
 def write_folder(
-    name: str,
-    out: Path,
-    *,
-    splits: Mapping[str, int],
-    seed: int = 0,
-    size: int = 160,
-    workers: int = 1,
+    name: str, out: Path, *, splits: Mapping[str, int], seed: int = 0, size: int = 160
 ) -> Path:
     """Write image folders `out/{train,val,test}/class_name/0000.png`.
 
     `splits` gives the number of images per class in each split.
-    `workers` above 1 draws in as many processes, which is worth it for some hundreds of images.
     """
-    dataset = phantom(name)
-    counts = checked_counts(splits)
-    out = check_empty(out)
-    total = sum(counts.values()) * len(dataset.class_names)
-    with folder_atomically(out) as aside, progress_bar(f"phantoms {name}", total) as bar:
-        jobs = []
-        for split, count in counts.items():
-            for label, class_name in enumerate(dataset.class_names):
-                folder = aside / split / class_name.replace(" ", "_")
-                folder.mkdir(parents=True)
-                for start in range(0, count, _CHUNK):
-                    indices = range(start, min(start + _CHUNK, count))
-                    jobs.append((name, label, seed, indices, size, SPLITS.index(split), folder))
-        for drawn in _run(jobs, workers):
-            bar.advance(drawn)
+    with new_dataset(f"phantoms {name}", out, splits, phantom(name).class_names) as (aside, images):
+        for split, label, index, path in images:
+            stream = SPLITS.index(split)
+            drawn = render(name, label, seed=seed, index=index, size=size, stream=stream)
+            Image.fromarray(drawn.image).save(aside / f"{path}.png", compress_level=1)
     return out
 
 
@@ -180,87 +201,18 @@ def write_films(
         raise ConfigError(
             f"missing must be at least 0 and below 1, but is {missing}.", argument="missing"
         )
-    counts = checked_counts(splits)
     rows = [["path", *FINDINGS, "split"]]
-    with (
-        folder_atomically(check_empty(out)) as aside,
-        progress_bar(f"phantoms {CHEST_FINDINGS}", sum(counts.values())) as bar,
-    ):
-        for split, count in counts.items():
-            (aside / split).mkdir()
-            for index in range(count):
-                entropy = [
-                    zlib.crc32(CHEST_FINDINGS.encode()), seed, index, zlib.crc32(split.encode())
-                ]  # fmt: skip
-                scene, texture, choice = np.random.SeedSequence(entropy).spawn(3)
-                draws = new_rng(choice).random((2, len(FINDINGS)))
-                present = draws[0] < _PREVALENCES
-                known = draws[1] >= (0 if split == "test" else missing)
-                labels = tuple((np.flatnonzero(present) + 1).tolist()) or (0,)
-                canvas = Canvas(new_rng(scene), new_rng(texture), size)
-                image, _, _ = _radiology.film(labels, canvas)
-                file = f"{split}/{index:04d}.png"
-                Image.fromarray(to_levels(image)).save(aside / file, compress_level=1)
-                cells = np.where(known, np.where(present, "1", "0"), "")
-                rows.append([file, *cells.tolist(), split])
-                bar.advance()
+    with new_dataset(f"phantoms {CHEST_FINDINGS}", out, splits, ("",)) as (aside, images):
+        for split, _, index, path in images:
+            kind, part = zlib.crc32(CHEST_FINDINGS.encode()), zlib.crc32(split.encode())
+            scene, texture, choice = np.random.SeedSequence([kind, seed, index, part]).spawn(3)
+            draws = new_rng(choice).random((2, len(FINDINGS)))
+            present = draws[0] < _PREVALENCES
+            known = draws[1] >= (0 if split == "test" else missing)
+            labels = tuple((np.flatnonzero(present) + 1).tolist()) or (0,)
+            image, _, _ = _radiology.film(labels, Canvas(new_rng(scene), new_rng(texture), size))
+            Image.fromarray(to_levels(image)).save(aside / f"{path}.png", compress_level=1)
+            cells = np.where(known, np.where(present, "1", "0"), "")
+            rows.append([f"{path.as_posix()}.png", *cells.tolist(), split])
         (aside / TABLE).write_text(csv_text(rows), encoding="utf-8")
-    return Path(out) / TABLE
-
-
-def _run(jobs: list[_Job], workers: int) -> Iterator[int]:
-    if workers <= 1:
-        yield from map(_draw_files, jobs)
-        return
-    # Not fork: a parent that has started threads (torch has) may not be copied safely.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        yield from pool.map(_draw_files, jobs)
-
-
-def _draw_files(job: _Job) -> int:
-    """Draw the images of one job into their folder; how many they were."""
-    name, label, seed, indices, size, stream, folder = job
-    for index in indices:
-        drawn = render(name, label, seed=seed, index=index, size=size, stream=stream)
-        Image.fromarray(drawn.image).save(folder / f"{index:04d}.png", compress_level=1)
-    return len(indices)
-
-
-def check_empty(out: Path) -> Path:
-    """The folder to write a dataset to; a DataError unless it is new or empty."""
-    out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise DataError(
-            f"{out} exists and is not an empty folder; nothing was written. "
-            "Choose another folder, or remove this one first."
-        )
-    return out
-
-
-def checked_counts(splits: Mapping[str, int]) -> dict[str, int]:
-    """The splits that have images, with their numbers."""
-    for split, count in splits.items():
-        if split not in SPLITS:
-            raise ConfigError(f"Unknown split {split!r}. Use {', '.join(SPLITS)}.")
-        if count < 0:
-            raise ConfigError(f"The number of images for {split!r} is {count}; give 0 or more.")
-        if count > MOST_IMAGES:
-            raise ConfigError(
-                f"{split!r} can have at most {MOST_IMAGES:,} images per class, but got {count:,}."
-            )
-    if not any(splits.values()):
-        raise ConfigError("All numbers of images are 0. Give at least one image per class.")
-    return {split: count for split, count in splits.items() if count}
-
-
-def _check(dataset: PhantomDataset, label: int, seed: int, index: int, size: int) -> None:
-    if not 0 <= label < len(dataset.class_names):
-        raise ConfigError(
-            f"{dataset.name} has labels 0 to {len(dataset.class_names) - 1}, but got {label}."
-        )
-    check_seed(seed)
-    if index < 0:
-        raise ConfigError(f"index must be 0 or more, but is {index}.")
-    if not MIN_SIZE <= size <= MAX_SIZE:
-        raise ConfigError(f"size must be {MIN_SIZE} to {MAX_SIZE} pixels, but is {size}.")
+    return out / TABLE

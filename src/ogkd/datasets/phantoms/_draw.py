@@ -5,9 +5,11 @@ A scene has coordinates in -1..1 (x to the right, y down). All arrays are float3
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,13 @@ def rgb(red: float, green: float, blue: float) -> Array:
 
 def new_rng(seed: np.random.SeedSequence) -> Rng:
     return np.random.Generator(np.random.PCG64(seed))
+
+
+def record(name: str) -> dict[str, Any]:
+    """What records/NAME.json says about a family."""
+    file = resources.files("ogkd.datasets.phantoms") / "records" / f"{name}.json"
+    facts: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return facts
 
 
 @lru_cache(maxsize=4)
@@ -119,13 +128,8 @@ class Canvas:
         picture = Image.new("L", (self.size, self.size))
         pen = ImageDraw.Draw(picture)
         for points, width, strength in strokes:
-            flat = [(float(x), float(y)) for x, y in points]
-            pen.line(
-                flat,
-                fill=int(255 * strength),
-                width=max(1, round(width * self.size)),
-                joint="curve",
-            )
+            wide = max(1, round(width * self.size))
+            pen.line(_corners(points), fill=int(255 * strength), width=wide, joint="curve")
         return _ink(picture, blur)
 
     def polygons(
@@ -135,7 +139,7 @@ class Canvas:
         picture = Image.new("L", (self.size, self.size))
         pen = ImageDraw.Draw(picture)
         for points, strength in shapes:
-            pen.polygon([(float(x), float(y)) for x, y in points], fill=int(255 * strength))
+            pen.polygon(_corners(points), fill=int(255 * strength))
         return _ink(picture, blur)
 
     def finish(
@@ -242,20 +246,18 @@ class Frame(Canvas):
         for (cx, cy), radius, strength in zip(centres, radii, strengths, strict=True):
             sigma = max(0.5, radius * size * 0.5)
             reach = int(np.ceil(2.5 * sigma))
-            left, top = int(cx) - reach, int(cy) - reach
-            right, bottom = int(cx) + reach + 1, int(cy) + reach + 1
-            left, top, right, bottom = (
-                max(left, 0),
-                max(top, 0),
-                min(right, size),
-                min(bottom, size),
-            )
+            left, right = max(int(cx) - reach, 0), min(int(cx) + reach + 1, size)
+            top, bottom = max(int(cy) - reach, 0), min(int(cy) + reach + 1, size)
             if left >= right or top >= bottom:
                 continue
             gx = np.exp(-((np.arange(left, right) - cx) ** 2) / (2 * sigma**2))
             gy = np.exp(-((np.arange(top, bottom) - cy) ** 2) / (2 * sigma**2))
             out[top:bottom, left:right] += (strength * np.outer(gy, gx)).astype(np.float32)
         return out
+
+
+def _corners(points: NDArray[np.float64]) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in points]
 
 
 def _ink(picture: Image.Image, blur: float) -> Array:

@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ogkd.datasets.phantoms._draw import Array, Attributes, Canvas, Drawing, Frame, mix, soft
+from ogkd.datasets.phantoms._draw import (
+    Array,
+    Attributes,
+    Canvas,
+    Drawing,
+    Frame,
+    mix,
+    record,
+    soft,
+)
 
 # Neighbouring classes share values on purpose: no single attribute decides.
-_SHAPE = (
-    {"round": 0.42, "oval": 0.46, "lobulated": 0.12},
-    {"round": 0.18, "oval": 0.47, "lobulated": 0.27, "irregular": 0.08},
-    {"round": 0.08, "oval": 0.14, "lobulated": 0.25, "irregular": 0.53},
-)
-_MARGIN = (
-    {"smooth": 0.82, "indistinct": 0.18},
-    {"smooth": 0.62, "indistinct": 0.31, "spiculated": 0.07},
-    {"smooth": 0.14, "indistinct": 0.40, "spiculated": 0.46},
-)
-_ECHO = (
-    {"anechoic": 0.78, "hypoechoic": 0.22},
-    {"anechoic": 0.08, "hypoechoic": 0.64, "isoechoic": 0.28},
-    {"anechoic": 0.12, "hypoechoic": 0.80, "isoechoic": 0.08},
-)
-_POSTERIOR = (
-    {"enhancement": 0.72, "none": 0.28},
-    {"enhancement": 0.24, "none": 0.60, "shadow": 0.16},
-    {"enhancement": 0.10, "none": 0.33, "shadow": 0.57},
-)
-_TALL = (0.12, 0.15, 0.50)
-_FOCI = (0.03, 0.10, 0.42)
-_LEVEL = {"anechoic": 0.03, "hypoechoic": 0.17, "isoechoic": 0.34}
+_BREAST = record("us-breast")["looks"]
 
 
 def us_breast(label: int, canvas: Canvas) -> Drawing:
@@ -52,22 +39,22 @@ def us_breast(label: int, canvas: Canvas) -> Drawing:
             behind -= 0.6 * _column(view.x, view.y, rng.uniform(-0.6, 0.6), -0.2, 0.12)
     else:
         kind = label - 1
-        shape, margin = view.pick(_SHAPE[kind]), view.pick(_MARGIN[kind])
-        echo, posterior = view.pick(_ECHO[kind]), view.pick(_POSTERIOR[kind])
-        tall = rng.random() < _TALL[kind]
-        radius = float(np.clip(rng.lognormal((-1.35, -1.3, -1.2)[kind], 0.28), 0.14, 0.5))
+        shape, margin = view.pick(_BREAST["shape"][kind]), view.pick(_BREAST["margin"][kind])
+        echo, posterior = view.pick(_BREAST["echo"][kind]), view.pick(_BREAST["posterior"][kind])
+        tall = rng.random() < _BREAST["tall"][kind]
+        radius = float(np.clip(rng.lognormal(_BREAST["size"][kind], 0.28), 0.14, 0.5))
         centre = (rng.uniform(-0.4, 0.4), rng.uniform(-0.25, 0.25))
         angle = rng.normal(1.57 if tall else 0.0, 0.25)
         field, mask = view.lesion(centre, radius, shape=shape, margin=margin, angle=angle)
-        inner = _LEVEL[echo] * (1.0 + (0.2 + 0.2 * kind) * 0.5 * view.clouds(9))
+        inner = _BREAST["level"][echo] * (1.0 + (0.2 + 0.2 * kind) * 0.5 * view.clouds(9))
         tissue = mix(tissue, inner, mask)
         if margin == "smooth" and rng.random() < 0.6:
             tissue = tissue + 0.16 * soft(0.035 - np.abs(field), 0.04)  # a thin bright capsule
-        strength = {"enhancement": 0.55, "none": 0.0, "shadow": -0.72}[posterior]
+        strength = _BREAST["behind"][posterior]
         behind += strength * _column(
             view.x, view.y, centre[0], centre[1] + 0.4 * radius, radius * 0.75
         )
-        foci = rng.random() < _FOCI[kind]
+        foci = rng.random() < _BREAST["foci"][kind]
         if foci:
             count = int(rng.integers(3, 9))
             points = np.array(centre) + rng.normal(0.0, radius * 0.4, (count, 2))

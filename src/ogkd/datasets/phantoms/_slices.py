@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from ogkd.datasets.phantoms._draw import Array, Attributes, Canvas, Drawing, Frame, mix, soft
+from ogkd.datasets.phantoms._draw import (
+    Array,
+    Attributes,
+    Canvas,
+    Drawing,
+    Frame,
+    mix,
+    record,
+    soft,
+)
+
+_KIDNEY, _BRAIN = record("ct-kidney")["looks"], record("mri-brain")["looks"]
 
 
 def ct_kidney(label: int, canvas: Canvas) -> Drawing:
@@ -81,19 +92,8 @@ def _mass(
     cyst: bool, view: Frame, picture: Array, cortex: float, attributes: Attributes
 ) -> tuple[Array, Array]:
     rng = view.rng
-    shape = view.pick(
-        {"round": 0.65, "oval": 0.25, "lobulated": 0.1}
-        if cyst
-        else {"round": 0.22, "oval": 0.25, "lobulated": 0.3, "irregular": 0.23},
-    )
-    margin = view.pick(
-        {"smooth": 0.9, "indistinct": 0.1} if cyst else {"smooth": 0.35, "indistinct": 0.65}
-    )
-    inside = view.pick(
-        {"homogeneous": 0.85, "septated": 0.15}
-        if cyst
-        else {"homogeneous": 0.15, "heterogeneous": 0.55, "necrotic": 0.3},
-    )
+    look = _KIDNEY["cyst" if cyst else "tumor"]
+    shape, margin, inside = (view.pick(look[name]) for name in ("shape", "margin", "texture"))
     radius = float(np.clip(rng.lognormal(-1.45 if cyst else -1.2, 0.25), 0.15, 0.42))
     angle = rng.uniform(-1.9, 1.9)
     reach = 0.36 + rng.uniform(-0.15, 0.6) * radius
@@ -152,27 +152,9 @@ def _tumor(
     kind: str, view: Frame, brain: Array, fluid: float, aspect: float, attributes: Attributes
 ) -> tuple[Array, Array]:
     rng = view.rng
-    shape = view.pick(
-        {
-            "glioma": {"round": 0.12, "oval": 0.2, "lobulated": 0.26, "irregular": 0.42},
-            "meningioma": {"round": 0.42, "oval": 0.36, "lobulated": 0.17, "irregular": 0.05},
-            "pituitary": {"round": 0.45, "oval": 0.33, "lobulated": 0.22},
-        }[kind],
-    )
-    margin = view.pick(
-        {"smooth": 0.3, "indistinct": 0.7}
-        if kind == "glioma"
-        else {"smooth": 0.8, "indistinct": 0.2},
-    )
-    inside = view.pick(
-        {
-            "glioma": {"ring": 0.45, "heterogeneous": 0.38, "homogeneous": 0.17},
-            "meningioma": {"ring": 0.07, "heterogeneous": 0.2, "homogeneous": 0.73},
-            "pituitary": {"ring": 0.08, "heterogeneous": 0.24, "homogeneous": 0.68},
-        }[kind],
-    )
-    median = {"glioma": 0.27, "meningioma": 0.22, "pituitary": 0.13}[kind]
-    radius = float(np.clip(rng.lognormal(np.log(median), 0.3), 0.07, 0.42))
+    look = _BRAIN[kind]
+    shape, margin, inside = (view.pick(look[name]) for name in ("shape", "margin", "texture"))
+    radius = float(np.clip(rng.lognormal(np.log(look["radius"]), 0.3), 0.07, 0.42))
     angle = rng.uniform(0, 6.28)
     # Depth of the centre below the brain's surface: meningiomas sit on it, gliomas mostly not.
     depth = rng.beta(2.2, 2.0) if kind == "glioma" else rng.beta(1.3, 7.0)
@@ -181,11 +163,11 @@ def _tumor(
     if kind == "pituitary":
         centre = (rng.normal(0.0, 0.06), rng.normal(-0.02, 0.1))
     field, mask = view.lesion(centre, radius, shape=shape, margin=margin)
-    edema = rng.random() < {"glioma": 0.75, "meningioma": 0.35, "pituitary": 0.06}[kind]
+    edema = rng.random() < look["edema"]
     if edema:
         halo = soft(field + radius * rng.uniform(0.3, 0.9), 0.25)
         brain = mix(brain, 0.3 if fluid < 0.5 else 0.7, 0.6 * halo)
-    bright = rng.random() < {"glioma": 0.6, "meningioma": 0.85, "pituitary": 0.75}[kind]
+    bright = rng.random() < look["bright"]
     # Never as grey as the brain around it: such a tumor could not be seen.
     level = rng.uniform(0.68, 0.95) if bright else rng.uniform(0.1, 0.26)
     inner = level + 0.02 * view.clouds(9)

@@ -11,19 +11,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.phantoms import (
-    SPLITS,
-    PhantomDataset,
-    check_empty,
-    checked_counts,
-    draw,
-    phantom,
-)
+from ogkd.datasets.phantoms import SPLITS, PhantomDataset, draw, new_dataset, phantom
 from ogkd.datasets.tables import csv_text
 from ogkd.errors import ConfigError, DataError
-from ogkd.files import folder_atomically, write_text
+from ogkd.files import write_text
 from ogkd.images.ref import INSTALL
-from ogkd.progress import progress_bar
 
 SLICES_TABLE = "slices.csv"
 MOST_SLICES = 512
@@ -56,9 +48,13 @@ def render_volume(
     """
     dataset = _with_normal(name)
     if not 3 <= slices <= MOST_SLICES:
-        raise ConfigError(f"A volume must have 3 to {MOST_SLICES} slices, but got {slices}.")
+        raise ConfigError(
+            f"A volume must have 3 to {MOST_SLICES} slices, but got {slices}.", argument="volumes"
+        )
     if not 0 < share <= 1:
-        raise ConfigError(f"share must be above 0 and at most 1, but is {share:g}.")
+        raise ConfigError(
+            f"share must be above 0 and at most 1, but is {share:g}.", argument="share"
+        )
     entropy = [zlib.crc32(f"{name} volume".encode()), label, seed, index, stream]
     position, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + slices)
     inside = slices - 2 * _EMPTY
@@ -91,46 +87,24 @@ def write_volumes(
     except ImportError as error:
         raise DataError(f"Volumes cannot be written. {INSTALL}") from error
     dataset = _with_normal(name)
-    counts = checked_counts(splits)
-    out = check_empty(out)
+    names, normal = dataset.class_names, dataset.normal or 0
     rows = [["path", "label", "split", "exam"]]
-    total = sum(counts.values()) * len(dataset.class_names)
     render = partial(render_volume, name, seed=seed, slices=slices, share=share, size=size)
-    with folder_atomically(out) as aside, progress_bar(f"volumes {name}", total) as bar:
-        for split, count in counts.items():
-            for label, class_name in enumerate(dataset.class_names):
-                folder = Path(split, class_name.replace(" ", "_"))
-                (aside / folder).mkdir(parents=True)
-                for index in range(count):
-                    drawn = render(label, index=index, stream=SPLITS.index(split))
-                    file = folder / f"{index:04d}.nii.gz"
-                    nibabel.save(nibabel.Nifti1Image(drawn.voxels, np.eye(4)), aside / file)
-                    rows += _rows(file, drawn, dataset, label, split)
-                    bar.advance()
+    with new_dataset(f"volumes {name}", out, splits, names) as (aside, volumes):
+        for split, label, index, path in volumes:
+            drawn = render(label, index=index, stream=SPLITS.index(split))
+            image = nibabel.Nifti1Image(drawn.voxels, np.eye(4))
+            nibabel.save(image, aside / f"{path}.nii.gz")
+            for number in range(_EMPTY, slices - _EMPTY):
+                address = f"{path.as_posix()}.nii.gz#axis=2,index={number}"
+                shown = names[label if number in drawn.affected else normal]
+                rows.append([address, shown, split, f"{split} {names[label]} {path.name}"])
         write_text(aside / SLICES_TABLE, csv_text(rows))
     return out
-
-
-def _rows(
-    file: Path, drawn: PhantomVolume, dataset: PhantomDataset, label: int, split: str
-) -> list[list[str]]:
-    names = dataset.class_names
-    return [
-        [
-            f"{file.as_posix()}#axis=2,index={number}",
-            names[label if number in drawn.affected else dataset.normal or 0],
-            split,
-            f"{split} {names[label]} {file.name.partition('.')[0]}",
-        ]
-        for number in range(_EMPTY, drawn.voxels.shape[2] - _EMPTY)
-    ]
 
 
 def _with_normal(name: str) -> PhantomDataset:
     dataset = phantom(name)
     if dataset.normal is None:
-        raise ConfigError(
-            f"{name} has no class that means 'nothing found', which most slices of a volume show. "
-            "Use ct-kidney or mri-brain."
-        )
+        raise ConfigError(f"{name} has no normal class, which most slices show.", argument="name")
     return dataset
