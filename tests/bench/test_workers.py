@@ -72,7 +72,7 @@ def test_failed_run_is_recorded_and_the_rest_continues(bench, datasets, monkeypa
     assert all("a mistake in the code" in reason for _, reason in folder.failures())
     assert len(folder.runs()) == len(plan.cells) - 8
     monkeypatch.setattr(Runner, "run", whole)
-    prepare(folder, plan)  # the next command tries them again
+    prepare(folder, plan, {})  # the next command tries them again
     work(job)
     assert not folder.failures()
     assert len(folder.runs()) == len(plan.cells)
@@ -98,7 +98,7 @@ def test_group_is_given_up_after_it_killed_three_processes(bench):
     work(job)
     assert all("died 3 times" in reason for _, reason in folder.failures())
     assert len(folder.failures()) == 2
-    prepare(folder, plan)  # the next command counts anew
+    prepare(folder, plan, {})  # the next command counts anew
     work(job)
     assert len(folder.runs()) == 2
 
@@ -144,7 +144,7 @@ def test_changed_images_are_not_mixed_into_one_table(grid_file, tmp_path):
         grid = read_grid(grid_file, {"data": str(tmp_path / "data"), "shots": [1], **changes})
         plan, sources = expand(grid)
         folder = RunsFolder(tmp_path / "runs")
-        prepare(folder, plan)
+        prepare(folder, plan, sources)
         work(make_job(folder, plan, sources, grid.backbone, device="cpu"))
 
     run(only=["gda"], seeds=[1])
@@ -155,9 +155,9 @@ def test_changed_images_are_not_mixed_into_one_table(grid_file, tmp_path):
 
 def test_selection_that_hides_runs_gives_a_note(bench):
     folder, plan, _ = bench(datasets=["first"])
-    assert prepare(folder, plan) == []
+    assert prepare(folder, plan, {}) == []
     _, part, _ = bench(datasets=["first"], only=["gda"], out="elsewhere")
-    (note,) = prepare(folder, part)
+    (note,) = prepare(folder, part, {})
     assert "12 other runs" in note
 
 
@@ -174,7 +174,7 @@ def test_damaged_results_are_moved_and_run_again(bench):
     )
     result = folder.folder_of(edited.spec) / "result.json"
     result.write_text(re.sub(r'"accuracy": [^,]+,', '"accuracy": 0.99,', result.read_text()))
-    notes = prepare(folder, plan)
+    notes = prepare(folder, plan, {})
     assert len(notes) == 4
     assert all("will be run again" in note for note in notes)
     assert any("changed after it was written" in note for note in notes)
@@ -185,13 +185,13 @@ def test_damaged_results_are_moved_and_run_again(bench):
 
 def test_damaged_plan_is_replaced_by_running_its_grid_again(bench):
     folder, plan, _ = bench(datasets=["first"], only=["gda"])
-    prepare(folder, plan)
+    prepare(folder, plan, {})
     file = folder.root / "plans" / f"{plan.name}.json"
     for content in ("[]", "{", "name,title\n1,2\n"):
         file.write_text(content)
         with pytest.raises(DataError, match="Run its grid into this folder again"):
             folder.plans()
-        assert prepare(folder, plan) == []
+        assert prepare(folder, plan, {}) == []
         assert folder.plans() == {plan.name: plan}
 
 
@@ -203,7 +203,7 @@ def test_results_of_a_newer_version_or_another_backbone_are_refused(bench):
     del result["sha256"]  # as an older version wrote it
     file.write_text(json.dumps({**result, "schema_version": 99}))
     with pytest.raises(ConfigError, match="newer ogkd"):
-        prepare(folder, plan)
+        prepare(folder, plan, {})
     file.write_text(json.dumps({**result, "backbone_digest": "0" * 64}))
     _, _, job = bench(datasets=["first"], only=["gda"], shots=[1, 3])
     with pytest.raises(ConfigError, match="with digest 000000000000"):
@@ -352,11 +352,11 @@ def test_groups_that_overlap_are_not_worked_on_at_the_same_time(bench):
 def test_run_made_with_other_defaults_is_moved_and_run_again(bench):
     folder, plan, job = bench(shots=[1], only=["gda"], datasets=["first"], seeds=[1])
     work(job)
-    assert prepare(folder, plan) == []
+    assert prepare(folder, plan, {}) == []
     (spec,) = job.specs
     path = folder.folder_of(spec) / "result.json"
     edit_sealed(path, lambda result: result["config"].update(prior="other"))
-    (note,) = prepare(folder, plan)
+    (note,) = prepare(folder, plan, {})
     assert "another default or preset of gda: prior" in note
     assert not folder.has(spec)
 

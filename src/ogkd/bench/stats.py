@@ -39,7 +39,8 @@ class Difference:
 
     @property
     def mean(self) -> float:
-        return self.a - self.b
+        rows = self.per_dataset or (self,)
+        return float(np.mean([row.a - row.b for row in rows]))
 
 
 def compare_methods(
@@ -72,11 +73,12 @@ def compare_methods(
         interval = _interval(means[0] - means[1], draws[-1])
         seeds, images = len(pair[0]), sum(table.shape[2] for table in tables)
         per_dataset.append(Difference(name, *means, *interval, seeds, images))
-    both = [float(np.mean([getattr(row, side) for row in per_dataset])) for side in ("a", "b")]
+    mean = float(np.mean([row.mean for row in per_dataset]))
     return Difference(
         f"mean of {len(per_dataset)}",
-        *both,
-        *_interval(both[0] - both[1], np.mean(draws, axis=0)),
+        float(np.mean([row.a for row in per_dataset])),
+        float(np.mean([row.b for row in per_dataset])),
+        *_interval(mean, np.mean(draws, axis=0)),
         per_dataset=tuple(per_dataset),
         left_out=left_out,
     )

@@ -124,8 +124,8 @@ def footer(figure: Figure, line: str) -> None:
     figure.supxlabel(shown(line, 120), x=0.01, ha="left", fontsize=5, color="#888888")
 
 
-def band(ax: Axes, x: Floats, low: Floats, high: Floats, colour: str) -> None:
-    ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+def band(ax: Axes, x: Any, mean: Any, std: Any, colour: str) -> None:
+    ax.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
 
 def legend_above(ax: Axes, title: str, **more: Any) -> None:
