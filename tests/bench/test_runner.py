@@ -72,7 +72,10 @@ def test_a_run_is_what_fit_and_evaluate_give(plan_of, datasets, bert_backbone):
         np.testing.assert_allclose(predictions.probabilities, expected, atol=2e-5)
         assert predictions.labels.tolist() == dataset.targets(cases)
         metrics = outcome[spec.hash].result["metrics"]["test"]
-        assert metrics["accuracy"] == summary_metrics(predictions.labels, predictions.probabilities)["accuracy"]
+        assert (
+            metrics["accuracy"]
+            == summary_metrics(predictions.labels, predictions.probabilities)["accuracy"]
+        )
         np.testing.assert_allclose(predictions.W.sum(axis=1), 1, atol=1e-5)
 
 

@@ -137,22 +137,6 @@ def test_only_the_run_with_the_error_fails(bench, monkeypatch):
     assert len(plan.cells) == 3
 
 
-def test_changed_images_are_not_mixed_into_one_table(grid_file, tmp_path):
-    make_dataset(tmp_path / "data" / "first")
-
-    def run(**changes):
-        grid = read_grid(grid_file, {"data": str(tmp_path / "data"), "shots": [1], **changes})
-        plan, sources = expand(grid)
-        folder = RunsFolder(tmp_path / "runs")
-        prepare(folder, plan, sources)
-        work(make_job(folder, plan, sources, grid.backbone, device="cpu"))
-
-    run(only=["gda"], seeds=[1])
-    next((tmp_path / "data" / "first" / "test").rglob("*.png")).unlink()
-    with pytest.raises(ConfigError, match="other images of 'first'"):
-        run(only=["gda"], seeds=[1, 2])
-
-
 def test_selection_that_hides_runs_gives_a_note(bench):
     folder, plan, _ = bench(datasets=["first"])
     assert prepare(folder, plan, {}) == []
@@ -189,7 +173,7 @@ def test_damaged_plan_is_replaced_by_running_its_grid_again(bench):
     file = folder.root / "plans" / f"{plan.name}.json"
     for content in ("[]", "{", "name,title\n1,2\n"):
         file.write_text(content)
-        with pytest.raises(DataError, match="Run its grid into this folder again"):
+        with pytest.raises(DataError):
             folder.plans()
         assert prepare(folder, plan, {}) == []
         assert folder.plans() == {plan.name: plan}
@@ -199,24 +183,23 @@ def test_results_of_a_newer_version_or_another_backbone_are_refused(bench):
     folder, plan, job = bench(datasets=["first"], only=["gda"], shots=[1])
     work(job)
     file = folder.folder_of(plan.cells[0].spec) / "result.json"
-    result = json.loads(file.read_text())
-    del result["sha256"]  # as an older version wrote it
-    file.write_text(json.dumps({**result, "schema_version": 99}))
-    with pytest.raises(ConfigError, match="newer ogkd"):
-        prepare(folder, plan, {})
-    file.write_text(json.dumps({**result, "backbone_digest": "0" * 64}))
+    edit_sealed(file, lambda result: result.update(backbone_digest="0" * 64))
     _, _, job = bench(datasets=["first"], only=["gda"], shots=[1, 3])
-    with pytest.raises(ConfigError, match="with digest 000000000000"):
+    with pytest.raises(ConfigError) as caught:
         work(job)
+    assert caught.value.argument == "out"
+    edit_sealed(file, lambda result: result.update(schema_version=99))
+    with pytest.raises(ConfigError):
+        prepare(folder, plan, {})
 
 
 def test_folder_without_plans_is_refused(bench, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
-    with pytest.raises(ConfigError, match="not a folder of runs"):
-        bench(out="mine")
-    with pytest.raises(ConfigError, match="is a file"):
-        bench(out="mine/thesis.txt")
+    for out in ("mine", "mine/thesis.txt"):
+        with pytest.raises(ConfigError) as caught:
+            bench(out=out)
+        assert caught.value.argument == "out"
 
 
 def test_two_processes_give_the_results_of_one(bench, capsys):
@@ -364,10 +347,11 @@ def test_run_made_with_other_defaults_is_moved_and_run_again(bench):
 def test_finished_runs_are_not_taken_for_other_images_or_prompts(bench, grid_file, tmp_path):
     data = tmp_path / "data"
     make_dataset(data / "first")
-    bank = tmp_path / "bank.json"
+    bank = tmp_path / "prompts" / "first.json"
+    bank.parent.mkdir()
     names = ("benign tumor", "malignant tumor", "normal lung", "striped cyst")
     bank.write_text(json.dumps({name: [f"a {name}"] for name in names}))
-    changes = {"data": str(data), "only": ["zero-shot"], "banks": {"first": str(bank)}}
+    changes = {"data": str(data), "only": ["zero-shot"], "prompts": str(bank.parent)}
     plan, sources = expand(read_grid(grid_file, changes))
     folder = RunsFolder(tmp_path / "runs")
     prepare(folder, plan, sources)

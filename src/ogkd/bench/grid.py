@@ -70,7 +70,6 @@ class Grid(_Record):
     data: str | None = None  # a folder of datasets, "phantoms", or None: the benchmarks by name
     datasets: list[str] = Field(min_length=1)  # names, or ["*"] for all in `data`
     prompts: str = OURS  # whose prompts: "ours", "released", or a folder of DATASET.json
-    banks: dict[str, str] = {}  # prompt banks of single datasets: names or files
     shots: list[_Positive] = Field(default=[16], min_length=1)
     seeds: list[_Whole] = Field(default=[1, 2, 3], min_length=1)
     flips: list[_Whole] = Field(default=[0], min_length=1)
@@ -151,14 +150,8 @@ def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> G
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
-    sources = find_sources(
-        grid.data,
-        grid.datasets,
-        grid.banks,
-        grid.phantoms.model_dump(),
-        grid.prompts,
-        upright=grid.upright,
-    )
+    counts = grid.phantoms.model_dump()
+    sources = find_sources(grid.data, grid.datasets, counts, grid.prompts, upright=grid.upright)
     rows = _rows(grid)
     sources = _suitable(grid, rows, sources)
     swept = [*grid.sweep, *["flips"] * (len(grid.flips) > 1)]

@@ -17,9 +17,9 @@ from filelock import FileLock
 from torch import Tensor
 
 from ogkd.backbones import Backbone
-from ogkd.bench.paper import paper
+from ogkd.bench.paper import benchmark_of, paper
 from ogkd.bench.runs import Predictions, RunSpec
-from ogkd.bench.sources import OpenSource, Source, known_as, open_source
+from ogkd.bench.sources import OpenSource, Source, open_source
 from ogkd.core.geometry import class_graph, prototypes
 from ogkd.datasets.case import images_of, require_files
 from ogkd.datasets.splits import base_and_novel, flip_labels
@@ -264,8 +264,7 @@ def _graph_sharpness(spec: RunSpec) -> float:
 
     It is the paper's for this benchmark, whatever the settings of the run.
     """
-    dataset = None if spec.of_phantoms else known_as(spec.dataset, spec.bank)
-    name, preset = paper().method, f"paper/{spec.protocol}/{dataset}"
+    name, preset = paper().method, f"paper/{spec.protocol}/{benchmark_of(spec)}"
     method = make_method(name, preset=preset if preset in presets(name) else "auto")
     return float(getattr(method.config, paper().graph_setting))
 

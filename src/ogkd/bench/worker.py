@@ -110,12 +110,11 @@ def _is_settled(folder: RunsFolder, group: RunGroup) -> bool:
 
 def _check_backbone(folder: RunsFolder, groups: Sequence[RunGroup], runner: Runner) -> None:
     """Refuse another backbone than that of finished runs: tables must not mix them."""
+    digest = runner.backbone.digest  # one that cannot be loaded ends the work here
     specs = (spec for group in groups for spec in group.specs)
     finished = next(filter(folder.has, specs), None)
-    if finished is None:
-        return
-    known, digest = folder.read(finished).result.get("backbone_digest"), runner.backbone.digest
-    if known != digest:
+    known = finished and folder.read(finished).result.get("backbone_digest")
+    if finished is not None and known != digest:
         raise ConfigError(
             f"{folder.root} contains runs of '{finished.backbone}' with digest {str(known)[:12]}, "
             f"but this one has {digest[:12]} (other weights, or another engine).",

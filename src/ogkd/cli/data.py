@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.audit.divide import Division
     from ogkd.audit.result import Severity
-    from ogkd.datasets.catalog import Benchmark
     from ogkd.datasets.case import Dataset
+    from ogkd.datasets.catalog import Benchmark
     from ogkd.datasets.grouping import Grouping
 
 app = CommandGroup("Benchmark datasets and your own data: list, download, check, split.")
