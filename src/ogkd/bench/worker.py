@@ -12,11 +12,11 @@ import itertools
 import json
 import math
 import os
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -183,23 +183,34 @@ def _reason(error: Exception) -> str:
     return "".join(traceback.format_exception(error, limit=8))
 
 
-def main(job: str) -> None:
-    """Work on a job in a process of its own, which ends with its parent.
+@dataclass(frozen=True)
+class Ended:
+    """How a worker ended: nothing was left, an error that ends all workers, or a death."""
 
-    The job was the first line of standard input, which the parent keeps open. An error that ends
-    all workers is written to standard output as JSON; what libraries print goes to the log.
-    """
-    reply = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    error: str = ""
+    argument: str | None = None  # that the error is about
+    death: str = ""
+
+
+def work_elsewhere(job: str) -> Ended:
+    """Work on a job (JSON) that another process made."""
     try:
         work(Job.model_validate_json(job))
-    except OgkdError as error:
-        json.dump({"error": str(error), "argument": error.argument}, reply)
-        reply.flush()
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except OgkdError as error:  # an exception would mean that the worker is lost
+        return Ended(str(error), argument=error.argument)
+    return Ended()
+
+
+def main(job: str) -> None:
+    """Work in a process of its own, which ends with its parent.
+
+    The job was the first line of standard input, which the parent keeps open. How it ended is
+    written to standard output as JSON; what libraries print goes to the log.
+    """
+    reply = os.dup(1)
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    os.write(reply, json.dumps(vars(work_elsewhere(job))).encode())
 
 
 def _end_with_parent() -> None:

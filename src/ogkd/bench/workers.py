@@ -29,7 +29,7 @@ from rich.progress import Progress as Bars
 from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, one_line
 from ogkd.bench.sources import Source, open_source, texts_of
-from ogkd.bench.worker import ATTEMPTS, MOST_ATTEMPTS, Job, work
+from ogkd.bench.worker import ATTEMPTS, MOST_ATTEMPTS, Ended, Job, work_elsewhere
 from ogkd.datasets.fetch import locate_benchmark
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.features.cluster import Cluster, absolute, settings_for_workers, use_settings
@@ -186,15 +186,6 @@ class Progress:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a worker ended: nothing was left, an error that ends all workers, or a death."""
-
-    error: str = ""
-    argument: str | None = None  # that the error is about
-    death: str = ""
-
-
 class Worker(Protocol):
     def poll(self) -> Ended | None:
         """How it ended; None while it works."""
@@ -283,9 +274,7 @@ class _Process:
         if code is None:
             return None
         reply, _ = self._process.communicate()  # closes the pipes, too
-        if reply:
-            return Ended(**json.loads(reply))
-        return Ended(death=f"code {code}; see {self._log}" if code else "")
+        return Ended(**json.loads(reply)) if reply else Ended(death=f"code {code}; see {self._log}")
 
     def stop(self) -> None:
         """End it; its locks are released with the process."""
@@ -324,11 +313,7 @@ def _work_on_node(content: str, settings: Mapping[str, str], wanted: str) -> End
     missing += [f"ogkd {wanted}"] if version("ogkd") != wanted else []
     if missing:
         return Ended(f"Node {platform.node()} has no {missing[0]}.", argument="ray")
-    try:
-        work(job)
-    except OgkdError as error:  # an exception would mean that the worker is lost
-        return Ended(str(error), argument=error.argument)
-    return Ended()
+    return work_elsewhere(content)
 
 
 @dataclass(frozen=True)
