@@ -31,11 +31,12 @@ from ogkd.core.losses import diffuse, logits
 from ogkd.core.prompting import PromptLearner
 from ogkd.core.teacher import select_prompts, teacher_prototypes
 from ogkd.core.training import train_contexts
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.names import normal_labels
+from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
-from ogkd.fitting.pipeline import make_support, normal_labels
+from ogkd.fitting.prepare import Drawn, make_support
 from ogkd.methods import TextSide, make_method
 from ogkd.methods.ogkd import OGKD, OGKDConfig, OGKDObjective
 from ogkd.prompts.bank import bank_for, read_bank
@@ -110,21 +111,21 @@ class Watched:
         return apart
 
 
-def examine(dataset: str, backbone: Backbone, *, epochs: int) -> dict[str, Any]:
+def examine(name: str, backbone: Backbone, *, epochs: int) -> dict[str, Any]:
     """Train on one dataset and say what was seen."""
-    manifest = read_manifest(SHARED / "data" / dataset)
-    prompts = bank_for(manifest.class_names, read_bank(Path(DATASETS[dataset])))
-    normal = normal_labels(manifest.class_names, None)
-    text = TextSide(backbone, manifest.class_names, tuple(tuple(row) for row in prompts), normal)
+    dataset = read_dataset(SHARED / "data" / name)
+    prompts = bank_for(dataset.names, read_bank(Path(DATASETS[name])))
+    normal = normal_labels(dataset.names, None)
+    text = TextSide(backbone, dataset.names, tuple(tuple(row) for row in prompts), normal)
     settings = {"views": 0, "train.epochs": epochs}
-    preset = f"paper/few-shot/{DATASETS[dataset]}"
+    preset = f"paper/few-shot/{DATASETS[name]}"
     method = cast(OGKD, make_method("ogkd", preset=preset, settings=settings))
     config = cast(OGKDConfig, method.config)
     store = FeatureStore(backbone)
     supports = []
     for seed in SEEDS:
-        drawn, _ = support_and_val(manifest.part("train"), [], SHOTS, seed, sampling="released")
-        supports.append(make_support(method, store, drawn, seed, None))
+        drawn, _ = support_and_val(dataset.task, dataset.part("train"), [], SHOTS, seed)
+        supports.append(make_support(method, store, dataset.task, Drawn(drawn, []), seed))
     learner = method.learner(text)
     watched = Watched(config, text, learner)
     runs = [Run(s.views, s.labels, seed) for s, seed in zip(supports, SEEDS, strict=True)]
@@ -132,9 +133,9 @@ def examine(dataset: str, backbone: Backbone, *, epochs: int) -> dict[str, Any]:
     contexts = train_contexts(learner, runs, watched, config.train, text_dropout=dropout)
     with torch.no_grad():
         T_hat = normalize(learner.text_features(contexts), dim=-1)
-    test = manifest.part("test")
-    images = store.get([item.path for item in test]).globals[:, 0].float()
-    labels = torch.tensor([item.label for item in test])
+    test = dataset.part("test")
+    images = store.get([case.image for case in test]).globals[:, 0].float()
+    labels = torch.tensor([case.target for case in test])
     E = text.bank
     teacher = teacher_prototypes(E, select_prompts(images, E, tau=config.tau))
     W = class_graph(watched.whole.T, config.alpha)

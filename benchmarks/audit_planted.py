@@ -26,7 +26,7 @@ from ogkd.audit.duplicates import (
     small_gray,
 )
 from ogkd.datasets.phantoms import PHANTOMS, render
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.images.decode import read_image
 
 Change = Callable[[Image.Image], Image.Image]
@@ -127,7 +127,7 @@ def phantoms(name: str, per_class: int = 40) -> list[NDArray[np.uint8]]:
 if __name__ == "__main__":
     places = [Path(word) for word in sys.argv[1:]]
     results = {
-        place.name: measure([read_image(i.path) for i in read_manifest(place).items])
+        place.name: measure([read_image(image) for image in read_dataset(place).images])
         for place in places
     }
     if not places:

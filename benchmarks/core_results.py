@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.evaluation import evaluate
 from ogkd.files import write_json
-from ogkd.fitting.pipeline import fit_seeds
+from ogkd.fitting.pipeline import fit
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
 BANKS = Path(__file__).parents[1] / "src" / "ogkd" / "prompts" / "banks"
@@ -62,20 +62,23 @@ def plan() -> list[dict[str, Any]]:
 
 
 def run(group: dict[str, Any], backbone: Backbone) -> dict[str, Any]:
-    """Fit all seeds of a group together and test them."""
-    manifest = read_manifest(SHARED / "data" / group["dataset"])
+    """Fit the seeds of a group and test them."""
+    dataset = read_dataset(SHARED / "data" / group["dataset"])
     began = time.perf_counter()
-    models = fit_seeds(
-        manifest,
-        backbone=backbone,
-        method=group["method"],
-        shots=group["shots"],
-        seeds=group["seeds"],
-        preset=group["preset"],
-        settings=group["settings"],
-        prompts=BANKS / f"{DATASETS[group['dataset']]}.json",
-    )
-    results = [evaluate(model, manifest) for model in models]
+    models = [
+        fit(
+            dataset,
+            backbone=backbone,
+            method=group["method"],
+            shots=group["shots"],
+            seed=seed,
+            preset=group["preset"],
+            settings=group["settings"],
+            prompts=BANKS / f"{DATASETS[group['dataset']]}.json",
+        )
+        for seed in group["seeds"]
+    ]
+    results = [evaluate(model, dataset) for model in models]
     return group | {
         "accuracy": [result["accuracy"] for result in results],
         "macro_f1": [result["macro_f1"] for result in results],

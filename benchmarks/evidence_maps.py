@@ -31,13 +31,13 @@ from ogkd.backbones import token_parts
 from ogkd.backbones.base import ImageFeatures
 from ogkd.backbones.token_parts import split_products
 from ogkd.datasets.phantoms import PHANTOMS, render, write_folder
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.features.encode import encode_crops
 from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.classifier import Classifier
 from ogkd.model.evidence_check import check_evidence
-from ogkd.model.explain import evidence_of, parts_of, patch_evidence
+from ogkd.model.explain import evidence_of, parts_of
 
 SHARES = np.linspace(0, 1, 9)  # of patches; --quick: 5 of them
 BLUR = 0.08  # of the side, the width of the Gaussian in place of hidden patches
@@ -66,7 +66,7 @@ def maps(
     w = contrast(head.W, label)
     parts = split_products(backbone, pixels, w[None]).patches[0, :, 0].numpy()
     patches = backbone.encode_images(pixels).patches
-    similar = patch_evidence(head.of_patches(patches[0])[None], torch.tensor([label]))[0]
+    similar = classifier.task.lead(head.of_patches(patches[0]), label)
     small = contrast((head.patch or head).W, label)
     found = {
         "random": rng.normal(size=grid),
@@ -216,9 +216,9 @@ def run_data(folders: list[Path], backbone: str, count: int) -> None:
     rows: dict[str, list[tuple[float, float, float]]] = {}
     for folder in folders:
         classifier = ogkd.fit(folder, method="fused", backbone=backbone, shots=16)
-        test = read_manifest(folder).part("test")
-        for item in rng.permutation(np.array(test, object))[:count]:
-            crop = center_crop(read_image(item.image), classifier.backbone.preprocessing)
+        test = read_dataset(folder).part("test")
+        for case in rng.permutation(np.array(test, object))[:count]:
+            crop = center_crop(read_image(case.image), classifier.backbone.preprocessing)
             seen = encode_crops(classifier.backbone, [crop], patches=False, deep=classifier.deep)
             label = int(classifier.logits(seen.rows)[0].argmax())
             for kind, grid in maps(classifier, crop, label, rng).items():
@@ -232,7 +232,7 @@ def run_check(folders: list[Path], backbone: str, count: int) -> None:
     found: dict[str, list[tuple[float, float]]] = {"parts": [], "patches": []}
     for folder in folders:
         classifier = ogkd.fit(folder, method="fused", backbone=backbone, shots=16)
-        images = [item.image for item in read_manifest(folder).part("test")]
+        images = [case.image for case in read_dataset(folder).part("test")]
         chosen = np.random.default_rng(2).permutation(len(images))[:count]
         for said in classifier.decide([images[row] for row in chosen], patches=True):
             both = {"parts": parts_of(classifier, said), "patches": evidence_of(classifier, said)}

@@ -23,7 +23,7 @@ import json
 import os
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,15 @@ from torch import Tensor
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.datasets.phantoms import TABLE, write_films
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import Findings
 from ogkd.evaluation.findings import areas
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
-from ogkd.fitting.prepare import text_side
-from ogkd.methods import Support, TextSide, fit_findings, make_method
-from ogkd.model.findings import sigmoid
+from ogkd.fitting.cases import CaseSupport, learn
+from ogkd.fitting.prepare import text_sides
+from ogkd.methods import Support, TextSide, make_method
 
 IMAGES = {"train": 240, "test": 300}
 MISSING = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -55,7 +56,8 @@ CS = (0.1, 1.0, 10.0, 100.0, 1000.0)
 class Data:
     """Rows of all images with their answers [N, F], and the texts."""
 
-    text: TextSide
+    task: Findings
+    texts: list[TextSide]  # of each finding
     rows: Tensor
     Y: Tensor
     train: Tensor  # [N]
@@ -65,18 +67,19 @@ def read(backbone: Backbone, place: Path) -> Data:
     """Draw the films if they are not there, and encode them."""
     if not place.is_dir():
         write_films(place, splits=IMAGES, seed=7)
-    manifest = read_manifest(place / TABLE)
-    rows = FeatureStore(backbone).get([i.image for i in manifest.items], deep=True).rows[:, 0]
-    text = text_side(backbone, manifest.class_names, None, (), findings=True)
-    Y = torch.tensor([item.findings for item in manifest.items])
-    return Data(text, rows, Y, torch.tensor([i.split == "train" for i in manifest.items]))
+    dataset = read_dataset(place / TABLE)
+    rows = FeatureStore(backbone).get([case.image for case in dataset.cases], deep=True).rows[:, 0]
+    task = Findings(dataset.names)
+    texts = text_sides(backbone, task, None)
+    Y = torch.tensor([case.target for case in dataset.cases])
+    train = torch.tensor([case.split == "train" for case in dataset.cases])
+    return Data(task, texts, rows, Y, train)
 
 
 def first(data: Data, findings: int) -> Data:
     """The same images, of which only the first findings are asked for."""
-    names = data.text.class_names[:findings]
-    text = text_side(data.text.backbone, names, None, (), findings=True)
-    return Data(text, data.rows, data.Y[:, :findings], data.train)
+    task = Findings(data.task.names[:findings])
+    return Data(task, data.texts[:findings], data.rows, data.Y[:, :findings], data.train)
 
 
 def draw(data: Data, size: int, missing: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -97,7 +100,9 @@ def draw(data: Data, size: int, missing: float, seed: int) -> tuple[Tensor, Tens
 def fused(data: Data, chosen: Tensor, Y: Tensor, **settings: Any) -> np.ndarray:
     """Log-odds of all test images."""
     support = Support(FixedViews(ImageFeatures(data.rows[chosen].unsqueeze(1), None)), Y)
-    head = fit_findings(make_method("fused", settings=settings), support, data.text, seed=1)
+    given = CaseSupport(support, torch.empty(len(Y), 0), torch.arange(len(Y)), Y, Y)
+    method = make_method("fused", settings=settings)
+    head, _ = learn(method, given, data.task, data.texts, seed=1)
     return head.of_rows(data.rows[~data.train]).numpy()
 
 
@@ -136,14 +141,15 @@ def one(data: Data, size: int, missing: float, seed: int, judge: str) -> list[di
         learned = torch.zeros_like(kept)
         learned[chosen] = True
         place = torch.cumsum(kept, 0)[chosen] - 1
-        data, chosen = Data(data.text, data.rows[kept], data.Y[kept], learned[kept]), place
+        data = replace(data, rows=data.rows[kept], Y=data.Y[kept], train=learned[kept])
+        chosen = place
     truth = data.Y[~data.train].numpy()
     found = []
     for name, method in METHODS.items():
         start = time.process_time()
         z = method(data, chosen, Y)
         seconds = time.process_time() - start
-        p = sigmoid(z)
+        p = data.task.probabilities(z)
         area = areas(truth, p, np.ones((1, len(p))))
         sign = 2 * truth - 1
         found.append(

@@ -31,7 +31,7 @@ from torch import Tensor
 from by_dataset import SHARED, options_of, run, text_of
 from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import few_shot
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
@@ -64,30 +64,30 @@ def judge(head: Head, features: Tensor, labels: Tensor) -> dict[str, float]:
 
 def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> dict[str, Any]:
     """Every method at every number of shots and seed."""
-    manifest = read_manifest(SHARED / "data" / name)
-    text = text_of(name, manifest.class_names, backbone)
+    dataset = read_dataset(SHARED / "data" / name)
+    text = text_of(name, dataset.names, backbone)
     store = FeatureStore(backbone)
-    train = manifest.part("train")
-    judged = manifest.part("test") if options.judge == "test" else train + manifest.part("val")
-    items = list(dict.fromkeys(train + judged))
-    row_of = {item: row for row, item in enumerate(items)}
-    features = store.get([item.image for item in items], deep=True)  # [N, 1, ..]
+    train = dataset.part("train")
+    judged = dataset.part("test") if options.judge == "test" else train + dataset.part("val")
+    cases = list(dict.fromkeys(train + judged))
+    row_of = {case: row for row, case in enumerate(cases)}
+    features = store.get([case.image for case in cases], deep=True)  # [N, 1, ..]
     if options.parts is not None:
         features, text = only(features, text, options.parts)
     rows = features.rows[:, 0]
-    labels = torch.tensor([item.label for item in items])
+    labels = torch.tensor([case.target for case in cases])
     found: list[dict[str, Any]] = []
     for shots in options.shots:
-        drawn = [few_shot(train, shots, seed) for seed in options.seeds]
+        drawn = [few_shot(dataset, train, shots, seed) for seed in options.seeds]
         supports = []
         for support in drawn:
-            chosen = [row_of[item] for item in support]
+            chosen = [row_of[case] for case in support]
             deep = features.deep[chosen]  # type: ignore[index]  # asked for above
             views = FixedViews(ImageFeatures(features.globals[chosen], None, deep))
             supports.append(Support(views, labels[chosen]))
         for method, heads in fitted(supports, text, options).items():
             for seed, support, head in zip(options.seeds, drawn, heads, strict=True):
-                others = [row_of[item] for item in judged if item not in set(support)]
+                others = [row_of[case] for case in judged if case not in set(support)]
                 row = {"method": method, "shots": shots, "seed": seed}
                 found.append(row | judge(head, rows[others], labels[others]))
     return {"dataset": name, "judged": options.judge, "rows": found}
@@ -113,7 +113,7 @@ def fitted(
 
     def fit(method: str, **settings: Any) -> list[Head]:
         chosen = make_method(method, settings=settings)
-        return chosen.fit(supports, text, seeds=options.seeds)
+        return type(chosen).fit_many([chosen] * len(supports), supports, text, seeds=options.seeds)
 
     if options.constants:
         found = {_constants(**one): fit("fused", text="bank", **one) for one in CONSTANTS}

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import softmax
 from ogkd.features.store import FeatureStore
-from ogkd.fitting.prepare import text_side
+from ogkd.fitting.prepare import text_sides
 from ogkd.methods import Head, TextSide
-from ogkd.model.temperature import softmax
 from ogkd.prompts.bank import read_bank, shipped_banks
 from ogkd.serve.studio.learn import POOL, fit_head, hold_out, logits_of
 from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, uncertainty, with_checks
@@ -100,7 +100,7 @@ def simulate(
         rows = known >= 0
         rest = rest_of(X, known, order)
         head = fit_head(X[rows], known[rows], text, rest)
-        p = softmax(logits_of(head, X), 1.0)
+        p = softmax(logits_of(head, X))
         found["pool"].append(accuracy(head, V, w))
         found["labels"].append(accuracy(fit_head(X[rows], known[rows], text), V, w))
         if budget == ESTIMATED and strategy in ("random", "queue", "studio"):
@@ -147,18 +147,17 @@ def main() -> None:
     store = FeatureStore(backbone)
     done = json.loads(options.out.read_text()) if options.out.exists() else {}
     for folder in sorted(path for path in options.data.iterdir() if path.is_dir()):
-        manifest = read_manifest(folder)
+        dataset = read_dataset(folder)
         parts = {}
         for split in ("train", "val", "test"):
-            items = manifest.part(split)
-            features = store.get([item.image for item in items], deep=True).rows[:, 0].numpy()
-            parts[split] = features, np.array([item.label for item in items], np.int64)
+            cases = dataset.part(split)
+            features = store.get([case.image for case in cases], deep=True).rows[:, 0].numpy()
+            parts[split] = features, np.array([case.target for case in cases], np.int64)
         counts = np.bincount(parts["train"][1])
         if counts.min() < 2 * SHOTS:
             continue  # too few images to choose from
-        text = text_side(
-            backbone, manifest.class_names, read_bank(Path(bank_name(folder.name))), ()
-        )
+        bank = read_bank(Path(bank_name(folder.name)))
+        text = text_sides(backbone, dataset.task, bank)[0]
         for seed in range(options.seeds):
             X, y = parts["train"]
             order = np.random.default_rng([seed, 6]).permutation(len(y))

@@ -144,7 +144,7 @@ def _seconds(
 
     def fit_once(chosen: Method) -> Timing:
         began = np.array([time.perf_counter(), time.process_time()])
-        chosen.fit([support] * chosen.needs_images, text, seeds=[1])
+        chosen.fit(support if chosen.needs_images else None, text, seed=1)
         return np.array([time.perf_counter(), time.process_time()]) - began
 
     train = getattr(method.config, "train", None)

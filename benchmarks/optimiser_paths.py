@@ -30,11 +30,12 @@ from ogkd.core.batches import Batch
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import PromptLearner
 from ogkd.core.training import converged
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.names import normal_labels
+from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
-from ogkd.fitting.prepare import make_support, normal_labels, text_side
+from ogkd.fitting.prepare import Drawn, make_support, text_sides
 from ogkd.methods import make_method
 from ogkd.methods.ogkd import OGKD, OGKDObjective
 from ogkd.prompts.bank import read_bank
@@ -51,18 +52,21 @@ Judge = Callable[[Tensor], list[tuple[float, float]]]
 
 
 def prepare(
-    store: FeatureStore, dataset: str, shots: int, runs: int
+    store: FeatureStore, name: str, shots: int, runs: int
 ) -> tuple[PromptLearner, OGKDObjective, Batch, Tensor, Judge]:
     """Everything that the candidates share: `runs` of each seed, next to each other."""
-    manifest = read_manifest(SHARED / "data" / dataset)
-    pool, judges = parts(manifest, test=False)
-    bank = read_bank(Path(dataset.lower().removesuffix("_19")))
-    names = manifest.class_names
-    text = text_side(store.backbone, names, bank, normal_labels(names, None))
+    dataset = read_dataset(SHARED / "data" / name)
+    dataset = dataset.with_normal(normal_labels(dataset.names, None))
+    pool, judges = parts(dataset, test=False)
+    bank = read_bank(Path(name.lower().removesuffix("_19")))
+    text = text_sides(store.backbone, dataset.task, bank)[0]
     method = cast(OGKD, make_method("ogkd", preset="auto"))
     learner = method.learner(text)
+    task = dataset.task
     supports = [
-        make_support(method, store, support_and_val(pool, [], shots, seed)[0], [], seed)
+        make_support(
+            method, store, task, Drawn(*support_and_val(task, pool, [], shots, seed)), seed
+        )
         for seed in SEEDS
     ]
     looks = [
@@ -77,8 +81,8 @@ def prepare(
     scale, configs = store.backbone.logit_scale, [method.config] * (runs * len(SEEDS))
     objective = OGKDObjective(configs, text.bank, scale, "cpu", normal=text.normal)
     start = learner.initial_context(torch.Generator())
-    features = store.get([item.image for item in judges]).globals[:, 0].float()
-    labels = torch.tensor([item.label for item in judges])
+    features = store.get([case.image for case in judges]).globals[:, 0].float()
+    labels = torch.tensor([case.target for case in judges])
 
     @torch.no_grad()
     def judge(contexts: Tensor) -> list[tuple[float, float]]:

@@ -25,12 +25,13 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.manifest import Item, Manifest
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.names import normal_labels
+from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
-from ogkd.fitting.prepare import make_support, normal_labels, text_side
+from ogkd.fitting.prepare import Drawn, make_support, text_sides
 from ogkd.methods import Method, TrainingFolder, make_method
 from ogkd.prompts.bank import read_bank
 
@@ -47,29 +48,32 @@ def recipe(method: str, name: str, changes: dict[str, Any]) -> Method:
     return make_method(method, preset="auto", settings=changes)
 
 
-def parts(manifest: Manifest, *, test: bool) -> tuple[list[Item], list[Item]]:
+def parts(dataset: Dataset, *, test: bool) -> tuple[list[Case], list[Case]]:
     """The images to learn from, half of the training part, and those that judge."""
-    by_class: dict[int, list[Item]] = {}
-    for item in manifest.part("train"):
-        by_class.setdefault(item.label, []).append(item)
-    pool = [item for rows in by_class.values() for item in rows[0::2]]
+    by_class: dict[int, list[Case]] = {}
+    for case in dataset.part("train"):
+        by_class.setdefault(case.target, []).append(case)
+    pool = [case for rows in by_class.values() for case in rows[0::2]]
     if test:
-        return pool, list(manifest.part("test"))
-    rest = [item for rows in by_class.values() for item in rows[1::2]]
-    return pool, rest + [item for item in manifest.items if item.split == "val"]
+        return pool, list(dataset.part("test"))
+    rest = [case for rows in by_class.values() for case in rows[1::2]]
+    return pool, rest + [case for case in dataset.cases if case.split == "val"]
 
 
 def train(
-    store: FeatureStore, dataset: str, shots: int, method: Method, seeds: list[int]
+    store: FeatureStore, name: str, shots: int, method: Method, seeds: list[int]
 ) -> dict[str, Any]:
     """Fit all seeds together: the class texts of each, and the processor seconds."""
-    manifest = read_manifest(SHARED / "data" / dataset)
-    pool, _ = parts(manifest, test=False)
-    names = manifest.class_names
-    bank = read_bank(Path(dataset.lower().removesuffix("_19")))
-    text = text_side(store.backbone, names, bank, normal_labels(names, None))
+    dataset = read_dataset(SHARED / "data" / name)
+    dataset = dataset.with_normal(normal_labels(dataset.names, None))
+    pool, _ = parts(dataset, test=False)
+    bank = read_bank(Path(name.lower().removesuffix("_19")))
+    text = text_sides(store.backbone, dataset.task, bank)[0]
+    task = dataset.task
     supports = [
-        make_support(method, store, support_and_val(pool, [], shots, seed)[0], [], seed)
+        make_support(
+            method, store, task, Drawn(*support_and_val(task, pool, [], shots, seed)), seed
+        )
         for seed in seeds
     ]
     _ = text.bank, text.single  # encoded before the clock starts
@@ -77,7 +81,8 @@ def train(
     began = time.process_time()
     with tempfile.TemporaryDirectory() as place:
         folder = TrainingFolder(Path(place), "", epochs.append)
-        heads = method.fit(supports, text, seeds=seeds, folder=folder)
+        methods = [method] * len(seeds)
+        heads = type(method).fit_many(methods, supports, text, seeds=seeds, folder=folder)
     return {
         "texts": [head.tensors()["T"].tolist() for head in heads],
         "seeds": seeds,
@@ -91,9 +96,9 @@ class Judge:
     """Accuracy and NLL of trained texts on the images of one dataset that judge."""
 
     def __init__(self, store: FeatureStore, dataset: str, *, test: bool) -> None:
-        _, items = parts(read_manifest(SHARED / "data" / dataset), test=test)
-        self.features = store.get([item.image for item in items]).globals[:, 0].float()
-        self.labels = torch.tensor([item.label for item in items])
+        _, cases = parts(read_dataset(SHARED / "data" / dataset), test=test)
+        self.features = store.get([case.image for case in cases]).globals[:, 0].float()
+        self.labels = torch.tensor([case.target for case in cases])
         self.scale = store.backbone.logit_scale
 
     def __call__(self, texts: torch.Tensor) -> tuple[float, float]:

@@ -29,13 +29,13 @@ from by_dataset import NAMES, SHARED, options_of, run, text_of
 from fused import judge, means
 from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.manifest import Manifest
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import few_shot
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.methods import Support, make_method
-from ogkd.model.familiarity import SupportFeatures, of_this_kind
+from ogkd.model.familiarity import SupportFeatures, is_in_distribution
 
 KINDS = ("balanced", "zipf", "missing", "one class", "five", "another dataset")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -47,9 +47,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def read(name: str, store: FeatureStore) -> tuple[Manifest, ImageFeatures]:
-    manifest = read_manifest(SHARED / "data" / name)
-    return manifest, store.get([item.image for item in manifest.items], deep=True)
+def read(name: str, store: FeatureStore) -> tuple[Dataset, ImageFeatures]:
+    dataset = read_dataset(SHARED / "data" / name)
+    return dataset, store.get([case.image for case in dataset.cases], deep=True)
 
 
 def chosen(kind: str, labels: list[int], seed: int) -> list[int]:
@@ -85,15 +85,15 @@ def pool_of(kind: str, rest: list[int], labels: Tensor, seed: int) -> list[int]:
 def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> dict[str, Any]:
     """Every kind of pool at every number of shots and seed."""
     store = FeatureStore(backbone)
-    manifest, features = read(name, store)
+    dataset, features = read(name, store)
     others = read(NAMES[(NAMES.index(name) + 1) % len(NAMES)], store)[1].rows[:, 0]
-    text = text_of(name, manifest.class_names, backbone)
-    row_of = {item: row for row, item in enumerate(manifest.items)}
-    rows, labels = features.rows[:, 0], torch.tensor([item.label for item in manifest.items])
+    text = text_of(name, dataset.names, backbone)
+    row_of = {case: row for row, case in enumerate(dataset.cases)}
+    rows, labels = features.rows[:, 0], torch.tensor([case.target for case in dataset.cases])
     found: list[dict[str, Any]] = []
     for shots in options.shots:
         for seed in options.seeds:
-            known = [row_of[item] for item in few_shot(manifest.part("train"), shots, seed)]
+            known = [row_of[case] for case in few_shot(dataset, dataset.part("train"), shots, seed)]
             own = set(known)
             rest = [r for i, r in row_of.items() if i.split != "test" and r not in own]
             random.Random(1000 * seed + shots).shuffle(rest)
@@ -116,12 +116,12 @@ def one_dataset(name: str, backbone: Backbone, options: argparse.Namespace) -> d
                     continue
                 used = None
                 if given is not None:
-                    near = of_this_kind(known_rows, given.numpy(), backbone.embed_dim)
+                    near = is_in_distribution(known_rows, given.numpy(), backbone.embed_dim)
                     used = given[torch.from_numpy(near)]
                     used = used if len(used) >= 2 * len(text.class_names) else None
                 began = time.process_time()
                 method = make_method("fused", settings=settings)
-                head = method.fit([replace(support, unlabelled=used)], text, seeds=[seed])[0]
+                head = method.fit(replace(support, unlabelled=used), text, seed=seed)
                 seconds = time.process_time() - began
                 row = {"method": label, "shots": shots, "seed": seed, "seconds": seconds}
                 row |= {"pool": 0 if used is None else len(used), "refused": bool(head.notes)}

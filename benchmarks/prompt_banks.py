@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.evaluation.prompts import TAU, zero_shot_accuracy
 from ogkd.prompts.bank import read_bank
 
@@ -43,16 +43,16 @@ def main() -> None:
     began = time.perf_counter()
     rows: dict[str, dict[str, Any]] = {}
     for name in options.datasets or known:
-        manifest = read_manifest(shared / "data" / name)
+        dataset = read_dataset(shared / "data" / name)
         rows[name] = zero_shot_accuracy(
             backbone,
             read_bank(Path(BANKS.get(name, name.lower()))),
-            manifest,
+            dataset,
             splits=options.split,
             select_on=["train"],
             tau=options.tau,
         )
-        rows[name]["classes"] = len(manifest.class_names)
+        rows[name]["classes"] = len(dataset.names)
     seconds = round(time.perf_counter() - began, 1)
     print(json.dumps({"backbone": PROXY, "split": options.split, "seconds": seconds, **rows}))
     print("\n| dataset | classes | images | single template | ensemble of 50 | selective (kept) |")

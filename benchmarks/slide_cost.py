@@ -1,4 +1,4 @@
-"""What a whole slide costs: images/s, memory, disk, a killed run; docs/evidence/bags.md.
+"""What a whole slide costs: images/s, memory, disk, a killed run; docs/evidence/cases.md.
 
     python benchmarks/slide_cost.py make runs/slide.tiff --tiles 20000
     python benchmarks/slide_cost.py predict runs/slide.tiff --tiles 2000 10000 20000

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from ogkd.backbones import load_backbone
 from ogkd.datasets.phantoms import write_folder
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
-from ogkd.fitting.prepare import text_side
+from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
 from ogkd.serve.studio.fitted import COVERAGE, fit_labels, judge
 from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, with_checks
@@ -33,6 +34,7 @@ BUDGETS = (4, 8, 12, 16, 20)  # labels per class, on average
 
 
 def simulate(X: NDArray[Any], y: NDArray[Any], text: TextSide, seed: int) -> dict[str, Any]:
+    task = OneOf(text.class_names)
     classes, width = len(text.class_names), text.backbone.embed_dim
     order = np.random.default_rng(seed).permutation(len(y)).tolist()
     labels, every = np.full(len(y), UNLABELLED, np.int64), np.ones(len(y), bool)
@@ -60,7 +62,8 @@ def simulate(X: NDArray[Any], y: NDArray[Any], text: TextSide, seed: int) -> dic
         row = {"accuracy": float((said.probabilities[rest].argmax(1) == y[rest]).mean())}
         if judged.calibration is not None:
             try:
-                estimate = judged.calibration.sets(said.probabilities, coverage=COVERAGE)
+                limits = judged.calibration.limits(task, COVERAGE)
+                estimate = task.plausible(said.probabilities, limits)
                 row |= measured("estimate", estimate[rest], y[rest])
             except ConfigError:
                 pass  # too few labels
@@ -90,13 +93,13 @@ def main() -> None:
     backbone = load_backbone("builtin")
     for name in options.phantoms:
         with TemporaryDirectory() as folder:
-            data = read_manifest(
+            data = read_dataset(
                 write_folder(name, Path(folder, "d"), splits={"train": 60}, size=160)
             )
-            images = [item.image for item in data.items]
+            images = [case.image for case in data.cases]
             X = FeatureStore(backbone).get(images, deep=True).rows[:, 0].numpy()
-        y = np.array([item.label for item in data.items], np.int64)
-        text = text_side(backbone, data.class_names, None, ())
+        y = np.array([case.target for case in data.cases], np.int64)
+        text = text_sides(backbone, data.task, None)[0]
         for seed in range(options.seeds):
             if f"{name} {seed}" not in done:
                 done[f"{name} {seed}"] = simulate(X, y, text, seed)

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import OneOf, softmax
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
@@ -37,7 +38,6 @@ from ogkd.files import write_json
 from ogkd.methods import Support, TextSide, make_method
 from ogkd.methods.ranking import Ranked
 from ogkd.model.calibration import Calibration
-from ogkd.model.temperature import softmax
 from ogkd.prompts.bank import bank_for, read_bank
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
@@ -60,14 +60,14 @@ class Data:
 def read(name: str) -> Data:
     """Features from the store, encoded if they are missing."""
     backbone = load_backbone(SHARED / "backbones" / "dinov2s14-minilm-med")
-    manifest = read_manifest(SHARED / "data" / name)
+    dataset = read_dataset(SHARED / "data" / name)
     bank = read_bank(Path(BANKS.get(name, name.lower())))
-    prompts = tuple(tuple(row) for row in bank_for(manifest.class_names, bank))
-    images = [item.image for item in manifest.items]
+    prompts = tuple(tuple(row) for row in bank_for(dataset.names, bank))
+    images = [case.image for case in dataset.cases]
     rows = FeatureStore(backbone).get(images, deep=True).rows[:, 0]
-    labels = torch.tensor([item.label for item in manifest.items])
-    text = TextSide(backbone, manifest.class_names, prompts)
-    return Data(text, rows, labels, [item.split for item in manifest.items])
+    labels = torch.tensor([case.target for case in dataset.cases])
+    text = TextSide(backbone, dataset.names, prompts)
+    return Data(text, rows, labels, [case.split for case in dataset.cases])
 
 
 def draw(data: Data, shots: int, seed: int, judge: str) -> tuple[list[int], list[int], list[int]]:
@@ -104,7 +104,7 @@ def one(data: Data, shots: int, seed: int, options: argparse.Namespace) -> list[
     drawn, calibration, judged = draw(data, shots, seed, options.judge)
     deep = ImageFeatures(data.rows[drawn].unsqueeze(1), None)
     support = Support(FixedViews(deep), data.labels[drawn])
-    head = make_method("fused").fit([support], data.text, seeds=[seed])[0]
+    head = make_method("fused").fit(support, data.text, seed=seed)
     y, classes = data.labels[judged].numpy(), len(data.text.class_names)
     found: list[dict[str, Any]] = []
 
@@ -130,12 +130,11 @@ def one(data: Data, shots: int, seed: int, options: argparse.Namespace) -> list[
     if options.ridges:
         return found
     keys = [f"{row:016x}" for row in calibration]
-    known = Calibration.fit(
-        head.logits(data.rows[calibration]).numpy(), data.labels[calibration].numpy(), keys
-    )
+    task, z = OneOf(data.text.class_names), head.logits(data.rows[calibration]).numpy()
+    known = Calibration.fit(task, z, data.labels[calibration].numpy(), keys)
     start = time.process_time()
-    p = known.probabilities(head.logits(data.rows[judged]).numpy())
-    inside = known.sets(p, coverage=COVERAGE)
+    p = task.probabilities(head.logits(data.rows[judged]).numpy(), known)
+    inside = task.plausible(p, known.limits(task, COVERAGE))
     ms = 1000 * (time.process_time() - start) / len(judged)
     add("calibrate, 48 more", **measure(inside, y), ece=ece(y, p), nll=nll(y, p), ms=ms)
     # Plain split conformal: all 48 for the sets, the fit's own probabilities.

@@ -172,7 +172,7 @@ def _towers_growth(found: dict[str, Any], backbone: Backbone, say: Say) -> None:
         text, support = TextSide(backbone, tuple(names), bank), _support(backbone, classes, shots)
         method = make_method("ogkd", preset="auto", settings={"train.epochs": 2})
         _ = text.bank
-        return clock(lambda: method.fit([support], text, seeds=[1])) / 2
+        return clock(lambda: method.fit(support, text, seed=1)) / 2
 
     train(2, 1)  # lays out the weights
     if "classes" in found:

@@ -1,7 +1,7 @@
 """Rank classes with a file of `ogkd export`: python onnx_predict.py MODEL.onnx IMAGE...
 
 Images are read exactly as ogkd reads them; those that Pillow alone cannot read so are refused.
-Of a model of bags, all images are one bag: one answer, then the share of each image in it.
+If the model's cases have several images, all images are one: its answer, then their weights in it.
 """
 
 import json
@@ -77,7 +77,7 @@ def batch(pixels, card):
 def main(model, *paths):
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     card = json.loads(session.get_modelmeta().custom_metadata_map["ogkd"])
-    refused, bag = 0, {}
+    refused, case = 0, {}
 
     def rank(name, p):
         ranked = sorted(zip(p, card["class_names"], strict=True), reverse=True)
@@ -90,16 +90,16 @@ def main(model, *paths):
             print(f"{path} is not read: {error}.", file=sys.stderr)
             refused = 1
             continue
-        if card.get("bags"):
-            bag[path] = pixels
+        if card["cases"]["joins_images"]:
+            case[path] = pixels
         else:
             rank(path, session.run(["probabilities"], {"pixels": pixels})[0][0])
-    if bag:
-        whole = {"pixels": np.concatenate(list(bag.values()))}
+    if case:
+        whole = {"pixels": np.concatenate(list(case.values()))}
         p, weights = session.run(["probabilities", "weights"], whole)
-        rank(f"{len(bag)} images", p[0])
-        for path, weight in zip(bag, weights, strict=True):
-            print(path, f"share {weight:.6f}", sep="\t")
+        rank(f"{len(case)} images", p[0])
+        for path, weight in zip(case, weights, strict=True):
+            print(path, f"weight {weight:.6f}", sep="\t")
     return refused
 
 

@@ -63,14 +63,14 @@ class Server:
             connection.close()
 
     def predict(self, content: bytes, name: str = "image.png", **more: str) -> Reply:
-        """POST /predict; `pictures="true"` is part of the address, other words are headers."""
-        pictures = more.pop("pictures", "")
-        words = urlencode({"name": name, **({"pictures": pictures} if pictures else {})})
+        """POST /predict; `images="true"` is part of the address, other words are headers."""
+        images = more.pop("images", "")
+        words = urlencode({"name": name, **({"images": images} if images else {})})
         return self.request("POST", f"/predict?{words}", content, **more)
 
-    def classify(self, content: bytes, name: str = "image.png", *, pictures: bool = False) -> Any:
-        """What is log of an image: the answer, or {"detail": ...}."""
-        return self.predict(content, name, pictures="true" if pictures else "").json
+    def classify(self, content: bytes, name: str = "image.png", *, images: bool = False) -> Any:
+        """What is said of an image: the answer, or {"detail": ...}."""
+        return self.predict(content, name, images="true" if images else "").json
 
     def waiting(self) -> list[Path]:
         """Uploads that lie on the disk."""

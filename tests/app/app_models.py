@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 
+from ogkd.datasets.task import OneOf
 from ogkd.model.calibration import Calibration
 
 
@@ -15,5 +16,8 @@ def by_hand(limit: float = 0.55) -> Calibration:
     logits = 30.0 * np.eye(4)[labels]
     logits[::5] = 10.0 * np.eye(4)[(labels[::5] + 1) % 4]  # one in five is wrong, and less sure
     keys = [hashlib.sha256(bytes([number])).hexdigest()[:16] for number in range(200)]
-    fitted = Calibration.fit(logits, labels, keys)
-    return fitted.model_copy(update={"temperature": 10.0, "lac": (limit,) * len(fitted.lac)})
+    fitted = Calibration.fit(OneOf(("a", "b", "c", "d")), logits, labels, keys)
+    [question] = fitted.questions
+    scores = tuple((1 - limit,) * len(row) for row in question.scores)
+    question = question.model_copy(update={"scale": 0.1, "scores": scores})
+    return fitted.model_copy(update={"questions": (question,)})

@@ -57,17 +57,17 @@ def server(
 
 @pytest.fixture(scope="session")
 def exams(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table of exams of four pictures."""
+    """A table of exams of four images."""
     return write_exams(tmp_path_factory.mktemp("exams"), per_class=4, splits="train,test")
 
 
 @pytest.fixture(scope="session")
-def bag_model(
+def case_model(
     exams: Path, bert_backbone: ogkd.Backbone, tmp_path_factory: pytest.TempPathFactory
 ) -> ogkd.Classifier:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return ogkd.fit(exams, backbone=bert_backbone, bags="exam", normal=["normal"])
+        return ogkd.fit(exams, backbone=bert_backbone, cases="exam", normal=["normal"])
 
 
 @pytest.fixture(scope="session")

@@ -7,22 +7,21 @@ import ogkd.serve.models as asking
 from ogkd.errors import BackboneError, ConfigError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider
+from ogkd.model.decide import Decider, Policy
 from ogkd.model.evidence_check import EvidenceCheck
-from ogkd.model.policy import Policy
 from ogkd.serve.models import Model, answers, load_models, with_support_images
 from ogkd.serve.uploads import Upload
 from ogkd.serve.web import describe
 from tiny_data import write_image
 
 
-def picture(path):
-    return Upload(path.name, ImageRef(path), read_image(path))
+def uploaded(path):
+    return Upload({path: path.name}, [ImageRef(path)], read_image(path))
 
 
 @pytest.fixture(scope="session")
 def image(phantoms):
-    return picture(phantoms / "test" / "simple_cyst" / "0000.png")
+    return uploaded(phantoms / "test" / "simple_cyst" / "0000.png")
 
 
 def changed(gda, **changes):
@@ -38,9 +37,9 @@ def model_of(classifier, name="m", *, threshold=None, policy=None):
     return Model(name, decider)
 
 
-def ask(gda, image, *, pictures=False, model=None, **changes):
+def ask(gda, image, *, images=False, model=None, **changes):
     asked = model or model_of(changed(gda, **changes))
-    return answers([asked], image, pictures=pictures)[0]
+    return answers([asked], image, images=images)[0]
 
 
 def reasons(answer):
@@ -49,14 +48,14 @@ def reasons(answer):
 
 def test_the_answer_ranks_what_the_classifier_says(gda, image):
     answer = ask(gda, image)
-    expected = gda.predict_proba([image.image])[0].tolist()
+    expected = gda.predict_proba(image.images)[0].tolist()
     values = list(answer["probabilities"].values())
     assert values == sorted(values, reverse=True)
     assert answer["probabilities"] == pytest.approx(
         dict(zip(gda.class_names, expected, strict=True)), abs=1e-6
     )
     assert answer["prediction"] == next(iter(answer["probabilities"]))
-    assert answer["prediction"] == gda.predict([image.image])[0]
+    assert answer["prediction"] == gda.predict(image.images)[0]
     assert answer["calibrated"]
 
 
@@ -99,16 +98,16 @@ def test_an_unfamiliar_image_is_uncertain_and_its_probabilities_withheld(
     gda, stranger, tmp_path, calibrated
 ):
     calibration = gda.calibration if calibrated else None
-    answer = ask(gda, picture(stranger), calibration=calibration)
+    answer = ask(gda, uploaded(stranger), calibration=calibration)
     assert answer["withheld"]
     assert "unlike" in reasons(answer)
     # The built-in backbone also says itself that it cannot know such an image.
-    noise = ask(gda, picture(write_image(tmp_path / "noise.png")), calibration=calibration)
+    noise = ask(gda, uploaded(write_image(tmp_path / "noise.png")), calibration=calibration)
     assert "knows only computer-drawn phantoms" in reasons(noise)
 
 
 def test_an_answer_below_the_threshold_of_the_risk_is_withheld(gda, image):
-    top = float(gda.predict_proba([image.image])[0].max())
+    top = float(gda.predict_proba(image.images)[0].max())
     for threshold, uncertain in ((top + 1e-4, True), (top, False), (0.0, False)):
         model = model_of(gda, policy=Policy(max_risk=0.1), threshold=threshold)
         answer = ask(gda, image, model=model)
@@ -122,16 +121,16 @@ def test_without_a_calibration_nothing_is_claimed(gda, image):
 
 
 def test_the_nearest_support_images_are_named_and_shown_if_known(gda, phantoms):
-    learned = picture(phantoms / "train" / "simple_cyst" / "0003.png")
-    similar = ask(gda, learned, pictures=True)["similar"]
+    learned = uploaded(phantoms / "train" / "simple_cyst" / "0003.png")
+    similar = ask(gda, learned, images=True)["similar"]
     cosines = [entry["similarity"] for entry in similar]
     assert similar[0]["class"] == "simple cyst"
     assert cosines[0] == pytest.approx(1, abs=1e-3)
     assert cosines == sorted(cosines, reverse=True)
-    assert not any("picture" in entry for entry in similar)
+    assert not any("image" in entry for entry in similar)
     (model,) = with_support_images([model_of(gda)], phantoms)
     assert sorted(model.thumbnails) == list(range(24))
-    shown = [entry["picture"] for entry in ask(gda, learned, model=model, pictures=True)["similar"]]
+    shown = [entry["image"] for entry in ask(gda, learned, model=model, images=True)["similar"]]
     assert all(uri.startswith("data:image/jpeg;base64,") for uri in shown)
     assert len(set(shown)) == len(shown)
     assert "data:" not in str(ask(gda, learned, model=model))
@@ -149,22 +148,22 @@ def test_a_model_without_support_features_has_no_similar_images(gda, image):
 
 def test_evidence_is_drawn_for_the_prediction_and_only_if_requested(gda, image):
     assert "evidence" not in ask(gda, image)
-    answer = ask(gda, image, pictures=True)
+    answer = ask(gda, image, images=True)
     evidence = answer["evidence"]
     assert (evidence["kind"], evidence["class"]) == ("parts", answer["prediction"])
     shown = evidence["check"]["marked"] > evidence["check"]["random"]
-    assert evidence["picture"].startswith("data:image/jpeg;base64,") == shown
+    assert evidence["image"].startswith("data:image/jpeg;base64,") == shown
 
 
 @pytest.mark.parametrize(("marked", "random", "shown"), [(0.1, 0.3, False), (0.3, 0.1, True)])
 def test_a_map_that_fails_its_check_is_not_shown(gda, image, monkeypatch, marked, random, shown):
     monkeypatch.setattr(asking, "check_evidence", lambda *_: EvidenceCheck(marked, random))
-    assert bool(ask(gda, image, pictures=True)["evidence"]["picture"]) is shown
+    assert bool(ask(gda, image, images=True)["evidence"]["image"]) is shown
 
 
 def test_a_tower_that_cannot_be_split_has_the_map_of_its_patches(gda, image, monkeypatch):
     monkeypatch.setattr(asking, "parts_of", lambda *_: None)
-    assert ask(gda, image, pictures=True)["evidence"]["kind"] == "patches"
+    assert ask(gda, image, images=True)["evidence"]["kind"] == "patches"
 
 
 def test_models_of_one_backbone_encode_an_image_once(gda, image, monkeypatch):
@@ -199,4 +198,4 @@ def test_options_that_a_model_cannot_meet_are_refused(folders, name, options, ki
 
 def test_the_threshold_of_a_risk_comes_from_the_calibration(folders):
     (model,) = load_models([folders / "gda"], max_risk=0.1)
-    assert model.decider.threshold == model.classifier.calibration.threshold(0.1) > 0
+    assert model.decider.threshold == model.classifier.calibration.questions[0].threshold(0.1) > 0

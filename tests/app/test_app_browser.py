@@ -80,7 +80,7 @@ def test_an_upload_is_answered_by_both_models(visit):
     assert "models" in good["agree"][0]
 
 
-def test_every_picture_is_drawn_and_described(visit):
+def test_every_image_is_drawn_and_described(visit):
     assert visit["good"]["drawn"]
     assert visit["good"]["described"]
 

@@ -56,7 +56,7 @@ def test_an_image_of_another_kind_is_told_to_be_uncertain(server, stranger):
 def test_a_dicom_file_is_answered(server, tmp_path, cyst):
     gray = np.asarray(Image.open(cyst))[:, :, 0]
     file = dicom(tmp_path / "a.dcm", gray)
-    body = server.classify(file.read_bytes(), "IM0001", pictures=True)
+    body = server.classify(file.read_bytes(), "IM0001", images=True)
     expected = server.classify(cyst.read_bytes())
     assert body["models"][0]["probabilities"] == expected["models"][0]["probabilities"]
     assert body["models"][0]["evidence"]["kind"] == "parts"
@@ -176,8 +176,8 @@ def test_every_answer_is_what_the_openapi_description_says(server, cyst):
         return reply["content"]["application/json"]["schema"]
 
     content = cyst.read_bytes()
-    for pictures in ("", "true"):
-        body = server.predict(content, pictures=pictures).json
+    for images in ("", "true"):
+        body = server.predict(content, images=images).json
         assert fits(schema("/predict", "post", "200"), body, spec), body
     assert not fits(schema("/predict", "post", "200"), {**body, "more": 1}, spec)
     for path in ("/model", "/health"):

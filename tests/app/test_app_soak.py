@@ -36,7 +36,7 @@ def strange_request(choose, image):
     path = choose.choice(PATHS)
     noise = choose.randbytes(choose.randint(0, 40))
     words = ["", "true", "1", "a.png", "../../x", "http://127.0.0.1:1/x", "x" * 3000, "\0", "a\nb"]
-    for name in choose.sample(["name", "pictures", "other", "__class__", ""], choose.randint(0, 4)):
+    for name in choose.sample(["name", "images", "other", "__class__", ""], choose.randint(0, 4)):
         value = choose.choice([*words, noise.decode("latin-1")])
         path += f"{'&' if '?' in path else '?'}{name}={quote(value)}"
     damaged = bytearray(image)

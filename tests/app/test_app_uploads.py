@@ -1,4 +1,4 @@
-"""What a file is, how it is decoded, and which files of an upload belong to one exam."""
+"""What a file is, how it is decoded, and which files of an upload are one case."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ogkd.datasets.bags import BagRule
+from ogkd.datasets.grouping import Grouping
 from ogkd.errors import DataError
-from ogkd.images import SliceRule, read_image
-from ogkd.serve.uploads import UploadReader, display_name, exams_of
+from ogkd.images import ImageRef, SliceRule, read_image
+from ogkd.images.slices import SlicesRule
+from ogkd.serve.uploads import Upload, UploadReader, display_name
 from tiny_images import SHADES, dicom, own_range, png, volume
 
 RGB = np.random.default_rng(0).integers(0, 255, (30, 40, 3), np.uint8)
@@ -41,7 +42,7 @@ def read(tmp_path):
 def test_plain_images_are_decoded_as_the_package_does(read, kind):
     upload = read(encoded(kind, **({"lossless": True} if kind == "WEBP" else {})))
     np.testing.assert_array_equal(upload.pixels, RGB)
-    np.testing.assert_array_equal(read_image(upload.image), RGB)
+    np.testing.assert_array_equal(read_image(upload.images[0]), RGB)
     assert (upload.name, upload.note) == ("scan", "")
 
 
@@ -85,7 +86,7 @@ def test_a_dicom_file_is_read_and_of_several_frames_one_is_taken(read, tmp_path)
     clip = dicom(tmp_path / "b.dcm", frames, frames=True).read_bytes()
     upload = read(clip)
     assert (upload.pixels.mean(), "3 frames" in upload.note) == (20, True)
-    assert str(upload.image).endswith(".dcm#index=middle")
+    assert str(upload.images[0]).endswith(".dcm#index=middle")
     first = UploadReader(100, SliceRule.parse("axis=2,index=0"))
     assert read(clip, first).pixels.mean() == 10
 
@@ -122,33 +123,46 @@ SERIES["series: c"] = ["c"]
 STUDIES = {"study: a0 and 2 more": ["a0", "a1", "b"], "study (CT head): c": ["c"]}
 
 
+def cases_of(files, by=None):
+    """The files of each case of a model whose cases are made by `by`."""
+    upload = Upload(files, [ImageRef(file) for file in files], RGB)
+    cases = upload.cases(Grouping(by, SlicesRule()))
+    return {
+        case.name: list(dict.fromkeys(image.file.name for image in case.images)) for case in cases
+    }
+
+
 @pytest.mark.parametrize(
     ("by", "expected"),
     [("series", SERIES), (None, SERIES), *((by, STUDIES) for by in ("study", "folder", "exam"))],
 )
-def test_dicom_files_are_grouped_as_the_model_s_exams_are(files, by, expected):
-    exams = exams_of(files, BagRule(by))
-    assert {name: [file.name for file in group] for name, group in exams.items()} == expected
+def test_dicom_files_are_grouped_as_the_model_s_cases_are(files, by, expected):
+    assert cases_of(files, by) == expected
 
 
-def test_a_volume_or_clip_is_an_exam_by_itself_where_each_file_was_a_bag(tmp_path):
+def test_slices_of_a_series_are_in_order_whatever_the_order_of_the_files(files):
+    backwards = dict(reversed(files.items()))
+    assert cases_of(backwards, "series")["series 3 (T1 axial): a1 and 1 more"] == ["a0", "a1"]
+
+
+def test_a_volume_or_clip_is_a_case_where_each_file_was_one(tmp_path):
     clip = np.stack([SHADES, SHADES])
     uids = {"StudyInstanceUID": "1", "SeriesInstanceUID": "1.1"}
     paths = [volume(tmp_path / "a.nii"), volume(tmp_path / "b.nii")]
     paths += [dicom(tmp_path / f"{n}.dcm", clip, frames=True, **uids) for n in "cd"]
     files = {file: file.name for file in paths}
-    assert list(exams_of(files, BagRule())) == ["a.nii", "b.nii", "c.dcm", "d.dcm"]
-    assert list(exams_of(files, BagRule("exam"))) == ["a.nii and 3 more"]
+    assert list(cases_of(files)) == ["a.nii", "b.nii", "c.dcm", "d.dcm"]
+    assert list(cases_of(files, "exam")) == ["a.nii and 3 more"]
 
 
 @pytest.mark.parametrize("by", [None, "series", "folder", "exam"])
-def test_other_images_are_one_exam(tmp_path, by):
+def test_other_images_are_one_case(tmp_path, by):
     files = {png(tmp_path / f"{n}.png", SHADES): "x.png" for n in range(3)}
-    assert exams_of(files, BagRule(by)) == {"x.png and 2 more": list(files)}
+    assert cases_of(files, by) == {"x.png and 2 more": ["0.png", "1.png", "2.png"]}
 
 
-def test_exams_of_the_same_name_are_told_apart(tmp_path):
+def test_cases_of_the_same_name_are_told_apart(tmp_path):
     files = {member(tmp_path, f"{n}", f"9.{n}", f"7.{n}"): "IM1" for n in range(2)}
-    assert list(exams_of(files, BagRule("study"))) == ["study 9.0: IM1", "study 9.1: IM1"]
+    assert list(cases_of(files, "study")) == ["study 9.0: IM1", "study 9.1: IM1"]
     files = {volume(tmp_path / f"{n}.nii"): "scan.nii" for n in range(2)}
-    assert list(exams_of(files, BagRule())) == ["scan.nii", "2. scan.nii"]
+    assert list(cases_of(files)) == ["scan.nii", "2. scan.nii"]

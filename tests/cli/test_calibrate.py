@@ -24,7 +24,7 @@ def test_a_calibration_appears_in_the_folder_and_changes_no_prediction(ogkd, mod
     assert "Note: 24 images are too few for guaranteeing at most 10 % errors" in outcome.err
     assert "more are needed." in outcome.err
     after = library.load(model)
-    assert after.calibration.images == 24
+    assert after.calibration.cases == 24
     files = sorted((others / "test").rglob("*.png"))
     assert after.predict(files) == before.predict(files)
     text = (model / "calibration.json").read_text()
@@ -35,10 +35,10 @@ def test_a_calibration_appears_in_the_folder_and_changes_no_prediction(ogkd, mod
 def test_evaluate_shows_before_and_after_and_warns_of_calibration_images(ogkd, model, others):
     assert ogkd("calibrate", model, others).code == 0
     place = model / "calibration.json"
-    edit_sealed(place, lambda content: content.update(temperature=1.5, reason=None))
+    edit_sealed(place, lambda content: content["questions"][0].update(scale=1 / 1.5, reason=None))
     outcome = ogkd("evaluate", model, others, "--resamples", 0, "--all")
     assert (outcome.code, outcome.err) == (0, "")
-    for words in ("before", "after", "LAC", "APS", "Thresholds", "calibrated on 24 images"):
+    for words in ("before", "after", "LAC", "Thresholds", "calibrated on 24 images"):
         assert words in outcome.out
     outcome = ogkd("evaluate", model, others, "--resamples", 0, "--split", "val")
     assert "calibrated on 24 of these 24 images" in outcome.err
@@ -79,7 +79,7 @@ def test_images_used_for_fitting_are_refused_and_may_be_left_out(
     assert "learned from 9 of the 33 images" in refused("calibrate", model, table)
     assert not (model / "calibration.json").exists()
     assert ogkd("calibrate", model, table, "--leave-out-used").code == 0
-    assert library.load(model).calibration.images == 24
+    assert library.load(model).calibration.cases == 24
 
 
 def test_what_cannot_work_is_refused_and_writes_nothing(refused, model, data, others, tmp_path):
@@ -105,4 +105,4 @@ def test_a_damaged_calibration_is_told_and_a_new_one_mends_it(ogkd, refused, mod
 
 def test_the_classes_are_those_of_the_model(model, others, ogkd):
     ogkd("calibrate", model, others)
-    assert library.load(model).calibration.counts == (8,) * len(CLASSES)
+    assert library.load(model).calibration.questions[0].counts == (8,) * len(CLASSES)

@@ -4,7 +4,7 @@ import pytest
 from PIL import Image
 
 from ogkd.datasets.phantoms import CHEST_FINDINGS, PHANTOMS
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 
 
 def test_the_list_names_every_dataset(ogkd):
@@ -24,16 +24,16 @@ def test_a_dataset_is_written_as_folders_that_can_be_read(ogkd, tmp_path):
     assert outcome.code == 0, outcome.err
     names = PHANTOMS["ct-kidney"].class_names
     assert f"{3 * len(names)} images of {len(names)} classes" in outcome.out
-    found = read_manifest(out)
-    assert set(found.class_names) == set(names)
+    found = read_dataset(out)
+    assert set(found.names) == set(names)
     assert len(found.part("train")) == 2 * len(names)
-    with Image.open(found.items[0].image.file) as image:
+    with Image.open(found.images[0].file) as image:
         assert image.size == (128, 128)
     again = ogkd(*words[:3], tmp_path / "again", *words[4:], "--size", 128)
     assert again.code == 0
-    for item in found.items:
-        twin = tmp_path / "again" / item.image.file.relative_to(out)
-        assert twin.read_bytes() == item.image.file.read_bytes()
+    for image in found.images:
+        twin = tmp_path / "again" / image.file.relative_to(out)
+        assert twin.read_bytes() == image.file.read_bytes()
 
 
 @pytest.mark.parametrize(

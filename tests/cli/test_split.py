@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ogkd import read_manifest
+from ogkd import read_dataset
 from tiny_data import FAST, write_dataset, write_image
 
 
@@ -45,12 +45,13 @@ def test_odd_names_are_read_back_as_they_are(ogkd, tmp_path):
     assert ogkd("data", "split", tmp_path / "data", "--out", table).code == 0
     for row in rows_of(table):
         assert not any(cell.startswith(("=", "+", "-", "@")) for cell in row.values())
-    found, before = read_manifest(table), read_manifest(tmp_path / "data")
-    assert set(found.class_names) == set(before.class_names) == set(names)
-    there = {(item.image.file.resolve(), before.class_names[item.label]) for item in before.items}
-    assert there == {
-        (item.image.file.resolve(), found.class_names[item.label]) for item in found.items
-    }
+    found, before = read_dataset(table), read_dataset(tmp_path / "data")
+    assert set(found.names) == set(before.names) == set(names)
+    labels = [
+        {(case.image.file.resolve(), dataset.task.text(case.target)) for case in dataset.cases}
+        for dataset in (found, before)
+    ]
+    assert labels[0] == labels[1]
 
 
 def test_a_table_of_patients_keeps_them(ogkd, images, tmp_path):
@@ -77,7 +78,7 @@ def test_the_same_split_may_be_written_again_but_no_other(ogkd, images, tmp_path
 
 
 def test_what_is_left_out_is_said_and_listed(ogkd, images, tmp_path):
-    (images / "normal_lung" / "0.png").write_bytes(b"no picture")
+    (images / "normal_lung" / "0.png").write_bytes(b"not an image")
     left = tmp_path / "left.csv"
     outcome = ogkd("data", "split", images, "--out", tmp_path / "s.csv", "--left-out", left)
     assert "Left out 1 images: 1 unreadable." in outcome.err

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.case import images_of
+from ogkd.datasets.read import read_dataset
 from ogkd.evaluation import evaluate
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit
@@ -20,20 +21,20 @@ BANK = Path(__file__).parents[2] / "src" / "ogkd" / "prompts" / "banks" / "chmni
 @pytest.mark.shared
 def test_a_few_real_images_teach_more_than_the_names_alone(shared, tmp_path):
     backbone = load_backbone(shared / "backbones" / "dinov2s14-minilm-med")
-    manifest = read_manifest(shared / "data" / "CHMNIST")
+    dataset = read_dataset(shared / "data" / "CHMNIST")
     options = {"backbone": backbone, "prompts": BANK, "shots": 4}
-    names_only = evaluate(fit(manifest, method="zero-shot", **options), manifest)
+    names_only = evaluate(fit(dataset, method="zero-shot", **options), dataset)
     settings = {"train.epochs": 15, "views": 2, "options.text_dropout": False}
-    fitted = fit(manifest, method="ogkd", settings=settings, out=tmp_path / "model", **options)
-    learned = evaluate(fitted, manifest)
+    fitted = fit(dataset, method="ogkd", settings=settings, out=tmp_path / "model", **options)
+    learned = evaluate(fitted, dataset)
     assert learned["images"] == 60
     assert learned["accuracy"] >= names_only["accuracy"] + 0.1
     again = load(tmp_path / "model", backbone=backbone)
-    assert evaluate(again, manifest) == learned
+    assert evaluate(again, dataset) == learned
     card = json.loads((tmp_path / "model" / "model.json").read_text())
     assert card["support_counts"] == [4] * 8
     size = (tmp_path / "model" / "weights.safetensors").stat().st_size
     assert size < 1_000_000
     store = FeatureStore(backbone)
-    store.get([item.image for item in manifest.part("test")])
+    store.get(images_of(dataset.part("test")))
     assert store.encoded == 0  # everything was known from the evaluation

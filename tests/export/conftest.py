@@ -32,7 +32,7 @@ def data(folder):
 
 @pytest.fixture(scope="session")
 def files(data, folder):
-    """Pictures of several shapes, one of them a phantom."""
+    """Images of several shapes, one of them a phantom."""
     wide = write_image(folder / "wide.png", 5, size=(33, 90))
     tall = write_image(folder / "tall.png", 6, size=(121, 50))
     Image.fromarray(render("us-breast", 1, seed=0, index=0).image).save(folder / "phantom.png")
@@ -85,9 +85,8 @@ def heads_of_all_methods(backbone):
     for name in sorted(METHODS):
         fast = {"train.epochs": 1} if METHODS[name].needs_training else {}
         method = make_method(name, settings=fast)
-        supports = [support] if method.needs_images else []
         text = TextSide(backbone, names, prompts)
-        yield name, method.fit(supports, text, seeds=[1])[0]
+        yield name, method.fit(support if method.needs_images else None, text, seed=1)
 
 
 @pytest.fixture(scope="session")

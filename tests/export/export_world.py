@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from ogkd.backbones import load_backbone
+from ogkd.datasets.task import OneOf
 from ogkd.methods.heads import LinearHead
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier
@@ -42,8 +43,10 @@ def calibration(images=60):
     rng = np.random.default_rng(0)
     labels = np.arange(images) % 3
     logits = 2 * rng.normal(size=(images, 3)) + 4 * np.eye(3)[labels]
-    fitted = Calibration.fit(logits, labels, [f"{image:016x}" for image in range(images)])
-    return fitted.model_copy(update={"temperature": TEMPERATURE})
+    task, keys = OneOf(("a", "b", "c")), [f"{image:016x}" for image in range(images)]
+    fitted = Calibration.fit(task, logits, labels, keys)
+    question = fitted.questions[0].model_copy(update={"scale": 1 / TEMPERATURE})
+    return fitted.model_copy(update={"questions": (question,)})
 
 
 def with_backbone(make, folder, model):

@@ -71,7 +71,8 @@ def test_the_file_describes_itself(exported, model):
     assert (shown["size"], shown["resize"], shown["interpolation"]) == (32, "shortest", "bicubic")
     assert (shown["mean"], shown["std"]) == (list(prep.mean), list(prep.std))
     assert card["backbone"] == {"name": "secret-clip", "digest": model.backbone.digest}
-    assert (card["method"], card["temperature"]) == ("gda", TEMPERATURE)
+    assert (card["method"], card["asks"]) == ("gda", "classes")
+    assert [question["temperature"] for question in card["questions"]] == [TEMPERATURE]
     assert card["check"]["largest_difference"] == exported.largest_difference
     assert "not for autonomous clinical use" in card["caution"]
 
@@ -80,17 +81,18 @@ def test_sets_and_threshold_of_the_file_are_the_calibrations_own(exported, model
     noted = card_of(exported.path)["calibration"]
     p = np.random.default_rng(0).dirichlet([1.0, 1.0, 1.0], 200).astype(np.float32)
     least = noted["sets"]["least_probability"]
-    expected = model.calibration.sets(p, coverage=noted["sets"]["coverage"], kind="lac")
-    assert np.array_equal(p >= least, expected)
+    limits = model.calibration.limits(model.task, noted["sets"]["coverage"])
+    expected = model.task.plausible(p, limits)
+    assert np.array_equal(p >= np.array(least[0]), expected)
     assert 0 < expected.mean() < 1
-    assert noted["abstain"]["below"] == model.calibration.threshold(0.5)
+    assert noted["abstain"]["below"] == model.calibration.questions[0].threshold(0.5)
 
 
 def test_too_few_calibration_images_give_no_sets_and_none_gives_nothing(model):
     few = Classifier(model.backbone, model.head, model.card, calibration=calibration(images=6))
     assert file_metadata(few)["calibration"]["sets"] is None
     plain = file_metadata(Classifier(model.backbone, model.head, model.card))
-    assert (plain["temperature"], plain["calibration"]) == (1.0, None)
+    assert (plain["questions"][0]["temperature"], plain["calibration"]) == (1.0, None)
 
 
 @pytest.mark.parametrize(("engine", "kept"), [(None, True), ("torch", True), ("bf16", False)])

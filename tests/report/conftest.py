@@ -19,7 +19,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pictures_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """{train,val,test}/class folders whose files have telling names."""
     root = tmp_path_factory.mktemp("data")
     for number, (split, count) in enumerate({"train": 3, "val": 6, "test": 8}.items()):
@@ -31,8 +31,8 @@ def pictures_of(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def world(clip: Path, pictures_of: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
+def world(clip: Path, images_of: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
     """A calibrated text head."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OGKD_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return make_world(clip, pictures_of, "zero-shot")
+        return make_world(clip, images_of, "zero-shot")

@@ -1,4 +1,4 @@
-"""A tiny model judged on tiny pictures, and a reader of the page as a browser sees it."""
+"""A tiny model judged on tiny images, and a reader of the page as a browser sees it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from ogkd.datasets.manifest import Manifest
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.read import read_dataset
 from ogkd.evaluation import LabelledPredictions, predict_labelled
 from ogkd.evaluation.calibrate import calibrate
 from ogkd.fitting.pipeline import fit
@@ -21,21 +21,22 @@ NAMES = ("benign tumor", HOSTILE, "normal lung")
 @dataclass(frozen=True)
 class World:
     classifier: Classifier
-    manifest: Manifest
+    dataset: Dataset
     predictions: LabelledPredictions
 
     def on_split(self, split: str) -> World:
         return replace(
-            self, predictions=predict_labelled(self.classifier, self.manifest, split=split)
+            self, predictions=predict_labelled(self.classifier, self.dataset, split=split)
         )
 
 
-def make_world(clip: Path, pictures: Path, method: str, *, calibrated: bool = True) -> World:
-    manifest = replace(read_manifest(pictures), class_names=NAMES)
-    classifier = fit(manifest, backbone=clip, method=method)
+def make_world(clip: Path, images: Path, method: str, *, calibrated: bool = True) -> World:
+    dataset = read_dataset(images)
+    dataset = replace(dataset, task=replace(dataset.task, names=NAMES))
+    classifier = fit(dataset, backbone=clip, method=method)
     if calibrated:
-        classifier.calibration = calibrate(classifier, manifest)
-    return World(classifier, manifest, predict_labelled(classifier, manifest))
+        classifier.calibration = calibrate(classifier, dataset)
+    return World(classifier, dataset, predict_labelled(classifier, dataset))
 
 
 @dataclass

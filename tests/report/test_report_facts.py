@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from report_world import make_world
 
-from ogkd.datasets.manifest import Manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.task import OneOf
 from ogkd.model.classifier import Classifier
 from ogkd.report import facts
 from ogkd.report.model_page import confident_errors, correct_examples
-from tiny_data import item_of
+from tiny_data import case_of
 
 
 def test_the_graph_of_a_text_head_is_that_of_its_texts(world):
@@ -22,8 +23,8 @@ def test_the_graph_of_a_text_head_is_that_of_its_texts(world):
     assert learned
 
 
-def test_a_head_without_texts_has_the_graph_of_its_class_names(clip, pictures_of):
-    other = make_world(clip, pictures_of, "linear-probe", calibrated=False)
+def test_a_head_without_texts_has_the_graph_of_its_class_names(clip, images_of):
+    other = make_world(clip, images_of, "linear-probe", calibrated=False)
     W, _, learned = facts.graph(other.classifier)
     assert not learned
     np.testing.assert_allclose(W.sum(axis=1), 1, rtol=1e-5)
@@ -50,8 +51,8 @@ def test_the_backbone_is_named_without_its_folder_and_with_the_engine_that_was_u
 def test_parts_are_counted_by_class_name_whatever_the_order(world):
     card = world.classifier.card
     names = (*reversed(card.class_names), "unknown_thing")
-    items = (item_of("a", 0, "test"), item_of("b", 0, "test"), item_of("c", 3, "train"))
-    columns, counted = facts.part_counts(Manifest(items, names), card)
+    cases = (case_of("a", 0, "test"), case_of("b", 0, "test"), case_of("c", 3, "train"))
+    columns, counted = facts.part_counts(Dataset(cases, OneOf(names)), card)
     assert columns == ["test", "train", "learned from"]
     rows = dict(counted)
     assert rows[card.class_names[-1]][:2] == [2, 0]

@@ -12,7 +12,6 @@ from report_world import HOSTILE, NAMES, make_world, read_page
 from ogkd.audit import audit_data
 from ogkd.evaluation import evaluate_predictions
 from ogkd.model.card import CAUTION
-from ogkd.model.temperature import softmax
 from ogkd.report import write_report
 
 
@@ -20,7 +19,7 @@ def build(world, **options):
     """The page, without the time at which it was made."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "report.html"
-        write_report(path, world.classifier, world.manifest, world.predictions, **options)
+        write_report(path, world.classifier, world.dataset, world.predictions, **options)
         return re.sub(r"Created on [^<]*", "", path.read_text(encoding="utf-8"))
 
 
@@ -70,7 +69,7 @@ def test_headings_come_in_order_and_every_link_leads_somewhere(page):
     assert links == ids  # the contents name every section
 
 
-def test_pictures_charts_and_tables_can_be_read_aloud(page):
+def test_images_charts_and_tables_can_be_read_aloud(page):
     assert page.all("img")
     assert all(attrs["alt"].strip() for _, attrs in page.all("img"))
     drawn = [attrs for _, attrs in page.all("svg")]
@@ -97,14 +96,14 @@ def test_every_part_that_the_report_promises_is_there(page):
         "making",
         "caution",
     ]
-    for words in ("AURC", "ECE", "Brier", "LAC", "APS"):
+    for words in ("AURC", "ECE", "Brier", "LAC"):
         assert words in page.text
     assert page.text.count(CAUTION) == 2  # above everything, and at the end
     assert "not for autonomous clinical use" in CAUTION
 
 
 def test_numbers_are_those_of_the_judged_images(page, world):
-    p = softmax(world.predictions.logits, world.classifier.calibration.temperature)
+    p = world.predictions.probabilities(world.classifier.calibration)
     right = int((p.argmax(axis=1) == world.predictions.labels).sum())
     assert f"classified {right} of {len(p)} images correctly" in page.text
     assert world.classifier.weights_sha256 in page.text
@@ -129,7 +128,6 @@ def test_statisticians_words_are_folded(text):
         "Excess AURC",
         "AUGRC",
         "(LAC)",
-        "(APS)",
         "Brier score",
         "Negative log-likelihood",
     ):
@@ -150,7 +148,7 @@ def test_file_names_stay_out_unless_asked_for(world, text):
     assert "Jane-Doe-test" in build(world, show_names=True)
 
 
-def test_without_pictures_there_is_a_table_of_mistakes(world):
+def test_without_images_there_is_a_table_of_mistakes(world):
     bare = read_page(build(world, images=False))
     assert not bare.all("img")
     assert "small copies" not in bare.text
@@ -180,21 +178,21 @@ def test_a_calibration_of_another_engine_is_warned_of(world, engine, warned):
     assert ("made with the encoder engine bf16" in text) is warned
 
 
-def test_images_that_were_learned_from_are_pointed_out(clip, pictures_of):
-    learned = make_world(clip, pictures_of, "gda", calibrated=False).on_split("train")
+def test_images_that_were_learned_from_are_pointed_out(clip, images_of):
+    learned = make_world(clip, images_of, "gda", calibrated=False).on_split("train")
     text = read_page(build(learned, images=False)).text
     assert "learned from or was calibrated on 9 of the 9 evaluated images" in text
 
 
-def test_what_the_data_check_found_is_told_without_files(world, pictures_of, text):
+def test_problems_of_the_data_are_listed_without_files(world, images_of, text):
     assert "The data was not checked for this report" in text
-    audit = audit_data(world.manifest, root=pictures_of)
+    audit = audit_data(world.dataset, root=images_of)
     assert audit.findings
     page = build(world, audit=audit, images=False)
     for finding in audit.findings:
         assert finding.what in read_page(page).text
     assert "Jane-Doe" not in page
-    assert "small" in page  # pictures of 40 x 48 pixels are worth a note
+    assert "small" in page  # images of 40 x 48 pixels are worth a note
 
 
 def test_a_perfect_model_and_classes_without_images_are_no_trouble(world):
@@ -209,15 +207,15 @@ def test_a_perfect_model_and_classes_without_images_are_no_trouble(world):
 
 
 def test_without_a_normal_class_there_is_no_screening_view(world):
-    page = read_page(
-        build(replace(world, predictions=replace(world.predictions, normal=())), images=False)
-    )
+    task = replace(world.predictions.task, normal=())
+    other = replace(world, predictions=replace(world.predictions, task=task))
+    page = read_page(build(other, images=False))
     assert "screening" not in [attrs["id"] for _, attrs in page.all("section")]
 
 
 def test_the_file_is_small_and_names_its_classes(world, tmp_path):
     path = tmp_path / "new folder" / "report.html"
-    write_report(path, world.classifier, world.manifest, world.predictions)
+    write_report(path, world.classifier, world.dataset, world.predictions)
     assert path.stat().st_size < 400_000
     page = read_page(path.read_text(encoding="utf-8"))
     assert all(" ".join(name.split()) in page.text for name in NAMES)

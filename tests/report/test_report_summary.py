@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from ogkd.datasets.task import OneOf
 from ogkd.evaluation.evaluate import evaluate_predictions
 from ogkd.evaluation.predictions import LabelledPredictions
 from ogkd.report.page import join_words, percent
 from ogkd.report.sections import frequent_confusions, screened, sentences, warnings
+from tiny_data import case_of
 
 NAMES = ("cyst", "mass", "normal", "stone")
 
@@ -21,15 +23,15 @@ def outcome(counts, normal=(), *, sure=None, risk=None, learned=0, calibrated=Fa
     truth, answers = np.array(cells).T
     p = np.full((len(cells), classes), (1 - 0.8) / (classes - 1))
     p[np.arange(len(cells)), answers] = 0.8
+    cases = [case_of(f"{row}.png", int(label)) for row, label in enumerate(truth)]
     predictions = LabelledPredictions(
+        OneOf(NAMES[:classes], tuple(normal)),
+        cases,
         truth,
         np.log(p).astype(np.float32),
         np.zeros((len(cells), 0), np.float32),
         images=[],
-        groups=[None] * len(cells),
-        keys=[str(row) for row in range(len(cells))],
-        class_names=NAMES[:classes],
-        normal=tuple(normal),
+        decisions=[],
     )
     result = evaluate_predictions(predictions, resamples=0)
     result["learned_from"] = learned

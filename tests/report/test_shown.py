@@ -5,23 +5,20 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from report_world import HOSTILE, read_page
 
 import ogkd
-from ogkd.datasets.manifest import Manifest
 from ogkd.errors import ConfigError
 from ogkd.evaluation import Evaluation
 from ogkd.report.gallery import _choose
-from tiny_data import item_of
 
 
 @pytest.fixture(scope="module")
 def result(world):
-    return ogkd.evaluate(world.classifier, world.manifest, resamples=50)
+    return ogkd.evaluate(world.classifier, world.dataset, resamples=50)
 
 
 def test_a_model_says_what_it_is(world):
@@ -42,32 +39,26 @@ def replace_calibration(model, calibration):
 def test_a_calibration_is_one_line(world):
     text = repr(world.classifier.calibration)
     assert text == str(world.classifier.calibration)
-    assert text.startswith("<Calibration on 18 images: temperature ")
+    assert text.startswith("<Calibration on 18 cases: ")
     assert len(text) < 120
 
 
 def test_a_decision_shows_what_is_known(world):
     image = world.predictions.images[0]
     (decision, lost) = world.classifier.decide([image, "gone.png"])
-    assert repr(decision).startswith(f"Decision(image={str(image)!r}, label={decision.label}")
+    shown = f"Decision(case={str(image)!r}, answer={decision.prediction!r}"
+    assert repr(decision).startswith(shown)
     assert "None" not in repr(decision)
-    assert repr(lost).startswith("Decision(image='gone.png', error='There is no file gone.png")
+    assert "error='There is no file gone.png" in repr(lost)
 
 
-def test_a_dataset_is_a_table_of_classes_and_splits(world):
-    lines = repr(world.manifest).splitlines()
-    assert lines[0] == "51 images in 3 classes"
-    assert lines[1].split() == ["class", "train", "val", "test"]
-    assert lines[2].split() == ["benign", "tumor", "3", "6", "8"]
-
-
-def test_a_dataset_of_many_classes_is_cut():
-    items = tuple(item_of("a.png", label, group=f"p{label}") for label in range(50))
-    data = Manifest(items, tuple(f"class {label}" for label in range(50)))
-    lines = repr(data).splitlines()
-    assert lines[0] == "50 images of 50 patients or groups in 50 classes"
-    assert lines[-1] == "... and 20 more classes"
-    assert repr(Manifest((), ("a", "b"))).startswith("0 images")
+def test_a_dataset_says_what_it_has(world):
+    text = repr(world.dataset)
+    assert text.startswith(
+        "<Dataset: 51 images (train 9, val 18, test 24), 3 classes: benign tumor"
+    )
+    some = world.dataset.with_cases(world.dataset.cases[:2])
+    assert repr(some).startswith("<Dataset: 2 images")
 
 
 def test_a_result_is_a_plain_dictionary_to_others(result):
@@ -92,13 +83,13 @@ def test_a_result_shows_its_numbers_and_its_verdict(result):
 
 
 def test_a_result_without_intervals_is_shown_too(world):
-    result = ogkd.evaluate(world.classifier, world.manifest, resamples=0)
+    result = ogkd.evaluate(world.classifier, world.dataset, resamples=0)
     text = repr(result).replace(result["verdict"]["text"], "")
     assert " to " not in text
 
 
 def test_images_with_answers_are_drawn_and_the_wrong_ones_marked(world):
-    figure = ogkd.show_results(world.classifier, world.manifest, n=24)
+    figure = ogkd.show_results(world.classifier, world.dataset, n=24)
     assert len(figure.axes) == 24
     p = world.predictions.probabilities(world.classifier.calibration)
     wrong = p.argmax(axis=1) != world.predictions.labels
@@ -106,7 +97,7 @@ def test_images_with_answers_are_drawn_and_the_wrong_ones_marked(world):
     assert [title.startswith("WRONG") for title in titles] == wrong.tolist()
     assert all(f"{100 * row.max():.0f} %" in title for row, title in zip(p, titles, strict=True))
     assert figure._repr_png_().startswith(b"\x89PNG")
-    assert len(ogkd.show_results(world.classifier, world.manifest, split="val", n=5).axes) == 5
+    assert len(ogkd.show_results(world.classifier, world.dataset, split="val", n=5).axes) == 5
 
 
 def test_the_worst_come_first_and_the_others_are_spread_evenly():
@@ -119,21 +110,21 @@ def test_the_worst_come_first_and_the_others_are_spread_evenly():
 
 def test_no_images_to_show_are_refused(world):
     with pytest.raises(ConfigError, match="at least 1"):
-        ogkd.show_results(world.classifier, world.manifest, n=0)
+        ogkd.show_results(world.classifier, world.dataset, n=0)
 
 
-def test_an_evidence_map_is_a_picture_in_a_notebook(world):
+def test_an_evidence_map_is_shown_in_a_notebook(world):
     (evidence,) = ogkd.explain(world.classifier, world.predictions.images[0])
     assert evidence._repr_png_().startswith(b"\x89PNG")
     assert "array" not in repr(evidence)
 
 
 def test_a_report_is_one_call(world, tmp_path):
-    path = ogkd.report(world.classifier, world.manifest, tmp_path / "page.html")
+    path = ogkd.report(world.classifier, world.dataset, tmp_path / "page.html")
     page = path.read_text(encoding="utf-8")
     assert "Jane" not in page
     assert HOSTILE in read_page(page).text
-    bare = ogkd.report(world.classifier, world.manifest, tmp_path / "b.html", images=False)
+    bare = ogkd.report(world.classifier, world.dataset, tmp_path / "b.html", images=False)
     assert "data:image" not in bare.read_text(encoding="utf-8")
 
 
@@ -142,8 +133,3 @@ def test_report_is_a_function_and_a_package():
 
     assert list(inspect.signature(ogkd.report).parameters)[:3] == ["classifier", "data", "out"]
     assert callable(ogkd.report.write_report)
-
-
-def test_replacing_items_keeps_the_table(world):
-    some = replace(world.manifest, items=world.manifest.items[:2])
-    assert repr(some).startswith("2 images in 3 classes")

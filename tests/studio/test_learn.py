@@ -2,19 +2,20 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import binom
 
 from ogkd.backbones import load_backbone
-from ogkd.fitting.prepare import text_side
+from ogkd.datasets.task import OneOf
+from ogkd.fitting.prepare import text_sides
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.support_sets import SupportSets
-from ogkd.serve.studio.fitted import exact_interval, fit_labels, judge
+from ogkd.serve.studio.fitted import fit_labels, judge
 from ogkd.serve.studio.learn import fit_head, hold_out, logits_of
 
 
 @pytest.fixture(scope="module")
 def text():
-    return text_side(load_backbone("builtin"), ("cyst", "mass", "nothing"), None, ())
+    [text] = text_sides(load_backbone("builtin"), OneOf(("cyst", "mass", "nothing")), None)
+    return text
 
 
 def toy(text, per_class=6, *, noise=0.3, seed=0):
@@ -100,16 +101,6 @@ def test_the_only_image_of_a_class_is_not_judged(text):
     held = hold_out(X[rows], y[rows], text)
     assert len(held.rows) == 12
     assert 12 not in held.rows
-
-
-@pytest.mark.parametrize(("right", "count"), [(0, 5), (5, 5), (3, 10), (70, 80)])
-def test_the_interval_is_where_the_exact_tails_are_a_fortieth(right, count):
-    low, high = exact_interval(right, count)
-    assert low <= right / count <= high
-    if right:
-        assert binom.sf(right - 1, count, low) == pytest.approx(0.025)
-    if right < count:
-        assert binom.cdf(right, count, high) == pytest.approx(0.025)
 
 
 def everything(text, X, y, *, labelled, sample=None):

@@ -10,9 +10,8 @@ import threading
 import pytest
 
 from ogkd.cli import main
-from ogkd.datasets.bags import BagRule, in_bags
-from ogkd.datasets.manifest import by_bag
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.grouping import Grouping
+from ogkd.datasets.read import read_dataset
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import write_json
 from ogkd.serve import server
@@ -228,12 +227,12 @@ def test_the_table_is_a_dataset_that_fit_reads(project, tmp_path):
         image = write_image(tmp_path / "images" / f"{name}.png")
         project.mark(f"../images/{image.name}", "label", label, patient=f"p-{name}")
     project.mark("../images/c.png", "unusable")
-    manifest = read_manifest(project.write_table())
-    assert [(item.image.file.name, item.label, item.group) for item in manifest.items] == [
+    cases = read_dataset(project.write_table()).cases
+    assert [(case.image.file.name, case.target, case.group) for case in cases] == [
         ("a.png", 0, "p-a"),
         ("b.png", 1, "p-b"),
     ]
-    assert all(item.image.file.is_file() for item in manifest.items)
+    assert all(case.image.file.is_file() for case in cases)
 
 
 def test_labels_of_slices_are_also_labels_of_their_volumes(project, tmp_path):
@@ -241,12 +240,11 @@ def test_labels_of_slices_are_also_labels_of_their_volumes(project, tmp_path):
     for name, label in (("a", "benign"), ("b", "malignant")):
         volume(tmp_path / "scans" / f"{name}.nii.gz")
         project.mark(f"../scans/{name}.nii.gz#axis=2,index=middle", "label", label)
-    assert [item.image.part for item in read_manifest(project.write_table()).items] == [
-        "axis=2,index=middle"
-    ] * 2
-    manifest = in_bags(read_manifest(project.folder / module.VOLUMES), BagRule.of(None, "every=4"))
-    assert [len(members) for members in by_bag(manifest.items).values()] == [4, 4]
-    assert [members[0].label for members in by_bag(manifest.items).values()] == [0, 1]
+    parts = [case.image.part for case in read_dataset(project.write_table()).cases]
+    assert parts == ["axis=2,index=middle"] * 2
+    volumes = read_dataset(project.folder / module.VOLUMES)
+    cases = Grouping.parse(slices="every=4").apply(volumes).cases
+    assert [(len(case.images), case.target) for case in cases] == [(4, 0), (4, 1)]
 
 
 def test_the_studio_says_first_what_it_does_with_volumes(project, tmp_path, monkeypatch, capsys):

@@ -127,9 +127,9 @@ def test_one_image_is_explained(taught):
     assert body["evidence"]["kind"] == "parts"
     assert set(body["evidence"]["check"]) == {"blurred", "marked", "random"}
     assert len(body["neighbours"]) == 6
-    picture = taught.request("GET", f"/thumb/{row}")
-    assert picture.headers["content-type"] == "image/jpeg"
-    assert picture.headers["cache-control"] == "no-store"
+    thumbnail = taught.request("GET", f"/thumb/{row}")
+    assert thumbnail.headers["content-type"] == "image/jpeg"
+    assert thumbnail.headers["cache-control"] == "no-store"
 
 
 def test_the_most_similar_image_of_an_image_is_itself_then_its_copy(taught):
@@ -146,7 +146,7 @@ def test_a_dropped_image_is_answered_by_the_model_of_this_moment(taught, pile):
     assert set(body["models"][0]["probabilities"]) == set(CLASSES)
 
 
-def test_everything_can_be_taken_along_without_pictures(taught, tmp_path):
+def test_everything_can_be_taken_along_without_images(taught, tmp_path):
     archive = zipfile.ZipFile(io.BytesIO(taught.request("GET", "/api/export/handover").body))
     names = archive.namelist()
     assert {"labels.csv", "predictions.csv", "labels.jsonl", "model/model.json"} <= set(names)
@@ -161,10 +161,12 @@ def test_everything_can_be_taken_along_without_pictures(taught, tmp_path):
     row = next(r for r, known in enumerate(data["known"]) if known)
     image = taught.temp.parent / "project" / data["names"][row]
     expected = dict(zip(model.class_names, model.predict_proba([image])[0], strict=True))
-    shown = {name: float(table[row][f"p({name})"]) for name in CLASSES}
+    shown = {name: float(table[row][name]) for name in CLASSES}
     assert shown == pytest.approx(expected, abs=2e-3)
     (decision,) = model.decide([image])
-    assert table[row]["plausible"] == "; ".join(decision.set)
+    assert table[row]["set"] == "|".join(decision.set)
+    assert [line["path"] for line in table] == data["names"]
+    assert table[int(*data["errors"])]["error"]
 
 
 def test_the_report_says_that_it_is_about_labels_held_out_in_turn(taught):

@@ -205,9 +205,7 @@ def _accuracy_from(values: Sequence[Hashable], labels: Sequence[str]) -> tuple[f
     return right / len(labels), most / len(labels)
 
 
-def _duplicates(
-    task: Task, records: Sequence[Record], duplicates: Duplicates
-) -> Iterator[Finding]:
+def _duplicates(task: Task, records: Sequence[Record], duplicates: Duplicates) -> Iterator[Finding]:
     exact = [(members, "") for members in duplicates.exact]
     leaks, mixed, plain = _by_harm(task, records, exact)
     what = "Images that occur in more than one split, pixel for pixel"

@@ -107,7 +107,7 @@ def app(
     open_browser: OpenOption = False,
     device: opt.DeviceOption = "auto",
 ) -> None:
-    """Serve a web page that classifies one image at a time. Ctrl-C stops it.
+    """Serve a web page that classifies images. Ctrl-C stops it.
 
     The page works offline and only this machine can reach it. With --host,
     others can, by the address that is printed, which contains a secret token.

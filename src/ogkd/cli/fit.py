@@ -55,7 +55,7 @@ def fit(**options: Any) -> None:
     seconds = time.perf_counter() - began
     counts = zip(card.class_names, card.support_counts, strict=True)
     images = counted(card.images, "image")
-    if card.poolings:
+    if request.grouping.joins_images:
         images = f"{counted(fitted.card.learned_cases, request.grouping.unit)} of {images}"
     each = ", ".join(f"{name} {count}" for name, count in counts)
     when = "before; --restart fits again" if found else f"in {seconds:.1f} s"

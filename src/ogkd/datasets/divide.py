@@ -51,28 +51,33 @@ def complete_splits(
     """
     if not dataset.has_splits:
         return split_dataset(dataset, fractions, seed, together=together), ()
-    cases = dataset.cases
-    leaks = set(separate_groups(dataset)[1])
-    for row in together:
-        strictest = min(yields(cases[number]) for number in row)
-        leaks |= {cases[number] for number in row if yields(cases[number]) > strictest}
-    present = {case.split for case in cases if case not in leaks}
+    cases, leaks = dataset.cases, _leaks(dataset, together)
+    rest = [number for number, case in enumerate(cases) if case not in leaks]
+    parts = {number: cases[number] for number in rest}
+    present = {case.split for case in parts.values()}
     wanted = {name: share for name, share in _shares(fractions).items() if name not in present}
-    parts: dict[int, Case] = {}
     if wanted and "train" in present:
         share = _shares(fractions).get("train", max(fractions.values()))
         total = share + sum(wanted.values())
         wanted = {part: weight / total for part, weight in {"train": share, **wanted}.items()}
-        train = [n for n, case in enumerate(cases) if case.split == "train" and case not in leaks]
+        train = [number for number in rest if cases[number].split == "train"]
         position = {number: row for row, number in enumerate(train)}
         rows = [[position[n] for n in row if n in position] for row in together]
         assigned = _assign(
             [cases[number] for number in train], dataset.task, wanted, seed, filter(None, rows)
         )
-        parts = dict(zip(train, assigned, strict=True))
-    kept = (parts.get(n, case) for n, case in enumerate(cases) if case not in leaks)
-    dropped = tuple(case for case in cases if case in leaks)
-    return dataset.with_cases(kept), dropped
+        parts |= dict(zip(train, assigned, strict=True))
+    return dataset.with_cases(parts.values()), tuple(case for case in cases if case in leaks)
+
+
+def _leaks(dataset: Dataset, together: Iterable[Sequence[int]]) -> set[Case]:
+    """Cases to learn from that share a group, or a row of `together`, with a stricter split."""
+    cases = dataset.cases
+    leaks = set(separate_groups(dataset)[1])
+    for row in together:
+        strictest = min(yields(cases[number]) for number in row)
+        leaks |= {cases[number] for number in row if yields(cases[number]) > strictest}
+    return leaks
 
 
 class _Parts:

@@ -71,11 +71,7 @@ def read_dataset(
 
 def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: bool) -> Dataset:
     """One class per folder; with train, val or test folders at the top, the same in each."""
-    named = [(split_name(path.name), path) for path in _folders(root)]
-    parts = [part for part in named if part[0] in SPLITS]
-    parts = sorted(parts, key=lambda part: SPLITS.index(part[0])) or [("", root)]
-    if parts[0][0]:
-        _refuse_lost_splits(root, parts, [path for name, path in named if name not in SPLITS])
+    parts = _split_folders(root) or [("", root)]
     top = parts[0][1]
     folders = sorted({folder.name for _, part in parts for folder in _folders(part)})
     if len(folders) < 2:
@@ -100,8 +96,17 @@ def _read_folders(root: Path, class_names: Sequence[str] | None, empty_classes: 
     return Dataset(tuple(cases), OneOf(names), unread)
 
 
+def _split_folders(root: Path) -> list[tuple[str, Path]]:
+    """The splits at the top of a folder, in their usual order."""
+    named = [(split_name(path.name), path) for path in _folders(root)]
+    parts = [part for part in named if part[0] in SPLITS]
+    if parts:
+        _refuse_lost_splits(root, parts, [path for name, path in named if name not in SPLITS])
+    return sorted(parts, key=lambda part: SPLITS.index(part[0]))
+
+
 def unread_below(folders: Sequence[Path]) -> tuple[tuple[str, str], ...]:
-    """How many pictures and videos are in formats that are not read; nothing if there are none."""
+    """How many images and videos are in formats that are not read; nothing if there are none."""
     counts = Counter(
         ending
         for folder in folders

@@ -82,6 +82,7 @@ class Task(ABC):
     fewest: ClassVar[int]  # names that a model needs
     guarantees: ClassVar[frozenset[str]]  # that a policy may request
     affine: ClassVar[bool]  # whether calibration shifts logits, too
+    first_columns: ClassVar[int]  # columns of an answer before those of the names
     no_option: ClassVar[tuple[str, ...]] = ()  # options of a fit that have no meaning
 
     @property
@@ -240,7 +241,10 @@ class Task(ABC):
 
     @abstractmethod
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
-        """Columns and cells of an answer; of None, the columns with empty cells."""
+        """Columns and cells of an answer; of None, the columns with empty cells.
+
+        The cell `abstain`, which a policy decides, is empty.
+        """
 
     @abstractmethod
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
@@ -259,6 +263,7 @@ class OneOf(Task):
     fewest: ClassVar[int] = 2
     guarantees: ClassVar[frozenset[str]] = frozenset({"max_risk", "coverage", "prior"})
     affine: ClassVar[bool] = False
+    first_columns: ClassVar[int] = 4
 
     def shown(self, target: Target) -> tuple[int, ...]:
         return (int(target),)  # type: ignore[arg-type]  # a class
@@ -375,13 +380,14 @@ class OneOf(Task):
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
         if answer is None:
             shares: Sequence[float | None] = [None] * len(self.names)
-            return [("prediction", None), ("probability", None), ("set", None),
+            return [("prediction", None), ("probability", None), ("abstain", None), ("set", None),
                     *zip(self.names, shares, strict=True)]  # fmt: skip
         members = answer.plausible
         # An empty set is not written like an unknown one.
         shown = None if members is None else "|".join(members) or "(none)"
-        return [("prediction", answer.prediction), ("probability", answer.probability),
-                ("set", shown), *zip(self.names, answer.probabilities, strict=True)]  # fmt: skip
+        cells = (answer.prediction, answer.probability, None, shown)
+        first = zip(("prediction", "probability", "abstain", "set"), cells, strict=True)
+        return [*first, *zip(self.names, answer.probabilities, strict=True)]
 
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         shares = [f"{share:.6f}" for share in answer.probabilities]
@@ -399,6 +405,7 @@ class Findings(Task):
     fewest: ClassVar[int] = 1
     guarantees: ClassVar[frozenset[str]] = frozenset({"coverage", "sensitivity"})
     affine: ClassVar[bool] = True
+    first_columns: ClassVar[int] = 2
     no_option: ClassVar[tuple[str, ...]] = ("unlabelled", "normal")
 
     def shown(self, target: Target) -> tuple[int, ...]:

@@ -90,16 +90,18 @@ class Graph(nn.Module):
                 self.add_module(name.strip("_"), value)
         self.head = classifier.head
         self.wanted = {"deep": True} if classifier.deep else {}
-        self.sizes = [len(names) for names in task.question_names()]
-        # Where each name is among the questions; what is not a name has the logit 0.
+        sizes = [len(names) for names in task.question_names()]
         self.located = [task.locate(label) for label in range(len(task.names))]
-        self.scales = [(1.0, (0.0,) * size) for size in self.sizes]
+        # The column of logits of each class of a question; the last one is 0: it has no name.
+        number = {position: label for label, position in enumerate(self.located)}
+        self.columns = [[number.get((q, c), -1) for c in range(n)] for q, n in enumerate(sizes)]
+        self.scales = [(1.0, (0.0,) * size) for size in sizes]
         if (calibration := classifier.calibration) is not None:
-            pairs = zip(calibration.questions, self.sizes, strict=True)
+            pairs = zip(calibration.questions, sizes, strict=True)
             self.scales = [(q.scale, q.shift or (0.0,) * size) for q, size in pairs]
         self.poolings = nn.ModuleList(
             PooledQuestion(pooling, size)
-            for pooling, size in zip(exported_poolings(classifier), self.sizes, strict=False)
+            for pooling, size in zip(exported_poolings(classifier), sizes, strict=False)
         )
         self.include_preprocessing = include_preprocessing
         self.register_buffer("mean", torch.tensor(backbone.preprocessing.mean).view(1, 3, 1, 1))
@@ -122,7 +124,8 @@ class Graph(nn.Module):
             pixels = (pixels.permute(0, 3, 1, 2).float() / 255.0 - self.mean) / self.std
         features = self.backbone.encode_images(pixels, patches=False, **self.wanted).rows
         logits = self.head.logits(features)
-        tables = self._questions(logits)
+        padded = torch.cat([logits, torch.zeros_like(logits[:, :1])], dim=1)
+        tables = [padded[:, columns] for columns in self.columns]  # `Task.questions`
         if not len(self.poolings):
             return logits, self._probabilities(tables), features
         pairs = zip(self.poolings, tables, strict=True)
@@ -130,21 +133,6 @@ class Graph(nn.Module):
         p = self._probabilities(pooled)
         each = torch.stack([weights[question][column] for question, column in self.located])
         return logits, p, features, each.index_select(0, p.argmax(1)).squeeze(0)
-
-    def _questions(self, logits: Tensor) -> list[Tensor]:
-        """`Task.questions` as a graph: logits [N, size] of each question."""
-        number = {position: label for label, position in enumerate(self.located)}
-        zeros = torch.zeros_like(logits[:, 0])
-        return [
-            torch.stack(
-                [
-                    logits[:, number[question, column]] if (question, column) in number else zeros
-                    for column in range(size)
-                ],
-                dim=1,
-            )
-            for question, size in enumerate(self.sizes)
-        ]
 
     def _probabilities(self, tables: Sequence[Tensor]) -> Tensor:
         """`Task.probabilities` as a graph: [N, C] of the names."""

@@ -251,6 +251,8 @@ class Decider:
             for argument in ("coverage", "sensitivity"):
                 if getattr(policy, argument) is not None:
                     self._calibrated(argument)
+            if self.task.affine:
+                self.notes.append("Note: the model is not calibrated: yes means 50 % or more.")
             return
         if self.prior is not None:
             raise ConfigError(

@@ -13,7 +13,7 @@ from ogkd.model.decide import Decision
 
 Format = Literal["csv", "jsonl"]
 _YES_OR_NO = {None: "", True: "yes", False: "no"}
-_LAST = ("abstain", "unfamiliar", "error")
+_EVERY_TASK = ("unfamiliar", "error")
 
 
 def row_writer(
@@ -43,31 +43,24 @@ def row_writer(
 
 
 def _columns(task: Task, joined: bool) -> list[str]:
-    names = [name for name, _ in task.columns(None)]
-    first, rest = names[: _lead(task)], names[_lead(task) :]
+    names, first = [name for name, _ in task.columns(None)], task.first_columns
     cases = ["case", "images", "weight", "decided_by"] if joined else []
-    return ["path", *first, *_LAST, *cases, *rest]
-
-
-def _lead(task: Task) -> int:
-    """How many columns of an answer stand before those that every task has."""
-    names = [name for name, _ in task.columns(None)]
-    return next(n for n, name in enumerate(names) if name in task.names)
+    return ["path", *names[:first], *_EVERY_TASK, *cases, *names[first:]]
 
 
 def _cells(task: Task, entry: dict[str, Any], joined: bool) -> list[str]:
     """Cells of a row; no cell can act as a spreadsheet formula."""
-    answer = entry.get("answer")
-    cells = [(name, _cell(value)) for name, value in task.columns(answer)]
-    lead = _lead(task)
-    row = [harmless_path(entry["path"]), *(cell for _, cell in cells[:lead])]
-    row += [_YES_OR_NO[entry["abstain"]], _YES_OR_NO[entry["unfamiliar"]]]
-    row.append(harmless(entry["error"] or ""))
+    columns = task.columns(entry.get("answer"))
+    first = dict(columns[: task.first_columns])
+    if "abstain" in first:
+        first["abstain"] = _YES_OR_NO[entry["abstain"]]
+    row = [harmless_path(entry["path"]), *map(_cell, first.values())]
+    row += [_YES_OR_NO[entry["unfamiliar"]], harmless(entry["error"] or "")]
     if joined:
         deciding = " | ".join(f"{d['path']} ({d['weight']:.3f})" for d in entry["decided_by"])
         row += [harmless(entry["case"]), _cell(entry["images"]), _cell(entry["weight"])]
         row.append(harmless(deciding))
-    return [*row, *(cell for _, cell in cells[lead:])]
+    return [*row, *(_cell(value) for _, value in columns[task.first_columns :])]
 
 
 def _cell(value: object) -> str:

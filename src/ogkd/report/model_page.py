@@ -39,7 +39,10 @@ _NOT_CALIBRATED = (
     "The model was not calibrated: it answers yes from a probability of 50 % on, and guarantees "
     "nothing. The command ogkd calibrate finds limits that do."
 )
-_CONTENTS = {
+_CONTENTS = {  # of every report: sections and their short names
+    "findings": "Findings",
+    "answers": "Answers",
+    "mistakes": "Mistakes",
     "summary": "Summary",
     "metrics": "Metrics",
     "confusion": "Confusions",
@@ -110,6 +113,8 @@ def write_report(
         )
     subject = Subject(classifier, predictions, result, show_names, images)
     sections_file, describe = _SECTIONS[predictions.task.kind]
+    values = describe(subject, audit)
+    contents = [*values.pop("contents"), "data", "making", "caution"]
     columns, rows = facts.part_counts(dataset, card)
     now = datetime.now().astimezone()
     page = render(
@@ -134,7 +139,9 @@ def write_report(
         versions=facts.version_rows(card),
         hashes=facts.fingerprints(classifier, predictions),
         command=facts.plain_command(command, show_names=show_names),
-        **describe(subject, audit),
+        interval_words=sections.interval_words(result),
+        contents=[(key, _CONTENTS[key]) for key in contents],
+        **values,
     )
     write_text(Path(path), page, suffixes=(".html",))
 
@@ -149,14 +156,14 @@ def _class_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
         for chosen in (wrong, correct_examples(labels, p))
     )
     screening = sections.screening(result)
-    present = {"screening": screening, "examples": examples}
+    contents = ["summary", "metrics", "confusion", *(["screening"] if screening else [])]
+    contents += ["selective", "calibration", "errors", *(["examples"] if examples else [])]
     return {
         "has_images": bool(errors or examples),
-        "contents": [(key, name) for key, name in _CONTENTS.items() if present.get(key, True)],
+        "contents": [*contents, "graph", "statistics"],
         "tiles": sections.tiles(result),
         "sentences": sections.sentences(result),
         "warnings": _warnings(classifier, sections.warnings(result), audit),
-        "interval_words": sections.interval_words(result),
         "metrics": sections.metrics(result),
         "confusion": confusion_table(np.asarray(result["confusion"]), names),
         "confusions": sections.frequent_confusions(result),
@@ -231,10 +238,6 @@ def _words(subject: Subject, number: int, predicted: int) -> Words:
     if name != truth:
         title = f"{truth}, mistaken for {name}"
         text += f", {100 * row[label]:.0f} % for {truth}"
-    if predictions.unit != "image":
-        best = predictions.decisions[number].deciding[0]
-        part = f" ({best.image.part})" if best.image.part else ""
-        text += f"; the image that decided{part}, {100 * best.weight:.0f} % of the answer"
     outlined = f"The same image; the patches with most evidence for {name} are outlined"
     return Words(title, text, f"An image of the class {truth}", "what it saw", outlined)
 
@@ -242,32 +245,18 @@ def _words(subject: Subject, number: int, predicted: int) -> Words:
 def _findings_values(subject: Subject, audit: Audit | None) -> dict[str, Any]:
     """What only the report about a model of findings has."""
     classifier, result = subject.classifier, subject.result
-    contents = {"findings": "Findings", "answers": "Answers", "mistakes": "Mistakes"}
-    contents |= {"data": "Data", "making": "Settings", "caution": "Caution"}
     chosen = worst_mistakes(subject.predictions.labels, subject.p)
     mistakes = subject.cards(chosen, partial(_finding_words, subject))
     return {
-        "contents": [
-            (key, name) for key, name in contents.items() if key != "mistakes" or mistakes
-        ],
+        "contents": ["findings", "answers", *(["mistakes"] if mistakes else [])],
         "has_images": bool(mistakes),
         "warnings": _warnings(classifier, [], audit),
         "measured": finding_rows(result),
         "answered": answer_rows(result),
         "limits": limit_rows(result),
         "promise": next(iter(Decider(classifier).notes), _NOT_CALIBRATED).removeprefix("Note: "),
-        "interval_words": _finding_interval_words(result),
         "mistakes": mistakes,
     }
-
-
-def _finding_interval_words(result: Mapping[str, Any]) -> str:
-    how = result["bootstrap"]
-    if not how["resamples"]:
-        return "In percent. No intervals were computed."
-    by = "patients (groups)" if how["by"] == "group" else "images"
-    text = f"In percent, with 95 % intervals from {how['resamples']} resamples of {by}."
-    return text + (sections.TOO_NARROW if how["by"] == "image" else "")
 
 
 def worst_mistakes(labels: NDArray[np.int64], p: NDArray[np.float32]) -> list[tuple[int, int]]:

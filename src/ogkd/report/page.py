@@ -96,6 +96,14 @@ class Subject:
         """The file name of an image, if names are shown."""
         return self.predictions.images[number].name if self.show_names else ""
 
+    def _deciding(self, number: int) -> str:
+        """What the image on a card has to do with its case, where that has others."""
+        if self.predictions.unit == "image":
+            return ""
+        best = self.predictions.decisions[number].deciding[0]
+        part = f" ({best.image.part})" if best.image.part else ""
+        return f"; the image that decided{part}, {100 * best.weight:.0f} % of the answer"
+
     def cards(
         self, chosen: Sequence[tuple[int, int]], describe: Callable[[int, int], Words]
     ) -> list[dict[str, Any]]:
@@ -123,7 +131,8 @@ class Subject:
                     (image, words.image, words.caption),
                     (heat, words.heat, f"evidence for {name}"),
                 )
-                card = {"title": words.title, "words": words.text, "images": images}
+                text = words.text + self._deciding(number)
+                card = {"title": words.title, "words": text, "images": images}
                 cards.append(card | {"file": self.file(number)})
                 bar.advance()
         return cards

@@ -67,7 +67,7 @@ def interval_words(result: Values) -> str:
     unit = "patients (groups)" if how["by"] == "group" else "images"
     text = (
         f"Intervals: {100 * how['level']:.0f} %, exact (Clopper-Pearson) for shares of images, "
-        f"by {how['resamples']} bootstrap resamples of {unit} for F1, AUROC and kappa."
+        f"by {how['resamples']} bootstrap resamples of {unit} for the others."
     )
     if how["by"] == "group":
         text += " Images of one patient (group) are alike and count for fewer."

@@ -1,4 +1,4 @@
-"""The page: `ogkd app` applies fitted models to one image at a time, `studio` teaches them.
+"""The page: `ogkd app` applies fitted models to images, `studio` teaches them.
 
 `guard`, `uploads`, `web` and `server` also carry the studio.
 """

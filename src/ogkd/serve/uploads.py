@@ -81,10 +81,9 @@ class Upload:
         """
         if not grouping.joins_images:
             return [Case(self.files[image.file], (image,)) for image in self.images]
-        keys = {file: _case_key(file, grouping.by) for file in self.files}
         groups: dict[tuple[str, str], list[Path]] = {}
-        for file, header in keys.items():
-            groups.setdefault(header, []).append(file)
+        for file in self.files:
+            groups.setdefault(_case_key(file, grouping.by), []).append(file)
         # A table or a folder may put an image without a study beside those of a study.
         loose = set() if grouping.by in (None, "series", "study") else {("", "")}
         if len(groups.keys() - loose) < 2:
@@ -96,11 +95,7 @@ class Upload:
             if title:
                 name = f"{title} {key}: {name}" if repeated[title] > 1 else f"{title}: {name}"
             name = f"{number}. {name}" if name in cases else name
-            members = [Case.single(ImageRef(file)) for file in files]
-            headers = {keys[file] for file in files}
-            if len(headers) == 1 and all(next(iter(headers))):  # slices of one series or study
-                members = Grouping(_header(grouping.by)).merge(members)
-            cases[name] = Case(name, tuple(images_of(members)))
+            cases[name] = Case(name, _in_order(files))
         return Grouping(slices=grouping.slices or SlicesRule()).expand(list(cases.values()))
 
 
@@ -232,9 +227,12 @@ def listed(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _header(by: str | None) -> str:
-    """The entry of a DICOM header that tells the cases of a model apart."""
-    return "series" if by in (None, "series") else "study"
+def _in_order(files: Sequence[Path]) -> tuple[ImageRef, ...]:
+    """The files of a case, slices of a DICOM series in their order in it."""
+    members = [Case.single(ImageRef(file)) for file in files]
+    with contextlib.suppress(DataError):  # other files, or without a series: as they were sent
+        members = Grouping("series").merge(members)
+    return tuple(images_of(members))
 
 
 def _case_key(file: Path, by: str | None) -> tuple[str, str]:
@@ -250,6 +248,6 @@ def _case_key(file: Path, by: str | None) -> tuple[str, str]:
     except DataError:  # reading the image will say why
         return "", ""
     name, uid = series.study_name, series.study
-    if _header(by) == "series":
+    if by in (None, "series"):
         name, uid = series.series_name, series.series
     return (name, uid) if uid else ("", "")

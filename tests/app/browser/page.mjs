@@ -7,7 +7,7 @@ const browser = await chromium.launch({
   executablePath: chromiumPath,
   args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
 });
-const found = { outside: [], failed: [], pageErrors: [] };
+const results = { outside: [], failed: [], pageErrors: [] };
 const wait = { timeout: 90000 };
 
 async function open(options) {
@@ -15,12 +15,12 @@ async function open(options) {
   const page = await context.newPage();
   page.on("request", (request) => {
     const url = request.url();
-    if (!url.startsWith(address) && !/^(data|blob):/.test(url)) found.outside.push(url);
+    if (!url.startsWith(address) && !/^(data|blob):/.test(url)) results.outside.push(url);
   });
   page.on("response", (response) => {
-    if (response.status() >= 400) found.failed.push(`${response.status()} ${response.url()}`);
+    if (response.status() >= 400) results.failed.push(`${response.status()} ${response.url()}`);
   });
-  page.on("pageerror", (error) => found.pageErrors.push(String(error)));
+  page.on("pageerror", (error) => results.pageErrors.push(String(error)));
   // Heard from the start: playwright takes a while to intercept the dialog.
   page.on("filechooser", (chooser) => chooser.setFiles(good));
   await page.goto(address + "/", wait);
@@ -38,11 +38,11 @@ const texts = (page, selector) => page.locator(selector).allInnerTexts();
 
 // A mouse, a wide light screen: a good image, a broken file, an image of another kind.
 const light = await open({ colorScheme: "light", viewport: { width: 1280, height: 900 } });
-found.header = await texts(light, "body");
-found.title = await light.title();
-found.language = await light.getAttribute("html", "lang");
+results.header = await texts(light, "body");
+results.title = await light.title();
+results.language = await light.getAttribute("html", "lang");
 await upload(light, good);
-found.good = {
+results.good = {
   models: await texts(light, ".card h2"),
   states: await texts(light, ".state"),
   classes: await texts(light, ".card:first-child .classes tr"),
@@ -55,19 +55,19 @@ found.good = {
 };
 await light.screenshot({ path: `${shots}/light.png`, fullPage: true });
 await upload(light, broken);
-found.broken = { alert: await texts(light, "[role=alert]"), cards: await light.locator(".card").count() };
+results.broken = { alert: await texts(light, "[role=alert]"), cards: await light.locator(".card").count() };
 await light.screenshot({ path: `${shots}/error.png` });
 await upload(light, stranger);
-found.stranger = await texts(light, ".uncertain");
-found.withheld = {
+results.stranger = await texts(light, ".uncertain");
+results.withheld = {
   shown: await light.locator(".withheld .number").first().isVisible(),
   summary: await texts(light, ".withheld summary"),
 };
 await light.screenshot({ path: `${shots}/stranger.png`, fullPage: true });
 await light.locator(".withheld summary").first().click();
-found.withheld.opened = await light.locator(".withheld .number").first().isVisible();
+results.withheld.opened = await light.locator(".withheld .number").first().isVisible();
 await light.screenshot({ path: `${shots}/stranger-open.png`, fullPage: true });
-found.background = await light.evaluate(() => getComputedStyle(document.body).backgroundColor);
+results.background = await light.evaluate(() => getComputedStyle(document.body).backgroundColor);
 await light.context().close();
 
 // No mouse at all, dark.
@@ -79,26 +79,26 @@ async function tabTo(selector) {
   }
   return 0;
 }
-found.keyboard = { upload: await tabTo("#upload") };
-found.keyboard.name = await dark.evaluate(() => document.activeElement.innerText);
-found.keyboard.outline = await dark.evaluate(() => {
+results.keyboard = { upload: await tabTo("#upload") };
+results.keyboard.name = await dark.evaluate(() => document.activeElement.innerText);
+results.keyboard.outline = await dark.evaluate(() => {
   const style = getComputedStyle(document.activeElement);
   return style.outlineStyle !== "none" || style.boxShadow !== "none";
 });
 await dark.keyboard.press("Enter");
 await dark.waitForSelector(".card", wait);
 await dark.screenshot({ path: `${shots}/dark.png`, fullPage: true });
-found.keyboard.clear = await tabTo("#clear");
+results.keyboard.clear = await tabTo("#clear");
 await dark.keyboard.press("Enter");
 await dark.waitForSelector(".welcome", wait);
-found.keyboard.cards = await dark.locator(".card").count();
-found.darkBackground = await dark.evaluate(() => getComputedStyle(document.body).backgroundColor);
+results.keyboard.cards = await dark.locator(".card").count();
+results.darkBackground = await dark.evaluate(() => getComputedStyle(document.body).backgroundColor);
 await dark.context().close();
 
 // A telephone.
 const narrow = await open({ viewport: { width: 360, height: 740 } });
 await upload(narrow, good);
-found.overflow = await narrow.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+results.overflow = await narrow.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
 await narrow.screenshot({ path: `${shots}/narrow.png`, fullPage: true });
 await browser.close();
-console.log(JSON.stringify(found));
+console.log(JSON.stringify(results));

@@ -10,7 +10,7 @@ const page = await browser.newPage({ viewport: { width: 1280, height: 900 } });
 const wait = { timeout: 60000 };
 await page.goto(`${address}/#setup`, wait);
 await page.waitForSelector(".cell img", wait);
-const found = await page.evaluate(async () => {
+const results = await page.evaluate(async () => {
   const gallery = document.querySelector(".gallery");
   const frames = [];
   let most = 0;
@@ -31,7 +31,7 @@ const found = await page.evaluate(async () => {
 await page.waitForFunction(() => [...document.querySelectorAll(".cell img")].some((one) => one.complete && one.naturalWidth), null, wait);
 await page.focus(".gallery");
 await page.keyboard.press("End");
-found.last = await page.locator(".cell[aria-selected=true]").getAttribute("aria-label");
+results.last = await page.locator(".cell[aria-selected=true]").getAttribute("aria-label");
 await page.screenshot({ path: `${shots}/many.png` });
 await browser.close();
-console.log(JSON.stringify(found));
+console.log(JSON.stringify(results));

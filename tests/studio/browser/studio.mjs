@@ -8,7 +8,7 @@ const browser = await chromium.launch({
   executablePath: chromiumPath,
   args: ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"],
 });
-const found = { outside: [], failed: [], pageErrors: [], overflow: {} };
+const results = { outside: [], failed: [], pageErrors: [], overflow: {} };
 const wait = { timeout: 60000 };
 const names = ["benign solid mass", "malignant mass", "normal breast tissue", "simple cyst"];
 
@@ -16,13 +16,13 @@ async function open(options) {
   const context = await browser.newContext(options);
   const page = await context.newPage();
   page.on("request", (request) => {
-    if (!request.url().startsWith(address) && !/^(data|blob):/.test(request.url())) found.outside.push(request.url());
+    if (!request.url().startsWith(address) && !/^(data|blob):/.test(request.url())) results.outside.push(request.url());
   });
   page.on("response", (response) => {
-    if (response.status() >= 400 && response.status() !== 409) found.failed.push(`${response.status()} ${response.url()}`);
+    if (response.status() >= 400 && response.status() !== 409) results.failed.push(`${response.status()} ${response.url()}`);
   });
-  page.on("pageerror", (error) => found.pageErrors.push(String(error)));
-  page.on("console", (message) => message.type() === "error" && !/409/.test(message.text()) && found.pageErrors.push(message.text()));
+  page.on("pageerror", (error) => results.pageErrors.push(String(error)));
+  page.on("console", (message) => message.type() === "error" && !/409/.test(message.text()) && results.pageErrors.push(message.text()));
   return page;
 }
 
@@ -34,8 +34,8 @@ const truth = (file) => names.find((name) => file.includes(name.replaceAll(" ", 
 const page = await open({ colorScheme: "light", viewport: { width: 1280, height: 900 }, acceptDownloads: true });
 await page.goto(address + "/", wait);
 await page.waitForSelector(".tabs", wait);
-found.title = await page.title();
-found.step = await page.locator("[role=tab][aria-selected=true]").innerText();
+results.title = await page.title();
+results.step = await page.locator("[role=tab][aria-selected=true]").innerText();
 for (const [number, name] of names.entries()) {
   if (number > 1) await page.click("#add-class");
   await page.locator(".class-row input[type=text]").nth(number).fill(name);
@@ -43,10 +43,10 @@ for (const [number, name] of names.entries()) {
 await page.click("#save-classes");
 await page.waitForSelector(".message .notice", wait);
 await page.waitForSelector(".cell .guess", wait); // guesses from the words alone
-found.cells = await page.locator(".cell").count();
+results.cells = await page.locator(".cell").count();
 await page.waitForFunction(async () => (await (await fetch("/api/state")).json()).stage === "ready", null, wait);
-found.broken = (await state(page)).unreadable;
-found.counts = await page.locator(".counts").innerText();
+results.broken = (await state(page)).unreadable;
+results.counts = await page.locator(".counts").innerText();
 await page.evaluate(() => scrollTo(0, 0));
 await page.screenshot({ path: `${shots}/studio-1.png` });
 
@@ -63,22 +63,22 @@ async function labelOne() {
 }
 const done = [];
 for (let count = 0; count < 12; count++) done.push(await labelOne());
-found.twice = done.length - new Set(done).size;
-found.labelled = (await state(page)).labelled;
+results.twice = done.length - new Set(done).size;
+results.labelled = (await state(page)).labelled;
 // Undo brings the image back; unsure takes it out of the queue.
 await page.keyboard.press("z");
 await page.waitForFunction((old) => document.querySelector(".desk > .name")?.innerText === old, done.at(-1), wait);
-found.undone = (await state(page)).labelled;
+results.undone = (await state(page)).labelled;
 await page.keyboard.press("u");
 await page.waitForFunction((old) => document.querySelector(".desk > .name")?.innerText !== old, done.at(-1), wait);
-found.unsure = (await state(page)).marks.unsure;
+results.unsure = (await state(page)).marks.unsure;
 for (let count = 0; count < 8; count++) await labelOne();
 const began = Date.now();
 await labelOne();
 await page.waitForFunction(async (labels) => (await (await fetch("/api/state")).json()).fit?.labels === labels, 20, wait);
-found.secondsToFit = (Date.now() - began) / 1000;
+results.secondsToFit = (Date.now() - began) / 1000;
 await page.waitForSelector("#accuracy", wait);
-found.accuracy = await page.locator("#accuracy").innerText();
+results.accuracy = await page.locator("#accuracy").innerText();
 await page.waitForSelector(".hint .classes", wait);
 await page.waitForTimeout(1600);
 await page.screenshot({ path: `${shots}/studio-2.png` });
@@ -93,7 +93,7 @@ await page.evaluate(async (wanted) => {
 }, file);
 await page.keyboard.press("2");
 await page.waitForSelector(".desk .message .notice", wait);
-found.conflict = await page.locator(".desk .message").innerText();
+results.conflict = await page.locator(".desk .message").innerText();
 await page.keyboard.press("2"); // insists
 await page.waitForFunction((old) => document.querySelector(".desk > .name")?.innerText !== old, file, wait);
 
@@ -108,25 +108,25 @@ await page.keyboard.press("Enter");
 await page.waitForSelector("dialog[open] .classes", wait);
 await page.getByText("Show where it looks").click();
 await page.waitForSelector("dialog figure img, dialog .detail-words .notice", wait); // a map, or why there is none
-found.drawn = await page.locator("dialog img").evaluateAll((all) => Promise.all(all.map((one) => one.decode().then(() => one.naturalWidth > 0))).then((each) => each.every(Boolean)));
-found.described = await page.locator("dialog img").evaluateAll((all) => all.every((one) => one.alt.length > 0));
+results.drawn = await page.locator("dialog img").evaluateAll((all) => Promise.all(all.map((one) => one.decode().then(() => one.naturalWidth > 0))).then((each) => each.every(Boolean)));
+results.described = await page.locator("dialog img").evaluateAll((all) => all.every((one) => one.alt.length > 0));
 await page.screenshot({ path: `${shots}/studio-4.png` });
 const before = (await state(page)).labelled;
 await page.keyboard.press("3"); // correct it
 await page.waitForSelector("dialog .notice[role=status]", wait);
 await page.waitForFunction(async (labels) => (await (await fetch("/api/state")).json()).labelled > labels, before, wait);
-found.corrected = (await state(page)).labelled - before;
+results.corrected = (await state(page)).labelled - before;
 const asked = await page.locator("dialog .name").innerText();
 await page.getByText("Find similar images").click();
 await page.waitForSelector("dialog", { ...wait, state: "detached" });
-found.similar = (await page.locator("#cell-0").getAttribute("aria-label")).startsWith(asked);
+results.similar = (await page.locator("#cell-0").getAttribute("aria-label")).startsWith(asked);
 for (const kind of ["handover", "predictions", "labels", "report"]) {
   const [download] = await Promise.all([page.waitForEvent("download", wait), page.click(`#export-${kind}`)]);
-  found[kind] = { name: download.suggestedFilename(), bytes: readFileSync(await download.path()).length };
+  results[kind] = { name: download.suggestedFilename(), bytes: readFileSync(await download.path()).length };
   await page.waitForSelector(`#export-${kind}:not([disabled])`, wait);
 }
-found.unnamed = await page.evaluate(() => [...document.querySelectorAll("button, input:not([aria-hidden]), select, textarea")].filter((one) => !(one.textContent?.trim() || one.getAttribute("aria-label") || one.labels?.length || one.placeholder)).map((one) => one.outerHTML.slice(0, 80)));
-found.light = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+results.unnamed = await page.evaluate(() => [...document.querySelectorAll("button, input:not([aria-hidden]), select, textarea")].filter((one) => !(one.textContent?.trim() || one.getAttribute("aria-label") || one.labels?.length || one.placeholder)).map((one) => one.outerHTML.slice(0, 80)));
+results.light = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
 await page.context().close();
 
 // Dark and narrow: every step.
@@ -137,11 +137,11 @@ for (const [mode, options] of [["dark", { colorScheme: "dark", viewport: { width
     await other.reload();
     await other.waitForSelector(step === "label" ? ".choice[data-class]" : ".cell", wait);
     await other.waitForTimeout(500);
-    found.overflow[`${mode} ${step}`] = await other.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    results.overflow[`${mode} ${step}`] = await other.evaluate(() => document.documentElement.scrollWidth - innerWidth);
     await other.screenshot({ path: `${shots}/${mode}-${step}.png` });
   }
-  found[mode] = await other.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  results[mode] = await other.evaluate(() => getComputedStyle(document.body).backgroundColor);
   await other.context().close();
 }
 await browser.close();
-console.log(JSON.stringify(found));
+console.log(JSON.stringify(results));

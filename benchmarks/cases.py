@@ -1,17 +1,17 @@
-"""Bags: one answer for many pictures, as fewer and fewer of them show it; docs/evidence/bags.md.
+"""Cases: one answer for many images, as fewer and fewer of them show it; docs/evidence/cases.md.
 
-    python benchmarks/bags.py --out runs/bags --data ct-kidney mri-brain   # phantom volumes
-    python benchmarks/bags.py --out runs/bags --data lungcolon             # needs OGKD_SHARED
-    python benchmarks/bags.py --out runs/bags --data knees                 # needs OGKD_SHARED
-    python benchmarks/bags.py --out runs/bags --table
+    python benchmarks/cases.py --out runs/cases --data ct-kidney mri-brain   # phantom volumes
+    python benchmarks/cases.py --out runs/cases --data lungcolon             # needs OGKD_SHARED
+    python benchmarks/cases.py --out runs/cases --data knees                 # needs OGKD_SHARED
+    python benchmarks/cases.py --out runs/cases --table
 
-A bag has 30 pictures: slices of a phantom volume of one anatomy (ogkd.datasets.phantoms.volumes),
-or tiles of one organ drawn from LungColon (training bags from the images of train and val, test
-bags from those of test). `pictures`: all pictures are labelled; `bags`: only bags are. Middle,
+A case has 30 images: slices of a phantom volume of one anatomy (ogkd.datasets.phantoms.volumes),
+or tiles of one organ drawn from LungColon (training cases from the images of train and val, test
+cases from those of test). `images`: all images are labelled; `cases`: only cases are. Middle,
 mean and max use the same head as `ours`; mean and max have a factor and biases too, fitted on the
-same held-out bags, but subtract nothing. ABMIL is gated attention on global features (Ilse et al.,
+same held-out cases, but subtract nothing. ABMIL is gated attention on global features (Ilse et al.,
 ICML 2018). What is in --out is not run again. `knees`: films of KneeXray by patient, who has the
-grade of the worse knee; the films of a patient are a bag, or each is graded alone and the worse
+grade of the worse knee; the films of a patient are a case, or each is graded alone and the worse
 grade is the answer.
 """
 
@@ -34,32 +34,33 @@ from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core import pooling
 from ogkd.datasets.phantoms import draw, phantom
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import OneOf
 from ogkd.features.encode import encode_crops
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.files import write_json
-from ogkd.fitting.bags import BagSupport, fit_head, held_out, learn
-from ogkd.fitting.prepare import text_side
+from ogkd.fitting.cases import CaseSupport, _fit_head, _held_out, learn
+from ogkd.fitting.prepare import text_sides
 from ogkd.images.transforms import center_crop
 from ogkd.methods import Support, TextSide, make_method
 from ogkd.prompts.bank import read_bank, shipped_banks
 
 SHARED = Path(os.environ.get("OGKD_SHARED") or Path(__file__).parents[2] / "shared")
-PICTURES = 30
+IMAGES = 30
 AFFECTED = (15, 6, 3, 1)  # of 30: 50, 20, 10 and 3 %
 SEED = 1  # of the phantoms
 ORGANS = ("lung", "colon")
 
-Bags = tuple[Tensor, Tensor, Tensor, Tensor]  # rows, bag of each, labels of bags, what rows show
+Cases = tuple[Tensor, Tensor, Tensor, Tensor]  # rows, case of each, labels of cases, what rows show
 
 
 def phantom_rows(name: str, split: int, label: int, index: int, backbone: Backbone) -> Tensor:
     """Features [30 + 15, w] of one volume: slices without and then with the finding."""
     normal = phantom(name).normal or 0
     entropy = [zlib.crc32(f"{name} volume".encode()), label, SEED, index, split]
-    _, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + PICTURES + AFFECTED[0])
-    shown = [normal] * PICTURES + [label] * AFFECTED[0]
+    _, scene, *textures = np.random.SeedSequence(entropy).spawn(2 + IMAGES + AFFECTED[0])
+    shown = [normal] * IMAGES + [label] * AFFECTED[0]
     crops = []
     for which, texture in zip(shown, textures, strict=True):
         gray = draw(name, which, scene, texture, 160).image.mean(axis=2).round()
@@ -68,9 +69,9 @@ def phantom_rows(name: str, split: int, label: int, index: int, backbone: Backbo
     return encode_crops(backbone, crops, patches=False, deep=True).rows.half()
 
 
-def phantom_bags(
+def phantom_cases(
     name: str, folder: Path, split: int, count: int, affected: int, backbone: Backbone
-) -> Bags:
+) -> Cases:
     place = folder / f"{name}-{split}-{count}.npy"
     classes = phantom(name).class_names
     if not place.is_file():
@@ -86,22 +87,22 @@ def phantom_bags(
     rows, shows = [], []
     for number, label in enumerate(labels.tolist()):
         ill = affected if label != normal else 0
-        order = torch.from_numpy(np.random.default_rng([split, number]).permutation(PICTURES))
-        mine = torch.cat([stored[number, : PICTURES - ill], stored[number, PICTURES:][:ill]])
+        order = torch.from_numpy(np.random.default_rng([split, number]).permutation(IMAGES))
+        mine = torch.cat([stored[number, : IMAGES - ill], stored[number, IMAGES:][:ill]])
         rows.append(mine[order])
-        shows.append(torch.tensor([normal] * (PICTURES - ill) + [label] * ill)[order])
-    bag = torch.arange(len(labels)).repeat_interleave(PICTURES)
-    return torch.cat(rows), bag, labels, torch.cat(shows)
+        shows.append(torch.tensor([normal] * (IMAGES - ill) + [label] * ill)[order])
+    case = torch.arange(len(labels)).repeat_interleave(IMAGES)
+    return torch.cat(rows), case, labels, torch.cat(shows)
 
 
-def slide_bags(splits: tuple[str, ...], count: int, affected: int, store: FeatureStore) -> Bags:
+def slide_cases(splits: tuple[str, ...], count: int, affected: int, store: FeatureStore) -> Cases:
     """Slides of one organ each: benign tiles, and tiles of the slide's own class among them."""
-    manifest = read_manifest(SHARED / "data" / "LungColon")
-    names = manifest.class_names
-    items = [item for item in manifest.items if item.split in splits]
-    features = store.get([item.image for item in items], deep=True).rows[:, 0].float()
+    dataset = read_dataset(SHARED / "data" / "LungColon")
+    names = dataset.names
+    cases = [case for case in dataset.cases if case.split in splits]
+    features = store.get([case.image for case in cases], deep=True).rows[:, 0].float()
     of = {
-        c: torch.tensor([row for row, item in enumerate(items) if item.label == c])
+        c: torch.tensor([row for row, case in enumerate(cases) if case.target == c])
         for c in range(len(names))
     }
     benign = {
@@ -114,21 +115,21 @@ def slide_bags(splits: tuple[str, ...], count: int, affected: int, store: Featur
         for index in range(count):
             rng = np.random.default_rng([zlib.crc32(splits[0].encode()), label, index])
             ill = affected if label != normal else 0
-            shown = [normal] * (PICTURES - ill) + [label] * ill
+            shown = [normal] * (IMAGES - ill) + [label] * ill
             drawn = [
-                *rng.choice(of[normal].numpy(), PICTURES - ill, replace=False),
+                *rng.choice(of[normal].numpy(), IMAGES - ill, replace=False),
                 *rng.choice(of[label].numpy(), ill, replace=False),
             ]
-            order = rng.permutation(PICTURES)
+            order = rng.permutation(IMAGES)
             rows.append(features[torch.tensor(drawn)[order]])
             shows += [shown[place] for place in order]
             labels.append(label)
-    bag = torch.arange(len(labels)).repeat_interleave(PICTURES)
-    return torch.cat(rows), bag, torch.tensor(labels), torch.tensor(shows)
+    case = torch.arange(len(labels)).repeat_interleave(IMAGES)
+    return torch.cat(rows), case, torch.tensor(labels), torch.tensor(shows)
 
 
 class ABMIL(nn.Module):
-    """Gated attention over the pictures of a bag, then one linear layer."""
+    """Gated attention over the images of a case, then one linear layer."""
 
     def __init__(self, width: int, classes: int, hidden: int = 128, attention: int = 64) -> None:
         super().__init__()
@@ -143,10 +144,10 @@ class ABMIL(nn.Module):
         return logits
 
 
-def abmil(train: Bags, test: Bags, width: int, classes: int, seed: int) -> Tensor:
-    """Logits of test bags; 200 epochs of full batches, Adam, weight decay."""
+def abmil(train: Cases, test: Cases, width: int, classes: int, seed: int) -> Tensor:
+    """Logits of test cases; 200 epochs of full batches, Adam, weight decay."""
     torch.manual_seed(seed)
-    x, y = (bags[0][:, :width].unflatten(0, (-1, PICTURES)) for bags in (train, test))
+    x, y = (cases[0][:, :width].unflatten(0, (-1, IMAGES)) for cases in (train, test))
     scale = x.flatten(0, 1).std(0).clamp_min(1e-6)
     centre = x.flatten(0, 1).mean(0)
     model = ABMIL(width, classes)
@@ -167,40 +168,40 @@ def judge(z: Tensor, labels: Tensor) -> dict[str, float]:
     return {"accuracy": float(right), "nll": float(nn.functional.cross_entropy(z, labels))}
 
 
-def run(train: Bags, test: Bags, text: TextSide, seed: int) -> dict[str, Any]:
-    """Every way to answer the test bags, with labels of pictures and with those of bags alone."""
-    rows, bag, labels, shows = train
+def run(train: Cases, test: Cases, text: TextSide, seed: int) -> dict[str, Any]:
+    """Every way to answer the test cases, with labels of images and with those of cases alone."""
+    rows, case, labels, shows = train
     d = text.backbone.embed_dim
     views = FixedViews(ImageFeatures(rows[:, None, :d], None, rows[:, None, d:]))
-    support = Support(views, labels[bag], bag=bag)
+    support = Support(views, labels[case], case=case)
     found: dict[str, Any] = {}
     every, usual, method = pooling.TAUS, pooling.usual, make_method("fused")
-    for kind, known in (("pictures", shows), ("bags", None)):
-        given = BagSupport(support, rows, labels, known)
+    for kind, known in (("images", shows), ("cases", None)):
+        given = CaseSupport(support, rows, case, labels, known)
         began = time.process_time()
-        head, held = fit_head(method, given, text, seed), held_out(method, given, text, seed=seed)
+        head, held = _fit_head(method, given, text, seed), _held_out(method, given, text, seed)
         ways = {"ours": pooling.Pooling(normal=text.normal)}
         if held is not None:
-            ways["ours"] = pooling.fit_pooling(held, bag, labels, text.normal)
+            ways["ours"] = pooling.fit_pooling(held, case, labels, text.normal)
         seconds = time.process_time() - began
         z = head.of_rows(test[0]).double()
         if held is not None:
-            pooling.usual = lambda z, bag: z.new_zeros(int(bag.max()) + 1, z.shape[1])
+            pooling.usual = lambda z, case: z.new_zeros(int(case.max()) + 1, z.shape[1])
             for name, tau in {"mean": math.inf, "max": 0.0}.items():
                 pooling.TAUS = (tau,)
-                ways[name] = pooling.fit_pooling(held, bag, labels, text.normal)
+                ways[name] = pooling.fit_pooling(held, case, labels, text.normal)
             pooling.TAUS, pooling.usual = every, usual
         for name, how in ways.items():
             tau = None if math.isinf(how.tau) else how.tau
             found[f"{kind}/{name}"] = judge(how.logits(z, test[1]), test[2]) | {"tau": tau}
         found[f"{kind}/ours"]["seconds"] = seconds
-        middle = z.unflatten(0, (-1, PICTURES))[:, PICTURES // 2]
+        middle = z.unflatten(0, (-1, IMAGES))[:, IMAGES // 2]
         found[f"{kind}/middle"] = judge(middle, test[2])
-    found["bags/abmil"] = judge(abmil(train, test, d, len(text.class_names), seed), test[2])
+    found["cases/abmil"] = judge(abmil(train, test, d, len(text.class_names), seed), test[2])
     return found
 
 
-def run_all(data: str, out: Path, shots: list[int], test_bags: int) -> None:
+def run_all(data: str, out: Path, shots: list[int], test_cases: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     real = data == "lungcolon"
     backbone = load_backbone(SHARED / "backbones" / "dinov2s14-minilm-med" if real else "builtin")
@@ -211,21 +212,21 @@ def run_all(data: str, out: Path, shots: list[int], test_bags: int) -> None:
             if place.is_file():
                 continue
             if real:
-                names = read_manifest(SHARED / "data" / "LungColon").class_names
+                names = read_dataset(SHARED / "data" / "LungColon").names
                 normal = [c for c, name in enumerate(names) if "benign" in name]
                 bank = read_bank(shipped_banks()["lungcolon"])
-                train = slide_bags(("train", "val"), k, affected, store)
-                test = slide_bags(("test",), test_bags, affected, store)
+                train = slide_cases(("train", "val"), k, affected, store)
+                test = slide_cases(("test",), test_cases, affected, store)
             else:
                 names, bank = phantom(data).class_names, None
                 normal = [phantom(data).normal or 0]
-                train = phantom_bags(data, out, 0, max(shots), affected, backbone)
+                train = phantom_cases(data, out, 0, max(shots), affected, backbone)
                 few = (torch.arange(len(train[2])) % max(shots)) < k
                 kept = few[train[1]]
                 numbers = few.long().cumsum(0) - 1
                 train = (*(train[0][kept], numbers[train[1][kept]], train[2][few], train[3][kept]),)
-                test = phantom_bags(data, out, 2, test_bags, affected, backbone)
-            text = text_side(backbone, names, bank, normal)
+                test = phantom_cases(data, out, 2, test_cases, affected, backbone)
+            text = text_sides(backbone, OneOf(tuple(names), tuple(normal)), bank)[0]
             write_json(place, run(train, test, text, seed=1))
             print(place, flush=True)
 
@@ -233,42 +234,44 @@ def run_all(data: str, out: Path, shots: list[int], test_bags: int) -> None:
 def run_knees(out: Path) -> None:
     """Patients of KneeXray, whose files are named PATIENT and L or R; a few have both knees."""
     backbone = load_backbone(SHARED / "backbones" / "dinov2s14-minilm-med")
-    store, manifest = FeatureStore(backbone), read_manifest(SHARED / "data" / "KneeXray")
+    store, dataset = FeatureStore(backbone), read_dataset(SHARED / "data" / "KneeXray")
     order = ["healthy", "doubtful", "minimal", "moderate", "severe"]
-    rank = [order.index(name.split()[0]) for name in manifest.class_names]
-    normal = [rank.index(0)]
-    text = text_side(backbone, manifest.class_names, read_bank(shipped_banks()["kneexray"]), normal)
-    parts: dict[str, Bags] = {}
+    rank = [order.index(name.split()[0]) for name in dataset.names]
+    task = OneOf(dataset.names, (rank.index(0),))
+    texts = text_sides(backbone, task, read_bank(shipped_banks()["kneexray"]))
+    parts: dict[str, Cases] = {}
     for split in ("train", "test"):
-        items = sorted(
-            (item for item in manifest.items if item.split == split),
-            key=lambda item: item.image.file.stem,
+        cases = sorted(
+            (case for case in dataset.cases if case.split == split),
+            key=lambda case: case.image.file.stem,
         )
-        patients = [item.image.file.stem[:-1] for item in items]
+        patients = [one.image.file.stem[:-1] for one in cases]
         number = {name: place for place, name in enumerate(dict.fromkeys(patients))}
-        bag = torch.tensor([number[name] for name in patients])
-        shows = torch.tensor([item.label for item in items])
+        case = torch.tensor([number[name] for name in patients])
+        targets = dataset.targets(cases)
+        shows = torch.tensor(targets)
         worse = [
-            max((items[n].label for n in (bag == b).nonzero()[:, 0].tolist()), key=rank.__getitem__)
+            max((targets[n] for n in (case == b).nonzero()[:, 0].tolist()), key=rank.__getitem__)
             for b in range(len(number))
         ]
-        rows = store.get([item.image for item in items], deep=True).rows[:, 0].float()
-        parts[split] = rows, bag, torch.tensor(worse), shows
-    (rows, bag, labels, shows), (z_rows, z_bag, truth, _) = parts["train"], parts["test"]
+        rows = store.get([case.image for case in cases], deep=True).rows[:, 0].float()
+        parts[split] = rows, case, torch.tensor(worse), shows
+    (rows, case, labels, shows), (z_rows, z_case, truth, _) = parts["train"], parts["test"]
     d, method = backbone.embed_dim, make_method("fused")
     views = FixedViews(ImageFeatures(rows[:, None, :d], None, rows[:, None, d:]))
-    both = torch.bincount(z_bag) == 2
-    (alone,) = method.fit([Support(views, shows)], text, seeds=[1])
+    both = torch.bincount(z_case) == 2
+    alone = method.fit(Support(views, shows), texts[0], seed=1)
     graded = alone.of_rows(z_rows).argmax(1).tolist()
     said = [
-        max((graded[n] for n in (z_bag == b).nonzero()[:, 0].tolist()), key=rank.__getitem__)
+        max((graded[n] for n in (z_case == b).nonzero()[:, 0].tolist()), key=rank.__getitem__)
         for b in range(len(truth))
     ]
     answers = {"knee by knee": torch.tensor(said)}
-    for name, known in (("bags, grades of knees", shows), ("bags, grades of patients", None)):
-        given = BagSupport(Support(views, labels[bag], bag=bag), rows, labels, known)
-        head, how = learn(method, given, text, seed=1)
-        answers[name] = how.logits(head.of_rows(z_rows).double(), z_bag).argmax(1)
+    for name, known in (("cases, grades of knees", shows), ("cases, grades of patients", None)):
+        support = Support(views, labels[case], case=case)
+        given = CaseSupport(support, rows, case, labels, known)
+        head, (how,) = learn(method, given, task, texts, seed=1)
+        answers[name] = how.logits(head.of_rows(z_rows).double(), z_case).argmax(1)
     found = {
         name: {
             "all": float((one == truth).double().mean()),
@@ -284,14 +287,14 @@ def run_knees(out: Path) -> None:
 
 def table(out: Path) -> None:
     ways = ("middle", "mean", "max", "ours")
-    columns = [*(f"pictures/{way}" for way in ways), *(f"bags/{way}" for way in ways), "bags/abmil"]
-    print("| data | bags per class | affected |", " | ".join(columns), "|")
+    columns = [*(f"images/{way}" for way in ways), *(f"cases/{way}" for way in ways), "cases/abmil"]
+    print("| data | cases per class | affected |", " | ".join(columns), "|")
     print("|" + "---|" * (3 + len(columns)))
     for place in sorted(out.glob("*.json"), key=_order):
         data, affected, k = place.stem.rsplit("-", 2)
         found = json.loads(place.read_text())
         cells = [f"{100 * found[column]['accuracy']:.1f}" for column in columns]
-        print(f"| {data} | {k} | {100 * int(affected) / PICTURES:.0f} % |", " | ".join(cells), "|")
+        print(f"| {data} | {k} | {100 * int(affected) / IMAGES:.0f} % |", " | ".join(cells), "|")
 
 
 def _order(place: Path) -> tuple[str, int, int]:
@@ -304,7 +307,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", nargs="*", default=["ct-kidney", "mri-brain", "lungcolon"])
     parser.add_argument("--shots", nargs="*", type=int, default=[4, 16])
-    parser.add_argument("--test-bags", type=int, default=16)
+    parser.add_argument("--test-cases", type=int, default=16)
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
     if options.table:
@@ -314,7 +317,7 @@ def main() -> None:
         if data == "knees":
             run_knees(options.out)
             continue
-        run_all(data, options.out, options.shots, options.test_bags)
+        run_all(data, options.out, options.shots, options.test_cases)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Exams, volumes and clips on the page: one answer, and the pictures that decided it."""
+"""Cases on the page, of both tasks and of one or several images: answers, and what decided."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from test_app_server import fits
 pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
-from ogkd.datasets.read import read_manifest
-from ogkd.errors import DataError
+import ogkd
+from ogkd.datasets.grouping import Grouping
+from ogkd.datasets.read import read_dataset
 from ogkd.images import ImageRef, read_image
 from ogkd.model.decide import Decider
 from ogkd.model.load import load
@@ -22,19 +23,25 @@ from ogkd.serve.models import Model, answers, load_models
 from ogkd.serve.server import Settings, make_app
 from ogkd.serve.uploads import UploadReader
 from ogkd.serve.web import openapi
+from tiny_data import write_exams
 from tiny_images import dicom, volume
 
 
+def exam_images(table, exam):
+    cases = Grouping("exam").apply(read_dataset(table)).cases
+    return [image for case in cases if case.name == exam for image in case.images]
+
+
 @pytest.fixture(scope="module")
-def page(bag_model, tmp_path_factory):
+def page(case_model, tmp_path_factory):
     """Asks the app itself, without a server: page(body or files) -> status and JSON."""
     folder = tmp_path_factory.mktemp("uploads")
     settings = Settings(max_bytes=10**6, max_pixels=300_000)
-    app = make_app([Model("exams", Decider(bag_model))], folder, settings)
+    app = make_app([Model("exams", Decider(case_model))], folder, settings)
     client = TestClient(app, base_url="http://localhost")
 
-    def run(body, *, name="scan", pictures=False):
-        query = {"name": name, "pictures": str(pictures).lower()}
+    def run(body, *, name="scan", images=False):
+        query = {"name": name, "images": str(images).lower()}
         sent = {"content": body}
         if isinstance(body, list):
             sent = {"files": [("file", pair) for pair in body], "data": {"note": "hello"}}
@@ -45,61 +52,61 @@ def page(bag_model, tmp_path_factory):
     return run
 
 
-def test_a_damaged_form_is_refused(bag_model, tmp_path):
-    app = make_app([Model("exams", Decider(bag_model))], tmp_path, Settings())
+def test_a_damaged_form_is_refused(case_model, tmp_path):
+    app = make_app([Model("exams", Decider(case_model))], tmp_path, Settings())
     client = TestClient(app, base_url="http://localhost")
     for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
         reply = client.post("/predict", content=b"text", headers={"content-type": kind})
         assert (reply.status_code, bool(reply.json()["detail"])) == (400, True)
 
 
-def test_several_files_get_one_answer_with_the_picture_that_decided(page, bag_model, exams):
-    items = [i for i in read_manifest(exams, bags="exam").items if i.bag == "test spot 2"]
-    files = [(item.image.file.name, item.image.file.read_bytes()) for item in items]
-    status, body = page(files, pictures=True)
+def test_several_files_get_one_answer_with_the_image_that_decided(page, case_model, exams):
+    images = exam_images(exams, "test spot 2")
+    files = [(image.name, image.file.read_bytes()) for image in images]
+    status, body = page(files, images=True)
     assert status == 200, body
     [answer] = body["models"]
-    [expected] = bag_model.decide({"x": [item.image for item in items]})
+    [expected] = case_model.decide({"x": images})
     assert answer["prediction"] == expected.prediction == "spot"
-    names = bag_model.class_names
+    names = case_model.class_names
     assert [answer["probabilities"][n] for n in names] == pytest.approx(
         expected.probabilities, abs=1e-5
     )
-    assert answer["bag"]["pictures"] == 4
-    first = answer["bag"]["decided_by"][0]
+    assert answer["case"]["images"] == 4
+    first = answer["case"]["decided_by"][0]
     assert (first["file"], first["part"]) == ("spot-2-2.png", "")
-    assert first["share"] == pytest.approx(expected.decided_by[0].share, abs=1e-3)
-    assert first["picture"].startswith("data:image/jpeg;base64,")
+    assert first["weight"] == pytest.approx(expected.deciding[0].weight, abs=1e-3)
+    assert first["image"].startswith("data:image/jpeg;base64,")
     assert body["image"]["name"] == "spot-2-0.png and 3 more"
     assert answer["evidence"]["class"] == "spot"
     spec = openapi()
     assert fits({"$ref": "#/components/schemas/Answer"}, body, spec)
-    assert "picture" not in page(files)[1]["models"][0]["bag"]["decided_by"][0]
+    assert "image" not in page(files)[1]["models"][0]["case"]["decided_by"][0]
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_volume_is_answered_by_its_slices(page, bag_model, tmp_path, packed):
+def test_a_volume_is_answered_by_its_slices(page, case_model, tmp_path, packed):
     content = volume(tmp_path / "a.nii").read_bytes()
     status, body = page(gzip.compress(content) if packed else content, name="scan.nii.gz")
     assert status == 200, body
-    bag = body["models"][0]["bag"]
-    assert bag["pictures"] == 16  # the empty slices are left out
+    case = body["models"][0]["case"]
+    assert case["images"] == 16  # the empty slices are left out
     parts = [f"axis=2,index={index}" for index in range(4, 20)]
-    [expected] = bag_model.decide({"v": [ImageRef(tmp_path / "a.nii", part) for part in parts]})
+    [expected] = case_model.decide({"v": [ImageRef(tmp_path / "a.nii", part) for part in parts]})
     assert body["models"][0]["prediction"] == expected.prediction
-    assert [part["part"] for part in bag["decided_by"]] == [
-        part.image.part for part in expected.decided_by
+    assert [part["part"] for part in case["decided_by"]] == [
+        part.image.part for part in expected.deciding
     ]
-    assert {part["file"] for part in bag["decided_by"]} == {"scan.nii.gz"}
+    assert {part["file"] for part in case["decided_by"]} == {"scan.nii.gz"}
 
 
 def test_a_clip_is_answered_by_its_frames(page, tmp_path):
     frames = np.random.default_rng(0).integers(0, 255, (5, 16, 16)).astype(np.uint8)
     frames[2] = 7  # a blank frame
     _, body = page(dicom(tmp_path / "a.dcm", frames, frames=True).read_bytes(), name="cine")
-    bag = body["models"][0]["bag"]
-    assert bag["pictures"] == 4
-    assert bag["decided_by"][0]["part"].startswith("index=")
+    case = body["models"][0]["case"]
+    assert case["images"] == 4
+    assert case["decided_by"][0]["part"].startswith("index=")
 
 
 def test_what_is_odd_about_a_series_is_said(page, tmp_path):
@@ -117,17 +124,16 @@ def test_what_is_odd_about_a_series_is_said(page, tmp_path):
 
 
 def test_two_studies_in_one_upload_get_two_answers_with_their_names(page, exams, tmp_path):
-    items = read_manifest(exams, bags="exam").items
     files = []
-    for study, bag in (("1.1", "test spot 2"), ("1.2", "test normal 2")):
-        for number, item in enumerate(item for item in items if item.bag == bag):
-            pixels = np.asarray(read_image(item.image))[:, :, 0]
+    for study, exam in (("1.1", "test spot 2"), ("1.2", "test normal 2")):
+        for number, image in enumerate(exam_images(exams, exam)):
+            pixels = np.asarray(read_image(image))[:, :, 0]
             uids = {"StudyInstanceUID": study, "SeriesInstanceUID": f"{study}.{number}"}
-            entry = dicom(tmp_path / f"{study}-{number}.dcm", pixels, StudyDescription=bag, **uids)
+            entry = dicom(tmp_path / f"{study}-{number}.dcm", pixels, StudyDescription=exam, **uids)
             files.append((entry.name, entry.read_bytes()))
-    status, body = page(files[::2] + files[1::2], pictures=True)
+    status, body = page(files[::2] + files[1::2], images=True)
     assert status == 200, body
-    assert [(entry["bag"]["name"], entry["bag"]["pictures"]) for entry in body["models"]] == [
+    assert [(entry["case"]["name"], entry["case"]["images"]) for entry in body["models"]] == [
         ("study (test spot 2): 1.1-0.dcm and 3 more", 4),
         ("study (test normal 2): 1.2-0.dcm and 3 more", 4),
     ]
@@ -135,9 +141,7 @@ def test_two_studies_in_one_upload_get_two_answers_with_their_names(page, exams,
     assert fits({"$ref": "#/components/schemas/Answer"}, body, openapi())
 
 
-def test_an_exam_without_a_usable_picture_is_named_beside_the_answers_for_the_others(
-    page, tmp_path
-):
+def test_a_case_without_a_usable_image_is_named_beside_the_answers_for_the_others(page, tmp_path):
     rng = np.random.default_rng(0)
     files = []
     for study, most in (("1.1", 255), ("1.2", 1)):  # the second is a blank clip
@@ -147,14 +151,14 @@ def test_an_exam_without_a_usable_picture_is_named_beside_the_answers_for_the_ot
     status, body = page(files)
     assert status == 200, body
     [entry] = body["models"]
-    assert entry["bag"]["name"] == "study 1.1: 1.1.dcm"
+    assert entry["case"]["name"] == "study 1.1: 1.1.dcm"
     assert "Not answered: study 1.2: 1.2.dcm: 1.2.dcm is blank" in entry["note"]
 
 
 def test_files_that_cannot_be_read_are_named_and_the_others_answered(page, exams):
     good = next((exams.parent / "test").glob("*.png")).read_bytes()
     _, body = page([("bad.svs", b"no image"), ("cut.png", good[:90]), ("good.png", good)])
-    assert body["models"][0]["bag"]["pictures"] == 1
+    assert body["models"][0]["case"]["images"] == 1
     assert body["image"]["note"].startswith("Not used (2): bad.svs: The file is not a PNG")
     assert "cut.png: The file is damaged" in body["image"]["note"]
     status, body = page([("bad.svs", b"no image"), ("worse.npz", b"")])
@@ -177,18 +181,42 @@ def test_other_archives_are_not_volumes(page):
     assert page(b"\x1f\x8b" + bytes(30))[0] == 422
 
 
-def test_a_model_of_single_images_takes_one_file_and_one_slice(gda, tmp_path):
+def test_a_model_of_single_images_answers_each_file_by_one_slice(gda, tmp_path):
     reader = UploadReader(10_000)
-    files = {volume(tmp_path / f"{name}.nii"): name for name in "ab"}
-    with pytest.raises(DataError):
-        reader.read(files)
-    upload = reader.read({volume(tmp_path / "c.nii"): "scan.nii"})
-    assert "the slice axis=2,index=middle is used" in upload.note
-    assert "bag" not in answers([Model("m", Decider(gda))], upload, pictures=False)[0]
+    upload = reader.read({volume(tmp_path / f"{name}.nii"): name for name in "ab"})
+    assert upload.note.count("the slice axis=2,index=middle is used") == 2
+    given = answers([Model("m", Decider(gda))], upload, images=False)
+    assert [(answer["case"]["name"], answer["case"]["images"]) for answer in given] == [
+        ("a", 1),
+        ("b", 1),
+    ]
 
 
-def test_a_model_of_bags_without_a_calibration_is_served(bag_model, bert_backbone, tmp_path):
-    bag_model.save(tmp_path / "m")
+@pytest.mark.parametrize("findings", [False, True])
+@pytest.mark.parametrize("images", [1, 3])
+def test_the_page_answers_as_the_decider_does(bert_backbone, tmp_path, findings, images):
+    table = write_exams(tmp_path, per_class=4, images=images, findings=findings)
+    options = {"cases": "exam"} if images > 1 else {}
+    options |= {"findings": ["spot", "streak"]} if findings else {}
+    model = ogkd.fit(table, backbone=bert_backbone, **options)
+    chosen = exam_images(table, "train spot 1")
+    upload = UploadReader(10_000).read({image.file: image.name for image in chosen}, whole=True)
+    decider = Decider(model)
+    [answer] = answers([Model("m", decider)], upload, images=True)
+    [decision] = decider.decide(upload.cases(model.card.grouping))
+    assert answer["prediction"] == decision.prediction
+    expected = dict(zip(model.class_names, decision.probabilities, strict=True))
+    assert answer["probabilities"] == pytest.approx(expected, abs=1e-5)
+    assert answer.get("findings") == (
+        dict(zip(model.class_names, decision.answer.verdicts, strict=True)) if findings else None
+    )
+    assert answer["case"]["images"] == images
+    assert answer["evidence"]["class"] in model.class_names
+    assert fits({"$ref": "#/components/schemas/ModelAnswer"}, answer, openapi())
+
+
+def test_a_model_without_a_calibration_is_served(case_model, bert_backbone, tmp_path):
+    case_model.save(tmp_path / "m")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(models, "load", lambda folder, **_: load(folder, backbone=bert_backbone))
         [model] = load_models([tmp_path / "m"])

@@ -1,0 +1,45 @@
+"""The report of either task, of single images and of cases of several."""
+
+from __future__ import annotations
+
+import pytest
+from report_world import read_page
+
+import ogkd
+from ogkd.datasets.read import read_dataset
+from ogkd.evaluation import evaluate_predictions, predict_labelled
+from ogkd.evaluation.calibrate import calibrate
+from ogkd.report import write_report
+from tiny_data import write_exams
+
+SECTIONS = {
+    False: {"summary", "metrics", "confusion", "errors", "data", "making", "caution"},
+    True: {"findings", "answers", "data", "making", "caution"},
+}
+
+
+@pytest.mark.parametrize("images", [1, 3])
+@pytest.mark.parametrize("findings", [False, True])
+def test_the_report_is_about_cases_of_either_task(bert_backbone, tmp_path, findings, images):
+    table = write_exams(tmp_path, images=images, splits="train,val,test", findings=findings)
+    options = {"cases": "exam"} if images > 1 else {}
+    options |= {"findings": ["spot", "streak"]} if findings else {"normal": ["normal"]}
+    model = ogkd.fit(table, backbone=bert_backbone, **options)
+    dataset = read_dataset(table, **({"findings": ["spot", "streak"]} if findings else {}))
+    for calibrated in (False, True):
+        if calibrated:
+            model.calibration = calibrate(model, dataset)
+        predictions = predict_labelled(model, dataset)
+        path = tmp_path / "report.html"
+        write_report(path, model, dataset, predictions)
+        page = read_page(path.read_text(encoding="utf-8"))
+        ids = {attrs["id"] for _, attrs in page.all("section")}
+        assert ids >= SECTIONS[findings]
+        assert ids == {attrs["href"].removeprefix("#") for _, attrs in page.all("a")}
+        result = evaluate_predictions(predictions, model.calibration, card=model.card)
+        assert result["images"] == 16
+        assert result["verdict"]["headline"] in page.text
+        assert ("not calibrated" in page.text) is not calibrated
+        assert "Images learned from " + str(16 * images) in page.text
+        if images > 1 and page.all("img"):
+            assert "the image that decided" in page.text
