@@ -54,7 +54,7 @@ class Watched:
         def objective(gamma: float | tuple[float, ...]) -> OGKDObjective:
             chosen = config.model_copy(update={"gamma": gamma})
             scale = text.backbone.logit_scale
-            return OGKDObjective([chosen] * len(SEEDS), text.bank, scale, "cpu")
+            return OGKDObjective(chosen, text.bank, scale, "cpu")
 
         self.learner = learner
         self.whole, self.plain = objective(config.gamma), objective(0.0)

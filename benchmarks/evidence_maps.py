@@ -5,8 +5,8 @@
     python benchmarks/evidence_maps.py DATA BACKBONE --check [--images 8]
 
 DATA is a folder of datasets, or one. Maps: `parts` (what each patch contributes to the lead of the
-class, adding up), `patches` (the head applied to patch features), `gradient` (input times gradient
-of the lead), `attention` (of the last block, weighted by its gradient), random.
+class, adding up), `gradient` (input times gradient of the lead), `attention` (of the last block,
+weighted by its gradient), random.
 Deletion: patches are blurred, the highest first; insertion starts from the blurred image. The
 number is the mean, over shares of patches, of the logit's lead over the mean of the other classes,
 between 0 (all blurred) and 1 (the whole image). A map is good if deletion is low and insertion
@@ -37,7 +37,7 @@ from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise
 from ogkd.model.classifier import Classifier
 from ogkd.model.evidence_check import check_evidence
-from ogkd.model.explain import evidence_of, parts_of
+from ogkd.model.explain import evidence_of
 
 SHARES = np.linspace(0, 1, 9)  # of patches; --quick: 5 of them
 BLUR = 0.08  # of the side, the width of the Gaussian in place of hidden patches
@@ -65,17 +65,14 @@ def maps(
     pixels = normalise([crop], backbone.preprocessing)
     w = contrast(head.W, label)
     parts = split_products(backbone, pixels, w[None]).patches[0, :, 0].numpy()
-    patches = backbone.encode_images(pixels).patches
-    similar = classifier.task.lead(head.of_patches(patches[0]), label)
-    small = contrast((head.patch or head).W, label)
+    small = w[: backbone.embed_dim]
     found = {
         "random": rng.normal(size=grid),
-        "patches": similar.numpy().reshape(grid),
         "parts": parts.reshape(grid),
         "gradient": gradient(classifier, pixels, w).reshape(grid),
         "attention": attention(backbone, pixels, small).reshape(grid),
     }
-    for name in ("patches", "parts", "gradient"):
+    for name in ("parts", "gradient"):
         found[f"{name}, smoothed"] = gaussian_filter(found[name], SMOOTH)
     return found
 
@@ -229,20 +226,19 @@ def run_data(folders: list[Path], backbone: str, count: int) -> None:
 
 def run_check(folders: list[Path], backbone: str, count: int) -> None:
     """How often marked places count more than random ones, and how much of the lead they are."""
-    found: dict[str, list[tuple[float, float]]] = {"parts": [], "patches": []}
+    pairs: list[tuple[float, float]] = []
     for folder in folders:
         classifier = ogkd.fit(folder, method="fused", backbone=backbone, shots=16)
         images = [case.image for case in read_dataset(folder).part("test")]
         chosen = np.random.default_rng(2).permutation(len(images))[:count]
-        for said in classifier.decide([images[row] for row in chosen], patches=True):
-            both = {"parts": parts_of(classifier, said), "patches": evidence_of(classifier, said)}
-            for kind, one in both.items():
-                if one is not None and (check := check_evidence(classifier, one)) is not None:
-                    found[kind].append((check.marked, check.random))
-        for kind, pairs in found.items():
-            passed = sum(marked > random for marked, random in pairs)
-            lost = np.median(pairs, axis=0)
-            print(f"up to {folder.name}: {kind}: {passed} of {len(pairs)}, lost {lost.round(2)}")
+        for decision in classifier.decide([images[row] for row in chosen], crops=True):
+            evidence = evidence_of(classifier, decision)
+            check = None if evidence is None else check_evidence(classifier, evidence)
+            if check is not None:
+                pairs.append((check.marked, check.random))
+        passed = sum(marked > random for marked, random in pairs)
+        lost = np.median(pairs, axis=0)
+        print(f"up to {folder.name}: {passed} of {len(pairs)}, lost {lost.round(2)}")
 
 
 def main() -> None:

@@ -152,12 +152,12 @@ def main() -> None:
         for split in ("train", "val", "test"):
             cases = dataset.part(split)
             features = store.get([case.image for case in cases], deep=True).rows[:, 0].numpy()
-            parts[split] = features, np.array([case.target for case in cases], np.int64)
+            parts[split] = features, dataset.task.labels(dataset.targets(cases))
         counts = np.bincount(parts["train"][1])
         if counts.min() < 2 * SHOTS:
             continue  # too few images to choose from
         bank = read_bank(Path(bank_name(folder.name)))
-        text = text_sides(backbone, dataset.task, bank)[0]
+        [text] = text_sides(backbone, replace(dataset.task, normal=()), bank)
         for seed in range(options.seeds):
             X, y = parts["train"]
             order = np.random.default_rng([seed, 6]).permutation(len(y))

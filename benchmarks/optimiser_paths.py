@@ -78,8 +78,8 @@ def prepare(
         torch.stack([one.labels for one in supports]).repeat(runs, 1),
         patches.float().repeat(runs, 1, 1, 1),
     )
-    scale, configs = store.backbone.logit_scale, [method.config] * (runs * len(SEEDS))
-    objective = OGKDObjective(configs, text.bank, scale, "cpu", normal=text.normal)
+    scale = store.backbone.logit_scale
+    objective = OGKDObjective(method.config, text.bank, scale, "cpu", normal=text.normal)
     start = learner.initial_context(torch.Generator())
     features = store.get([case.image for case in judges]).globals[:, 0].float()
     labels = torch.tensor([case.target for case in judges])
@@ -130,7 +130,7 @@ def lbfgs(store: FeatureStore, dataset: str, shots: int) -> dict[int, list[tuple
         assert batch.patches is not None
         everything = (batch.globals, batch.labels, batch.patches)
         own = Batch(*(part[row : row + 1] for part in everything))
-        one = OGKDObjective([objective.config], list(objective.bank), objective.scale, "cpu")
+        one = OGKDObjective(objective.config, list(objective.bank), objective.scale, "cpu")
         x = start.unsqueeze(0).clone().requires_grad_()
         optimiser = torch.optim.LBFGS(
             [x], max_iter=1, max_eval=25, history_size=10, line_search_fn="strong_wolfe"

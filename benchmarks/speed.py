@@ -66,7 +66,7 @@ class Ours:
     ) -> None:
         features = [backbone.encode_texts(rows) for rows in bank]
         self.learner = PromptLearner(backbone, names, ContextConfig())
-        self.objective = OGKDObjective([CONFIG] * seeds, features, backbone.logit_scale, "cpu")
+        self.objective = OGKDObjective(CONFIG, features, backbone.logit_scale, "cpu")
         start = self.learner.initial_context(torch.Generator())
         self.contexts = torch.stack([start] * seeds).requires_grad_()
         self.optimiser = torch.optim.SGD(

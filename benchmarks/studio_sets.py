@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,19 +23,16 @@ from numpy.typing import NDArray
 from ogkd.backbones import load_backbone
 from ogkd.datasets.phantoms import write_folder
 from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import OneOf
-from ogkd.errors import ConfigError
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide
-from ogkd.serve.studio.fitted import COVERAGE, fit_labels, judge
+from ogkd.serve.studio.fitted import fit_labels, judge
 from ogkd.serve.studio.queue import UNLABELLED, checked, next_images, with_checks
 
 BUDGETS = (4, 8, 12, 16, 20)  # labels per class, on average
 
 
 def simulate(X: NDArray[Any], y: NDArray[Any], text: TextSide, seed: int) -> dict[str, Any]:
-    task = OneOf(text.class_names)
     classes, width = len(text.class_names), text.backbone.embed_dim
     order = np.random.default_rng(seed).permutation(len(y)).tolist()
     labels, every = np.full(len(y), UNLABELLED, np.int64), np.ones(len(y), bool)
@@ -58,15 +56,10 @@ def simulate(X: NDArray[Any], y: NDArray[Any], text: TextSide, seed: int) -> dic
             sample=checked(order, labels),
             engine="torch",
         )
-        said = fitted.trusting(judged)
-        row = {"accuracy": float((said.probabilities[rest].argmax(1) == y[rest]).mean())}
-        if judged.calibration is not None:
-            try:
-                limits = judged.calibration.limits(task, COVERAGE)
-                estimate = task.plausible(said.probabilities, limits)
-                row |= measured("estimate", estimate[rest], y[rest])
-            except ConfigError:
-                pass  # too few labels
+        estimate = fitted.trusting(replace(judged, exact=None))
+        row = {"accuracy": float((estimate.probabilities[rest].argmax(1) == y[rest]).mean())}
+        if estimate.sets is not None:
+            row |= measured("estimate", estimate.sets[rest], y[rest])
         if judged.exact is not None:
             row |= measured("exact", judged.exact[rest], y[rest])
         found[str(budget)] = row
@@ -96,10 +89,9 @@ def main() -> None:
             data = read_dataset(
                 write_folder(name, Path(folder, "d"), splits={"train": 60}, size=160)
             )
-            images = [case.image for case in data.cases]
-            X = FeatureStore(backbone).get(images, deep=True).rows[:, 0].numpy()
-        y = np.array([case.target for case in data.cases], np.int64)
-        text = text_sides(backbone, data.task, None)[0]
+            X = FeatureStore(backbone).get(data.images, deep=True).rows[:, 0].numpy()
+        y = data.task.labels(data.targets())
+        [text] = text_sides(backbone, replace(data.task, normal=()), None)
         for seed in range(options.seeds):
             if f"{name} {seed}" not in done:
                 done[f"{name} {seed}"] = simulate(X, y, text, seed)

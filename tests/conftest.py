@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,15 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
+@pytest.fixture(scope="module")
+def module_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache for the fixtures of a module; ask for it where they fit a model."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = tmp_path_factory.mktemp("cache")
+        patch.setenv("OGKD_CACHE", str(cache))
+        yield cache
+
+
 @pytest.fixture(scope="session")
 def bert_backbone() -> Backbone:
     """A tiny open_clip-format model whose BERT has dropout; random weights."""
@@ -48,7 +58,7 @@ def bert_backbone() -> Backbone:
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of three classes of small noise pictures: {train,test}/class/*.png."""
+    """A dataset of three classes of small noise images: {train,test}/class/*.png."""
     root = tmp_path_factory.mktemp("pictures")
     for label, name in enumerate(("bright_spot", "dark_field", "striped_tissue")):
         for split, count in (("train", 6), ("test", 4)):

@@ -88,8 +88,10 @@ def test_a_file_adds_a_method_for_this_process_and_its_workers(tmp_path, monkeyp
     assert plugins.name_of(METHODS["means"]) == "mine"
     assert make_method("means").name == "means"
     script = "import ogkd; print(ogkd.methods.make_method('means').summary)"
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd="/")
-    assert said.stdout == "class means\n", said.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd="/"
+    )
+    assert process.stdout == "class means\n", process.stderr
 
 
 def test_a_module_is_loaded_by_its_name(tmp_path, monkeypatch):
@@ -231,9 +233,9 @@ def test_a_plugin_may_ask_for_methods_while_it_is_loaded(tmp_path, monkeypatch):
 
 
 def test_ogkds_own_methods_are_of_no_plugin():
-    own = [method for method in METHODS.values() if method.__module__.startswith("ogkd.")]
-    assert len(own) > 15
-    assert {plugins.name_of(method) for method in own} == {None}
+    builtin = [method for method in METHODS.values() if method.__module__.startswith("ogkd.")]
+    assert len(builtin) > 15
+    assert {plugins.name_of(method) for method in builtin} == {None}
     assert plugins.name_of(type("Cell", (Method,), {"__module__": "__main__"})) is None
     assert plugins.name_of(torch.nn.Module) == "torch"  # a distribution
 
@@ -241,7 +243,8 @@ def test_ogkds_own_methods_are_of_no_plugin():
 def card(**fields):
     empty = {"prompts_sha256": "", "data_sha256": "", "support_counts": (), "versions": {}}
     backbone = {"name": "b", "digest": "d", "embed_dim": 4, "preprocessing": {}}
-    facts = {"config": {}, "class_names": ("a", "b"), "logit_scale": 1.0, "seed": 1}
+    asks = {"kind": "classes", "names": ("a", "b"), "normal": ()}
+    facts = {"config": {}, "asks": asks, "logit_scale": 1.0, "seed": 1}
     return ModelCard.model_validate(facts | empty | {"backbone": backbone} | fields)
 
 

@@ -14,7 +14,7 @@ import ogkd
 EXPECTED = {
     *("Calibration", "Classifier", "Method", "OGKDClassifier", "calibrate", "evaluate", "explain"),
     *("fit", "geometry", "load", "load_backbone", "losses", "methods", "plugins", "read_image"),
-    *("read_manifest", "register", "teacher", "report", "show_results", "Policy", "zero_shot"),
+    *("read_dataset", "register", "teacher", "report", "show_results", "Policy", "zero_shot"),
 }
 
 
@@ -51,5 +51,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_importing_is_light():
     code = "import sys, ogkd; dir(ogkd); print(sorted({'torch', 'numpy'} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout == "[]\n"
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert process.stdout == "[]\n"

@@ -15,7 +15,7 @@ zero_shot                        a classifier from class names alone
 evaluate, show_results, report   metrics on labelled images; images with answers; an HTML page
 calibrate, Policy                temperature and sets; which promise a decision has to keep
 explain, evidence, draw          which parts of an image support a class
-read_manifest, read_image        labelled images as a table; any image as an array
+read_dataset, read_image        labelled images as a table; any image as an array
 load_backbone, Backbone          the frozen encoders
 methods, Method, register        every method, and how to add one; plugins: code of other packages
 losses, geometry, teacher        the paper's mathematics, as functions of tensors
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from ogkd.model.calibration import Calibration
     from ogkd.model.classifier import Classifier
     from ogkd.model.decide import Policy
+    from ogkd.model.drawing import draw
     from ogkd.model.explain import Evidence, evidence, explain
     from ogkd.model.load import load
-    from ogkd.model.picture import draw
     from ogkd.report import report, show_results
 
     __version__: str
@@ -105,7 +105,7 @@ _MODULES = {  # module: what it offers here
     "ogkd.model.decide": ("Policy",),
     "ogkd.report": ("show_results",),
     "ogkd.model.explain": ("Evidence", "evidence", "explain"),
-    "ogkd.model.picture": ("draw",),
+    "ogkd.model.drawing": ("draw",),
 }
 
 

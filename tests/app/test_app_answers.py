@@ -150,7 +150,7 @@ def test_evidence_is_drawn_for_the_prediction_and_only_if_requested(gda, image):
     assert "evidence" not in ask(gda, image)
     answer = ask(gda, image, images=True)
     evidence = answer["evidence"]
-    assert (evidence["kind"], evidence["class"]) == ("parts", answer["prediction"])
+    assert evidence["class"] == answer["prediction"]
     shown = evidence["check"]["marked"] > evidence["check"]["random"]
     assert evidence["image"].startswith("data:image/jpeg;base64,") == shown
 
@@ -161,9 +161,9 @@ def test_a_map_that_fails_its_check_is_not_shown(gda, image, monkeypatch, marked
     assert bool(ask(gda, image, images=True)["evidence"]["image"]) is shown
 
 
-def test_a_tower_that_cannot_be_split_has_the_map_of_its_patches(gda, image, monkeypatch):
-    monkeypatch.setattr(asking, "parts_of", lambda *_: None)
-    assert ask(gda, image, images=True)["evidence"]["kind"] == "patches"
+def test_a_tower_that_cannot_be_split_has_no_map(gda, image, monkeypatch):
+    monkeypatch.setattr(asking, "evidence_of", lambda *_: None)
+    assert "evidence" not in ask(gda, image, images=True)
 
 
 def test_models_of_one_backbone_encode_an_image_once(gda, image, monkeypatch):

@@ -173,11 +173,11 @@ def test_false_alarms_are_normal_images_called_a_disease(plan_of):
     specs, runner = plan_of(only=["zero-shot"], shots=[1], seeds=[1])
     ((_, done),) = run_all(specs, runner).items()
     outcome = done.predictions["test"]
-    answers = outcome.probabilities.argmax(axis=1)
+    said = outcome.probabilities.argmax(axis=1)
     normal = done.result["normal"]["test"][0]
     metrics = done.result["metrics"]["test"]
-    assert metrics["false_alarms"] == np.mean(answers[outcome.labels == normal] != normal)
-    assert metrics["sensitivity"] == np.mean(answers[outcome.labels != normal] != normal)
+    assert metrics["false_alarms"] == np.mean(said[outcome.labels == normal] != normal)
+    assert metrics["sensitivity"] == np.mean(said[outcome.labels != normal] != normal)
 
 
 def test_patches_that_do_not_fit_into_memory_are_refused_before_they_are_encoded(

@@ -1,13 +1,10 @@
 """Each loss against a plain float64 numpy loop, and its behaviour where the paper is silent."""
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-import ogkd.core.losses
 from ogkd.core.geometry import class_graph
 from ogkd.core.losses import (
     LossTerms,
@@ -76,13 +73,6 @@ def test_logits_of_images_and_patches_are_scaled_products():
                 np.testing.assert_allclose(S[b, n, c], 85 * np.dot(Z[b, n], T[c]), rtol=1e-12)
 
 
-def test_seeds_may_share_one_set_of_class_features():
-    Z, T = random(3, B, P, d), random(C, d, seed=1)
-    together = logits(Z, T, 2.0)
-    for s in range(3):
-        torch.testing.assert_close(together[s], logits(Z[s], T, 2.0))
-
-
 def test_cross_entropy_equals_the_loop_and_torch():
     z, y = random(B, C, scale=10), random_labels(B)
     expected = np.mean([-log_softmax_loop(z[b].numpy())[y[b]] for b in range(B)])
@@ -108,12 +98,6 @@ def test_diffuse_equals_the_loop(gamma):
     log_q, W = random(B, C).log_softmax(dim=-1), graph()
     expected = [diffuse_loop(row, W.numpy(), gamma) for row in log_q.numpy()]
     np.testing.assert_allclose(diffuse(log_q, W, gamma), expected, rtol=1e-12)
-
-
-def test_gamma_may_be_a_tensor():
-    log_q, W = random(B, C).log_softmax(dim=-1), graph()
-    expected = diffuse(log_q, W, GAMMAS[-1])
-    torch.testing.assert_close(diffuse(log_q, W, torch.tensor(GAMMAS[-1])), expected)
 
 
 def test_a_class_with_gamma_zero_keeps_what_the_teacher_said_of_it():
@@ -328,9 +312,11 @@ def test_gradients_reach_the_student_alone():
     teacher = [data[name].requires_grad_() for name in ("T_tilde", "T", "W", "gamma")]
     T_hat = data["T_hat"].requires_grad_()
     for name, term in vars(objective(**data)).items():
-        found = torch.autograd.grad(term, [T_hat, *teacher], allow_unused=True, retain_graph=True)
-        assert found[0].abs().sum() > 0, name
-        assert all(gradient is None for gradient in found[1:]), name
+        gradients = torch.autograd.grad(
+            term, [T_hat, *teacher], allow_unused=True, retain_graph=True
+        )
+        assert gradients[0].abs().sum() > 0, name
+        assert all(gradient is None for gradient in gradients[1:]), name
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "sccm", "gad", "lgd"])
@@ -353,25 +339,14 @@ def test_seeds_together_equal_each_seed_alone_in_values_and_gradients():
     together = objective(**data)
     (gradient,) = torch.autograd.grad(together.total(**WEIGHTS).sum(), data["T_hat"])
     for s in range(3):
-        one = {name: value if name in shared else value[s] for name, value in data.items()}
-        one["T_hat"] = one["T_hat"].detach().requires_grad_()
-        alone = objective(**one)
+        single = {name: value if name in shared else value[s] for name, value in data.items()}
+        single["T_hat"] = single["T_hat"].detach().requires_grad_()
+        alone = objective(**single)
         for name, value in vars(alone).items():
             assert value.shape == ()
             torch.testing.assert_close(vars(together)[name][s], value, rtol=1e-13, atol=1e-15)
-        (expected,) = torch.autograd.grad(alone.total(**WEIGHTS), one["T_hat"])
+        (expected,) = torch.autograd.grad(alone.total(**WEIGHTS), single["T_hat"])
         torch.testing.assert_close(gradient[s], expected, rtol=1e-12, atol=1e-14)
-
-
-def test_one_seed_never_changes_another():
-    data = inputs(3)
-    before = objective(**data)
-    for name in ("v", "Z", "T_hat", "T_tilde"):
-        data[name][1] = normalize(data[name][1] + 1, dim=-1)
-    after = objective(**data)
-    for name, value in vars(before).items():
-        assert torch.equal(value[[0, 2]], vars(after)[name][[0, 2]]), name
-        assert value[1] != vars(after)[name][1], name
 
 
 def test_a_student_trains_against_a_teacher_made_in_inference_mode():
@@ -389,7 +364,3 @@ def test_float32_stays_float32_and_close_to_float64():
     for name, value in vars(objective(**small)).items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value.double(), vars(objective(**data))[name], rtol=1e-5, atol=0)
-
-
-def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(ogkd.core.losses).failed == 0

@@ -1,4 +1,4 @@
-"""From the logits of pictures to those of their bag."""
+"""From the logits of images to those of their case."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from scipy.special import logsumexp
 from ogkd.core.pooling import Pooling, fit_pooling, pooled, relative, shares
 
 
-def picture_logits(seed: int = 0, bags: int = 5, classes: int = 3) -> tuple[torch.Tensor, ...]:
+def image_logits(seed: int = 0, cases: int = 5, classes: int = 3) -> tuple[torch.Tensor, ...]:
     rng = np.random.default_rng(seed)
-    sizes = rng.integers(1, 9, bags)
-    bag = torch.from_numpy(np.repeat(np.arange(bags), sizes))
-    return torch.from_numpy(rng.normal(0, 4, (len(bag), classes))), bag
+    sizes = rng.integers(1, 9, cases)
+    case = torch.from_numpy(np.repeat(np.arange(cases), sizes))
+    return torch.from_numpy(rng.normal(0, 4, (len(case), classes))), case
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.25, 1.0, 8.0, math.inf])
-def test_pooling_is_the_formula_bag_by_bag(tau: float) -> None:
-    z, bag = picture_logits()
-    for number, row in enumerate(pooled(z, bag, tau)):
-        mine = z[bag == number].numpy()
+def test_pooling_is_the_formula_case_by_case(tau: float) -> None:
+    z, case = image_logits()
+    for number, row in enumerate(pooled(z, case, tau)):
+        member_logits = z[case == number].numpy()
         expected = (
-            mine.max(axis=0)
+            member_logits.max(axis=0)
             if tau == 0
-            else mine.mean(axis=0)
+            else member_logits.mean(axis=0)
             if math.isinf(tau)
-            else tau * (logsumexp(mine / tau, axis=0) - np.log(len(mine)))
+            else tau * (logsumexp(member_logits / tau, axis=0) - np.log(len(member_logits)))
         )
         np.testing.assert_allclose(row.numpy(), expected, atol=1e-9)
 
 
 def test_pooling_goes_from_the_mean_to_the_largest_as_tau_falls() -> None:
-    z, bag = picture_logits(1)
-    values = torch.stack([pooled(z, bag, tau) for tau in (math.inf, 100.0, 3.0, 0.5, 0.01, 0.0)])
+    z, case = image_logits(1)
+    values = torch.stack([pooled(z, case, tau) for tau in (math.inf, 100.0, 3.0, 0.5, 0.01, 0.0)])
     assert bool((values.diff(dim=0) >= -1e-9).all())
-    torch.testing.assert_close(values[0], pooled(z, bag, 1e7), atol=1e-5, rtol=0)
-    torch.testing.assert_close(values[-1], pooled(z, bag, 1e-9), atol=1e-6, rtol=0)
+    torch.testing.assert_close(values[0], pooled(z, case, 1e7), atol=1e-5, rtol=0)
+    torch.testing.assert_close(values[-1], pooled(z, case, 1e-9), atol=1e-6, rtol=0)
 
 
 def test_extreme_logits_do_not_overflow() -> None:
@@ -48,104 +48,106 @@ def test_extreme_logits_do_not_overflow() -> None:
     assert pooled(z, torch.tensor([0, 0]), 0.25).isfinite().all()
 
 
-def test_a_shift_of_all_logits_of_a_picture_changes_nothing() -> None:
-    z, bag = picture_logits(2)
+def test_a_shift_of_all_logits_of_a_image_changes_nothing() -> None:
+    z, case = image_logits(2)
     shift = torch.randn(len(z), 1, dtype=z.dtype)
     for normal in ((), (0,), (0, 2)):
         pooling = Pooling(1.0, 0.7, (0.1, 0.2, 0.3), normal, 0.4)
-        torch.testing.assert_close(pooling.logits(z + shift, bag), pooling.logits(z, bag))
+        torch.testing.assert_close(pooling.logits(z + shift, case), pooling.logits(z, case))
 
 
-def test_a_multiple_of_the_mean_of_the_bag_is_subtracted_but_not_from_a_picture_alone() -> None:
+def test_a_multiple_of_the_mean_of_the_case_is_subtracted_but_not_from_a_image_alone() -> None:
     z = torch.tensor([[0.0, 6.0], [0.0, 3.0], [0.0, 0.0], [0.0, 5.0]])
-    bag = torch.tensor([0, 0, 0, 1])
-    found = Pooling(0.0, 2.0, (), (0,), 0.5).logits(z, bag)[:, 1]
-    assert found.tolist() == pytest.approx([2 * 6 - 0.5 * (1 - 1 / 3) * 3, 2 * 5])
+    case = torch.tensor([0, 0, 0, 1])
+    fitted = Pooling(0.0, 2.0, (), (0,), 0.5).logits(z, case)[:, 1]
+    assert fitted.tolist() == pytest.approx([2 * 6 - 0.5 * (1 - 1 / 3) * 3, 2 * 5])
 
 
 def test_logits_are_relative_to_nothing_found() -> None:
-    z, _ = picture_logits(3)
+    z, _ = image_logits(3)
     assert bool((relative(z, (1,))[:, 1] == 0).all())
     torch.testing.assert_close(relative(z).exp().sum(1), torch.ones(len(z), dtype=z.dtype))
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.5, 2.0, math.inf])
 def test_shares_are_the_derivative_of_the_pooled_logit(tau: float) -> None:
-    z, bag = picture_logits(4, classes=1)
+    z, case = image_logits(4, classes=1)
     z.requires_grad_()
-    [slope] = torch.autograd.grad(pooled(z, bag, tau).sum(), z)
-    found = shares(z.detach().squeeze(1), bag, tau)
-    torch.testing.assert_close(found, slope.squeeze(1))
-    torch.testing.assert_close(found.new_zeros(5).index_add(0, bag, found), torch.ones(5).double())
+    [slope] = torch.autograd.grad(pooled(z, case, tau).sum(), z)
+    fitted = shares(z.detach().squeeze(1), case, tau)
+    torch.testing.assert_close(fitted, slope.squeeze(1))
+    torch.testing.assert_close(
+        fitted.new_zeros(5).index_add(0, case, fitted), torch.ones(5).double()
+    )
 
 
-def test_for_nothing_found_the_pictures_nearest_to_a_finding_are_named() -> None:
+def test_for_nothing_found_the_images_nearest_to_a_finding_are_named() -> None:
     z = torch.tensor([[5.0, 0.0, 0.0], [5.0, 4.0, 0.0], [5.0, 0.0, 1.0]])
     assert Pooling(0.5, normal=(0,)).weights(z, 0).argmax() == 1
 
 
-def simulated(share: float, seed: int, bags: int = 400) -> tuple[torch.Tensor, ...]:
-    """Bags of 20 pictures of two classes; `share` of an affected bag's pictures stand out."""
+def simulated(share: float, seed: int, cases: int = 400) -> tuple[torch.Tensor, ...]:
+    """Bags of 20 images of two classes; `share` of an affected case's images stand out."""
     rng = np.random.default_rng(seed)
-    labels = np.arange(bags) % 2
+    labels = np.arange(cases) % 2
     affected = (np.arange(20) < max(1, round(20 * share))) & (labels == 1)[:, None]
-    margin = rng.normal(0, 1.5, (bags, 20)) + 4 * affected
+    margin = rng.normal(0, 1.5, (cases, 20)) + 4 * affected
     z = torch.from_numpy(np.stack([np.zeros_like(margin), margin], axis=2).reshape(-1, 2))
-    return z, torch.arange(bags).repeat_interleave(20), torch.from_numpy(labels)
+    return z, torch.arange(cases).repeat_interleave(20), torch.from_numpy(labels)
 
 
 @pytest.mark.parametrize(("share", "at_most"), [(0.05, 2.0), (1.0, math.inf)])
 def test_a_rare_finding_is_pooled_by_its_largest_logits(share: float, at_most: float) -> None:
-    found = fit_pooling(*simulated(share, 0), normal=(0,))
-    assert found.tau <= at_most
-    assert (found.tau >= 4.0) == (share == 1.0)
+    fitted = fit_pooling(*simulated(share, 0), normal=(0,))
+    assert fitted.tau <= at_most
+    assert (fitted.tau >= 4.0) == (share == 1.0)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
 def test_the_fitted_pooling_is_as_good_as_the_better_of_mean_and_largest(share: float) -> None:
-    z, bag, labels = simulated(share, 1)
+    z, case, labels = simulated(share, 1)
     new, _, truth = simulated(share, 2)
 
     def right(pooling: Pooling) -> float:
-        return float((pooling.logits(new, bag).argmax(1) == truth).double().mean())
+        return float((pooling.logits(new, case).argmax(1) == truth).double().mean())
 
     def with_bias(tau: float) -> float:
-        values = pooled(relative(z, (0,)), bag, tau)[:, 1]
+        values = pooled(relative(z, (0,)), case, tau)[:, 1]
         cut = min(values.tolist(), key=lambda c: int(((values >= c) != labels.bool()).sum()))
         return right(Pooling(tau, 1.0, (0.0, -cut), (0,)))
 
     best = max(with_bias(0.0), with_bias(math.inf))
-    assert right(fit_pooling(z, bag, labels, normal=(0,))) >= best - 0.02
+    assert right(fit_pooling(z, case, labels, normal=(0,))) >= best - 0.02
 
 
-def test_probabilities_of_new_bags_are_calibrated() -> None:
-    z, bag, labels = simulated(0.1, 3, 1000)
+def test_probabilities_of_new_cases_are_calibrated() -> None:
+    z, case, labels = simulated(0.1, 3, 1000)
     new, _, truth = simulated(0.1, 4, 1000)
-    p = fit_pooling(z, bag, labels, normal=(0,)).logits(new, bag).softmax(1)[:, 1]
+    p = fit_pooling(z, case, labels, normal=(0,)).logits(new, case).softmax(1)[:, 1]
     sure = p > 0.5
     assert float(p[sure].mean()) == pytest.approx(float(truth[sure].double().mean()), abs=0.05)
 
 
-def test_what_all_pictures_of_a_bag_have_in_common_is_taken_out() -> None:
+def test_what_all_images_of_a_case_have_in_common_is_taken_out() -> None:
     def shifted(seed: int) -> tuple[torch.Tensor, ...]:
-        z, bag, labels = simulated(0.1, seed)
+        z, case, labels = simulated(0.1, seed)
         apart = np.random.default_rng(seed + 100).normal(0, 4, len(labels))  # of one anatomy
-        return z + torch.from_numpy(np.outer(apart[bag], [0.0, 1.0])), bag, labels
+        return z + torch.from_numpy(np.outer(apart[case], [0.0, 1.0])), case, labels
 
-    z, bag, labels = shifted(6)
-    found = fit_pooling(z, bag, labels, normal=(0,))
-    assert found.usual == pytest.approx(found.heat, rel=0.25)
+    z, case, labels = shifted(6)
+    fitted = fit_pooling(z, case, labels, normal=(0,))
+    assert fitted.mean_weight == pytest.approx(fitted.heat, rel=0.25)
     new, _, truth = shifted(7)
 
     def right(pooling: Pooling) -> float:
-        return float((pooling.logits(new, bag).argmax(1) == truth).double().mean())
+        return float((pooling.logits(new, case).argmax(1) == truth).double().mean())
 
-    assert right(found) >= right(replace(found, usual=0.0)) + 0.1
+    assert right(fitted) >= right(replace(fitted, mean_weight=0.0)) + 0.1
 
 
-def test_one_bag_of_each_class_moves_nothing_far() -> None:
-    z, bag, labels = simulated(0.3, 5, 2)
-    found = fit_pooling(z, bag, labels, normal=(0,))
-    assert 0.05 <= found.heat < 3
-    assert abs(found.usual) < 2
-    assert max(map(abs, found.bias)) < 3
+def test_one_case_of_each_class_moves_nothing_far() -> None:
+    z, case, labels = simulated(0.3, 5, 2)
+    fitted = fit_pooling(z, case, labels, normal=(0,))
+    assert 0.05 <= fitted.heat < 3
+    assert abs(fitted.mean_weight) < 2
+    assert max(map(abs, fitted.bias)) < 3

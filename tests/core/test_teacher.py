@@ -4,14 +4,11 @@
 standardisation. The package uses the plain z-score that it amounts to.
 """
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
-import ogkd.core.teacher
 from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import select_prompts, teacher_prototypes
 from ogkd.errors import ConfigError
@@ -215,7 +212,3 @@ def test_the_teacher_records_no_gradient():
 def test_an_unknown_selector_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match=r"batch, class, none.*'median'"):
         select_prompts(unit(4, 8), unit(3, 6, 8), tau=1.0, selector="median")
-
-
-def test_the_examples_in_the_docstrings_run():
-    assert doctest.testmod(ogkd.core.teacher).failed == 0

@@ -288,9 +288,9 @@ def test_a_still_batch_is_gathered_once_and_others_in_every_epoch(learner, bert_
         return objective(T_hat, batch)
 
     run = make_run(bert_backbone, 1)
-    for one, different in ((one_view(run), 1), (run, 5)):
+    for each, different in ((one_view(run), 1), (run, 5)):
         seen.clear()
-        train_contexts(learner, [one], watching, ADAM.model_copy(update={"epochs": 5}))
+        train_contexts(learner, [each], watching, ADAM.model_copy(update={"epochs": 5}))
         assert (len(seen), len({id(batch) for batch in seen})) == (5, different)
 
 
@@ -393,7 +393,7 @@ def test_a_checkpoint_without_losses_of_an_earlier_version_is_resumed(tmp_path):
     tensors = {"contexts": contexts, "momentum": momentum}
     metadata = {"fingerprint": "same", "epoch": "4", "sha256": _digest(tensors, 4)}
     save_file(tensors, checkpoint.path, metadata)
-    found = checkpoint.load()
-    assert found.epoch == 4
-    assert torch.equal(found.momentum, momentum)
-    assert found.losses.shape == (0, 2)
+    state = checkpoint.load()
+    assert state.epoch == 4
+    assert torch.equal(state.momentum, momentum)
+    assert state.losses.shape == (0, 2)

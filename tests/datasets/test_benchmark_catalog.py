@@ -11,8 +11,6 @@ import pytest
 
 import ogkd.methods
 import ogkd.prompts
-from ogkd.bench.paper import benchmark_of
-from ogkd.bench.runs import RunSpec
 from ogkd.datasets.catalog import Benchmark, benchmark, benchmarks, find_benchmark, read_catalog
 from ogkd.datasets.fetch import named_benchmark
 from ogkd.datasets.splits import base_and_novel
@@ -158,12 +156,11 @@ def test_one_rule_finds_a_dataset_by_its_name_folder_or_title(name: str, found: 
     record = find_benchmark(name)
     assert (None if record is None else record.name) == found
     assert named_benchmark(name) == record  # what `fit` and `evaluate` take
-    assert benchmark_of(RunSpec(dataset=name, method="ogkd")) == found  # what `compare` takes
 
 
 @pytest.mark.parametrize(("wrong", "right"), [("btmr", "btmri"), ("kvasirr", "kvasir")])
 def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, right: str) -> None:
-    with pytest.raises(ConfigError, match=f"'{wrong}'.*Did you mean '{right}'.*octmnist"):
+    with pytest.raises(ConfigError, match=f"Did you mean '{right}'"):
         benchmark(wrong)
 
 

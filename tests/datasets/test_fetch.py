@@ -22,6 +22,7 @@ import pytest
 
 from ogkd.datasets import catalog
 from ogkd.datasets import fetch as module
+from ogkd.datasets.case import Dataset
 from ogkd.datasets.catalog import Benchmark, benchmarks
 from ogkd.datasets.fetch import (
     download_benchmark,
@@ -30,7 +31,6 @@ from ogkd.datasets.fetch import (
     read_benchmark,
     resolve_data,
 )
-from ogkd.datasets.manifest import Manifest
 from ogkd.errors import DataError, OgkdWarning, StorageError
 from ogkd.files import blob_id
 from tiny_benchmark import COUNTS, PATHS, SPLIT, SPLIT_BYTES, SPLIT_SHA256, content, packed, record
@@ -81,15 +81,13 @@ def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
     assert folder == module.data_dir() / "tiny" == locate_benchmark(tiny)
     assert left_in(folder) == ["TINY", "source.json", "split_TINY.json"]
     assert left_in(folder.parent) == ["tiny"]
-    manifest = read_benchmark(tiny)
-    assert manifest.class_names == ("no finding", "tumor")
-    assert [item.image.file for item in manifest.items] == [
-        folder / "TINY" / path for path in PATHS
-    ]
-    assert [item.label for item in manifest.items] == [1, 0, 1, 1, 0]
+    dataset = read_benchmark(tiny)
+    assert dataset.names == ("no finding", "tumor")
+    assert [case.image.file for case in dataset.cases] == [folder / "TINY" / path for path in PATHS]
+    assert [case.target for case in dataset.cases] == [1, 0, 1, 1, 0]
     assert all(
-        item.image.file.read_bytes() == random.Random(path).randbytes(400)
-        for item, path in zip(manifest.items, PATHS, strict=True)
+        case.image.file.read_bytes() == random.Random(path).randbytes(400)
+        for case, path in zip(dataset.cases, PATHS, strict=True)
     )
 
 
@@ -122,7 +120,7 @@ def test_another_folder_may_be_given_or_set(
     assert locate_benchmark(tiny) is None
     assert locate_benchmark(tiny, folder=tmp_path / "a b") == tmp_path / "a b" / "tiny"
     monkeypatch.setenv("OGKD_DATA", str(tmp_path / "a b"))
-    assert len(read_benchmark(tiny).items) == 5
+    assert len(read_benchmark(tiny).cases) == 5
 
 
 def test_an_archive_without_its_split_file_gets_it_from_its_own_address(
@@ -245,12 +243,12 @@ def test_a_real_split_file_passes_all_checks_of_its_record(
     place = "/datasets/TahaKoleilat/BiomedCoOp/resolve/main/"
     server.files[f"{place}{real.archive}"] = packed({**files, real.split_file: split})
     download_benchmark(name)
-    manifest = resolve_data(name)
+    dataset = resolve_data(name)
     assert [
-        item.image.file.relative_to(module.data_dir() / name / real.folder).as_posix()
-        for item in manifest.items
+        case.image.file.relative_to(module.data_dir() / name / real.folder).as_posix()
+        for case in dataset.cases
     ] == paths
-    assert manifest.class_names == real.class_names
+    assert dataset.names == real.class_names
 
 
 def test_offline_is_respected(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,9 +356,9 @@ def test_a_name_stands_for_the_downloaded_benchmark(known: Benchmark) -> None:
     with pytest.raises(DataError, match="ogkd data download tiny"):
         resolve_data("tiny")
     download_benchmark(known)
-    manifest = resolve_data("tiny")
-    assert manifest == resolve_data(Path("TINY")) == read_benchmark(known)
-    assert resolve_data(manifest) is manifest
+    dataset = resolve_data("tiny")
+    assert dataset == resolve_data(Path("TINY")) == read_benchmark(known)
+    assert resolve_data(dataset) is dataset
     assert named_benchmark("tiny") == known
 
 
@@ -370,7 +368,7 @@ def test_a_folder_that_exists_goes_before_a_name(
     monkeypatch.chdir(tmp_path)
     shutil.copytree(pictures, tmp_path / "tiny")
     assert named_benchmark("tiny") is None
-    assert "striped tissue" in resolve_data("tiny").class_names
+    assert "striped tissue" in resolve_data("tiny").names
     assert named_benchmark("some/btmri") is None
 
 
@@ -378,7 +376,7 @@ def test_a_folder_of_the_released_code_is_recognised(
     known: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(download_benchmark(known), tmp_path / "data" / "TINY")
-    assert [item.label for item in resolve_data(tmp_path / "data" / "TINY").items] == [
+    assert [case.target for case in resolve_data(tmp_path / "data" / "TINY").cases] == [
         1,
         0,
         1,
@@ -397,9 +395,9 @@ def test_a_changed_split_file_is_not_taken_for_the_official_one(known: Benchmark
 
 
 def test_other_data_is_read_as_before(pictures: Path) -> None:
-    manifest = resolve_data(str(pictures))
-    assert isinstance(manifest, Manifest)
-    assert len(manifest.class_names) == 3
+    dataset = resolve_data(str(pictures))
+    assert isinstance(dataset, Dataset)
+    assert len(dataset.names) == 3
     with pytest.raises(DataError, match="no folder or table"):
         resolve_data("nothing-like-it")
     with pytest.raises(DataError, match="Did you mean the benchmark 'kvasir'"):
@@ -418,4 +416,4 @@ def test_a_split_file_known_by_its_name_in_git_is_checked_and_its_counts_are_a_w
     right = record(server, split_sha256=None, split_git_blob=known, counts=counts)
     with pytest.warns(OgkdWarning, match="has 2 train images, but 'tiny' officially has 97"):
         download_benchmark(right)
-    assert read_benchmark(right).class_names == ("no finding", "tumor")
+    assert read_benchmark(right).names == ("no finding", "tumor")

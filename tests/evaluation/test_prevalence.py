@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError
-from ogkd.evaluation import LabelledPredictions, evaluate_predictions
+from ogkd.evaluation import evaluate_predictions
 from ogkd.evaluation.prevalence import PREVALENCES, screening_at
+from world import predictions
 
 counted = st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
 
@@ -53,18 +55,8 @@ def test_intervals_contain_the_truth_as_often_as_they_say():
     assert inside >= 0.9 * 60
 
 
-def predictions(labels, p, normal=(0,)):
-    count = len(labels)
-    return LabelledPredictions(
-        labels=np.asarray(labels),
-        logits=np.log(p).astype(np.float32),
-        features=np.zeros((count, 2), np.float32),
-        images=[],
-        groups=[None] * count,
-        keys=[str(number) for number in range(count)],
-        class_names=("normal", "cyst", "tumor"),
-        normal=normal,
-    )
+def judged(labels, p, normal=(0,)):
+    return predictions(labels, np.log(p), task=OneOf(("normal", "cyst", "tumor"), normal))
 
 
 def test_values_at_a_given_prevalence_are_those_of_images_in_this_proportion():
@@ -73,7 +65,7 @@ def test_values_at_a_given_prevalence_are_those_of_images_in_this_proportion():
     labels = np.repeat([0, 1, 2], [20, 10, 10])
     p = 0.25 * np.eye(3)[labels] + 0.75 * rng.dirichlet([0.3] * 3, 40) + 1e-3
     p /= p.sum(axis=1, keepdims=True)
-    found = evaluate_predictions(predictions(labels, p), resamples=2, prevalence=0.1)
+    found = evaluate_predictions(judged(labels, p), resamples=2, prevalence=0.1)
     rows = found["screening"]["at_prevalence"]
     assert [row["prevalence"] for row in rows] == [0.01, 0.05, 0.1, 0.2, 0.5]
     times = np.array([9, 1, 1])[labels]
@@ -87,7 +79,7 @@ def test_values_at_a_given_prevalence_are_those_of_images_in_this_proportion():
 
 def test_what_cannot_be_known_is_none():
     p = np.eye(3)[[1, 2, 1]] + 0.01
-    found = evaluate_predictions(predictions([1, 2, 2], p), resamples=2)
+    found = evaluate_predictions(judged([1, 2, 2], p), resamples=2)
     assert [row["ppv"] for row in found["screening"]["at_prevalence"]] == [None] * 4
 
 
@@ -97,5 +89,5 @@ def test_what_cannot_be_known_is_none():
 def test_an_invalid_prevalence_is_refused(prevalence, normal):
     p = np.eye(3)[[0, 1, 2]] + 0.01
     with pytest.raises(ConfigError) as error:
-        evaluate_predictions(predictions([0, 1, 2], p, normal), prevalence=prevalence)
+        evaluate_predictions(judged([0, 1, 2], p, normal), prevalence=prevalence)
     assert error.value.argument == "prevalence"

@@ -8,14 +8,15 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
-from ogkd.datasets.manifest import Manifest
-from ogkd.datasets.read import read_manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import OneOf
 from ogkd.errors import DataError
 from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
 from ogkd.features.store import FeatureStore
 from ogkd.prompts.bank import SINGLE
 from stub_endpoint import texts
-from tiny_data import item_of
+from tiny_data import case_of
 
 
 class Known(Backbone):
@@ -71,7 +72,7 @@ def test_a_text_far_from_its_class_is_an_outlier_and_the_z_scores_are_standardis
     assert nearest["a0"] == "a"
 
 
-def test_texts_nearer_to_another_class_and_texts_too_long_are_told():
+def test_texts_nearer_to_another_class_and_texts_too_long_are_reported():
     features = {f"a{i}": vector for i, vector in enumerate(plane(0, 1, 2, 80, 85))}
     features |= {"one two three four five": plane(90)[0], "b1": plane(91)[0]}
     bank = {"a": [f"a{i}" for i in range(5)], "b": ["one two three four five", "b1"]}
@@ -88,17 +89,17 @@ def test_a_class_of_one_text_has_no_outlier():
 
 
 def test_accuracies_are_those_of_plain_arithmetic(bert_backbone, pictures):
-    manifest = read_manifest(pictures)
-    bank = {name: texts(name, 7, seed=3) for name in manifest.class_names}
-    result = zero_shot_accuracy(bert_backbone, bank, manifest, tau=1.0)
-    items = manifest.part("train")
-    assert result["images"] == len(items) == 18
-    V = FeatureStore(bert_backbone).get([item.image for item in items]).globals[:, 0].numpy()
-    y = np.array([item.label for item in items])
-    E = np.stack([bert_backbone.encode_texts(bank[name]).numpy() for name in manifest.class_names])
+    dataset = read_dataset(pictures)
+    bank = {name: texts(name, 7, seed=3) for name in dataset.names}
+    result = zero_shot_accuracy(bert_backbone, bank, dataset, tau=1.0)
+    cases = dataset.part("train")
+    assert result["images"] == len(cases) == 18
+    V = FeatureStore(bert_backbone).get([case.image for case in cases]).globals[:, 0].numpy()
+    y = np.array([case.target for case in cases])
+    E = np.stack([bert_backbone.encode_texts(bank[name]).numpy() for name in dataset.names])
     s = np.einsum("bd,cnd->bcn", V, E).max(axis=1).mean(axis=0)
     keep = np.abs(s - s.mean()) <= s.std(ddof=1)
-    one = bert_backbone.encode_texts([SINGLE.format(name) for name in manifest.class_names]).numpy()
+    one = bert_backbone.encode_texts([SINGLE.format(name) for name in dataset.names]).numpy()
 
     def accuracy(T):
         T = T / np.linalg.norm(T, axis=-1, keepdims=True)
@@ -112,31 +113,33 @@ def test_accuracies_are_those_of_plain_arithmetic(bert_backbone, pictures):
 
 
 def test_the_images_that_prompts_are_selected_on_may_be_others(bert_backbone, pictures):
-    manifest = read_manifest(pictures)
-    bank = {name: texts(name, 7, seed=3) for name in manifest.class_names}
+    dataset = read_dataset(pictures)
+    bank = {name: texts(name, 7, seed=3) for name in dataset.names}
     on_train = zero_shot_accuracy(
-        bert_backbone, bank, manifest, splits=["test"], select_on=["train"]
+        bert_backbone, bank, dataset, splits=["test"], select_on=["train"]
     )
     assert on_train["images"] == 12
-    kept = zero_shot_accuracy(bert_backbone, bank, manifest)["kept"]
+    kept = zero_shot_accuracy(bert_backbone, bank, dataset)["kept"]
     assert on_train["kept"] == kept
 
 
 def test_data_without_the_split_is_refused(bert_backbone, pictures):
     bank = {"bright spot": ["x"]}
-    with pytest.raises(DataError, match="no images in val, only in: test, train"):
-        zero_shot_accuracy(bert_backbone, bank, read_manifest(pictures), splits=["val"])
+    with pytest.raises(DataError) as error:
+        zero_shot_accuracy(bert_backbone, bank, read_dataset(pictures), splits=["val"])
+    assert error.value.argument == "split"
 
 
 def test_data_without_splits_is_judged_as_a_whole(bert_backbone, pictures):
-    manifest = read_manifest(pictures)
-    plain = tuple(item_of(item.image, item.label) for item in manifest.items)
-    bank = {name: [name] for name in manifest.class_names}
-    result = zero_shot_accuracy(bert_backbone, bank, Manifest(plain, manifest.class_names))
+    dataset = read_dataset(pictures)
+    plain = dataset.map(lambda case: case_of(case.image, case.target))
+    bank = {name: [name] for name in dataset.names}
+    result = zero_shot_accuracy(bert_backbone, bank, plain)
     assert result["images"] == 30
 
 
 def test_missing_files_are_named(bert_backbone, pictures):
-    manifest = Manifest((item_of(Path("gone.png"), 0), item_of(Path("lost.png"), 1)), ("a", "b"))
+    cases = (case_of(Path("gone.png"), 0), case_of(Path("lost.png"), 1))
+    dataset = Dataset(cases, OneOf(("a", "b")))
     with pytest.raises(DataError, match=r"gone\.png"):
-        zero_shot_accuracy(bert_backbone, {"a": ["x"]}, manifest)
+        zero_shot_accuracy(bert_backbone, {"a": ["x"]}, dataset)

@@ -1,32 +1,25 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ogkd.evaluation import LabelledPredictions, evaluate_predictions
+from ogkd.datasets.task import OneOf
+from ogkd.evaluation import evaluate_predictions
 from ogkd.evaluation.verdict import _more
-from ogkd.images import ImageRef
+from world import predictions
 
 
 def judge(counts, groups=None, names=("cyst", "mass", "normal")):
     """The verdict on predictions with this confusion matrix."""
     counts = np.asarray(counts)
     pairs = [divmod(n, len(counts)) for n, c in enumerate(counts.ravel()) for _ in range(c)]
-    labels, said = np.array(pairs).T
-    found = LabelledPredictions(
-        labels=labels,
-        logits=(5.0 * np.eye(len(counts))[said]).astype(np.float32),
-        features=np.zeros((len(labels), 2), np.float32),
-        images=[ImageRef(Path(str(row))) for row in range(len(labels))],
-        groups=groups or [None] * len(labels),
-        keys=[str(row) for row in range(len(labels))],
-        class_names=tuple(names[: len(counts)]),
-        normal=(),
-    )
-    result = evaluate_predictions(found, resamples=0)
+    labels, answers = np.array(pairs).T
+    logits = 5.0 * np.eye(len(counts))[answers]
+    task = OneOf(tuple(names[: len(counts)]))
+    judged = predictions(labels, logits, task=task, groups=groups)
+    result = evaluate_predictions(judged, resamples=0)
     json.dumps(result, allow_nan=False)
     return result["verdict"]
 

@@ -160,7 +160,7 @@ def test_a_large_case_can_be_pooled_outside_as_the_metadata_says(world):
         r = z - np.log(np.exp(z[:, pooling["normal"]]).sum(axis=1, keepdims=True))
         s = pooling["tau"] * np.log(np.exp(r / pooling["tau"]).mean(axis=0))
         u = (1 - 1 / len(r)) * r.mean(axis=0)
-        scores = pooling["heat"] * s - pooling["usual"] * u + pooling["bias"]
+        scores = pooling["heat"] * s - pooling["mean_weight"] * u + pooling["bias"]
         scores = scores / question["temperature"] + question["shift"]
         shares = np.exp(scores) / np.exp(scores).sum()
         p |= dict(zip(question["names"], shares, strict=True))

@@ -35,10 +35,6 @@ def test_patches_come_only_when_asked_for(bert_backbone, files):
     assert next(iter(encode_files(bert_backbone, files))).features.patches is None
 
 
-def test_no_files_give_no_batches(bert_backbone):
-    assert list(encode_files(bert_backbone, [])) == []
-
-
 def test_bad_files_are_set_apart_with_the_reason(bert_backbone, files, tmp_path):
     bad, gone = ImageRef(tmp_path / "bad.png"), ImageRef(tmp_path / "gone.png")
     bad.file.write_bytes(b"no picture")

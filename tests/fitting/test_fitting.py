@@ -11,18 +11,18 @@ import torch
 import ogkd
 import ogkd.fitting.pipeline
 import ogkd.fitting.prepare
-from ogkd.datasets.manifest import Manifest
-from ogkd.datasets.read import read_manifest
+import world
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.read import read_dataset
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
-from ogkd.fitting.pipeline import fit_seeds
-from ogkd.fitting.request import FitRequest
 from ogkd.model.calibration import Calibration
 from ogkd.model.load import load
-from tiny_data import FAST, item_of, write_dataset
+from tiny_data import FAST, case_of, write_dataset
 
 
 def fit(data, backbone, **options):
-    return ogkd.fit(data, backbone=backbone, **{"method": "ogkd", "settings": FAST, **options})
+    return world.fit(data, backbone, **{"method": "ogkd", **options})
 
 
 def left_in(folder: Path) -> set[str]:
@@ -50,16 +50,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(bert_backbo
     assert not torch.equal(first.head.T, other.head.T)
 
 
-def test_seeds_together_are_the_seeds_alone(bert_backbone, pictures):
-    together = fit_seeds(
-        FitRequest(pictures, backbone=bert_backbone, shots=4, method="ogkd", settings=FAST), [1, 2]
-    )
-    for model, seed in zip(together, (1, 2), strict=True):
-        alone = fit(pictures, bert_backbone, seed=seed, shots=4)
-        torch.testing.assert_close(model.head.T, alone.head.T, atol=1e-5, rtol=0)
-        assert model.card == alone.card
-
-
 def test_a_second_fit_encodes_no_image(bert_backbone, pictures, images_encoded):
     fit(pictures, bert_backbone)
     assert sum(images_encoded) == 36  # a crop to learn from and the whole, which is kept
@@ -75,8 +65,8 @@ def test_only_the_training_part_and_the_shots_are_learned_from(bert_backbone, pi
     assert fit(pictures, bert_backbone).card.support_counts == (6, 6, 6)
 
 
-def test_a_manifest_and_its_folder_are_the_same_data(bert_backbone, pictures):
-    assert fit(read_manifest(pictures), bert_backbone).card == fit(pictures, bert_backbone).card
+def test_a_dataset_and_its_folder_are_the_same_data(bert_backbone, pictures):
+    assert fit(read_dataset(pictures), bert_backbone).card == fit(pictures, bert_backbone).card
 
 
 def test_prompts_from_a_file_and_from_python_are_the_same(bert_backbone, pictures, tmp_path):
@@ -85,9 +75,9 @@ def test_prompts_from_a_file_and_from_python_are_the_same(bert_backbone, picture
     }
     path = tmp_path / "bank.json"
     path.write_text(json.dumps(bank))
-    by_file = fit(pictures, bert_backbone, prompts=path, method="zero-shot-ensemble", settings=None)
-    by_hand = fit(pictures, bert_backbone, prompts=bank, method="zero-shot-ensemble", settings=None)
-    without = fit(pictures, bert_backbone, method="zero-shot-ensemble", settings=None)
+    by_file = fit(pictures, bert_backbone, prompts=path, method="zero-shot-ensemble")
+    by_hand = fit(pictures, bert_backbone, prompts=bank, method="zero-shot-ensemble")
+    without = fit(pictures, bert_backbone, method="zero-shot-ensemble")
     assert by_file.card.prompts == "bank.json"
     assert by_file.card.model_copy(update={"prompts": by_hand.card.prompts}) == by_hand.card
     assert torch.equal(by_file.head.T, by_hand.head.T)
@@ -112,13 +102,10 @@ def test_the_saved_model_is_the_returned_one_and_no_work_is_left(bert_backbone, 
 
 def test_a_model_is_replaced_by_a_new_fit(bert_backbone, pictures, tmp_path):
     fit(pictures, bert_backbone, out=tmp_path / "m")
-    said: list[str] = []
-    zero_shot = {"method": "zero-shot", "settings": None, "say": said.append}
-    fit(pictures, bert_backbone, out=tmp_path / "m", **zero_shot)
-    replaced = (
-        f"this fit replaces the model in {tmp_path / 'm'}, which was fitted with other method"
-    )
-    assert replaced in said[-1]
+    messages: list[str] = []
+    fit(pictures, bert_backbone, out=tmp_path / "m", method="zero-shot", say=messages.append)
+    assert "this fit replaces the model" in messages[-1]
+    assert "fitted with other method" in messages[-1]
     assert load(tmp_path / "m", backbone=bert_backbone).card.method == "zero-shot"
     assert left_in(tmp_path) == {"m"}
 
@@ -127,19 +114,20 @@ def test_one_image_under_two_labels_is_named(bert_backbone, pictures, tmp_path):
     data = shutil.copytree(pictures, tmp_path / "data")
     first, second = sorted(folder for folder in (data / "train").iterdir())[:2]
     copy = shutil.copy(sorted(first.glob("*.png"))[0], second / "copy.png")
-    said: list[str] = []
-    fit(data, bert_backbone, say=said.append, shots=None)
-    (note,) = (line for line in said if "several labels" in line)
+    messages: list[str] = []
+    fit(data, bert_backbone, say=messages.append, shots=None)
+    (note,) = (line for line in messages if "several labels" in line)
     assert str(copy) in note
-    said.clear()
-    fit(pictures, bert_backbone, say=said.append)
-    assert not any("several labels" in line for line in said)
+    messages.clear()
+    fit(pictures, bert_backbone, say=messages.append)
+    assert not any("several labels" in line for line in messages)
 
 
 def calibrated(folder: Path, backbone) -> bytes:
     model = load(folder, backbone=backbone)
     logits = np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32)
-    model.calibration = Calibration.fit(logits, np.arange(30) % 3, [str(n) for n in range(30)])
+    keys = [str(n) for n in range(30)]
+    model.calibration = Calibration.fit(model.task, logits, np.arange(30) % 3, keys)
     model.save(folder)
     return (folder / "calibration.json").read_bytes()
 
@@ -147,20 +135,20 @@ def calibrated(folder: Path, backbone) -> bytes:
 def test_a_finished_fit_is_recognised_and_keeps_its_calibration(
     bert_backbone, pictures, tmp_path, monkeypatch
 ):
-    said: list[str] = []
+    messages: list[str] = []
     first = fit(pictures, bert_backbone, out=tmp_path / "m")
     before = calibrated(tmp_path / "m", bert_backbone)
     with monkeypatch.context() as patch:
         patch.setattr(ogkd.fitting.pipeline, "train", None)  # nothing is trained
-        again = fit(read_manifest(pictures), bert_backbone, out=tmp_path / "m", say=said.append)
+        again = fit(read_dataset(pictures), bert_backbone, out=tmp_path / "m", say=messages.append)
     assert torch.equal(first.head.T, again.head.T)
     assert again.calibration is not None
     assert (tmp_path / "m" / "calibration.json").read_bytes() == before
-    assert said[-1] == f"{tmp_path / 'm'} is already fitted with these options: nothing to do."
+    assert "already fitted" in messages[-1]
     assert left_in(tmp_path) == {"m"}
-    fit(pictures, bert_backbone, out=tmp_path / "m", restart=True, say=said.append)
+    fit(pictures, bert_backbone, out=tmp_path / "m", restart=True, say=messages.append)
     assert not (tmp_path / "m" / "calibration.json").exists()
-    assert "Its calibration is deleted with it: calibrate the new model." in said[-1]
+    assert "Its calibration is deleted" in messages[-1]
 
 
 def test_another_fit_deletes_a_calibration_only_on_request(bert_backbone, pictures, tmp_path):
@@ -185,7 +173,7 @@ def test_a_finished_fit_with_damaged_weights_is_fitted_again(bert_backbone, pict
 
 def test_a_fit_that_diverged_says_so_and_leaves_no_model(bert_backbone, pictures, tmp_path):
     settings = {"lr": 1e9, "epochs": 5}
-    with pytest.raises(TrainingError, match=r"tip-adapter-f diverged.*lower learning rate"):
+    with pytest.raises(TrainingError):
         fit(pictures, bert_backbone, method="tip-adapter-f", settings=settings, out=tmp_path / "m")
     assert "m" not in left_in(tmp_path)
 
@@ -197,7 +185,7 @@ def test_a_second_fit_into_a_folder_is_refused_while_the_first_is_at_work(
     prepare = ogkd.fitting.pipeline.prepare
 
     def meanwhile(*args):
-        with pytest.raises(StorageError, match="Another process is writing") as error:
+        with pytest.raises(StorageError) as error:
             fit(pictures, bert_backbone, out=out)
         refused.append(error)
         return prepare(*args)
@@ -209,14 +197,12 @@ def test_a_second_fit_into_a_folder_is_refused_while_the_first_is_at_work(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_a_class_without_training_images_is_named(bert_backbone, pictures):
-    manifest = read_manifest(pictures)
-    lacking = Manifest(
-        tuple(i for i in manifest.items if i.split == "test" or i.label != 1), manifest.class_names
-    )
-    with pytest.raises(DataError, match="learn from for: dark field"):
+def test_a_class_without_training_images_is_refused(bert_backbone, pictures):
+    dataset = read_dataset(pictures)
+    lacking = dataset.with_cases(c for c in dataset.cases if c.split == "test" or c.target != 1)
+    with pytest.raises(DataError, match="dark field"):
         fit(lacking, bert_backbone)
-    fit(lacking, bert_backbone, method="zero-shot", settings=None)  # learns from no image
+    fit(lacking, bert_backbone, method="zero-shot")  # learns from no image
 
 
 @pytest.mark.parametrize("views", [1, "online"])
@@ -225,57 +211,54 @@ def test_every_bad_file_is_named_at_once(bert_backbone, tmp_path, views):
     for name in ("a/0.png", "b/2.png"):
         (tmp_path / "data" / name).write_bytes(b"no picture")
     settings = {**FAST, "views": views}
-    with pytest.raises(DataError, match=r"2 file\(s\) could not be read") as error:
+    with pytest.raises(DataError, match=r"(?s)a/0\.png.*b/2\.png") as error:
         fit(tmp_path / "data", bert_backbone, out=tmp_path / "m", settings=settings)
-    assert "a/0.png" in str(error.value)
-    assert "b/2.png" in str(error.value)
+    assert error.value.argument == "on_error"
     assert left_in(tmp_path) == {"data"}
 
 
 def test_every_missing_file_is_named_at_once(bert_backbone, tmp_path):
-    items = [item_of(tmp_path / f"gone{label}.png", label) for label in (0, 1)]
-    with pytest.raises(DataError, match=r"gone0\.png\n.*gone1\.png"):
-        fit(Manifest(tuple(items), ("a", "b")), bert_backbone)
+    cases = tuple(case_of(tmp_path / f"gone{label}.png", label) for label in (0, 1))
+    with pytest.raises(DataError, match=r"(?s)gone0\.png.*gone1\.png"):
+        fit(Dataset(cases, OneOf(("a", "b"))), bert_backbone)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "argument"),
     [
-        ({"method": "ogdk"}, "Did you mean 'ogkd'"),
-        ({"preset": "paper/few-shot/busy"}, "Did you mean 'paper/few-shot/busi'"),
-        ({"settings": {"train.epoch": 2}}, r"train\.epoch"),
-        ({"settings": {"train.epochs": 0}}, r"train\.epochs"),
-        ({"settings": {**FAST, "gamma": 2}}, "gamma"),
-        ({"settings": {**FAST, "context.n_ctx": 1000}}, "n_ctx=1000"),
-        ({"shots": 0}, "shots must be at least 1"),
-        ({"seed": -1}, "seed must be a whole number from 0 to"),
-        ({"prompts": {"bright mark": ["x"]}}, "bright spot, dark field, striped tissue"),
-        ({"prompts": {"bright spot": []}}, "no prompts"),
+        ({"method": "ogdk"}, "method"),
+        ({"preset": "paper/few-shot/busy"}, "preset"),
+        ({"settings": {"train.epoch": 2}}, None),
+        ({"settings": {"train.epochs": 0}}, None),
+        ({"settings": {**FAST, "gamma": 2}}, None),
+        ({"settings": {**FAST, "context.n_ctx": 1000}}, None),
+        ({"shots": 0}, "shots"),
+        ({"seed": -1}, "seed"),
+        ({"prompts": {"bright mark": ["x"]}}, "prompts"),
+        ({"prompts": {"bright spot": []}}, None),
         ({"device": "warp"}, "device"),
+        ({"cases": " "}, "cases"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"slice": "middle"}, "slice"),
+        ({"sampling": "nest"}, "sampling"),
     ],
 )
-def test_a_setting_that_cannot_work_is_refused_and_leaves_nothing(
-    pictures, tmp_path, options, words
-):
+def test_invalid_options_are_refused_and_leave_nothing(pictures, tmp_path, options, argument):
     fixture = Path(__file__).parents[1] / "parity" / "fixtures" / "class_token_mlp"
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError) as error:
         fit(pictures, fixture, out=tmp_path / "m", **options)
+    assert error.value.argument == argument
     assert left_in(tmp_path) == set()
 
 
-def test_no_seed_at_all_is_refused(pictures, bert_backbone):
-    with pytest.raises(ConfigError, match="at least one"):
-        fit_seeds(FitRequest(pictures, backbone=bert_backbone), [])
-
-
-def test_too_little_memory_is_told_before_any_image_is_encoded(
+def test_too_little_memory_is_refused_before_any_image_is_encoded(
     bert_backbone, pictures, images_encoded, monkeypatch
 ):
     class Little:
         available = 1000
 
     monkeypatch.setattr(ogkd.fitting.prepare.psutil, "virtual_memory", lambda: Little)
-    with pytest.raises(ConfigError, match=r"18 images with 3 views.*set lambda_lgd to 0"):
+    with pytest.raises(ConfigError, match="18 images with 3 views"):
         fit(pictures, bert_backbone, settings={"views": 3})
     assert images_encoded == []
     fit(pictures, bert_backbone, settings={**FAST, "lambda_lgd": 0.0})
@@ -288,8 +271,9 @@ def test_out_that_is_no_place_for_a_model_is_refused_before_any_work(
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.doc").write_text("x")
     for out in ("file", "full"):
-        with pytest.raises(ConfigError, match="not a model folder"):
+        with pytest.raises(ConfigError) as error:
             fit(pictures, bert_backbone, out=tmp_path / out)
+        assert error.value.argument == "out"
     with pytest.raises(StorageError):
         fit(pictures, bert_backbone, out=tmp_path / "file" / "m")
     assert images_encoded == []
@@ -308,7 +292,7 @@ def test_a_failed_training_leaves_the_earlier_model(bert_backbone, pictures, tmp
         "train.lr": 1e12,
         "train.epochs": 5,
     }
-    with pytest.raises(TrainingError, match="no longer a number"):
+    with pytest.raises(TrainingError):
         fit(pictures, bert_backbone, out=tmp_path / "m", settings=wild)
     assert (tmp_path / "m" / "model.json").read_bytes() == before
 
@@ -323,14 +307,14 @@ def stopped(bert_backbone, pictures, tmp_path, monkeypatch):
     keep = ogkd.fitting.pipeline._training_folder
 
     def short(*arguments, **named):
-        place = keep(*arguments, **named)
+        folder = keep(*arguments, **named)
 
         def log(entry):
-            place.log(entry)
+            folder.log(entry)
             if entry["epoch"] == 2:
                 raise KeyboardInterrupt
 
-        return type(place)(place.path, place.fingerprint, log)
+        return type(folder)(folder.path, folder.fingerprint, log)
 
     with monkeypatch.context() as patch:
         patch.setattr(ogkd.fitting.pipeline, "_training_folder", short)
@@ -344,12 +328,12 @@ def test_a_stopped_fit_goes_on_to_the_same_result(stopped, bert_backbone, pictur
     log = tmp_path / ".m.training" / "training.jsonl"
     with log.open("a") as file:
         file.write('{"epoch": 3, "ter')  # what a kill in the middle of a line leaves
-    said, said_of_whole = [], []
-    model = fit(pictures, bert_backbone, **stopped, say=said.append)
-    whole = fit(pictures, bert_backbone, settings=stopped["settings"], say=said_of_whole.append)
+    notes, notes_of_whole = [], []
+    model = fit(pictures, bert_backbone, **stopped, say=notes.append)
+    whole = fit(pictures, bert_backbone, settings=stopped["settings"], say=notes_of_whole.append)
     assert torch.equal(model.head.T, whole.head.T)
-    continues = "Note: An interrupted training continues at epoch 4 of 5."
-    assert [note for note in said if note not in said_of_whole] == [continues]
+    [note] = [note for note in notes if note not in notes_of_whole]
+    assert "continues at epoch 4 of 5" in note
     lines = (tmp_path / "m" / "training.jsonl").read_text().splitlines()
     assert [json.loads(line)["epoch"] for line in lines] == [0, 1, 2, 3, 4]
     assert left_in(tmp_path) == {"m"}

@@ -68,13 +68,13 @@ def test_the_context_is_found_in_every_nesting(bert_backbone, context, tmp_path,
 
 def test_the_features_are_those_of_the_context_before_each_name(bert_backbone, context, tmp_path):
     model = import_context(saved(tmp_path, {"ctx": context}), NAMES, backbone=bert_backbone)
-    for name, found in zip(("bright spot", "dark field"), model.head.T, strict=True):
+    for name, row in zip(("bright spot", "dark field"), model.head.T, strict=True):
         pieces = [*[0] * 4, *bert_backbone.pieces(name), *bert_backbone.pieces(".")]
         tokens = bert_backbone.pack([pieces])
         embeddings = bert_backbone.embed(tokens).clone()
         embeddings[0, bert_backbone.leading_tokens :][:4] = context
         expected = bert_backbone.encode_text(embeddings, tokens)[0]
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(row, expected, atol=1e-5, rtol=0)
 
 
 def test_an_imported_model_is_saved_loaded_and_predicts(bert_backbone, context, tmp_path):
@@ -164,31 +164,26 @@ def test_a_file_that_is_no_checkpoint_is_refused_by_name(bert_backbone, context,
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
+    "content",
     [
-        (
-            {"state_dict": {"weight": torch.zeros(2)}},
-            "no 'prompt_learner.ctx'. It contains: weight",
-        ),
-        ({"state_dict": {}}, "It contains: nothing"),
-        ({"state_dict": {"ctx": 5}}, "no 'prompt_learner.ctx'"),
-        ({"state_dict": [1]}, "no table of tensors"),
-        (torch.zeros(4, 8), "no table of tensors"),
-        ({"ctx": torch.zeros(4, 5)}, r"\(4, 5\), but 'tiny' needs \[n, "),
-        ({"ctx": torch.zeros(3, 4, 5)}, r"\(3, 4, 5\)"),
-        ({"ctx": torch.full((4, 5), float("nan"))}, "not finite"),
+        {"state_dict": {"weight": torch.zeros(2)}},
+        {"state_dict": {}},
+        {"state_dict": {"ctx": 5}},
+        {"state_dict": [1]},
+        torch.zeros(4, 8),
+        {"ctx": torch.zeros(4, 5)},
+        {"ctx": torch.zeros(3, 4, 5)},
+        {"ctx": torch.full((4, 5), float("nan"))},
     ],
 )
-def test_a_checkpoint_without_a_fitting_context_says_what_it_holds(
-    bert_backbone, tmp_path, content, words
-):
-    with pytest.raises(ConfigError, match=words):
+def test_a_checkpoint_without_a_fitting_context_is_refused(bert_backbone, tmp_path, content):
+    with pytest.raises(ConfigError):
         import_context(saved(tmp_path, content), NAMES, backbone=bert_backbone)
 
 
 @pytest.mark.parametrize("names", [[], ["one"], ["a", "A"], ["a_b", "a b"], ["a", " "]])
 def test_class_names_must_be_two_and_different(bert_backbone, context, tmp_path, names):
-    with pytest.raises(ConfigError, match="at least two different class names"):
+    with pytest.raises(ConfigError):
         import_context(saved(tmp_path, {"ctx": context}), names, backbone=bert_backbone)
 
 

@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-import ogkd
 from ogkd.cli import app
 from ogkd.datasets.phantoms import write_folder
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import evaluate
 from ogkd.model.load import load
+from world import fit
 
 
 @pytest.fixture(scope="module")
@@ -29,28 +29,28 @@ def world(tmp_path_factory):
     return root
 
 
-def fit(world, pool, **options):
-    said: list[str] = []
-    settings = {"method": "fused", "shots": 4, "backbone": "builtin", **options}
-    model = ogkd.fit(world / "data", unlabelled=pool, say=said.append, **settings)
-    return model, " ".join(said)
+def fit_with(world, pool, **options):
+    notes: list[str] = []
+    settings = {"shots": 4, **options}
+    model = fit(world / "data", "builtin", unlabelled=pool, say=notes.append, **settings)
+    return model, " ".join(notes)
 
 
 def test_a_model_with_a_pool_is_an_ordinary_model(world, tmp_path):
     out = tmp_path / "m"
-    model, said = fit(world, world / "drawer", out=out, shots=1)
+    model, notes = fit_with(world, world / "drawer", out=out, shots=1)
     count = len(model.card.unlabelled_images) // 2  # by content and by pixels
-    assert f"Found {count} unlabelled images to learn from" in said
+    assert f"Found {count} unlabelled images to learn from" in notes
     assert count > 0.6 * len(list((world / "drawer").iterdir()))  # some are not near any other
     again = load(out)
     images = sorted((world / "data" / "test").rglob("*.png"))[:5]
     assert again.predict(images) == model.predict(images)
-    without, _ = fit(world, None, shots=1)
+    without, _ = fit_with(world, None, shots=1)
     assert not (model.head.W == without.head.W).all()
-    _, said = fit(world, world / "drawer", out=out, shots=1)
-    assert "already fitted" in said
-    _, said = fit(world, world / "drawer" / "000.png", out=out, shots=1)
-    assert "other unlabelled images" in said
+    _, notes = fit_with(world, world / "drawer", out=out, shots=1)
+    assert "already fitted" in notes
+    _, notes = fit_with(world, world / "drawer" / "000.png", out=out, shots=1)
+    assert "other unlabelled images" in notes
 
 
 def test_several_folders_are_one_pool(world, tmp_path):
@@ -58,7 +58,7 @@ def test_several_folders_are_one_pool(world, tmp_path):
     for number, image in enumerate(sorted((world / "drawer").iterdir())):
         halves[number % 2].mkdir(exist_ok=True)
         shutil.copy(image, halves[number % 2])
-    whole, _ = fit(world, world / "drawer")
+    whole, _ = fit_with(world, world / "drawer")
     command = [
         "fit",
         world / "data",
@@ -87,46 +87,47 @@ def test_copies_of_labelled_and_test_images_and_bad_files_are_left_out(world, tm
     tested = sorted((world / "data" / "test").rglob("*.png"))[0]
     shutil.copy(tested, drawer / "test.png")
     shutil.copy(drawer / "000.png", drawer / "twice.png")
-    model, said = fit(world, drawer)
-    plain, _ = fit(world, world / "drawer")
-    assert "1 unlabelled file left out, unreadable" in said
-    assert "1 unlabelled image left out: copies of images in the data's own val or test" in said
-    assert "2 copies of labelled images" in said
+    model, notes = fit_with(world, drawer)
+    plain, _ = fit_with(world, world / "drawer")
+    assert "1 unlabelled file left out, unreadable" in notes
+    assert "1 unlabelled image left out: copies of images in the data's own val or test" in notes
+    assert "2 copies of labelled images" in notes
     assert model.card.unlabelled_images == plain.card.unlabelled_images
 
 
 def test_too_few_images_are_not_used_and_change_nothing(world):
-    model, said = fit(world, [world / "drawer" / "000.png"])
-    assert "the unlabelled images are not used: 1 of 1 can be" in said
+    model, notes = fit_with(world, [world / "drawer" / "000.png"])
+    assert "the unlabelled images are not used: 1 of 1 can be" in notes
     assert model.card.unlabelled_images == ()
-    without, _ = fit(world, None)
+    without, _ = fit_with(world, None)
     assert (model.head.W == without.head.W).all()
 
 
 def test_images_unlike_the_labelled_ones_are_left_out(world, tmp_path):
     write_folder("endoscopy", tmp_path / "other", splits={"train": 5}, seed=3)
-    _, said = fit(world, tmp_path / "other", shots=4)
-    assert "unlike the labelled images" in said
-    assert "not used" in said
+    _, notes = fit_with(world, tmp_path / "other", shots=4)
+    assert "unlike the labelled images" in notes
+    assert "not used" in notes
 
 
 def test_an_evaluation_on_the_pool_says_so(world):
-    model, _ = fit(world, world / "drawer")
-    found = evaluate(model, world / "more", split="train")
-    assert "were among the unlabelled images of the fit" in " ".join(found["warnings"])
+    model, _ = fit_with(world, world / "drawer")
+    result = evaluate(model, world / "more", split="train")
+    assert "were among the unlabelled images of the fit" in " ".join(result["warnings"])
     assert not evaluate(model, world / "data")["warnings"]
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error"),
     [
-        ({"method": "gda"}, ConfigError, "gda learns from labelled images only. Use fused"),
-        ({"pool": "nowhere"}, DataError, "no file or folder"),
-        ({"pool": ""}, ConfigError, "have no name"),
-        ({"pool": []}, ConfigError, "have no name"),
+        ({"method": "gda"}, ConfigError),
+        ({"pool": "nowhere"}, DataError),
+        ({"pool": ""}, ConfigError),
+        ({"pool": []}, ConfigError),
     ],
 )
-def test_what_cannot_be_is_refused(world, options, error, message):
+def test_invalid_pools_are_refused(world, options, error):
     pool = options.pop("pool", world / "drawer")
-    with pytest.raises(error, match=message):
-        fit(world, pool, **options)
+    with pytest.raises(error) as caught:
+        fit_with(world, pool, **options)
+    assert error is DataError or caught.value.argument == "unlabelled"

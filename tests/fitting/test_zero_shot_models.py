@@ -38,21 +38,16 @@ def test_texts_change_the_answer(bert_backbone, pictures, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("classes", "message"),
-    [
-        (["normal"], "at least two classes"),
-        ([], "at least one class name"),
-        (["normal", " "], "not blank"),
-        (["normal", "Normal"], "twice"),
-        ("normal, cataract", "list of class names"),
-    ],
+    "classes",
+    [["normal"], [], ["normal", " "], ["normal", "Normal"], "normal, cataract"],
 )
-def test_bad_classes_are_refused(bert_backbone, classes, message):
-    with pytest.raises(ConfigError, match=message) as stop:
+def test_bad_classes_are_refused(bert_backbone, classes):
+    with pytest.raises(ConfigError) as stop:
         ogkd.zero_shot(classes, backbone=bert_backbone)
     assert stop.value.argument == "classes"
 
 
 def test_without_images_and_without_a_real_backbone_it_is_refused():
-    with pytest.raises(BackboneError, match="fetch biomedclip"):
+    with pytest.raises(BackboneError) as stop:
         ogkd.zero_shot(["normal", "cataract"])
+    assert stop.value.argument == "backbone"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
 from ogkd.datasets.bags import BagRule, grouped
+
 from ogkd.errors import DataError
 from ogkd.images import ImageRef, read_image
 from ogkd.images.ref import Broken

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.features.views import FixedViews
-from ogkd.methods import Support
+from ogkd.methods import Head, Support, make_method
 
 NAMES = ("cyst", "stone", "tumor", "normal tissue")
 
@@ -33,8 +33,8 @@ def make_support(
     labels = torch.cat([torch.full((n,), label) for label, n in enumerate(counts)])
     centres = unit(len(counts), d, seed=100)
 
-    def draw(which: torch.Tensor, number: int, place: int) -> torch.Tensor:
-        noise = unit(len(which), number, d, seed=1000 * seed + place)
+    def draw(which: torch.Tensor, number: int, stream: int) -> torch.Tensor:
+        noise = unit(len(which), number, d, seed=1000 * seed + stream)
         return normalize(centres[which].unsqueeze(1) + spread * noise, dim=-1)
 
     patches = unit(len(labels), views, grid, d, seed=seed).half() if grid else None
@@ -53,3 +53,9 @@ def make_text(classes: int = 4, *, d: int = 12, scale: float = 30.0) -> Any:
     bank = [normalize(centres[c] + 0.9 * unit(3, d, seed=20 + c), dim=-1) for c in range(classes)]
     backbone = SimpleNamespace(logit_scale=scale)
     return SimpleNamespace(backbone=backbone, class_names=NAMES[:classes], single=single, bank=bank)
+
+
+def fit_head(name: str, support: Support, text: Any = None, seed: int = 1, **settings: Any) -> Head:
+    """The head of a method with these settings; the text side is that of the support's classes."""
+    text = text or make_text(len(support.labels.unique()))
+    return make_method(name, settings=settings).fit(support, text, seed=seed)

@@ -61,14 +61,14 @@ def imported(path):
 
 def test_no_module_outside_methods_imports_a_single_method():
     public = {f"ogkd.methods.{name}" for name in methods.__all__}
-    found = {
+    private = {
         (path.relative_to(SRC).as_posix(), name)
         for path in SRC.rglob("*.py")
         if "methods" not in path.relative_to(SRC).parts[:-1]
         for name in imported(path)
         if name.startswith("ogkd.methods.") and name not in public
     }
-    assert not found
+    assert not private
 
 
 def test_a_fit_has_the_default_method():

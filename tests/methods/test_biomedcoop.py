@@ -62,7 +62,7 @@ def test_it_is_ogkd_without_geometry_and_patches():
     )
     config = OGKDConfig(lambda_sccm=3.0, lambda_gad=0.7, lambda_lgd=0.0, gamma=0.0, tau=1.0)
     both = []
-    for objective in (bio, OGKDObjective([config] * 2, BANK, 20.0, "cpu")):
+    for objective in (bio, OGKDObjective(config, BANK, 20.0, "cpu")):
         T_hat = start.clone().requires_grad_()
         total = objective(T_hat, batch)["total"]
         total.sum().backward()

@@ -11,7 +11,7 @@ from ogkd.methods import make_method
 
 def fit(support, name="clap", **settings):
     method = make_method(name, settings=settings)
-    return method.fit([support], make_text(), seeds=[1])[0]
+    return method.fit(support, make_text(), seed=1)
 
 
 def test_a_huge_penalty_is_zero_shot():

@@ -1,17 +1,13 @@
 from __future__ import annotations
 
-import pytest
+from functools import partial
+
 import torch
-from feature_toys import make_support, make_text, unit
+from feature_toys import fit_head, make_support, make_text, unit
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from ogkd.methods import make_method
-
-
-def fit(support, seed=1, **settings):
-    method = make_method("clip-adapter", settings=settings)
-    return method.fit([support], make_text(), seeds=[seed])[0]
+fit = partial(fit_head, "clip-adapter")
 
 
 def test_ratio_zero_is_zero_shot():
@@ -52,10 +48,3 @@ def test_full_batch_training_agrees_with_plain_gradient_descent():
             W2 -= rate * slopes[1]
     torch.testing.assert_close(end.W1.double(), W1.detach(), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(end.W2.double(), W2.detach(), atol=1e-5, rtol=1e-4)
-
-
-def test_a_head_of_other_shapes_is_refused():
-    method = make_method("clip-adapter")
-    tensors = fit(make_support()).tensors()
-    with pytest.raises(ValueError, match="shapes"):
-        method.read_head(tensors | {"W1": torch.zeros(3, 5)}, make_text(), 30.0)

@@ -28,16 +28,16 @@ def test_the_loss_is_the_average_surprise_at_the_label():
 
 def test_texts_of_each_image_its_own_are_scored_with_their_image_alone():
     batch = batch_of()
-    own = unit(2, 4, 3, 8, seed=6)  # [S, B, C, d]
-    found = CrossEntropy(30.0)(own, batch)["ce"]
+    T_hat = unit(2, 4, 3, 8, seed=6)  # [S, B, C, d]
+    losses = CrossEntropy(30.0)(T_hat, batch)["ce"]
     for run in range(2):
         each = [
             plain_cross_entropy(
-                own[run, b], batch.globals[run, b : b + 1], batch.labels[run, b : b + 1], 30.0
+                T_hat[run, b], batch.globals[run, b : b + 1], batch.labels[run, b : b + 1], 30.0
             )
             for b in range(4)
         ]
-        assert found[run].item() == pytest.approx(np.mean(each), rel=1e-5)
+        assert losses[run].item() == pytest.approx(np.mean(each), rel=1e-5)
 
 
 def test_a_separable_support_is_learned(bert_backbone):

@@ -1,20 +1,18 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from feature_toys import NAMES, make_support, make_text, unit
+from feature_toys import NAMES, fit_head, make_support, make_text, unit
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from ogkd.methods import make_method
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.gda import DEFAULT, gaussian
 
-
-def fit(support, **settings):
-    method = make_method("gda", settings=settings)
-    text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1])[0]
+fit = partial(fit_head, "gda")
 
 
 def test_identity_covariance_is_the_nearest_mean_plus_text():
@@ -77,8 +75,8 @@ def test_useless_text_gets_outweighed_and_useless_images_do_not():
     method = make_method("gda")
     held = make_support((10,) * 4, spread=0.3, seed=9)
     F, y = held.rows()
-    (head,) = method.fit([clear], bad_text, seeds=[1])
+    head = method.fit(clear, bad_text, seed=1)
     assert (head.logits(F).argmax(1) == y).float().mean() > 0.9
-    (head,) = method.fit([noise], make_text(), seeds=[1])
+    head = method.fit(noise, make_text(), seed=1)
     zero_shot = (F @ make_text().single.T).argmax(1) == y
     assert (head.logits(F).argmax(1) == y).sum() >= 0.8 * zero_shot.sum()

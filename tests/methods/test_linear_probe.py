@@ -1,19 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
-from feature_toys import NAMES, make_support, make_text, unit
+from feature_toys import NAMES, fit_head, make_support, unit
 from scipy.optimize import approx_fprime, minimize
 
-from ogkd.methods import make_method
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.linear_probe import DEFAULT, GRID, _choose
 
-
-def fit(support, **settings):
-    method = make_method("linear-probe", settings=settings)
-    text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1])[0]
+fit = partial(fit_head, "linear-probe")
 
 
 def objective(theta, X, y, C, l2):
@@ -41,9 +38,9 @@ def test_the_probe_agrees_with_another_solver():
     X, y = (x.double().numpy() for x in support.rows())
     start = np.zeros(3 * 7)
     args = (X, y.astype(int), 3, 0.05)
-    found = minimize(objective, start, args=args, method="SLSQP", options={"ftol": 1e-12}).x
+    optimum = minimize(objective, start, args=args, method="SLSQP", options={"ftol": 1e-12}).x
     head, v = fit(support, l2=0.05), unit(10, 6, seed=5)
-    W, b = found[:18].reshape(3, 6), found[18:]
+    W, b = optimum[:18].reshape(3, 6), optimum[18:]
     expected = torch.tensor(v.double().numpy() @ W.T + b).softmax(1).float()
     torch.testing.assert_close(head.logits(v).softmax(1), expected, atol=1e-4, rtol=0)
 

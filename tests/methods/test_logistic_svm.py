@@ -3,18 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from feature_toys import make_support, make_text, unit
+from feature_toys import fit_head, make_support, unit
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import LinearSVC
-
-from ogkd.methods import make_method
-
-
-def fit(support, name, **settings):
-    method = make_method(name, settings=settings)
-    text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1])[0]
 
 
 @pytest.mark.parametrize("counts", [(5, 3), (4, 2, 5)])
@@ -22,14 +14,14 @@ def test_logistic_gives_scikit_learns_probabilities(counts):
     support, v = make_support(counts, spread=1.5), unit(12, 12, seed=3)
     X, y = (x.numpy() for x in support.rows())
     model = LogisticRegression(C=100.0, tol=1e-8, max_iter=5000).fit(X.astype(float), y)
-    p = fit(support, "logistic").logits(v).softmax(1)
+    p = fit_head("logistic", support).logits(v).softmax(1)
     np.testing.assert_allclose(p, model.predict_proba(v.double().numpy()), atol=5e-4)
 
 
 def test_logistic_is_the_linear_probe_of_the_same_strength():
     support, v = make_support((4, 2, 5), spread=1.5), unit(12, 12, seed=3)
-    p = fit(support, "logistic", C=2.0).logits(v).softmax(1)
-    other = fit(support, "linear-probe", l2=1 / (2.0 * 11)).logits(v).softmax(1)
+    p = fit_head("logistic", support, C=2.0).logits(v).softmax(1)
+    other = fit_head("linear-probe", support, l2=1 / (2.0 * 11)).logits(v).softmax(1)
     torch.testing.assert_close(p, other, atol=1e-4, rtol=0)
 
 
@@ -39,7 +31,7 @@ def test_svm_decides_as_scikit_learns_dual_solver(counts):
     X, y = (x.numpy() for x in support.rows())
     model = LinearSVC(C=1.0, dual=True, tol=1e-8, max_iter=200000, random_state=0)
     expected = model.fit(X.astype(float), y).predict(v.double().numpy())
-    assert np.array_equal(fit(support, "svm").logits(v).argmax(1), expected)
+    assert np.array_equal(fit_head("svm", support).logits(v).argmax(1), expected)
 
 
 def test_svm_minimises_the_squared_hinge():
@@ -52,14 +44,14 @@ def test_svm_minimises_the_squared_hinge():
         return theta @ theta / 2 + (margin**2).sum()
 
     best = minimize(loss, np.zeros(6), method="BFGS", options={"gtol": 1e-8}).x
-    head = fit(support, "svm", sharpness=1.0)
-    found = torch.cat([head.W[1] - head.W[0], (head.b[1] - head.b[0]).view(1)])
-    np.testing.assert_allclose(found, best, atol=1e-4)
+    head = fit_head("svm", support, sharpness=1.0)
+    theta = torch.cat([head.W[1] - head.W[0], (head.b[1] - head.b[0]).view(1)])
+    np.testing.assert_allclose(theta, best, atol=1e-4)
 
 
 def test_balanced_weights_change_unequal_classes():
     support, v = make_support((9, 2), spread=2.5), unit(200, 12, seed=3)
     for name in ("logistic", "svm"):
-        plain = (fit(support, name).logits(v).argmax(1) == 1).sum()
-        balanced = (fit(support, name, class_weight="balanced").logits(v).argmax(1) == 1).sum()
+        plain = (fit_head(name, support).logits(v).argmax(1) == 1).sum()
+        balanced = (fit_head(name, support, class_weight="balanced").logits(v).argmax(1) == 1).sum()
         assert balanced > plain

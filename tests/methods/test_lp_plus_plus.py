@@ -1,15 +1,12 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
-from feature_toys import make_support, make_text
+from feature_toys import fit_head, make_support, make_text
 
-from ogkd.methods import make_method
-
-
-def fit(support, **settings):
-    method = make_method("lp++", settings=settings)
-    return method.fit([support], make_text(), seeds=[1])[0]
+fit = partial(fit_head, "lp++")
 
 
 def plain(F, y, T, *, epochs, every, momentum):

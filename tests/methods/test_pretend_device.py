@@ -72,10 +72,10 @@ def test_a_method_gives_the_same_on_the_device(name, backbones):
     here, there = backbones
     method = make_method(name, settings=settings_of(name))
     support = support_of(method, here)
-    supports = [support] if method.needs_images else []
-    expected = method.fit(supports, text_of(here), seeds=[1])[0]
+    needed = support if method.needs_images else None
+    expected = method.fit(needed, text_of(here), seed=1)
     with pretending():
-        head = method.fit(supports, text_of(there), seeds=[1])[0]
+        head = method.fit(needed, text_of(there), seed=1)
         features = make_support((2, 2, 2), d=here.embed_dim, seed=3).rows()[0]
         got = classifier_of(method, head, there).logits(features.to(THERE))
     want = classifier_of(method, expected, here).logits(features)
@@ -92,7 +92,7 @@ def test_a_step_copies_little(name, backbones):
         support = support_of(method, there)
         with pretending() as count:
             text = text_of(there)
-            method.fit([support], text, seeds=[1])
+            method.fit(support, text, seed=1)
             counts.append((count.there, count.back))
     steps = 2 * (12 // 2 - 12 // 4)  # more of them in two epochs
     to_device, back = ((many - few) / steps for few, many in zip(*counts, strict=True))
@@ -108,9 +108,9 @@ def test_images_are_encoded_on_the_device_and_features_have_their_own_place(back
     crops = [np.full((size, size, 3), value, np.uint8) for value in (10, 200)]
     expected = encode_crops(here, crops, patches=True)
     with pretending():
-        found = encode_crops(there, crops, patches=True)
-        assert found.globals.device == THERE
-        torch.testing.assert_close(found.globals.cpu(), expected.globals)
+        features = encode_crops(there, crops, patches=True)
+        assert features.globals.device == THERE
+        torch.testing.assert_close(features.globals.cpu(), expected.globals)
         assert FeatureStore(there).folder != FeatureStore(here).folder
 
 
@@ -120,13 +120,13 @@ def test_fresh_crops_stay_on_the_device(name, backbones, pictures):
     method = make_method(name, settings=settings)
     images = [ImageRef.of(path) for path in sorted((pictures / "train").rglob("*.png"))[:12]]
     labels = torch.arange(12) % 3
-    found = []
+    heads = []
     for backbone in backbones:
         views = [OnlineViews(backbone, images, patches=method.uses_patches) for _ in range(2)]
-        supports = [Support(mine, labels) for mine in views]
+        supports = [Support(run_views, labels) for run_views in views]
         with pretending() as count:
-            found.append(method.fit(supports, text_of(backbone), seeds=[1, 2]))
-    for head, expected in zip(found[1], found[0], strict=True):
+            heads.append(method.fit_many([method] * 2, supports, text_of(backbone), seeds=[1, 2]))
+    for head, expected in zip(heads[1], heads[0], strict=True):
         torch.testing.assert_close(head.T, expected.T, rtol=1e-3, atol=1e-3)
     # For each of three steps: pixels and labels of both runs; and what comes before.
     assert count.there <= 3 * 2 + 20

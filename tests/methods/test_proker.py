@@ -1,18 +1,15 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
-from feature_toys import NAMES, make_support, make_text, unit
+from feature_toys import NAMES, fit_head, make_support, make_text, unit
 
-from ogkd.methods import make_method
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.proker import _corrections, ridge
 
-
-def fit(support, **settings):
-    method = make_method("proker", settings=settings)
-    text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1])[0]
+fit = partial(fit_head, "proker")
 
 
 def test_predictions_agree_with_a_direct_linear_solve():
@@ -44,11 +41,11 @@ def test_a_large_lambda_is_zero_shot_and_a_small_one_interpolates():
 
 def test_the_grid_gives_what_single_solves_give():
     rows, T, v = rows_of(make_support(), NAMES), make_text().single, unit(6, 12, seed=3)
-    found = _corrections(rows, v, T, (0.5, 3.0), (0.1, 7.0))
-    place = 0
+    corrections = _corrections(rows, v, T, (0.5, 3.0), (0.1, 7.0))
+    number = 0
     for beta in (0.5, 3.0):
         K = (-beta * (1 - v.double() @ rows.features.double().T)).exp()
         for lam in (0.1, 7.0):
             expected = K @ ridge(rows, T, beta, lam)
-            torch.testing.assert_close(found[place], expected, atol=1e-6, rtol=1e-6)
-            place += 1
+            torch.testing.assert_close(corrections[number], expected, atol=1e-6, rtol=1e-6)
+            number += 1

@@ -59,14 +59,14 @@ def test_ranks_are_those_of_plain_refits(change):
     fixed = replace(fixed, **change)
     if not fixed.widths:
         rows, new = rows[:, :D], new[:, :D]
-    found = Ranked(fixed, rows, labels, 3).p_values(new)
-    assert len(found.unique()) > 5
-    for x, shares in zip(new, found, strict=True):
+    p_values = Ranked(fixed, rows, labels, 3).p_values(new)
+    assert len(p_values.unique()) > 5
+    for x, shares in zip(new, p_values, strict=True):
         for y in range(3):
             both = torch.cat([rows, x.unsqueeze(0)])
-            said = torch.cat([labels, torch.tensor([y])])
-            own = [i for i in range(len(both)) if said[i] == y]
-            scores = torch.stack([plain_score(fixed, both, said, i) for i in own])
+            both_labels = torch.cat([labels, torch.tensor([y])])
+            of_class = [i for i in range(len(both)) if both_labels[i] == y]
+            scores = torch.stack([plain_score(fixed, both, both_labels, i) for i in of_class])
             assert shares[y] == (scores >= scores[-1] - 1e-9).float().mean()
 
 
@@ -74,9 +74,9 @@ def test_neither_the_order_of_the_support_nor_other_new_rows_matter():
     fixed, rows, labels, new, _ = problem(2, (6, 9, 4))
     expected = Ranked(fixed, rows, labels, 3).p_values(new)
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
-    found = Ranked(fixed, rows[order], labels[order], 3)
-    torch.testing.assert_close(found.p_values(new), expected)
-    torch.testing.assert_close(found.p_values(new[3:4]), expected[3:4])
+    ranked = Ranked(fixed, rows[order], labels[order], 3)
+    torch.testing.assert_close(ranked.p_values(new), expected)
+    torch.testing.assert_close(ranked.p_values(new[3:4]), expected[3:4])
 
 
 def test_new_image_and_support_image_change_places():
@@ -106,10 +106,10 @@ def test_promises_are_kept_within_every_class(n, coverage, apart):
         fixed, rows, labels, new, truth = problem(1000 + seed, (n, n, 2), new=6, apart=apart)
         inside = Ranked(fixed, rows, labels, 3).p_values(new) > 1 - coverage + 1e-9
         for y in range(3):
-            mine = truth == y
+            of_class = truth == y
             # Images that share a support are not independent: one of each class counts.
-            if mine.any():
-                held[y] += bool(inside[mine][0, y])
+            if of_class.any():
+                held[y] += bool(inside[of_class][0, y])
                 seen[y] += 1
     error = (coverage * (1 - coverage) / seen) ** 0.5
     assert np.all(held / seen >= coverage - 3 * error)

@@ -15,18 +15,15 @@ from feature_toys import make_support, make_text, unit
 from torch import nn
 from torch.nn import functional as fn
 
-from ogkd.bench.runs import RunSpec
-from ogkd.bench.tidy import Summary
-from ogkd.datasets.manifest import Item, Manifest
+from ogkd.datasets.case import Dataset
+from ogkd.datasets.task import OneOf
 from ogkd.features.store import FeatureStore, View
 from ogkd.fitting.prepare import draw
 from ogkd.fitting.prepare import make_support as support_of
-from ogkd.images import ImageRef
 from ogkd.images.transforms import ADAPTER_AREAS, Preprocessing, random_resized_crop
 from ogkd.methods import METHODS, make_method
 from ogkd.methods.feature_method import RivalConfig, rows_of
-from tiny_data import write_dataset
-from tiny_runs import make_plan
+from tiny_data import case_of, write_dataset
 
 RIVALS = sorted(name for name, method in METHODS.items() if issubclass(method.Config, RivalConfig))
 GRID = [0.1 + i * 49.9 / 200 for i in range(200)]
@@ -34,7 +31,7 @@ GRID = [0.1 + i * 49.9 / 200 for i in range(200)]
 
 def fitted(name, support, text, seed=1, **settings):
     method = make_method(name, settings={"fidelity": "released", **settings})
-    return method.fit([support], text, seeds=[seed])[0]
+    return method.fit(support, text, seed=seed)
 
 
 def views_of(support):
@@ -46,20 +43,20 @@ def accuracy(logits, labels):
     return float((logits.argmax(1) == labels).float().mean())
 
 
-def close(one, other, tolerance=2e-4):
-    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+def close(ours, other, tolerance=2e-4):
+    torch.testing.assert_close(ours, other, rtol=tolerance, atol=tolerance)
 
 
 def tip_search(K, onehot, T, scale, val, labels):
     """The first best of beta (outer loop) and alpha (inner)."""
-    best, found = 0.0, (0.0, 0.0)
+    best, chosen = 0.0, (0.0, 0.0)
     for beta in GRID[::20]:
         near = torch.exp(-(beta - beta * (val @ K.T))) @ onehot
         for alpha in GRID[::20]:
             acc = accuracy(scale * val @ T.T + alpha * near, labels)
             if acc > best:
-                best, found = acc, (beta, alpha)
-    return found
+                best, chosen = acc, (beta, alpha)
+    return chosen
 
 
 @pytest.fixture
@@ -154,8 +151,8 @@ def test_clip_adapter_does_not_normalise_again_and_its_rate_swings_with_every_st
     close(head.logits(v), logits(v).detach())
     again = make_method("clip-adapter").read_head(head.tensors(), text, 30.0)
     assert torch.equal(again.logits(v), head.logits(v))
-    own = make_method("clip-adapter").fit([support], text, seeds=[1])[0]
-    assert "raw" not in own.tensors()
+    head_of_paper = make_method("clip-adapter").fit(support, text, seed=1)
+    assert "raw" not in head_of_paper.tensors()
 
 
 def test_lp_plus_plus_never_clears_the_gradient_of_alpha():
@@ -198,8 +195,8 @@ def test_the_linear_probe_halves_its_interval_eight_times():
     val, truth = (part.numpy() for part in support.validation)
 
     def model(C):
-        found = sklearn.LogisticRegression(C=C, max_iter=5000, tol=1e-8)
-        return found.fit(v.double().numpy(), y.numpy())
+        regression = sklearn.LogisticRegression(C=C, max_iter=5000, tol=1e-8)
+        return regression.fit(v.double().numpy(), y.numpy())
 
     search = [1e6, 1e4, 1e2, 1, 1e-2, 1e-4, 1e-6]
     peak = search[int(np.argmax([model(C).score(val, truth) for C in search]))]
@@ -245,35 +242,33 @@ def test_the_released_correction_of_proker_is_lambda_times_larger(lam):
     x = unit(20, 12, seed=9)
     released = x @ text.single.T + torch.exp(-2.0 * (1 - x @ v.T)) @ solved
     close(fitted("proker", support, text, beta=2.0, lam=lam).logits(x), 30.0 * released)
-    own = make_method("proker", settings={"beta": 2.0, "lam": lam})
+    of_paper = make_method("proker", settings={"beta": 2.0, "lam": lam})
     zero_shot = 30.0 * x @ text.single.T
-    correction = own.fit([support], text, seeds=[1])[0].logits(x) - zero_shot
+    correction = of_paper.fit(support, text, seed=1).logits(x) - zero_shot
     close(lam * correction, 30.0 * released - zero_shot)
 
 
 @pytest.mark.parametrize("name", RIVALS)
 def test_all_seeds_have_one_few_shot_set_and_augmented_views(name, bert_backbone, tmp_path):
     root = write_dataset(tmp_path, ("a", "b"), {"train": 5, "val": 2})
-    items = [
-        Item(ImageRef.of(path), label, split)
+    cases = [
+        case_of(path, label, split)
         for label, kind in enumerate("ab")
         for split in ("train", "val")
         for path in sorted((root / split / kind).iterdir())
     ]
-    manifest = Manifest(tuple(items), ("a", "b"))
+    dataset = Dataset(tuple(cases), OneOf(("a", "b")))
     method = make_method(name, settings={"fidelity": "released"})
-    own = make_method(name)
+    of_paper = make_method(name)
 
     def images(which, seed):
-        return sorted(str(item.image) for item in draw(manifest, which, shots=2, seed=seed).support)
+        return sorted(case.name for case in draw(dataset, which, shots=2, seed=seed).support)
 
-    assert images(method, 1) == images(method, 2) == images(method, 3) == images(own, 1)
-    assert len({tuple(images(own, seed)) for seed in range(1, 8)}) > 1
+    assert images(method, 1) == images(method, 2) == images(method, 3) == images(of_paper, 1)
+    assert len({tuple(images(of_paper, seed)) for seed in range(1, 8)}) > 1
     store = FeatureStore(bert_backbone)
-    few = draw(manifest, method, shots=1, seed=1)
-    first, second = (
-        support_of(method, store, few.support, few.validation, seed) for seed in (1, 2)
-    )
+    few = draw(dataset, method, shots=1, seed=1)
+    first, second = (support_of(method, store, dataset.task, few, seed) for seed in (1, 2))
     views = rows_of(first, ("a", "b")).views
     expected = {"gda": 10, "clap": 20, "zs-lp": 20, "clip-adapter": 20, "tip-adapter-f": 21}
     assert views == expected.get(name, 1)
@@ -296,25 +291,3 @@ def test_the_views_are_half_of_the_image_at_least_and_half_of_them_are_mirrored(
     assert min(areas) > 0.45
     assert max(areas) > 0.95
     assert View(3, 1, adapter=True).key != View(3, 1).key
-
-
-def test_their_spread_is_the_benchmarks_own():
-    cells = []
-    for label, settings in (("own", {}), ("released", {"fidelity": "released"})):
-        specs = [
-            RunSpec(dataset="busi", method="gda", shots=4, seed=seed, settings=settings)
-            for seed in (1, 2, 3)
-        ]
-        cells += [(label, spec) for spec in specs]
-    plan = make_plan(cells, "few-shot")
-    summary = Summary(plan, [])
-    assert summary.benchmarked == ["released"]
-    values = {1: 0.5, 2: 0.6, 3: 0.8}
-    for label in ("own", "released"):
-        condition = summary.conditions[0]
-        summary._scores[label, condition, "test"].loc["busi", list(values)] = list(values.values())
-    std = float(np.std(list(values.values())))
-    assert summary.of("own", "busi", condition, "test").std == pytest.approx(std)
-    printed = 1.96 * std / math.sqrt(3)
-    assert summary.of("released", "busi", condition, "test").std == pytest.approx(printed)
-    assert summary.average("released", condition, "test").std == pytest.approx(printed)

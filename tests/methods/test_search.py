@@ -17,8 +17,8 @@ def test_folds_hold_out_one_image_of_each_class_and_keep_views_together():
     rows = rows_of(make_support((4, 4, 4), views=3), NAMES[:3])
     folds = deal(rows, 16)
     assert sorted(folds.unique().tolist()) == [0, 1, 2, 3]
-    for image in rows.images.unique():
-        assert len(folds[rows.images == image].unique()) == 1
+    for image in rows.case.unique():
+        assert len(folds[rows.case == image].unique()) == 1
     for fold in range(4):
         assert torch.bincount(rows.labels[folds == fold]).tolist() == [3, 3, 3]
 
@@ -37,9 +37,9 @@ def test_one_image_of_each_class_leaves_nothing_to_judge_by():
 def test_one_bag_of_each_class_leaves_nothing_to_judge_by_however_many_its_pictures():
     support = make_support((3, 3))
     assert (
-        deal(rows_of(replace(support, bag=torch.tensor([0, 0, 0, 1, 1, 1])), NAMES[:2]), 8) is None
+        deal(rows_of(replace(support, case=torch.tensor([0, 0, 0, 1, 1, 1])), NAMES[:2]), 8) is None
     )
-    folds = deal(rows_of(replace(support, bag=torch.tensor([0, 0, 1, 2, 2, 2])), NAMES[:2]), 8)
+    folds = deal(rows_of(replace(support, case=torch.tensor([0, 0, 1, 2, 2, 2])), NAMES[:2]), 8)
     assert folds.tolist() == [0, 0, 1, -1, -1, -1]
 
 
@@ -52,9 +52,9 @@ def test_validation_images_win_over_folds():
 
 def test_no_row_is_learned_from_and_judged_by_at_once():
     rows = rows_of(make_support((5, 3, 2), views=2), NAMES[:3])
-    found = trials(rows, most=4)
-    assert sum(len(t.labels) for t in found) == len(rows.labels)
-    for trial in found:
+    held_out = trials(rows, most=4)
+    assert sum(len(t.labels) for t in held_out) == len(rows.labels)
+    for trial in held_out:
         apart = (trial.features[:, None] == trial.rows.features[None]).all(-1)
         assert not apart.any()
 
@@ -72,8 +72,8 @@ def test_search_agrees_with_a_plain_loop():
             key = (-right, -log_p[np.arange(9), labels].mean())
             if best is None or key < best[0]:
                 best = (key, (g, a))
-    found = search(torch.tensor(text), torch.tensor(extra), weights, torch.tensor(labels))
-    assert found == best[1]
+    chosen = search(torch.tensor(text), torch.tensor(extra), weights, torch.tensor(labels))
+    assert chosen == best[1]
 
 
 def test_accuracies_agree_with_counting_even_where_classes_do_not_differ():
@@ -83,11 +83,11 @@ def test_accuracies_agree_with_counting_even_where_classes_do_not_differ():
     extra[0] = 0.0  # the weight changes nothing
     extra[1, :, 1:] = extra[1, :, :1]
     labels, weights = torch.arange(11) % 4, (3.0, 0.0, 0.5, 20.0)
-    found = _accuracy(text, extra, weights, labels)
+    accuracies = _accuracy(text, extra, weights, labels)
     for g in range(5):
         for a, weight in enumerate(weights):
             right = (text + weight * extra[g]).argmax(1) == labels
-            assert found[g, a] == pytest.approx(float(right.double().mean()))
+            assert accuracies[g, a] == pytest.approx(float(right.double().mean()))
 
 
 def test_a_grid_of_forty_thousand_takes_seconds_at_most():

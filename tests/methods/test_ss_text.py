@@ -1,23 +1,21 @@
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-from feature_toys import NAMES, make_support, make_text, unit
+from feature_toys import NAMES, fit_head, make_support, make_text, unit
 from scipy.optimize import minimize
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.geometry import prototypes
 from ogkd.features.views import FixedViews
-from ogkd.methods import Support, make_method
+from ogkd.methods import Support
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.ss_text import blend
 
-
-def fit(support, **settings):
-    method = make_method("ss-text+", settings=settings)
-    text = make_text(len(support.labels.unique()))
-    return method.fit([support], text, seeds=[1])[0]
+fit = partial(fit_head, "ss-text+")
 
 
 @pytest.mark.parametrize("balanced", [False, True])
@@ -35,8 +33,8 @@ def test_the_closed_form_minimises_the_objective(balanced):
         return -fit + sum(weights[c] / 2 * ((w[c] - T[c].numpy()) ** 2).sum() for c in range(3))
 
     best = minimize(objective, np.zeros(15), method="BFGS", options={"gtol": 1e-7}).x
-    found = blend(rows_of(support, NAMES[:3]), T, 30.0, balanced=balanced)
-    np.testing.assert_allclose(found.flatten(), best, rtol=1e-3, atol=1e-3)
+    w = blend(rows_of(support, NAMES[:3]), T, 30.0, balanced=balanced)
+    np.testing.assert_allclose(w.flatten(), best, rtol=1e-3, atol=1e-3)
 
 
 def test_a_class_with_fewer_images_leans_more_on_its_text():

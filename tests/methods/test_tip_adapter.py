@@ -4,17 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from feature_toys import make_support, make_text, unit
+from feature_toys import fit_head, make_support, make_text, unit
 
-from ogkd.methods import make_method
 from ogkd.methods.feature_method import rows_of
 from ogkd.methods.tip_adapter import GRID
-
-
-def fit(support, name="tip-adapter", text=None, seed=1, **settings):
-    text = text or make_text(len(support.labels.unique()))
-    method = make_method(name, settings=settings)
-    return method.fit([support], text, seeds=[seed])[0]
 
 
 def plain_logits(v, K, y, T, scale, alpha, beta):
@@ -28,7 +21,7 @@ def plain_logits(v, K, y, T, scale, alpha, beta):
 
 def test_logits_are_the_papers_formula():
     support, text, v = make_support(), make_text(), unit(5, 12, seed=3)
-    head = fit(support, alpha=2.5, beta=4.0)
+    head = fit_head("tip-adapter", support, alpha=2.5, beta=4.0)
     K, y = support.rows()
     expected = plain_logits(
         v.double().numpy(), K.numpy(), y.numpy(), text.single.numpy(), 30.0, 2.5, 4.0
@@ -38,7 +31,7 @@ def test_logits_are_the_papers_formula():
 
 def test_a_very_sharp_cache_is_the_nearest_neighbour():
     support, v = make_support(spread=1.5), unit(60, 12, seed=4).double()
-    head = fit(support, text=make_text(scale=0.0), alpha=1.0, beta=600.0)
+    head = fit_head("tip-adapter", support, text=make_text(scale=0.0), alpha=1.0, beta=600.0)
     # Float64, since such small numbers are all zero in float32.
     exact = replace(head, T=head.T.double(), K=head.K.double(), A=head.A.double())
     K, y = support.rows()
@@ -51,13 +44,13 @@ def test_a_very_sharp_cache_is_the_nearest_neighbour():
 
 def test_without_weight_the_cache_leaves_zero_shot():
     text, v = make_text(), unit(6, 12, seed=3)
-    head = fit(make_support(), alpha=0.0, beta=1.0)
+    head = fit_head("tip-adapter", make_support(), alpha=0.0, beta=1.0)
     torch.testing.assert_close(head.logits(v), 30.0 * v @ text.single.T)
 
 
 def test_an_image_has_one_vote_however_many_views():
     support = make_support(views=3)
-    head = fit(support, alpha=1.0, beta=5.5)
+    head = fit_head("tip-adapter", support, alpha=1.0, beta=5.5)
     torch.testing.assert_close(head.A.sum(0), torch.full((4,), 4.0))
 
 
@@ -74,18 +67,18 @@ def test_the_search_on_validation_agrees_with_a_plain_loop():
         loss = -log_p[np.arange(len(v)), labels].mean()
         if (right, -loss) > (best[0], -best[1]):
             best = (right, loss, alpha)
-    head = fit(support, beta=beta)
+    head = fit_head("tip-adapter", support, beta=beta)
     assert float(head.A.max()) == np.float32(best[2])
 
 
 def test_one_shot_without_validation_takes_the_papers_values():
-    head = fit(make_support((1, 1, 1, 1)))
+    head = fit_head("tip-adapter", make_support((1, 1, 1, 1)))
     assert (head.beta, float(head.A.max())) == (5.5, 1.0)
 
 
 def test_trained_keys_agree_with_a_plain_loop_of_adamw():
     support, text = make_support((3, 3, 3), spread=1.2), make_text(3)
-    head = fit(support, "tip-adapter-f", alpha=1.0, beta=5.5, epochs=4)
+    head = fit_head("tip-adapter-f", support, alpha=1.0, beta=5.5, epochs=4)
     F, y = support.rows()
     # Every epoch is one full batch; gradient and AdamW by hand, in float64.
     v, T = F.double().numpy(), text.single.double().numpy()
@@ -111,7 +104,9 @@ def test_trained_keys_fit_the_support_better():
     rows = rows_of(support, text.class_names)
     settings = {"alpha": 1.0, "beta": 5.5}
     loss = [
-        torch.nn.functional.cross_entropy(head.logits(rows.features), rows.labels)
-        for head in (fit(support, **settings), fit(support, "tip-adapter-f", **settings))
+        torch.nn.functional.cross_entropy(
+            fit_head(name, support, **settings).logits(rows.features), rows.labels
+        )
+        for name in ("tip-adapter", "tip-adapter-f")
     ]
     assert loss[1] < loss[0]

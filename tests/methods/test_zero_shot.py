@@ -16,7 +16,7 @@ PROMPTS = (("a dark cyst", "round cyst"), ("a bright stone", "stone", "small sto
 def heads(backbone, method, **settings):
     text = TextSide(backbone, NAMES, PROMPTS)
     chosen = make_method(method, settings=settings)
-    return chosen, text, chosen.fit([], text, seeds=[1, 2])
+    return chosen, text, [chosen.fit(None, text, seed=seed) for seed in (1, 2)]
 
 
 def test_one_template_scores_by_cosine(bert_backbone):
@@ -49,7 +49,7 @@ def test_the_selective_ensemble_leaves_out_outliers_on_the_support(bert_backbone
     v = normalize(bank[:, :4].mean(dim=(0, 1), keepdim=True)[0] - bank[:, 4].mean(0), dim=-1)
     support = Support(FixedViews(ImageFeatures(v.expand(4, 1, -1))), torch.tensor([0, 0, 1, 1]))
     method = make_method("zero-shot-selective", settings={"tau": 1.5})
-    (head,) = method.fit([support], text, seeds=[1])
+    head = method.fit(support, text, seed=1)
     for row, rows in zip(head.T, bank, strict=True):
         mean = rows[:4].mean(0)
         torch.testing.assert_close(row, mean / mean.norm(), atol=1e-6, rtol=0)
@@ -63,7 +63,7 @@ def test_the_selective_ensemble_does_not_look_at_labels(bert_backbone):
         for labels in ([0, 0, 1, 1], [1, 0, 1, 0])
     ]
     method = make_method("zero-shot-selective", settings={"tau": 0.5})
-    first, second = method.fit(supports, text, seeds=[1, 2])
+    first, second = (method.fit(support, text, seed=1) for support in supports)
     assert torch.equal(first.T, second.T)
 
 

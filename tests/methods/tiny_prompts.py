@@ -8,11 +8,15 @@ from torch.nn.functional import normalize
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core.batches import Batch
 from ogkd.features.views import FixedViews
-from ogkd.methods import Support, TextSide, make_method
+from ogkd.methods import METHODS, PromptMethod, Support, TextSide, make_method
 
 NAMES = ("cyst", "kidney stone", "tumor")
 WORDS = ("a", "the", "one", "seen")
-LEARNERS = ("biomedcoop", "cocoop", "coop", "kgcoop", "ogkd", "prograd")
+LEARNERS = sorted(  # not those of plugins, which have no presets
+    name
+    for name, method in METHODS.items()
+    if issubclass(method, PromptMethod) and method.__module__.startswith("ogkd.")
+)
 
 
 def unit(*shape, seed=0, dtype=torch.float32):
@@ -39,7 +43,9 @@ def quick(name, **settings):
 
 
 def fit(method, backbone, *supports, text=None, seeds=None, folder=None):
-    return method.fit(
+    """Heads of all supports, trained together."""
+    return method.fit_many(
+        [method] * len(supports),
         supports,
         text or text_of(backbone),
         seeds=seeds or list(range(1, len(supports) + 1)),

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from ogkd.backbones import load_backbone
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError
-from ogkd.model.card import SCHEMA, BackboneCard, ModelCard
+from ogkd.model.card import SCHEMA, BackboneCard, ModelCard, PoolingCard
 from tiny_backbones import make_clip
 
 
@@ -15,7 +16,8 @@ def example(**changes):
     fields = {
         "method": "ogkd",
         "config": {"views": 1},
-        "class_names": ("größer", "b"),
+        "asks": OneOf(("größer", "b"), (1,)).as_json(),
+        "poolings": (PoolingCard(tau=None, heat=0.5, mean_weight=0.1, bias=(0.1, 0.2)),),
         "backbone": BackboneCard(
             name="tiny", digest="d" * 64, embed_dim=4, preprocessing={"size": 8}
         ),
@@ -41,7 +43,7 @@ def test_a_card_is_read_back_as_it_was_written(tmp_path):
     card = example(shots=16, preset="auto", imported_sha256="i", weights_sha256="w")
     path.write_text(json.dumps(card.model_dump(mode="json"), ensure_ascii=False), encoding="utf-8")
     assert ModelCard.read(path) == card
-    assert json.loads(path.read_text(encoding="utf-8"))["schema_version"] == 1
+    assert json.loads(path.read_text(encoding="utf-8"))["schema_version"] == SCHEMA == 3
 
 
 def test_a_card_without_later_fields_is_still_read(tmp_path):
@@ -49,39 +51,47 @@ def test_a_card_without_later_fields_is_still_read(tmp_path):
     assert ModelCard.read(path) == example()
 
 
-def test_a_newer_schema_is_refused_with_the_upgrade(tmp_path):
-    with pytest.raises(ConfigError, match=rf"schema {SCHEMA + 1}.*pip install --upgrade ogkd"):
-        ModelCard.read(written(tmp_path, schema_version=SCHEMA + 1))
-
-
 @pytest.mark.parametrize(
-    ("changes", "place"),
+    ("changes", "field"),
     [
-        ({"class_names": "ABSENT"}, "class_names"),
-        ({"class_names": ["one"]}, "class_names"),
-        ({"class_names": [1, 2]}, "class_names.0"),
+        ({"schema_version": SCHEMA + 1}, "schema"),
+        ({"schema_version": SCHEMA - 1}, "schema"),
+        ({"schema_version": "soon"}, "schema_version"),
+        ({"asks": "ABSENT"}, "asks"),
+        ({"asks": {"kind": "classes", "names": ["one"], "normal": []}}, "names"),
+        ({"asks": {"kind": "classes", "names": ["a", "a"], "normal": []}}, "names"),
+        ({"asks": {"kind": "classes", "names": ["", "a"], "normal": []}}, "names"),
+        ({"asks": {"kind": "classes", "names": [1, 2], "normal": []}}, "names"),
+        ({"asks": {"kind": "classes", "names": ["\ud800", "b"], "normal": []}}, "damaged"),
+        ({"asks": {"kind": "grades", "names": ["a", "b"], "normal": []}}, "grades"),
+        ({"asks": {"kind": "classes", "names": ["a", "b"], "normal": ["c"]}}, "damaged"),
+        ({"asks": {"names": ["a", "b"]}}, "task"),
+        ({"cases": {"what": 1}}, "cases"),
+        ({"cases": {"what": "?"}}, "grouping"),
+        ({"support_counts": [1, 2, 3]}, "counts"),
+        ({"poolings": [{"bias": [0.1]}]}, "poolings"),
+        ({"poolings": [{"heat": 0}]}, "heat"),
         ({"logit_scale": float("nan")}, "logit_scale"),
         ({"logit_scale": -1}, "logit_scale"),
         ({"backbone": {"name": "x"}}, "backbone.digest"),
-        ({"schema_version": "soon"}, "schema_version"),
     ],
 )
-def test_a_wrong_field_is_named(tmp_path, changes, place):
-    with pytest.raises(ConfigError, match=rf"field '{place}'") as error:
+def test_a_wrong_field_is_named_with_its_file(tmp_path, changes, field):
+    with pytest.raises(ConfigError, match=field) as error:
         ModelCard.read(written(tmp_path, **changes))
     assert str(tmp_path / "model.json") in str(error.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b"null"])
-def test_a_file_that_is_no_card_is_called_damaged(tmp_path, content):
+def test_a_file_that_is_not_a_card_is_refused(tmp_path, content):
     path = tmp_path / "model.json"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match="is damaged"):
+    with pytest.raises(ConfigError, match=r"model\.json"):
         ModelCard.read(path)
 
 
 def test_a_folder_without_a_card_is_no_model_folder(tmp_path):
-    with pytest.raises(ConfigError, match="is not a model folder"):
+    with pytest.raises(ConfigError):
         ModelCard.read(tmp_path / "model.json")
 
 

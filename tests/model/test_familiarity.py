@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save as array_bytes
 
+from ogkd.datasets.task import OneOf
 from ogkd.errors import ConfigError
 from ogkd.model.familiarity import (
     FEWEST,
     Familiarity,
     SupportFeatures,
     can_judge,
+    is_in_distribution,
     nearest,
-    of_this_kind,
     unfamiliar,
 )
 
@@ -31,26 +32,26 @@ def support_of(rows):
 def world():
     """The modality that was learned from, and another one."""
     rng = np.random.default_rng(0)
-    own, other = np.linalg.qr(rng.normal(size=(64, 2)))[0].T
-    return rng, own, other
+    known, other = np.linalg.qr(rng.normal(size=(64, 2)))[0].T
+    return rng, known, other
 
 
 def test_images_of_another_modality_are_unfamiliar_and_others_are_not(world):
-    rng, own, other = world
-    support = support_of(cloud(rng, own, 32))
+    rng, known, other = world
+    support = support_of(cloud(rng, known, 32))
     assert unfamiliar(support, cloud(rng, other, 200)).all()
-    assert unfamiliar(support, cloud(rng, own, 1000)).mean() < 0.05
+    assert unfamiliar(support, cloud(rng, known, 1000)).mean() < 0.05
 
 
 def test_a_few_odd_support_images_do_not_make_everything_familiar(world):
-    rng, own, other = world
+    rng, known, other = world
     away = cloud(rng, rng.normal(size=64), 2)
-    support = support_of(np.concatenate([cloud(rng, own, 32), away]))
+    support = support_of(np.concatenate([cloud(rng, known, 32), away]))
     assert unfamiliar(support, cloud(rng, other, 200)).all()
 
 
 @given(st.integers(2, 40), st.integers(0, 100))
-def test_strangeness_is_what_ridge_regression_leaves_over(count, seed):
+def test_the_novelty_score_is_what_ridge_regression_leaves_over(count, seed):
     """The oracle fits mixtures of the support one by one, by least squares."""
     rng = np.random.default_rng(seed)
     S = cloud(rng, rng.normal(size=12), count)
@@ -61,14 +62,14 @@ def test_strangeness_is_what_ridge_regression_leaves_over(count, seed):
         tall = np.concatenate([S.T.astype(np.float64), np.sqrt(rho) * np.eye(count)])
         mixture = np.linalg.lstsq(tall, np.concatenate([row, np.zeros(count)]), rcond=None)[0]
         expected.append(((row - S.T @ mixture) ** 2).sum() + rho * (mixture**2).sum())
-    np.testing.assert_allclose(Familiarity(support_of(S)).strangeness(v), expected, atol=1e-6)
+    np.testing.assert_allclose(Familiarity(support_of(S)).novelty_score(v), expected, atol=1e-6)
 
 
 def test_the_limit_comes_from_support_images_left_out_in_turn(world):
-    rng, own, _ = world
-    rows = cloud(rng, own, 12)
+    rng, known, _ = world
+    rows = cloud(rng, known, 12)
     alone = [
-        Familiarity(support_of(np.delete(rows, row, axis=0))).strangeness(rows[row])[0]
+        Familiarity(support_of(np.delete(rows, row, axis=0))).novelty_score(rows[row])[0]
         for row in range(12)
     ]
     limit = Familiarity(support_of(rows)).limit
@@ -76,15 +77,15 @@ def test_the_limit_comes_from_support_images_left_out_in_turn(world):
 
 
 def test_the_length_of_features_does_not_matter(world):
-    rng, own, _ = world
-    judge, rows = Familiarity(support_of(cloud(rng, own, 16))), cloud(rng, own, 5)
-    np.testing.assert_allclose(judge.strangeness(rows), judge.strangeness(7 * rows), atol=1e-6)
+    rng, known, _ = world
+    judge, rows = Familiarity(support_of(cloud(rng, known, 16))), cloud(rng, known, 5)
+    np.testing.assert_allclose(judge.novelty_score(rows), judge.novelty_score(7 * rows), atol=1e-6)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, FEWEST - 1])
 def test_with_too_few_support_images_nothing_is_called_unfamiliar(world, count):
-    rng, own, other = world
-    support = support_of(cloud(rng, own, count))
+    rng, known, other = world
+    support = support_of(cloud(rng, known, count))
     assert not can_judge(support)
     assert not unfamiliar(support, cloud(rng, other, 20)).any()
 
@@ -94,23 +95,23 @@ def test_without_support_there_is_no_judgement():
 
 
 def test_copies_of_one_support_image_are_familiar_after_rounding_on_disk(world):
-    rng, own, other = world
-    image = cloud(rng, own, 1)
+    rng, known, other = world
+    image = cloud(rng, known, 1)
     kept = np.repeat(image, FEWEST, axis=0).astype(np.float16).astype(np.float32)
     assert not unfamiliar(support_of(kept), image).any()
     assert unfamiliar(support_of(kept), cloud(rng, other, 3)).all()
 
 
 def test_nearest_gives_the_most_alike_support_images_first(world):
-    rng, own, other = world
-    support = support_of(np.concatenate([cloud(rng, own, 6), cloud(rng, other, 6)]))
+    rng, known, other = world
+    support = support_of(np.concatenate([cloud(rng, known, 6), cloud(rng, other, 6)]))
     rows = cloud(rng, other, 4)
-    places, cosines = nearest(support, rows, 3)
-    assert places.shape == cosines.shape == (4, 3)
-    for row, found, near in zip(rows, places, cosines, strict=True):
+    numbers, cosines = nearest(support, rows, 3)
+    assert numbers.shape == cosines.shape == (4, 3)
+    for row, order, near in zip(rows, numbers, cosines, strict=True):
         everything = support.features @ row
-        assert list(found) == sorted(range(12), key=lambda place: -everything[place])[:3]
-        np.testing.assert_allclose(near, everything[found], atol=1e-6)
+        assert list(order) == sorted(range(12), key=lambda n: -everything[n])[:3]
+        np.testing.assert_allclose(near, everything[order], atol=1e-6)
     assert nearest(support, rows, 99)[0].shape == (4, 12)
 
 
@@ -128,12 +129,12 @@ def test_images_to_learn_from_are_as_near_as_the_support_is_to_itself():
     other[:, 1] += 6.0
     for shots in (1, 4):
         support = SupportFeatures(draw(middle, shots), np.repeat(np.arange(4), shots))
-        assert of_this_kind(support, draw(middle, 50), 32).mean() > 0.6
-        assert of_this_kind(support, draw(other, 50), 32).mean() < 0.05
+        assert is_in_distribution(support, draw(middle, 50), 32).mean() > 0.6
+        assert is_in_distribution(support, draw(other, 50), 32).mean() < 0.05
     # What follows the global feature in a row does not count.
     rows = draw(middle, 5)
     longer = np.concatenate([rows, draw(other, 5)], axis=1)
-    assert (of_this_kind(support, longer, 32) == of_this_kind(support, rows, 32)).all()
+    assert (is_in_distribution(support, longer, 32) == is_in_distribution(support, rows, 32)).all()
 
 
 @pytest.mark.filterwarnings("error")
@@ -141,5 +142,5 @@ def test_features_that_are_not_numbers_are_refused_without_a_warning(tmp_path):
     loud = np.full((9, 4), 0x7FA00000, dtype=np.uint32).view(np.float32)  # a NaN that warns
     file = tmp_path / "support.safetensors"
     file.write_bytes(array_bytes({"features": loud, "labels": np.zeros(9, dtype=np.int64)}))
-    with pytest.raises(ConfigError, match="not numbers"):
-        SupportFeatures.read(file, classes=2, width=4)
+    with pytest.raises(ConfigError, match=r"support\.safetensors"):
+        SupportFeatures.read(file, OneOf(("a", "b")), width=4)

@@ -16,8 +16,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def pins(file):
     """The exact version of each package in a file of pins."""
-    found = re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", (ROOT / file).read_text())
-    return {plain(name): version for name, version in found}
+    pairs = re.findall(r"(?m)^([\w.-]+)==([^\s;]+)", (ROOT / file).read_text())
+    return {plain(name): version for name, version in pairs}
 
 
 def needed():

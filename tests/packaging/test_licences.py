@@ -30,28 +30,28 @@ def test_every_package_of_users_is_listed_where_it_belongs():
     assert [(name, use) for name, use, _ in ROWS] == list(needed())
 
 
-@pytest.mark.parametrize(("name", "said"), [(name, said) for name, _, said in ROWS])
-def test_the_licence_is_the_one_of_the_installed_package(name, said):
+@pytest.mark.parametrize(("name", "licence"), [(name, licence) for name, _, licence in ROWS])
+def test_the_licence_is_the_one_of_the_installed_package(name, licence):
     try:
         facts = metadata(name)
     except PackageNotFoundError:
         pytest.skip(f"{name} is not installed")
     kinds = [line for line in facts.get_all("Classifier", []) if line.startswith("License")]
-    own = " ".join(
+    facts_text = " ".join(
         [facts.get("License-Expression") or "", (facts.get("License") or "")[:80], *kinds]
     )
-    own = own.lower()
+    facts_text = facts_text.lower()
     for words, family in OTHER_NAMES.items():
-        own = own.replace(words, family)
-    shown = {family for family in FAMILIES if family in said.lower()}
+        facts_text = facts_text.replace(words, family)
+    shown = {family for family in FAMILIES if family in licence.lower()}
     assert shown
-    assert shown <= {family for family in FAMILIES if family in own}, own
-    assert ("gpl" in own) == ("gpl" in said.lower())
+    assert shown <= {family for family in FAMILIES if family in facts_text}, facts_text
+    assert ("gpl" in facts_text) == ("gpl" in licence.lower())
 
 
 def test_the_gpl_is_named_where_people_install():
     install = (ROOT / "docs/get-started/install.md").read_text(encoding="utf-8")
-    for name, _, said in ROWS:
-        if "GPL" in said:
+    for name, _, licence in ROWS:
+        if "GPL" in licence:
             assert name in install
     assert "GPL-3.0" in install

@@ -49,8 +49,8 @@ def faults(source):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_no_file_of_the_package_runs_code_from_data(file):
-    found = list(faults(file.read_text(encoding="utf-8")))
-    assert not found or file.name == PLUGINS, found
+    problems = list(faults(file.read_text(encoding="utf-8")))
+    assert not problems or file.name == PLUGINS, problems
 
 
 @pytest.mark.parametrize(

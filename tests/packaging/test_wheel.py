@@ -38,8 +38,8 @@ def wheel(tmp_path_factory):
     command = [*pip, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", out, copy]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    (found,) = out.glob("ogkd-*.whl")
-    return found, copy
+    (file,) = out.glob("ogkd-*.whl")
+    return file, copy
 
 
 @pytest.fixture(scope="module")

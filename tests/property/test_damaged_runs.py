@@ -131,19 +131,19 @@ def test_a_changed_run_is_left_out_or_harmless(
     content = json.loads(before)
     if not seal:
         content.pop("sha256", None)  # as older versions wrote it
-    for one in change:
-        content = one(content)
+    for edit in change:
+        content = edit(content)
     try:
         file.write_text(json.dumps(content))
         notes: list[str] = []
         runs = RunsFolder(root, notes.append).runs()
-        found = {run.spec.hash for run in runs}
-        left_out = {spec.hash for spec in SPECS} - found
+        read = {run.spec.hash for run in runs}
+        left_out = {spec.hash for spec in SPECS} - read
         assert left_out <= {which.hash}
         assert [which.hash in note and len(note) < 1000 for note in notes] == [True] * len(left_out)
         assert not any(set("\n\x1b") & set(note) for note in notes)
-        said = "\n".join(uses(root))
-        assert all(f"collect {spec.hash}" in said for spec in SPECS if spec.hash in found)
+        output = "\n".join(uses(root))
+        assert all(f"collect {spec.hash}" in output for spec in SPECS if spec.hash in read)
         with contextlib.redirect_stdout(io.StringIO()) as shown:
             status(root)
         whole = sum(map(has_its_predictions, runs))  # a result may speak of other predictions
@@ -159,8 +159,8 @@ def test_where_every_run_is_changed_the_most_is_one_message(root: Path, change: 
     files = [RunsFolder(root).folder_of(spec) / "result.json" for spec in SPECS]
     before = [file.read_text() for file in files]
     try:
-        for file, text, one in zip(files, before, change, strict=True):
-            file.write_text(json.dumps(one(json.loads(text))))
+        for file, text, edit in zip(files, before, change, strict=True):
+            file.write_text(json.dumps(edit(json.loads(text))))
         with contextlib.suppress(OgkdError):
             list(uses(root))
     finally:

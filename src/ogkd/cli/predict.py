@@ -188,11 +188,11 @@ def predict(
             refs,
             place=backbone or card.name,
             engine=engine or card.engine,
-            patches=explain is not None and not grouping.joins_images,
+            patches=False,
             deep=classifier.deep,
         )
 
-    decisions = decider.decide(cases, encode, patches=explain is not None)
+    decisions = decider.decide(cases, encode, crops=explain is not None)
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
     bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(cases))
     if out is not None:
@@ -319,6 +319,8 @@ def _draw(classifier: Classifier, decision: Decision, folder: Path, number: int)
     from ogkd.model.explain import evidence_of
 
     evidence = evidence_of(classifier, decision)
+    if evidence is None:
+        return
     stem = re.sub(r"[^\w.-]+", "_", Path(str(decision.image)).stem, flags=re.ASCII)[:60]
     file = folder / f"{number:06}-{stem}.png"
     with write_atomically(file, suffixes=(".png",)) as aside:

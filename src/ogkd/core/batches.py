@@ -78,6 +78,17 @@ class Batch:
     labels: Tensor  # [S, B]
     patches: Tensor | None  # [S, B, P, d]
 
+    def runs(self) -> list[Batch]:
+        """The batch of each run, with S = 1."""
+        return [
+            Batch(
+                self.globals[s : s + 1],
+                self.labels[s : s + 1],
+                None if self.patches is None else self.patches[s : s + 1],
+            )
+            for s in range(len(self.globals))
+        ]
+
 
 class PerBatch(Generic[T]):
     """Computes something once per batch: where all images are one batch, once per training."""
@@ -132,14 +143,14 @@ def _steps(
             orders = [rng.permutation(count) for rng, count in zip(rngs, counts, strict=True)]
         else:
             orders = [np.arange(count) for count in counts]
-        for places in batch_slices(counts[0], config):
-            yield [order[places] for order in orders], rngs
+        for part in batch_slices(counts[0], config):
+            yield [order[part] for order in orders], rngs
 
 
 def _look(
     runs: Sequence[Run], rows: Rows, rngs: Sequence[np.random.Generator]
 ) -> list[ImageFeatures]:
-    return [run.views.look(mine, rng) for run, mine, rng in zip(runs, rows, rngs, strict=True)]
+    return [run.views.look(images, rng) for run, images, rng in zip(runs, rows, rngs, strict=True)]
 
 
 def _cut_ahead(
@@ -152,10 +163,11 @@ def _cut_ahead(
     try:
         for rows, rngs in steps:
             drawn = [
-                mine.draw(some, rng) for mine, some, rng in zip(views, rows, rngs, strict=True)
+                run_views.draw(images, rng)
+                for run_views, images, rng in zip(views, rows, rngs, strict=True)
             ]
             different = dict.fromkeys(itertools.chain.from_iterable(drawn))
-            cuts = {one: pool.submit(views[0].cut, one) for one in different}
+            cuts = {crop: pool.submit(views[0].cut, crop) for crop in different}
             waiting.append((rows, drawn, cuts))
             if len(waiting) > _AHEAD:
                 yield _encode(views[0], *waiting.popleft())
@@ -172,17 +184,17 @@ def _encode(
     cuts: dict[Hashable, Future[NDArray[np.uint8]]],
 ) -> tuple[Rows, list[ImageFeatures]]:
     """One pass over the different crops of a step; each run gets its own in its own order."""
-    found = views.encode([crop.result() for crop in cuts.values()])
-    patches = found.patches
-    place = {one: number for number, one in enumerate(cuts)}
+    features = views.encode([crop.result() for crop in cuts.values()])
+    patches = features.patches
+    position = {crop: number for number, crop in enumerate(cuts)}
     seen = []
-    for mine in drawn:
-        numbers = [place[one] for one in mine]
+    for run_crops in drawn:
+        numbers = [position[crop] for crop in run_crops]
         first, last = numbers[0], numbers[-1]
         ordered = numbers == list(range(first, last + 1))  # a part, without a copy of places
         which = slice(first, last + 1) if ordered else numbers
         seen.append(
-            ImageFeatures(found.globals[which], None if patches is None else patches[which])
+            ImageFeatures(features.globals[which], None if patches is None else patches[which])
         )
     return rows, seen
 
@@ -191,7 +203,7 @@ def _stack(
     runs: Sequence[Run], rows: Rows, seen: Sequence[ImageFeatures], device: torch.device
 ) -> Batch:
     patches = [view.patches for view in seen if view.patches is not None]
-    labels = [run.labels[torch.from_numpy(mine)] for run, mine in zip(runs, rows, strict=True)]
+    labels = [run.labels[torch.from_numpy(images)] for run, images in zip(runs, rows, strict=True)]
     return Batch(
         globals=_joined([view.globals for view in seen]).to(device, torch.float32),
         labels=_joined(labels).to(device),

@@ -76,8 +76,8 @@ class Checkpoint:
 
 
 def _digest(tensors: Mapping[str, Tensor], epoch: int) -> str:
-    found = hashlib.sha256(str(epoch).encode())
+    digest = hashlib.sha256(str(epoch).encode())
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        found.update(tensor.contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()

@@ -64,8 +64,8 @@ def mean_texts(bank: Bank) -> Tensor:
     """
     rows = normalize(stack_bank(bank), dim=-1)
     lengths = rows.sum(dim=-2).norm(dim=-1) / (rows != 0).any(dim=-1).sum(dim=-1)
-    found: Tensor = prototypes(bank) * lengths.sqrt().unsqueeze(-1)
-    return found
+    texts: Tensor = prototypes(bank) * lengths.sqrt().unsqueeze(-1)
+    return texts
 
 
 def class_graph(T: Tensor, alpha: float) -> Tensor:

@@ -1,9 +1,9 @@
 """From the logits of images to those of their case: tau log mean exp(z / tau), class by class.
 
 tau goes from 0 (the largest logit) to infinity (their mean). Softmax does not see a shift of all
-logits of a image, but pooling would, so they are first made relative to "nothing found", or to
+logits of an image, but pooling would, so they are first made relative to "nothing found", or to
 all classes where no class means that. The largest of many logits is large by chance alone: a bias
-of each class and one factor, fitted on held-out cases beside tau, take that into account. Pictures
+of each class and one factor, fitted on held-out cases beside tau, take that into account. Images
 of one case have much in common (one anatomy, one stain), which is no finding: a multiple of their
 mean is subtracted, which is fitted too.
 """
@@ -21,7 +21,7 @@ from torch import Tensor
 
 TAUS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, math.inf)
 _HEAT_SPREAD = 0.5  # prior standard deviation of the factor around 1
-_USUAL_SPREAD = 1.0  # of the multiple of the mean around 0
+_MEAN_SPREAD = 1.0  # of the multiple of the mean around 0
 _BIAS_SPREAD = 2.0  # and of biases around 0
 _LEAST_HEAT = 0.05
 
@@ -34,26 +34,27 @@ class Pooling:
     heat: float = 1.0  # the factor on pooled logits
     bias: tuple[float, ...] = ()  # of each class; () for none
     normal: tuple[int, ...] = ()  # labels of the classes that mean "nothing found"
-    usual: float = 0.0  # the factor on what is usual in the case, which is subtracted
+    mean_weight: float = 0.0  # the factor on what its images have in common, which is subtracted
 
     def logits(self, z: Tensor, case: Tensor) -> Tensor:
         """Logits [B, C] of cases; z [N, C] are those of images, case [N] numbers their cases."""
-        own = relative(z.double(), self.normal)
-        found = self.heat * pooled(own, case, self.tau) - self.usual * usual(own, case)
-        return found + found.new_tensor(self.bias) if self.bias else found
+        scores = relative(z.double(), self.normal)
+        common = self.mean_weight * common_part(scores, case)
+        logits = self.heat * pooled(scores, case, self.tau) - common
+        return logits + logits.new_tensor(self.bias) if self.bias else logits
 
     def weights(self, z: Tensor, label: int) -> Tensor:
         """The share [N] that each image of one case has in its answer `label`; they sum to 1.
 
-        It is that in the pooled logit: what is usual in the case is no image's own.
+        It is that in the pooled logit: what all images have in common belongs to none of them.
         For "nothing found", which no single image decides: in the finding that came nearest.
         """
-        own = relative(z.double(), self.normal)
+        scores = relative(z.double(), self.normal)
         if label in self.normal:
             total = self.logits(z, torch.zeros(len(z), dtype=torch.long))[0]
             total[list(self.normal)] = -math.inf
             label = int(total.argmax()) if bool(total.isfinite().any()) else label
-        return shares(own[:, label], torch.zeros(len(z), dtype=torch.long), self.tau)
+        return shares(scores[:, label], torch.zeros(len(z), dtype=torch.long), self.tau)
 
 
 def is_pooled(case: Tensor) -> bool:
@@ -67,8 +68,8 @@ def relative(z: Tensor, normal: Sequence[int] = ()) -> Tensor:
     >>> relative(torch.tensor([[1.0, 4.0, 2.0]]), normal=(0,))
     tensor([[0., 3., 1.]])
     """
-    some = z[:, list(normal)] if normal else z
-    return z - some.logsumexp(1, keepdim=True)
+    reference = z[:, list(normal)] if normal else z
+    return z - reference.logsumexp(1, keepdim=True)
 
 
 def pooled(z: Tensor, case: Tensor, tau: float) -> Tensor:
@@ -90,12 +91,12 @@ def pooled(z: Tensor, case: Tensor, tau: float) -> Tensor:
     return top + tau * (summed / count).log()
 
 
-def usual(z: Tensor, case: Tensor) -> Tensor:
-    """What is usual in each case [B, C]: (1 - 1 / N) times the mean of its N images.
+def common_part(z: Tensor, case: Tensor) -> Tensor:
+    """What the images of each case have in common [B, C]: (1 - 1 / N) times the mean of N images.
 
-    Of a image that is alone nothing is known to be usual.
+    A single image has nothing in common with others.
 
-    >>> usual(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
+    >>> common_part(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
     tensor([[1.],
             [0.]])
     """
@@ -126,19 +127,19 @@ def best_pooling(
     z: Tensor, case: Tensor, labels: Tensor, normal: Sequence[int] = ()
 ) -> tuple[Pooling, float]:
     """`fit_pooling` and its penalised loss."""
-    own = relative(z.double(), normal)
-    best, least, mean = Pooling(normal=tuple(normal)), math.inf, usual(own, case)
+    scores = relative(z.double(), normal)
+    best, least, mean = Pooling(normal=tuple(normal)), math.inf, common_part(scores, case)
     for tau in TAUS:
-        (heat, less, *bias), loss = _scaled(pooled(own, case, tau), mean, labels)
+        (heat, less, *bias), loss = _scaled(pooled(scores, case, tau), mean, labels)
         if loss < least - 1e-9:
             least, best = loss, Pooling(tau, heat, tuple(bias), tuple(normal), less)
     return best, least
 
 
 def _scaled(z: Tensor, mean: Tensor, labels: Tensor) -> tuple[list[float], float]:
-    """Factors of pooled logits z and usual ones [B, C], then biases [C]; their penalised loss.
+    """Factors of pooled logits z and of common parts [B, C], then biases [C]; their loss.
 
-    It is convex.
+    The loss is penalised and convex.
     """
     from scipy.optimize import minimize
 
@@ -146,7 +147,7 @@ def _scaled(z: Tensor, mean: Tensor, labels: Tensor) -> tuple[list[float], float
     rows = np.arange(len(y))
     classes = values.shape[1]
     centre = np.array([1.0, 0.0, *np.zeros(classes)])
-    spread = np.array([_HEAT_SPREAD, _USUAL_SPREAD, *np.full(classes, _BIAS_SPREAD)])
+    spread = np.array([_HEAT_SPREAD, _MEAN_SPREAD, *np.full(classes, _BIAS_SPREAD)])
 
     def loss(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         scores = x[0] * values - x[1] * less + x[2:]
@@ -159,5 +160,5 @@ def _scaled(z: Tensor, mean: Tensor, labels: Tensor) -> tuple[list[float], float
         return float(away @ away / 2 - log_p[rows, y].sum()), slope + away / spread
 
     bounds = [(_LEAST_HEAT, None), (0.0, None), *[(None, None)] * classes]
-    found = minimize(loss, centre, jac=True, method="L-BFGS-B", bounds=bounds)
-    return list(map(float, found.x)), float(found.fun)
+    best = minimize(loss, centre, jac=True, method="L-BFGS-B", bounds=bounds)
+    return list(map(float, best.x)), float(best.fun)

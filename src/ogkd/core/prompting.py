@@ -52,7 +52,8 @@ class PromptLearner:
         )
         first = backbone.leading_tokens
         slots = [
-            [first + place for place, piece in enumerate(row) if piece is None] for row in layouts
+            [first + position for position, piece in enumerate(row) if piece is None]
+            for row in layouts
         ]
         self.slots = torch.tensor(slots, device=backbone.device)  # [C, n_ctx]
         with torch.no_grad():
@@ -119,4 +120,4 @@ def _layout(name_length: int, config: ContextConfig) -> list[int | None]:
 
 def _spell(name: Sequence[int], layout: Sequence[int | None], end: Sequence[int]) -> list[int]:
     holder = [*end, *name][0]  # SigLIP has no token for a full stop
-    return [*[holder if place is None else name[place] for place in layout], *end]
+    return [*[holder if position is None else name[position] for position in layout], *end]

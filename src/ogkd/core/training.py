@@ -93,8 +93,8 @@ def train_contexts(
     device = learner.embeddings.device
     start = [learner.initial_context(_init_rng(run.seed)) for run in runs]
     state = TrainingState(torch.stack(start), torch.zeros(0), 0, torch.zeros(0, len(runs)))
-    if checkpoint is not None and (found := checkpoint.load()) is not None:
-        state = found
+    if checkpoint is not None and (saved := checkpoint.load()) is not None:
+        state = saved
         if note is not None and 0 < state.epoch < config.epochs:
             again = state.epoch + 1
             note(f"Note: An interrupted training continues at epoch {again} of {config.epochs}.")

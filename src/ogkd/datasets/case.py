@@ -71,11 +71,11 @@ class Case:
             return self
         if not kept:
             return None if empty else self
-        own = self.image_targets
+        targets = self.image_targets
         return replace(
             self,
             images=tuple(self.images[n] for n in kept),
-            image_targets=None if own is None else tuple(own[n] for n in kept),
+            image_targets=None if targets is None else tuple(targets[n] for n in kept),
         )
 
     def is_among(self, seen: Collection[str]) -> bool:
@@ -192,10 +192,12 @@ class Dataset:
             target = new(case.target)
             if target is None:
                 continue
-            own = None
+            targets = None
             if case.image_targets is not None:
-                own = tuple(-1 if (t := new(label)) is None else t for label in case.image_targets)
-            cases.append(replace(case, target=target, image_targets=own))
+                targets = tuple(
+                    -1 if (t := new(label)) is None else t for label in case.image_targets
+                )
+            cases.append(replace(case, target=target, image_targets=targets))
         return replace(self, cases=tuple(cases), task=task, ignored=())
 
     def with_normal(self, normal: Sequence[int]) -> Dataset:

@@ -126,8 +126,8 @@ class Grouping:
             for case in cases:
                 images: list[ImageRef] = []
                 targets: list[Target] = []
-                own = case.image_targets or (case.target,) * len(case.images)
-                for image, target in zip(case.images, own, strict=True):
+                image_targets = case.image_targets or (case.target,) * len(case.images)
+                for image, target in zip(case.images, image_targets, strict=True):
                     try:
                         parts = parts_of(image, rule)
                     except DataError as error:

@@ -136,14 +136,14 @@ def _refuse_lost_splits(
             )
 
 
-def _too_few_classes(place: Path, folders: Sequence[str]) -> str:
+def _too_few_classes(root: Path, folders: Sequence[str]) -> str:
     message = (
-        f"{place} contains {len(folders)} class folder(s); at least 2 are needed. Put the images "
-        f"of each class in a folder with its name: {place}/benign/..., {place}/malignant/..."
+        f"{root} contains {len(folders)} class folder(s); at least 2 are needed. Put the images "
+        f"of each class in a folder with its name: {root}/benign/..., {root}/malignant/..."
     )
     # An unpacked archive often has one folder around everything.
-    if len(folders) == 1 and len(_folders(place / folders[0])) > 1:
-        message += f" Or did you mean {place / folders[0]}?"
+    if len(folders) == 1 and len(_folders(root / folders[0])) > 1:
+        message += f" Or did you mean {root / folders[0]}?"
     return message
 
 

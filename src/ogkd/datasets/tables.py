@@ -94,18 +94,18 @@ def _check_splits(path: Path, rows: Sequence[tuple[int, dict[str, str]]]) -> Non
         raise DataError(f"{path}, line {without[0]}: split is empty, but other lines have one.")
 
 
-def refuse_twice(source: Path, places: Sequence[tuple[str, Case]]) -> None:
-    """Refuse a file that is listed twice; `places` says where each case was read."""
+def refuse_twice(source: Path, locations: Sequence[tuple[str, Case]]) -> None:
+    """Refuse a file that is listed twice; `locations` says where each case was read."""
     seen: dict[str, tuple[str, Case]] = {}
     complaints = []
-    for place, case in places:
+    for location, case in locations:
         key = os.path.normpath(str(case.image))
         if key not in seen:
-            seen[key] = (place, case)
+            seen[key] = (location, case)
             continue
         first, other = seen[key]
         what = "the same label" if other.target == case.target else "another label"
-        complaints.append(f"{case.image}: {first} and {place}, with {what}")
+        complaints.append(f"{case.image}: {first} and {location}, with {what}")
     if complaints:
         raise DataError(
             f"{source} lists {len(complaints)} file(s) twice:\n{first_lines(complaints)}\n"
@@ -155,8 +155,8 @@ def table_text(dataset: Dataset, folder: Path) -> str:
     rows = [heading + ["patient"] * patients + [_CASE] * grouped]
     address = relative_to(folder)
     for case in dataset.cases:
-        own = case.image_targets or (case.target,) * len(case.images)
-        for image, target in zip(case.images, own, strict=True):
+        targets = case.image_targets or (case.target,) * len(case.images)
+        for image, target in zip(case.images, targets, strict=True):
             cells = [harmless(cell) for _, cell in task.cells(target)]
             row = [address(image), *cells, case.split]
             row += [harmless(case.group or "")] * patients + [harmless(case.name)] * grouped

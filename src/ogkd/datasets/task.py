@@ -84,6 +84,7 @@ class Task(ABC):
     affine: ClassVar[bool]  # whether calibration shifts logits, too
     first_columns: ClassVar[int]  # columns of an answer before those of the names
     no_option: ClassVar[tuple[str, ...]] = ()  # options of a fit that have no meaning
+    needs: ClassVar[tuple[str, ...]] = ()  # what a method must support (`Method.supports`)
 
     @property
     def plural(self) -> str:
@@ -374,20 +375,20 @@ class OneOf(Task):
         return 0, label
 
     def lead(self, logits: Any, label: int) -> Any:
-        own = logits[..., label]
-        return own - (logits.sum(-1) - own) / max(1, logits.shape[-1] - 1)
+        chosen = logits[..., label]
+        return chosen - (logits.sum(-1) - chosen) / max(1, logits.shape[-1] - 1)
 
     def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
-        if answer is None:
-            shares: Sequence[float | None] = [None] * len(self.names)
-            return [("prediction", None), ("probability", None), ("abstain", None), ("set", None),
-                    *zip(self.names, shares, strict=True)]  # fmt: skip
-        members = answer.plausible
+        shares: Sequence[float | None] = [None] * len(self.names)
+        prediction = probability = members = None
+        if answer is not None:
+            prediction, probability = answer.prediction, answer.probability
+            members, shares = answer.plausible, answer.probabilities
         # An empty set is not written like an unknown one.
         shown = None if members is None else "|".join(members) or "(none)"
-        cells = (answer.prediction, answer.probability, None, shown)
-        first = zip(("prediction", "probability", "abstain", "set"), cells, strict=True)
-        return [*first, *zip(self.names, answer.probabilities, strict=True)]
+        cells: list[tuple[str, object]] = [("prediction", prediction), ("probability", probability)]
+        cells += [("abstain", None), ("set", shown)]
+        return [*cells, *zip(self.names, shares, strict=True)]
 
     def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
         shares = [f"{share:.6f}" for share in answer.probabilities]
@@ -407,6 +408,7 @@ class Findings(Task):
     affine: ClassVar[bool] = True
     first_columns: ClassVar[int] = 2
     no_option: ClassVar[tuple[str, ...]] = ("unlabelled", "normal")
+    needs: ClassVar[tuple[str, ...]] = ("findings",)
 
     def shown(self, target: Target) -> tuple[int, ...]:
         return tuple(f for f, known in enumerate(_known(target)) if known == PRESENT)
@@ -467,14 +469,14 @@ class Findings(Task):
         """
         line = sorted(cases, key=lambda case: case.image.as_posix())
         random.Random(f"findings {seed}").shuffle(line)
-        by_stratum: dict[int, list[Case]] = {}
-        for case in line:
+        by_stratum: dict[int, list[int]] = {}  # positions: two cases may have an image in common
+        for position, case in enumerate(line):
             for stratum in self.strata(case.target):
-                by_stratum.setdefault(stratum, []).append(case)
-        drawn: dict[str, Case] = {}
+                by_stratum.setdefault(stratum, []).append(position)
+        drawn: dict[int, None] = {}
         for members in sorted(by_stratum.values(), key=len):
-            drawn |= {case.image.as_posix(): case for case in members[:shots]}
-        return list(drawn.values())
+            drawn |= dict.fromkeys(members[:shots])
+        return [line[position] for position in drawn]
 
     def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
         table = self.labels(targets)

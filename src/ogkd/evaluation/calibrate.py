@@ -51,35 +51,35 @@ def calibrate(
     require_guarantees(classifier.task, sensitivity=sensitivity)
     if confidence is not None:
         require_guarantees(classifier.task, sensitivity=confidence)
-    found = predict_labelled(classifier, data, split=split)
-    found = _unused(found, card.seen, leave_out_used=leave_out_used)
-    if (count := len(found.labels)) < FEWEST:
+    judged = predict_labelled(classifier, data, split=split)
+    judged = _unused(judged, card.seen, leave_out_used=leave_out_used)
+    if (count := len(judged.labels)) < FEWEST:
         raise DataError(
-            f"Too few {found.unit}s to calibrate on: {count}. Prediction sets that contain the "
+            f"Too few {judged.unit}s to calibrate on: {count}. Prediction sets that contain the "
             f"true class with 90 % probability need at least {FEWEST}: label {FEWEST - count} "
             "more that the model has not learned from."
         )
-    if len({group or key for group, key in zip(found.groups, found.keys, strict=True)}) < 2:
+    if len({group or key for group, key in zip(judged.groups, judged.keys, strict=True)}) < 2:
         raise DataError(
             "All images come from one patient or group, but calibration needs at least two. Check "
             "the column with patients or groups."
         )
-    images = [image for case in found.cases for image in case.images]
+    images = [image for case in judged.cases for image in case.images]
     calibration = Calibration.fit(
-        found.task,
-        found.logits,
-        found.labels,
-        found.keys,
-        groups=found.groups,
+        judged.task,
+        judged.logits,
+        judged.labels,
+        judged.keys,
+        groups=judged.groups,
         image_keys=[image.fingerprint for image in images],
-        pixels=[image.pixel_fingerprint for case in found.cases for image in case.few],
+        pixels=[image.pixel_fingerprint for case in judged.cases for image in case.few],
         weights_sha256=classifier.weights_sha256,
         engine=classifier.backbone.engine,
         sensitivity=sensitivity,
         confidence=CONFIDENCE if confidence is None else confidence,
     )
     if say is not None:
-        for warning in found.warnings:
+        for warning in judged.warnings:
             say(f"WARNING: {warning}")
         if not card.support_images and any(card.support_counts):
             say(
@@ -92,15 +92,15 @@ def calibrate(
             for note in Decider(made).notes:
                 if note.startswith("Note: "):
                     say(note)
-        for note in _notes(found, calibration):
+        for note in _notes(judged, calibration):
             say(f"Note: {note}")
     return calibration
 
 
 def _unused(
-    found: LabelledPredictions, learned: Collection[str], *, leave_out_used: bool
+    judged: LabelledPredictions, learned: Collection[str], *, leave_out_used: bool
 ) -> LabelledPredictions:
-    copies, images = found.copies_of(learned), len(found.labels)
+    copies, images = judged.copies_of(learned), len(judged.labels)
     used = int(copies.sum())
     if used and used == images:
         raise DataError(
@@ -115,18 +115,18 @@ def _unused(
             f"calibrate on the other {images - used}, or choose another split.",
             argument="leave_out_used",
         )
-    return found.without(copies)
+    return judged.without(copies)
 
 
-def _notes(found: LabelledPredictions, calibration: Calibration) -> Iterator[str]:
+def _notes(judged: LabelledPredictions, calibration: Calibration) -> Iterator[str]:
     """What a user should know about this calibration before relying on it."""
-    groups = [group for group in found.groups if group is not None]
+    groups = [group for group in judged.groups if group is not None]
     if len(set(groups)) < len(groups):
         yield (
             f"{len(groups)} images come from {len(set(groups))} patients or groups. Sets and "
             "thresholds treat images as independent, so their guarantees are weaker than stated."
         )
-    if found.task.affine:
+    if judged.task.affine:
         return
     [question] = calibration.questions
     low, high = TEMPERATURES
@@ -135,7 +135,7 @@ def _notes(found: LabelledPredictions, calibration: Calibration) -> Iterator[str
             f"the temperature {question.temperature:.3g} is at the limit of the allowed range: "
             "the probabilities say little about how often the model is correct."
         )
-    named = zip(found.class_names, question.counts, strict=True)
+    named = zip(judged.class_names, question.counts, strict=True)
     if absent := ", ".join(name for name, count in named if not count):
         yield f"there are no images of: {absent}. The guarantees do not cover them."
     for what, held_out in _PURPOSES.items():

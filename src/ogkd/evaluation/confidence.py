@@ -37,16 +37,16 @@ def bins(labels: ArrayLike, probabilities: ArrayLike, count: int = BINS) -> list
     """The reliability diagram: confidence and accuracy of each bin of top probability."""
     truth, p = np.asarray(labels), np.asarray(probabilities, dtype=np.float64)
     top, correct = p.max(axis=1), p.argmax(axis=1) == truth
-    place = bin_numbers(top, count)
-    found = []
+    bin_of = bin_numbers(top, count)
+    rows = []
     for number in range(count):
-        inside = place == number
+        inside = bin_of == number
         images = int(inside.sum())
         means = (
             (float(top[inside].mean()), float(correct[inside].mean())) if images else (None, None)
         )
-        found.append(Bin(number / count, (number + 1) / count, images, *means))
-    return found
+        rows.append(Bin(number / count, (number + 1) / count, images, *means))
+    return rows
 
 
 def ece(labels: ArrayLike, probabilities: ArrayLike) -> float:

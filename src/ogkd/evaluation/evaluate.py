@@ -59,9 +59,9 @@ def evaluate(
     learned from or was calibrated on. `verdict` of the result says in words what it means.
     `prevalence` adds the predictive values where this share of images has a finding.
     """
-    found = predict_labelled(classifier, data, split=split)
+    judged = predict_labelled(classifier, data, split=split)
     return evaluate_predictions(
-        found.unused(classifier) if leave_out_used else found,
+        judged.unused(classifier) if leave_out_used else judged,
         classifier.calibration,
         graded=graded,
         resamples=resamples,
@@ -73,7 +73,7 @@ def evaluate(
 
 
 def evaluate_predictions(
-    found: LabelledPredictions,
+    judged: LabelledPredictions,
     calibration: Calibration | None = None,
     *,
     graded: bool | None = None,
@@ -89,9 +89,9 @@ def evaluate_predictions(
     given. `card` says which images the model learned from; `support_sets` are measured if there
     is no calibration. Several findings are measured as `evaluate_findings` says.
     """
-    measure = _MEASURES[found.task.kind]
+    measure = _MEASURES[judged.task.kind]
     return measure(
-        found,
+        judged,
         calibration,
         graded=graded,
         resamples=resamples,
@@ -103,7 +103,7 @@ def evaluate_predictions(
 
 
 def evaluate_classes(
-    found: LabelledPredictions,
+    judged: LabelledPredictions,
     calibration: Calibration | None,
     *,
     graded: bool | None,
@@ -114,20 +114,20 @@ def evaluate_classes(
     support_sets: SupportSets | None,
 ) -> Evaluation:
     """What is measured where each case has one class."""
-    if prevalence is not None and not found.normal:
+    if prevalence is not None and not judged.normal:
         raise ConfigError(
             f"prevalence is {prevalence:g}, but no class of the data means that nothing was found.",
             argument="prevalence",
         )
-    grades: bool | Sequence[int] = grade_order(found.class_names) if graded is None else graded
-    labels, names, p = found.labels, found.class_names, found.probabilities(calibration)
-    metrics = BootstrappedMetrics(found, p, graded=grades, resamples=resamples, seed=seed)
+    grades: bool | Sequence[int] = grade_order(judged.class_names) if graded is None else graded
+    labels, names, p = judged.labels, judged.class_names, judged.probabilities(calibration)
+    metrics = BootstrappedMetrics(judged, p, graded=grades, resamples=resamples, seed=seed)
     whole = ["accuracy", "balanced_accuracy", "macro_f1", "auroc", "brier", "nll"]
     whole += ["kappa"] if grades else []
     result = {
         "images": len(labels),
-        "unit": found.unit,
-        "groups": found.group_count,
+        "unit": judged.unit,
+        "groups": judged.group_count,
         **metrics.rows(whole),
         "ece": confidence.ece(labels, p),
         "per_class": {
@@ -137,18 +137,18 @@ def evaluate_classes(
         "class_names": list(names),
         "graded": bool(grades),
         "confusion": confusion_matrix(labels, p.argmax(axis=1), len(names)).tolist(),
-        "screening": _screening(found, p, metrics, prevalences(prevalence)),
+        "screening": _screening(judged, p, metrics, prevalences(prevalence)),
         "selective": _selective(labels, p),
         "reliability": [asdict(row) for row in confidence.bins(labels, p)],
-        "calibration": calibration and _calibration(found, p, calibration),
-        "sets": _sets(found, p, calibration, support_sets),
+        "calibration": calibration and _calibration(judged, p, calibration),
+        "sets": _sets(judged, p, calibration, support_sets),
         "abstain": calibration and _abstain(labels, p, calibration),
         "bootstrap": {
             "resamples": resamples,
-            "by": "group" if found.group_count else "image",
+            "by": "group" if judged.group_count else "image",
             "level": LEVEL,
         },
-        **found.origin(card, calibration),
+        **judged.origin(card, calibration),
     }
     intervals = {key: metrics.share_interval(key) for key in ("accuracy", "balanced_accuracy")}
     conclusion = verdict(
@@ -174,16 +174,16 @@ def grade_order(class_names: Sequence[str]) -> tuple[int, ...]:
 
 
 def _screening(
-    found: LabelledPredictions,
+    judged: LabelledPredictions,
     p: NDArray[np.float32],
     metrics: BootstrappedMetrics,
     prevalences: Sequence[float],
 ) -> dict[str, Any] | None:
-    if not found.normal:
+    if not judged.normal:
         return None
-    diseased, flagged = screening_masks(found.labels, p, found.normal)
+    diseased, flagged = screening_masks(judged.labels, p, judged.normal)
     return {
-        "normal": [found.class_names[c] for c in found.normal],
+        "normal": [judged.class_names[c] for c in judged.normal],
         "diseased_images": int(diseased.sum()),
         "normal_images": int((~diseased).sum()),
         "missed": int((diseased & ~flagged).sum()),
@@ -219,30 +219,30 @@ def _selective(labels: NDArray[np.int64], p: NDArray[np.float32]) -> dict[str, A
 
 
 def _calibration(
-    found: LabelledPredictions, p: NDArray[np.float32], calibration: Calibration
+    judged: LabelledPredictions, p: NDArray[np.float32], calibration: Calibration
 ) -> dict[str, Any]:
     scores = {
         state: {
-            "ece": confidence.ece(found.labels, values),
-            "brier": confidence.brier(found.labels, values),
-            "nll": confidence.nll(found.labels, values),
-            "reliability": [asdict(row) for row in confidence.bins(found.labels, values)],
+            "ece": confidence.ece(judged.labels, values),
+            "brier": confidence.brier(judged.labels, values),
+            "nll": confidence.nll(judged.labels, values),
+            "reliability": [asdict(row) for row in confidence.bins(judged.labels, values)],
         }
-        for state, values in {"before": found.probabilities(), "after": p}.items()
+        for state, values in {"before": judged.probabilities(), "after": p}.items()
     }
-    rows = [confidence.nll_rows(found.labels, values) for values in (found.probabilities(), p)]
+    rows = [confidence.nll_rows(judged.labels, values) for values in (judged.probabilities(), p)]
     question = calibration.questions[0]
     about = {
         "temperature": question.temperature,
         "applied": question.applied,
         "images": calibration.cases,
-        "change": mean_with_error(rows[1] - rows[0], found.groups),
+        "change": mean_with_error(rows[1] - rows[0], judged.groups),
     }
     return {"text": calibration_text(about, question.reason), **about, **scores}
 
 
 def _sets(
-    found: LabelledPredictions,
+    judged: LabelledPredictions,
     p: NDArray[np.float32],
     calibration: Calibration | None,
     support_sets: SupportSets | None,
@@ -251,14 +251,14 @@ def _sets(
 
     They are those of the calibration, or of the images learned from ("support").
     """
-    labels = found.labels
+    labels = judged.labels
 
     def measure(wanted: float) -> dict[str, Any]:
         if calibration is not None:
             calibration.require_sets(wanted)
-            members = found.task.plausible(p, calibration.limits(found.task, wanted))
+            members = judged.task.plausible(p, calibration.limits(judged.task, wanted))
         elif support_sets is not None:
-            members = support_sets.sets(found.features, coverage=wanted)
+            members = support_sets.sets(judged.features, coverage=wanted)
         hits = int(members[np.arange(len(labels)), labels].sum())
         sizes = members.sum(axis=1)
         return {

@@ -48,8 +48,8 @@ def average_precision(
     last = np.searchsorted(-values[order], -values[order], side="right") - 1  # of equal scores
     gained = counts[:, order] * marks[order]
     total = (gained * share(hits[:, last], taken[:, last])).sum(axis=1, where=gained > 0)
-    found = share(total, hits[:, -1] if len(marks) else np.zeros(len(counts)))
-    return found[0] if weights is None else found
+    precision = share(total, hits[:, -1] if len(marks) else np.zeros(len(counts)))
+    return precision[0] if weights is None else precision
 
 
 def areas(labels: NDArray[np.int64], p: NDArray[np.float32], weights: Array) -> dict[str, Array]:
@@ -58,24 +58,24 @@ def areas(labels: NDArray[np.int64], p: NDArray[np.float32], weights: Array) -> 
     Labels [N, F] are 1, 0 or -1 (not counted); the mean ("macro") is over findings that have both;
     all pairs of an image and a finding in one list give "micro".
     """
-    found: dict[str, Array] = {}
+    measured: dict[str, Array] = {}
     known = labels >= 0
     for name, area in zip(_AREAS, (auroc, average_precision), strict=True):
         columns = []
         for f in range(labels.shape[1]):
-            mine = known[:, f]
-            one = area(labels[mine, f] == 1, p[mine, f], weights[:, mine])
-            both = [weights[:, mine] @ (labels[mine, f] == said) > 0 for said in (1, 0)]
-            columns.append(np.where(both[0] & both[1], one, np.nan))
-        found[name] = np.stack(columns, axis=1)
-        found[f"macro/{name}"] = mean_of_known(found[name])
+            rows = known[:, f]
+            value = area(labels[rows, f] == 1, p[rows, f], weights[:, rows])
+            both = [weights[:, rows] @ (labels[rows, f] == answer) > 0 for answer in (1, 0)]
+            columns.append(np.where(both[0] & both[1], value, np.nan))
+        measured[name] = np.stack(columns, axis=1)
+        measured[f"macro/{name}"] = mean_of_known(measured[name])
         images = np.nonzero(known)[0]
-        found[f"micro/{name}"] = area(labels[known] == 1, p[known], weights[:, images])
-    return found
+        measured[f"micro/{name}"] = area(labels[known] == 1, p[known], weights[:, images])
+    return measured
 
 
 def evaluate_findings(
-    found: LabelledPredictions,
+    judged: LabelledPredictions,
     calibration: Calibration | None,
     *,
     resamples: int = 1000,
@@ -91,19 +91,19 @@ def evaluate_findings(
     for argument in ("graded", "prevalence"):
         if others.get(argument) not in (None, False):
             raise ConfigError(f"{argument} has no meaning for findings.", argument=argument)
-    p, names = found.probabilities(calibration), found.class_names
-    units = resampling_units(len(p), found.groups)
-    value = areas(found.labels, p, np.ones((1, len(p))))
+    p, names = judged.probabilities(calibration), judged.class_names
+    units = resampling_units(len(p), judged.groups)
+    value = areas(judged.labels, p, np.ones((1, len(p))))
     blocks = [
-        areas(found.labels, p, weights)
+        areas(judged.labels, p, weights)
         for weights in resample_weights(units, resamples=resamples, seed=seed)
     ]
     drawn = {key: np.concatenate([block[key] for block in blocks]) for key in value if blocks}
     limits, plausible = [np.array([0.5, 0.5])] * len(names), None
     if calibration is not None:
-        limits = calibration.limits(found.task)
-        plausible = found.task.plausible(p, limits)
-    words = np.array([answer.verdicts for answer in found.task.answers(p, plausible)])  # [N, F]
+        limits = calibration.limits(judged.task)
+        plausible = judged.task.plausible(p, limits)
+    words = np.array([answer.verdicts for answer in judged.task.answers(p, plausible)])  # [N, F]
 
     def rows(prefix: str, f: int | None = None) -> dict[str, Any]:
         def one(table: Array) -> Array:
@@ -118,7 +118,7 @@ def evaluate_findings(
 
     each = {}
     for f, name in enumerate(names):
-        known = found.labels[:, f]
+        known = judged.labels[:, f]
         yes, no = known == 1, known == 0
         squared = (p[:, f] - yes) ** 2
         each[name] = {
@@ -135,8 +135,8 @@ def evaluate_findings(
     result: dict[str, Any] = {
         "asks": "findings",
         "images": len(p),
-        "unit": found.unit,
-        "groups": found.group_count,
+        "unit": judged.unit,
+        "groups": judged.group_count,
         "macro": rows("macro/"),
         "micro": rows("micro/"),
         "per_finding": each,
@@ -145,10 +145,10 @@ def evaluate_findings(
         "sensitivity": calibration and calibration.sensitivity,
         "bootstrap": {
             "resamples": resamples,
-            "by": "group" if found.group_count else "image",
+            "by": "group" if judged.group_count else "image",
             "level": LEVEL,
         },
-        **found.origin(card, calibration),
+        **judged.origin(card, calibration),
     }
     return Evaluation({"verdict": verdict(result), **result})
 
@@ -178,7 +178,7 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
     rows: Mapping[str, Mapping[str, Any]] = result["per_finding"]
     state = {name: _better(row) for name, row in rows.items()}
     learned = result["learned_from"] > _LEAKED * result["images"]
-    better = [name for name, found in state.items() if found]
+    better = [name for name, is_better in state.items() if is_better]
     every = bool(better) and len(better) == len(rows)
     headline = (
         "No verdict: the model learned from these images"
@@ -189,16 +189,16 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
         if better
         else "No finding is recognised clearly better than by guessing"
     )
-    found = {
+    conclusion = {
         "better_than_guessing": None if learned else every or (None if better else False),
         "headline": headline,
         "better": better,
-        "open": [name for name, said in state.items() if said is None],
-        "not_better": [name for name, said in state.items() if said is False],
+        "open": [name for name, is_better in state.items() if is_better is None],
+        "not_better": [name for name, is_better in state.items() if is_better is False],
     }
-    found["details"] = " ".join(_sentences(found, result))
-    found["text"] = f"{headline}. {found['details']}".strip()
-    return found
+    conclusion["details"] = " ".join(_sentences(conclusion, result))
+    conclusion["text"] = f"{headline}. {conclusion['details']}".strip()
+    return conclusion
 
 
 def _better(row: Mapping[str, Any]) -> bool | None:
@@ -209,7 +209,7 @@ def _better(row: Mapping[str, Any]) -> bool | None:
     return True if ends[0] > 0.5 else False if ends[1] < 0.6 else None
 
 
-def _sentences(found: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
+def _sentences(conclusion: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[str]:
     rows, used = result["per_finding"], result["learned_from"]
     if used:
         yield (
@@ -228,10 +228,12 @@ def _sentences(found: Mapping[str, Any], result: Mapping[str, Any]) -> Iterator[
     if len(judged) > 1:
         weak = min(judged, key=lambda name: judged[name]["auroc"])
         yield f"Weakest: '{weak}' with {100 * judged[weak]['auroc']:.0f} %."
-    if found["open"]:
-        few = [f"{name} ({rows[name]['present']} with it)" for name in found["open"]]
+    if conclusion["open"]:
+        few = [f"{name} ({rows[name]['present']} with it)" for name in conclusion["open"]]
         yield f"These images cannot show whether it recognises: {', '.join(few)}."
-    if found["not_better"]:
-        yield f"Not better than guessing: {', '.join(found['not_better'])}."
-    if scarce := [n for n, row in judged.items() if row["present"] < _FEW and n in found["better"]]:
+    if conclusion["not_better"]:
+        yield f"Not better than guessing: {', '.join(conclusion['not_better'])}."
+    if scarce := [
+        n for n, row in judged.items() if row["present"] < _FEW and n in conclusion["better"]
+    ]:
         yield f"Fewer than {_FEW} images show {', '.join(scarce)}: test more of them."

@@ -58,15 +58,15 @@ def summary_columns(
     table = np.asarray(confusion, dtype=np.float64)
     rows = class_columns(table)
     hits = table.diagonal(axis1=-2, axis2=-1).sum(axis=-1)
-    found = {
+    columns = {
         "accuracy": share(hits, table.sum(axis=(-2, -1))),
         "balanced_accuracy": mean_of_known(rows["recall"]),  # over the classes that occur
         "macro_f1": mean_of_known(rows["f1"]),  # over those that occur or are predicted
     }
     if not graded:
-        return found
+        return columns
     grades = list(range(table.shape[-1])) if graded is True else list(graded)
-    return found | {"kappa": quadratic_kappa(table[..., grades, :][..., grades])}
+    return columns | {"kappa": quadratic_kappa(table[..., grades, :][..., grades])}
 
 
 def quadratic_kappa(confusion: ArrayLike) -> Array:
@@ -92,8 +92,8 @@ def auroc(positive: ArrayLike, scores: ArrayLike, weights: Array | None = None) 
     high = np.searchsorted(values[others], values[marks], side="right")
     above = counts[:, marks]
     won = np.einsum("rn,rn->r", above, beaten[:, low] + beaten[:, high]) / 2
-    found = share(won, above.sum(axis=1) * beaten[:, -1])
-    return found[0] if weights is None else found
+    area = share(won, above.sum(axis=1) * beaten[:, -1])
+    return area[0] if weights is None else area
 
 
 def summary_metrics(
@@ -161,20 +161,20 @@ class BootstrappedMetrics:
 
     def __init__(
         self,
-        found: LabelledPredictions,
+        judged: LabelledPredictions,
         p: NDArray[np.float32],
         *,
         graded: bool | Sequence[int],
         resamples: int,
         seed: int,
     ) -> None:
-        count, classes = len(found.labels), len(found.class_names)
-        self._labels = found.labels
-        self._units = resampling_units(count, found.groups)
-        self._shares = _shares(found, p)
-        self._values = _metrics(found, p, np.ones((1, count)), graded=graded)
+        count, classes = len(judged.labels), len(judged.class_names)
+        self._labels = judged.labels
+        self._units = resampling_units(count, judged.groups)
+        self._shares = _shares(judged, p)
+        self._values = _metrics(judged, p, np.ones((1, count)), graded=graded)
         blocks = resample_weights(self._units, resamples=resamples, seed=seed, width=classes**2)
-        tables = [_metrics(found, p, weights, graded=graded) for weights in blocks]
+        tables = [_metrics(judged, p, weights, graded=graded) for weights in blocks]
         self._resampled = {
             key: np.concatenate([table[key] for table in tables]) for key in self._values if tables
         }
@@ -250,11 +250,11 @@ def resample_weights(
 
 def interval(values: ArrayLike, level: float = LEVEL) -> list[float] | None:
     """The central `level` of resampled values; None if most resamples leave them undefined."""
-    found = np.asarray(values, dtype=np.float64)
-    found = found[~np.isnan(found)]
-    if len(found) < 0.5 * np.size(values) or len(found) < 2:
+    known = np.asarray(values, dtype=np.float64)
+    known = known[~np.isnan(known)]
+    if len(known) < 0.5 * np.size(values) or len(known) < 2:
         return None
-    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(known, [(1 - level) / 2, (1 + level) / 2])
     return [float(low), float(high)]
 
 
@@ -280,15 +280,15 @@ def effective_counts(hits: NDArray[np.bool_], units: NDArray[np.int64]) -> Count
     from scipy.stats import t
 
     images, part = len(hits), int(hits.sum())
-    _, place = np.unique(units, return_inverse=True)
-    sizes = np.bincount(place)
+    _, unit = np.unique(units, return_inverse=True)
+    sizes = np.bincount(unit)
     count = len(sizes)
     if count == images or part in (0, images):
         return (part, images) if count == images else (count if part else 0, count)
     rate = part / images
     if count == 1:
         return rate, 1
-    spread = np.bincount(place, weights=hits) - rate * sizes
+    spread = np.bincount(unit, weights=hits) - rate * sizes
     variance = count / (count - 1) * float((spread**2).sum()) / images**2
     quantile = (1 + LEVEL) / 2
     few = (t.ppf(quantile, images - 1) / t.ppf(quantile, count - 1)) ** 2
@@ -336,10 +336,10 @@ def _of_class(table: NDArray[np.generic], label: int | None) -> NDArray[np.gener
 
 
 def _metrics(
-    found: LabelledPredictions, p: NDArray[np.float32], w: Array, *, graded: bool | Sequence[int]
+    judged: LabelledPredictions, p: NDArray[np.float32], w: Array, *, graded: bool | Sequence[int]
 ) -> dict[str, Array]:
     """Metrics for weights of images [R, N]: [R] values each, [R, C] for single classes."""
-    labels, classes = found.labels, len(found.class_names)
+    labels, classes = judged.labels, len(judged.class_names)
     pairs = labels * classes + p.argmax(axis=1)
     rows = [np.bincount(pairs, weights=row, minlength=classes**2) for row in w]
     table = np.stack(rows).reshape(-1, classes, classes)
@@ -353,26 +353,26 @@ def _metrics(
         **{f"class/{key}": value for key, value in class_columns(table).items()},
         "class/auroc": areas,
     }
-    if found.normal:
-        screening = screening_columns(labels, p, found.normal, w)
+    if judged.normal:
+        screening = screening_columns(labels, p, judged.normal, w)
         metrics |= {f"screening/{key}": value for key, value in screening.items()}
     return metrics
 
 
 def _shares(
-    found: LabelledPredictions, p: NDArray[np.float32]
+    judged: LabelledPredictions, p: NDArray[np.float32]
 ) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
     """For each metric that is a share of images: those it counts, and the hits; [N] or [N, C]."""
-    classes = np.arange(len(found.class_names))
-    truth, said = (row[:, None] == classes for row in (found.labels, p.argmax(axis=1)))
+    classes = np.arange(len(judged.class_names))
+    truth, predicted = (row[:, None] == classes for row in (judged.labels, p.argmax(axis=1)))
     shares = {
-        "accuracy": (np.ones(len(truth), dtype=bool), (truth & said).any(axis=1)),
-        "class/recall": (truth, said),
-        "class/precision": (said, truth),
-        "class/specificity": (~truth, ~said),
+        "accuracy": (np.ones(len(truth), dtype=bool), (truth & predicted).any(axis=1)),
+        "class/recall": (truth, predicted),
+        "class/precision": (predicted, truth),
+        "class/specificity": (~truth, ~predicted),
     }
-    if found.normal:
-        diseased, flagged = screening_masks(found.labels, p, found.normal)
+    if judged.normal:
+        diseased, flagged = screening_masks(judged.labels, p, judged.normal)
         shares |= {
             "screening/sensitivity": (diseased, flagged),
             "screening/specificity": (~diseased, ~flagged),

@@ -59,12 +59,12 @@ def score_prompts(
         similarity = E @ T.mT  # [N, C]
         similarity[:, c] = s
         nearest = similarity.argmax(dim=-1).tolist()
-        found = [
+        class_scores = [
             PromptScore(name, text, len(backbone.pieces(text)), round(float(z[i]), 3), names[best])
             for i, (text, best) in enumerate(zip(bank[name], nearest, strict=True))
         ]
-        scores += found
-        findings += _remarks(name, found, room)
+        scores += class_scores
+        findings += _remarks(name, class_scores, room)
     return scores, findings
 
 

@@ -18,7 +18,7 @@ class Evaluation(dict[str, Any]):
     """The result of an evaluation; it is a plain dictionary to JSON and to everything else."""
 
     def __repr__(self) -> str:
-        parts = [[self._title()], *(text_table(*one) for one in self._tables()), self._words()]
+        parts = [[self._title()], *(text_table(*table) for table in self._tables()), self._words()]
         return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
     def _title(self) -> str:
@@ -28,9 +28,9 @@ class Evaluation(dict[str, Any]):
     def _words(self) -> list[str]:
         """The verdict if there is one, and what makes the numbers look too good."""
         verdict = self.get("verdict")
-        found = [str(verdict["text"])] if verdict else []
+        lines = [str(verdict["text"])] if verdict else []
         used = {"learned from": self["learned_from"], "was calibrated on": self["calibrated_on"]}
-        return found + [
+        return lines + [
             f"The model {what} {count} of these images, so the numbers look better than they are."
             for what, count in used.items()
             if count
@@ -51,8 +51,8 @@ class Evaluation(dict[str, Any]):
     def _classes(self) -> Iterator[tuple[str, str, str, str]]:
         recall = METRICS["accuracy"]  # of the images of one class
         for name, row in list(self["per_class"].items())[:_CLASSES]:
-            found = _value(recall, row["recall"], row["intervals"]["recall"])
-            yield name, str(row["images"]), *found
+            cells = _value(recall, row["recall"], row["intervals"]["recall"])
+            yield name, str(row["images"]), *cells
 
 
 def _value(
@@ -78,7 +78,7 @@ def answer_rows(result: Mapping[str, Any]) -> tuple[list[str], list[list[object]
     """Headings and, for each finding, how images with and without it were answered."""
     head = ["finding", "with it: yes", "unsure", "no", "without: yes", "unsure", "no"]
     kinds = [
-        f"{truth}_{said}" for truth in ("present", "absent") for said in ("yes", "unsure", "no")
+        f"{truth}_{answer}" for truth in ("present", "absent") for answer in ("yes", "unsure", "no")
     ]
     return head, [
         [name, *(row[kind] for kind in kinds)] for name, row in result["per_finding"].items()

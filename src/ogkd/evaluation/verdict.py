@@ -49,7 +49,7 @@ def verdict(
     useless = learned or len(present) == 1
     better = None if useless else _better(value, ends, guess)
     undecided = better is None and not useless
-    found = {
+    conclusion = {
         "better_than_guessing": better,
         "headline": _headline(better, images, one_class=len(present) == 1, learned=learned),
         "basis": basis,
@@ -62,12 +62,12 @@ def verdict(
         "weakest": _weakest(result, counts),
         "more_test_images": _more(images, value - guess, ends) if undecided else None,
     }
-    found["advice"] = _advice(found, result, support)
-    found["details"] = " ".join(_sentences(found, result, int(np.trace(counts)), images))
+    conclusion["advice"] = _advice(conclusion, result, support)
+    conclusion["details"] = " ".join(_sentences(conclusion, result, int(np.trace(counts)), images))
     for key in ("headline", "advice", "details"):
-        found[key] = found[key] and in_units(found[key], result)
-    found["text"] = f"{found['headline']}. {found['details']}"
-    return found
+        conclusion[key] = conclusion[key] and in_units(conclusion[key], result)
+    conclusion["text"] = f"{conclusion['headline']}. {conclusion['details']}"
+    return conclusion
 
 
 def _headline(better: bool | None, images: int, *, one_class: bool, learned: bool) -> str:
@@ -82,15 +82,15 @@ def _headline(better: bool | None, images: int, *, one_class: bool, learned: boo
     return f"{counted(images, 'image')} cannot show whether it is better than guessing"
 
 
-def calibration_text(found: Mapping[str, Any], reason: str | None) -> str:
+def calibration_text(about: Mapping[str, Any], reason: str | None) -> str:
     """What calibration did, and whether the evaluated images confirm it."""
-    if not found["applied"]:
+    if not about["applied"]:
         return reason or "Calibration left the probabilities unchanged."
-    change = "less" if found["temperature"] > 1 else "more"
-    mean, error = found["change"]
+    change = "less" if about["temperature"] > 1 else "more"
+    mean, error = about["change"]
     start = (
-        f"Calibration on {found['images']} other images made the model {change} confident "
-        f"(temperature {found['temperature']:.2f}); on the images evaluated here, its "
+        f"Calibration on {about['images']} other images made the model {change} confident "
+        f"(temperature {about['temperature']:.2f}); on the images evaluated here, its "
         "probabilities "
     )
     if abs(mean) <= 1.96 * error:
@@ -128,11 +128,11 @@ def _weakest(result: Mapping[str, Any], counts: np.ndarray[Any, Any]) -> dict[st
         return None
     label = result["class_names"].index(name)
     others = counts[label].copy()
-    found = int(others[label])
+    correct = int(others[label])
     others[label] = 0
     return {
         "class": name,
-        "found": found,
+        "found": correct,
         "images": row["images"],
         "recall": row["recall"],
         "mistaken_for": result["class_names"][int(others.argmax())],
@@ -141,45 +141,48 @@ def _weakest(result: Mapping[str, Any], counts: np.ndarray[Any, Any]) -> dict[st
 
 
 def _sentences(
-    found: Mapping[str, Any], result: Mapping[str, Any], correct: int, images: int
+    conclusion: Mapping[str, Any], result: Mapping[str, Any], correct: int, images: int
 ) -> list[str]:
-    better, most = found["better_than_guessing"], found["majority"]
+    better, most = conclusion["better_than_guessing"], conclusion["majority"]
     score = (
         f"classified {correct} of {counted(images, 'image')} correctly "
-        f"({_percent(found['accuracy'])}, {_interval(found['interval'])})"
+        f"({_percent(conclusion['accuracy'])}, {_interval(conclusion['interval'])})"
     )
     always = f"always answering '{most['class']}' would be correct for {_percent(most['share'])}"
-    said = []
+    sentences = []
     if result["learned_from"]:
-        said.append(
+        sentences.append(
             f"The model learned from {result['learned_from']} of these {images} images, so the "
             "numbers are better than on new images."
         )
-    if found["basis"] == "balanced_accuracy":
-        said.append(
-            f"It finds {_percent(found['balanced_accuracy'])} of the images of a class on average "
-            f"({_interval(found['balanced_interval'])}), guessing {_percent(found['guessing'])}."
+    if conclusion["basis"] == "balanced_accuracy":
+        sentences.append(
+            f"It finds {_percent(conclusion['balanced_accuracy'])} of the images of a class on "
+            f"average ({_interval(conclusion['balanced_interval'])}), guessing "
+            f"{_percent(conclusion['guessing'])}."
         )
         always += ", as the classes are very unequal"
-    said.append(f"It {score}; {always}.")
-    weak = found["weakest"]
+    sentences.append(f"It {score}; {always}.")
+    weak = conclusion["weakest"]
     if weak and better is not False:  # at chance, the weakest class is a matter of chance
         share = f"{weak['found']} of {counted(weak['images'], 'image')}"
         wrong = weak["images"] - weak["found"]
         mostly = 2 * weak["mistaken"] > wrong and wrong > 1
         taken = f", and mostly takes the others for '{weak['mistaken_for']}'" if mostly else ""
-        said.append(f"Weakest class: it finds {share} of '{weak['class']}'{taken}.")
+        sentences.append(f"Weakest class: it finds {share} of '{weak['class']}'{taken}.")
     elif correct == images:
-        said.append(
-            f"It made no errors here, but up to {_percent(1 - found['interval'][0])} errors on "
-            "new images cannot be ruled out."
+        sentences.append(
+            f"It made no errors here, but up to {_percent(1 - conclusion['interval'][0])} errors "
+            "on new images cannot be ruled out."
         )
-    return [*said, *filter(None, [found["advice"]])]
+    return [*sentences, *filter(None, [conclusion["advice"]])]
 
 
-def _advice(found: Mapping[str, Any], result: Mapping[str, Any], support: Sequence[int]) -> str:
+def _advice(
+    conclusion: Mapping[str, Any], result: Mapping[str, Any], support: Sequence[int]
+) -> str:
     """What it would take, by what is known: leaks, images tested, images learned from."""
-    better, weak = found["better_than_guessing"], found["weakest"]
+    better, weak = conclusion["better_than_guessing"], conclusion["weakest"]
     tested = [name for name, row in result["per_class"].items() if row["images"]]
     if result["learned_from"] > _LEAKED * result["images"]:
         return "Evaluate images that it has not learned from."
@@ -187,7 +190,7 @@ def _advice(found: Mapping[str, Any], result: Mapping[str, Any], support: Sequen
         return f"All images show '{tested[0]}': add test images of the other classes."
     if better is None:
         others = ", from other patients," if result["groups"] else ""
-        return f"About {found['more_test_images']:,} more test images{others} would be needed."
+        return f"About {conclusion['more_test_images']:,} more test images{others} would be needed."
     if better is False and not any(support):
         return "It learned from no images: fit it on some, or use another backbone."
     if better is False and max(support) < _FEW_LEARNED:

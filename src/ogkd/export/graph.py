@@ -63,7 +63,7 @@ class PooledQuestion(nn.Module):
                 pooled = top + tau * weights.mean(0, keepdim=True).log()
         count = torch.ones_like(logits[:, 0]).sum()  # inside the graph: cases have any size
         usual = (1 - 1 / count) * logits.mean(0, keepdim=True)
-        pooled = self.pooling.heat * pooled - self.pooling.usual * usual + self.bias  # [1, C]
+        pooled = self.pooling.heat * pooled - self.pooling.mean_weight * usual + self.bias  # [1, C]
         labels = torch.arange(logits.shape[1])
         nearest = (pooled + self.findings).argmax(1)  # [1]
         labels = torch.where(self.nothing, nearest, labels)  # [C]

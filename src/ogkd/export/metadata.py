@@ -130,6 +130,6 @@ _POOLING = (
     "logits: those of its names, and 0 for a name that is not in `class_names`; r = z - "
     "logsumexp(z over the classes `normal`, or over all if there are none); s = tau * "
     "log(mean(exp(r / tau))) over the images (tau 0: the largest; null: the mean); u = (1 - 1 / N) "
-    "* mean(r) over them; probabilities = softmax((heat * s - usual * u + bias) / temperature + "
-    "shift)."
+    "* mean(r) over them; probabilities = softmax((heat * s - mean_weight * u + bias) / "
+    "temperature + shift)."
 )

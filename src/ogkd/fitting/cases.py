@@ -16,11 +16,11 @@ from ogkd.methods import (
     Method,
     Support,
     TextSide,
+    TrainingFolder,
     find_carriers,
     folds,
     join_heads,
 )
-from ogkd.methods.base import Folder
 
 _FOLDS = 4  # held-out cases that the pooling is chosen on
 _SLOW_FOLDS = 2  # where a fit takes minutes
@@ -38,21 +38,21 @@ class CaseSupport:
 
     @classmethod
     def of(cls, task: Task, cases: Sequence[Case], support: Support, rows: Tensor) -> CaseSupport:
-        own = image_targets(cases)
+        targets = image_targets(cases)
         return cls(
             support,
             rows,
             torch.from_numpy(case_numbers(cases)),
             torch.from_numpy(task.labels([case.target for case in cases])),
-            None if own is None else torch.from_numpy(task.labels(own)),
+            None if targets is None else torch.from_numpy(task.labels(targets)),
         )
 
     def question(self, task: Task, number: int) -> CaseSupport:
         """What is known of one question: the cases whose answer is, with labels [B] and [N]."""
         labels = task.question_labels(self.labels)[number]
-        own = self.image_labels
-        own = None if own is None else task.question_labels(own)[number]
-        whole = replace(self, labels=labels, image_labels=own)
+        image_labels = self.image_labels
+        image_labels = None if image_labels is None else task.question_labels(image_labels)[number]
+        whole = replace(self, labels=labels, image_labels=image_labels)
         return whole if bool((labels >= 0).all()) else whole.subset(labels >= 0)
 
     def subset(self, kept: Tensor) -> CaseSupport:
@@ -75,7 +75,7 @@ def learn(
     texts: Sequence[TextSide],
     *,
     seed: int,
-    folder: Folder = None,
+    folder: TrainingFolder | None = None,
 ) -> tuple[Head, tuple[Pooling, ...]]:
     """Fit a head for images and the poolings that make answers about cases of them.
 
@@ -122,7 +122,7 @@ def _fit_head(
     given: CaseSupport | None,
     text: TextSide,
     seed: int,
-    folder: Folder = None,
+    folder: TrainingFolder | None = None,
 ) -> Head:
     """Fit a head for images. Where only cases are labelled, on those that seem to carry the label.
 

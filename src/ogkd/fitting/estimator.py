@@ -102,16 +102,10 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
 
     def _encode_findings(self, labels: NDArray[Any]) -> tuple[Task, list[Target]]:
         """Labels [N, F]: whether an image shows each finding (1 or 0), -1 or NaN if unknown."""
-        try:
-            values = np.nan_to_num(labels.astype(np.float64), nan=-1)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {error}.") from error
-        if not labels.shape[1] or (invalid := set(np.unique(values).tolist()) - {1.0, 0.0, -1.0}):
-            shown = f"{min(invalid):g}" if labels.shape[1] else "no column"
-            raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {shown}.")
+        targets = _finding_targets(labels)
         names = self._names(np.arange(labels.shape[1]))
         self.classes_ = [np.array([0, 1])] * len(names)
-        return Findings(names), [tuple(map(int, row)) for row in values]
+        return Findings(names), targets
 
     def predict_proba(
         self, X: Any, groups: Any = None
@@ -144,16 +138,22 @@ class OGKDClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # u
     def _case_labels(self, y: NDArray[Any], items: list[Any], groups: Any) -> NDArray[Any]:
         """The label of each case by those of its images, as a fit understands them."""
         check_is_fitted(self, "model_")
-        if y.ndim != 1 or len(y) != len(items):
+        several = isinstance(self.classes_, list)
+        if y.ndim != 1 + several or len(y) != len(items):
             raise DataError(f"There are {len(items)} images, but labels of shape {y.shape}.")
-        values, numbers = np.unique(y, return_inverse=True)
-        texts, normal = self.class_names or {}, self.model_.card.normal
-        known = [n for n, value in enumerate(values.tolist()) if texts.get(value, value) in normal]
-        task = OneOf(tuple(map(str, values)), tuple(known))
+        task: Task
+        targets: list[Target]
+        if several:
+            task, targets = self.model_.task, _finding_targets(y)
+        else:
+            values, numbers = np.unique(y, return_inverse=True)
+            texts, normal = self.class_names or {}, self.model_.card.normal
+            known = [n for n, v in enumerate(values.tolist()) if texts.get(v, v) in normal]
+            task, targets = OneOf(tuple(map(str, values)), tuple(known)), numbers.tolist()
         refs = [[ImageRef(Path(f"{row}.png"))] for row in range(len(items))]
-        cases = _cases(refs, groups, numbers.tolist())
-        merged = Grouping.parse(_COLUMN).merge(cases, task)
-        return np.asarray(values[[int(case.target) for case in merged]])  # type: ignore[arg-type]
+        merged = Grouping.parse(_COLUMN).merge(_cases(refs, groups, targets), task)
+        labels = task.labels([case.target for case in merged])
+        return labels if several else np.asarray(values[labels])
 
     def predict(self, X: Any, groups: Any = None) -> NDArray[Any]:
         """The most probable label of each image or case; of several findings [N, F], 1 from 0.5."""
@@ -258,6 +258,18 @@ OGKDClassifier.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-
         ),
     ]
 )
+
+
+def _finding_targets(labels: NDArray[Any]) -> list[Target]:
+    """Labels [N, F] as targets."""
+    try:
+        values = np.nan_to_num(labels.astype(np.float64), nan=-1)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {error}.") from error
+    if not labels.shape[1] or (invalid := set(np.unique(values).tolist()) - {1.0, 0.0, -1.0}):
+        shown = f"{min(invalid):g}" if labels.shape[1] else "no column"
+        raise DataError(f"Findings are 1, 0 or -1 (unknown), but y has {shown}.")
+    return [tuple(map(int, row)) for row in values]
 
 
 def _listed(X: Any) -> list[Any]:

@@ -95,11 +95,11 @@ def _read_context(path: Path) -> Tensor:
         raise ConfigError(
             f"{path} contains no table of tensors. Give a file like model.pth.tar-100."
         )
-    found = [state[key] for key in ("prompt_learner.ctx", "ctx") if key in state]
-    if not found or not isinstance(found[0], Tensor):
+    contexts = [state[key] for key in ("prompt_learner.ctx", "ctx") if key in state]
+    if not contexts or not isinstance(contexts[0], Tensor):
         known = ", ".join(sorted(map(str, state))[:8]) or "nothing"
         raise ConfigError(f"{path} contains no 'prompt_learner.ctx'. It contains: {known}.")
-    context = found[0].detach()
+    context = contexts[0].detach()
     plain = context.layout is torch.strided and not context.is_meta and not context.is_nested
     if not plain or not context.is_floating_point():
         raise ConfigError(

@@ -38,27 +38,27 @@ def fit_or_find(request: FitRequest) -> tuple[Classifier, bool]:
     """Fit a classifier, or find it in `out` (True): the same request is not fitted twice."""
     if request.out is None:
         return train(prepare(request)), False
-    place = place_for_model(request.out)
-    with not_twice(place):
-        return _fit_into(place, request)
+    folder = place_for_model(request.out)
+    with not_twice(folder):
+        return _fit_into(folder, request)
 
 
-def progress_of(place: Path) -> Path:
-    """The folder in which a fit into `place` keeps its progress until the model is there."""
-    return place.with_name(f".{place.name}.training")
+def progress_of(folder: Path) -> Path:
+    """The folder in which a fit into `folder` keeps its progress until the model is there."""
+    return folder.with_name(f".{folder.name}.training")
 
 
-def _fit_into(place: Path, request: FitRequest) -> tuple[Classifier, bool]:
-    work = progress_of(place)
-    with storage_errors(place):
+def _fit_into(folder: Path, request: FitRequest) -> tuple[Classifier, bool]:
+    work = progress_of(folder)
+    with storage_errors(folder):
         work.mkdir(parents=True, exist_ok=True)  # now, not after an hour of encoding
     try:
         prepared = prepare(request)
-        if finished := _finished(prepared, place):
+        if finished := _finished(prepared, folder):
             shutil.rmtree(work, ignore_errors=True)  # left by a kill just after the end
             return finished, True
         fitted = train(prepared, work)
-        with folder_atomically(place) as aside:
+        with folder_atomically(folder) as aside:
             fitted.write_into(aside)
             if request.on_error == "skip":
                 write_skipped(aside / SKIPPED, prepared.skipped)
@@ -71,24 +71,24 @@ def _fit_into(place: Path, request: FitRequest) -> tuple[Classifier, bool]:
     return fitted, False
 
 
-def _finished(prepared: Prepared, place: Path) -> Classifier | None:
-    """The model in `place` if this fit made it; says what happens to any other model there.
+def _finished(prepared: Prepared, folder: Path) -> Classifier | None:
+    """The model in `folder` if this fit made it; says what happens to any other model there.
 
     A calibration costs labelled images, so it is deleted only on request.
     """
     request = prepared.request
     try:
-        old = ModelCard.read(place / CARD)
+        old = ModelCard.read(folder / CARD)
     except ConfigError:
         return None  # nothing there, or damaged
     new = _card(prepared)
     changed = _differences(old, new)
-    if request.on_error == "skip" and not (place / SKIPPED).is_file():
+    if request.on_error == "skip" and not (folder / SKIPPED).is_file():
         changed.append("handling of unreadable files")  # the list of skipped files is missing
-    calibrated = (place / CALIBRATION).exists()
+    calibrated = (folder / CALIBRATION).exists()
     if not (changed or request.restart):
         with contextlib.suppress(ConfigError):  # damaged: fit it again
-            model = load(place, backbone=prepared.backbone)
+            model = load(folder, backbone=prepared.backbone)
             request.note(f"{request.out} is already fitted with these options: nothing to do.")
             return model
     if calibrated and changed and not request.restart:

@@ -99,8 +99,8 @@ def prepare(request: FitRequest) -> Prepared:
     if request.unlabelled is not None:
         _require(method, "unlabelled", "learns from labelled images only")
     dataset, judged, skipped = _training_data(request, named)
-    if dataset.task.affine:
-        _require(method, "findings", "gives each image one class, but this data lists findings")
+    for feature in dataset.task.needs:
+        _require(method, feature, f"cannot learn {dataset.task.plural}, which this data lists")
     name, bank = bank_of(request, named)
     if note := fallback_note(dataset.names, bank):
         request.note(f"Note: {note}")
@@ -155,9 +155,9 @@ def _with_features(prepared: Prepared, store: FeatureStore, judged: Sequence[Cas
         support = make_support(method, store, task, drawn, request.seed)
         kept = _support_features(store, task, drawn.support, deep=deep)
         if request.unlabelled is not None:
-            found = read_pool(request, store, deep=deep, judged=judged)
+            unlabelled = read_pool(request, store, deep=deep, judged=judged)
             classes, width = len(task.names), store.backbone.embed_dim
-            pool = pool_for(request, found, drawn.support, kept, classes, width)
+            pool = pool_for(request, unlabelled, drawn.support, kept, classes, width)
             if pool is not None:
                 support = replace(support, unlabelled=pool.rows)
         rows = torch.empty(len(support.labels), 0)
@@ -276,10 +276,10 @@ def make_support(
 
 def _image_labels(task: Task, cases: Sequence[Case]) -> NDArray[np.int64]:
     """The label of every image: its own, or that of its case."""
-    own = image_targets(cases)
-    if own is None:
-        own = [case.target for case in cases for _ in case.images]
-    return task.labels(own)
+    targets = image_targets(cases)
+    if targets is None:
+        targets = [case.target for case in cases for _ in case.images]
+    return task.labels(targets)
 
 
 def _training_data(
@@ -299,20 +299,21 @@ def _training_data(
         if getattr(request, option) is not None:
             raise ConfigError(f"{option} has no meaning for {task.plural}.", argument=option)
     normal = named.normal if request.normal is None and named is not None else request.normal
-    if not task.affine and (normal is not None or not task.normal):
+    if "normal" not in task.no_option and (normal is not None or not task.normal):
         whole = whole.with_normal(normal_labels(task.names, normal))
+    grouping = request.grouping
+    # All parts, as no case may be in two; before patients are kept apart, as it has one of them.
+    merged = grouping.merge(whole.cases, whole.task)
+    whole = replace(whole, cases=tuple(merged), unit=grouping.unit)
     dataset, shared = separate_groups(whole)
     if shared:
         request.note(
-            f"Note: {len(shared)} training or validation image(s) are left out: images of the same "
-            "patients are in a part that models are judged on."
+            f"Note: {len(shared)} training or validation {whole.unit}(s) are left out: images of "
+            "the same patients are in a part that models are judged on."
         )
-    grouping = request.grouping
-    merged = grouping.merge(dataset.cases, dataset.task)  # all parts: no case may be in two
-    dataset = replace(dataset, cases=tuple(merged), unit=grouping.unit)
-    judged = [case for case in merged if case.split not in ("", "train")]
+    judged = [case for case in dataset.cases if case.split not in ("", "train")]
     train = grouping.expand(dataset.part("train"))
-    rest = [case for case in merged if case.split == "val"]
+    rest = [case for case in dataset.cases if case.split == "val"]
     skipped: list[BadFile] = []
     if request.on_error == "skip":
         before = len(train)

@@ -68,7 +68,7 @@ class Series:
     study: str
     series: str
     number: int | None  # of the instance
-    place: tuple[float, ...]  # of the image in the patient; () if it is not given
+    position: tuple[float, ...]  # of the image in the patient; () if it is not given
     normal: tuple[float, ...]  # the direction that slices are stacked in, rounded; () likewise
     modality: str = ""
     size: tuple[int, int] = (0, 0)  # columns and rows
@@ -106,9 +106,9 @@ class Series:
     @property
     def along(self) -> float:
         """How far along the stack the image is."""
-        if not self.place or not self.normal:
+        if not self.position or not self.normal:
             return 0.0
-        return float(np.dot(self.place, self.normal))
+        return float(np.dot(self.position, self.normal))
 
 
 def _called(what: str, number: Any, description: Any) -> str:

@@ -222,3 +222,17 @@ class Method(ABC, Generic[ConfigT]):
             raise ValueError(f"T of shape {tuple(T.shape)}")
         extra = {name: tensor.float() for name, tensor in tensors.items() if name != "T"}
         return TextHead(T, scale, extra)
+
+
+def refuse_other_settings(methods: Sequence[Method]) -> None:
+    """Refuse runs to be trained together whose settings differ beyond `free` ones."""
+    free = methods[0].free
+    first, *others = (method.config.model_dump(exclude=set(free)) for method in methods)
+    for other in others:
+        if differ := [name for name in first if first[name] != other[name]]:
+            allowed = ", ".join([*sorted(free), "seed and images"])
+            raise ConfigError(
+                f"Runs that differ in {', '.join(differ)} cannot be trained together. They may "
+                f"differ in: {allowed}.",
+                argument=differ[0],
+            )

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ogkd.core.geometry import prototypes
-from ogkd.core.pooling import best_pooling, relative, usual
+from ogkd.core.pooling import best_pooling, common_part, relative
 from ogkd.methods.base import TextSide
 from ogkd.methods.experts import Space, Texts, experts
 from ogkd.methods.fused_choice import RHO, FusedConfig, case_weights
@@ -51,11 +51,11 @@ def find_carriers(rows: Tensor, case: Tensor, labels: Tensor, text: TextSide) ->
         Z = case_weights(shown, case, len(text.class_names))
         for number in fold.unique().tolist():
             out = fold[case] == number
-            found = experts(space.rows(~out), Z[~out], texts, rho=RHO[deep])
-            z[out] = found.logits(space.rows(out), kappa)
+            fitted = experts(space.rows(~out), Z[~out], texts, rho=RHO[deep])
+            z[out] = fitted.logits(space.rows(out), kappa)
         return z
 
-    apart = replace(space, compared=tuple(X - usual(X, case)[case] for X in space.compared))
+    apart = replace(space, compared=tuple(X - common_part(X, case)[case] for X in space.compared))
     best, least = by_text, torch.inf
     starts = ((by_text, config.kappa0), (labels[case], 0.0))
     for where, (start, kappa) in product((apart, space), starts):
@@ -94,29 +94,29 @@ def _shown(z: Tensor, case: Tensor, labels: Tensor, normal: Sequence[int]) -> Te
     does. The others show nothing if they are no more like the class than most images of normal
     cases; between the two, nothing is said.
     """
-    own, findings = labels[case], [c for c in labels.unique().tolist() if c not in normal]
+    case_label, findings = labels[case], [c for c in labels.unique().tolist() if c not in normal]
     if not normal:
         near = z - _others(z)
-        score = near.gather(1, own.unsqueeze(1)).squeeze(1)
-        return torch.where((score > 0) | _best(score, case), own, -1)
+        score = near.gather(1, case_label.unsqueeze(1)).squeeze(1)
+        return torch.where((score > 0) | _best(score, case), case_label, -1)
     near = relative(z, normal)
     low = torch.stack([part.quantile(_USUAL, dim=0) for part in near.split(_sizes(case))])
     out = near - low[case]  # how far a image stands out
-    of_normal = torch.isin(own, torch.tensor(list(normal)))
+    of_normal = torch.isin(case_label, torch.tensor(list(normal)))
     nothing = torch.tensor(list(normal))[z[:, list(normal)].argmax(1)]
-    shown = own.clone()
+    shown = case_label.clone()
     for c in findings:
-        mine = own == c
+        of_class = case_label == c
         limits = out.new_tensor([0.0, 0.0])
         if bool(of_normal.any()):
             limits = torch.stack(
                 [out[of_normal, c].quantile(_QUANTILE), near[of_normal, c].median()]
             )
         best = _best(out[:, c], case)
-        half_way = (limits[0] + out[best & mine, c].median()) / 2
+        half_way = (limits[0] + out[best & of_class, c].median()) / 2
         carries = (out[:, c] > torch.maximum(limits[0], half_way)) | best
         rest = torch.where(near[:, c] < limits[1], nothing, -1)
-        shown = torch.where(mine & ~carries, rest, shown)
+        shown = torch.where(of_class & ~carries, rest, shown)
     return shown
 
 

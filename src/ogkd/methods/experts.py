@@ -153,10 +153,10 @@ def _means(X: Tensor, Z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     A class without weight lies at m, so that its discriminant is zero.
     """
     n = Z.sum(0)
-    some = n > 0
+    has_images = n > 0
     means = Z.mT @ X / n.clamp_min(_TINY).unsqueeze(1)  # [C, d]
-    m = means[some].mean(0)
-    means = torch.where(some.unsqueeze(1), means, m)
+    m = means[has_images].mean(0)
+    means = torch.where(has_images.unsqueeze(1), means, m)
     return n, means, m, means - m
 
 
@@ -191,12 +191,12 @@ def with_unlabelled(
     """
     first = torch.arange(len(space.v)) < len(Z)
     labelled, rest = space.rows(first), space.rows(~first)
-    found = experts(labelled, Z, texts, rho=rho)
+    fitted = experts(labelled, Z, texts, rho=rho)
     sums = known or totals(space, torch.cat([Z.sum(1), Z.new_full((len(rest.v),), beta)]))
     for _ in range(rounds):
-        shared = balanced((heat * found.logits(rest, kappa)).softmax(-1), balance)
-        found = experts(space, torch.cat([Z, beta * shared]), texts, rho=rho, known=sums)
-    return found
+        shared = balanced((heat * fitted.logits(rest, kappa)).softmax(-1), balance)
+        fitted = experts(space, torch.cat([Z, beta * shared]), texts, rho=rho, known=sums)
+    return fitted
 
 
 def balanced(P: Tensor, power: float) -> Tensor:

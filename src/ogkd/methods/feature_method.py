@@ -57,8 +57,8 @@ class Rows:
 
     def view(self, number: int) -> Rows:
         """One view of each image; of more than there are, from the first again."""
-        one = torch.arange(len(self.labels)) % self.views == number % self.views
-        return replace(self.keep(one), views=1)
+        rows_of_view = torch.arange(len(self.labels)) % self.views == number % self.views
+        return replace(self.keep(rows_of_view), views=1)
 
     def keep(self, mask: Tensor) -> Rows:
         """Keep the rows where the mask is true."""

@@ -18,7 +18,7 @@ from ogkd.backbones.base import Backbone
 from ogkd.core.geometry import mean_texts
 from ogkd.errors import ConfigError
 from ogkd.methods import Head, LinearHead, Method, Rows, Support, TextSide, rows_of
-from ogkd.methods.base import Folder
+from ogkd.methods.base import Folder, refuse_other_settings
 from ogkd.methods.experts import Space, Texts, experts, totals
 from ogkd.methods.fused_choice import (
     POOL_FOLDS,
@@ -37,21 +37,18 @@ from ogkd.methods.ranking import Ranking
 from ogkd.methods.registry import make_method, presets, register
 
 _NAMES = {"bank": "zero-shot-ensemble", "single": "zero-shot"}
-_TEXT, _PATCH = "text.", "patch."  # prefixes of the names of the inner heads' tensors
+_TEXT = "text."  # prefix of the names of the text head's tensors
 _VARIANCE = 0.1  # about what rows of unit length have within classes; the ridge is relative to it
 
 
 @dataclass(frozen=True)
 class FusedHead(LinearHead):
-    """A linear head, saved with what answers where its own features do not exist.
+    """A linear head, saved with the text head, which answers for classes without images.
 
-    `text` is for classes without images. `patch` is for patches, which have no deeper features;
-    None if the head needs none. `pool` is how many unlabelled images it has just
-    learned from; it is not saved.
+    `pool` is how many unlabelled images it has just learned from; it is not saved.
     """
 
     text: Head = field(kw_only=True)
-    patch: LinearHead | None = field(default=None, kw_only=True)
     pool: int = field(default=0, kw_only=True)
     fit_notes: tuple[str, ...] = field(default=(), kw_only=True)
     fixed: Ranking | None = field(default=None, kw_only=True)
@@ -69,14 +66,9 @@ class FusedHead(LinearHead):
         return self.text.class_texts
 
     def tensors(self) -> dict[str, Tensor]:
-        found = super().tensors()
-        found |= {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
-        if self.patch is not None:
-            found |= {f"{_PATCH}{name}": tensor for name, tensor in self.patch.tensors().items()}
-        return found
-
-    def of_patches(self, patches: Tensor) -> Tensor:
-        return (self.patch or self).logits(patches)
+        tensors = super().tensors()
+        texts = {f"{_TEXT}{name}": tensor for name, tensor in self.text.tensors().items()}
+        return tensors | texts
 
 
 @register
@@ -141,6 +133,7 @@ class Fused(Method[FusedConfig]):
         folder: Folder = None,
     ) -> list[Head]:
         """Train the text side of all runs together, then add the images run by run."""
+        refuse_other_settings(methods)
         first = methods[0].text_method
         learned = first.fit_many([first] * len(seeds), supports, text, seeds=seeds, folder=folder)
         uses_bank = first.needs_training or first.name == _NAMES["bank"]
@@ -172,19 +165,14 @@ class Fused(Method[FusedConfig]):
         inner = {k.removeprefix(_TEXT): v for k, v in tensors.items() if k.startswith(_TEXT)}
         linear = LinearHead.read(tensors)
         texts = self.text_method.read_head(inner, text, scale)
-        shared = linear
-        small = {k.removeprefix(_PATCH): v for k, v in tensors.items() if k.startswith(_PATCH)}
-        if small:
-            shared = LinearHead.read(small)
-        if texts.shape != shared.shape or len(linear.W) != len(shared.W):
-            raise ValueError(f"texts of shape {texts.shape} beside W of shape {shared.shape}")
-        return FusedHead(
-            linear.W,
-            linear.b,
-            text=texts,
-            patch=shared if small else None,
-            fixed=self._ranking(texts, text.backbone, scale, deep=bool(small)),
-        )
+        width, deep = linear.shape[1], linear.shape[1] > texts.shape[1]
+        if len(linear.W) != texts.shape[0] or width not in (
+            texts.shape[1],
+            texts.shape[1] + sum(text.backbone.deep_parts),
+        ):
+            raise ValueError(f"texts of shape {texts.shape} beside W of shape {linear.shape}")
+        fixed = self._ranking(texts, text.backbone, scale, deep=deep)
+        return FusedHead(linear.W, linear.b, text=texts, fixed=fixed)
 
     def _ranking(self, texts: Head, backbone: Backbone, scale: float, *, deep: bool) -> Ranking:
         """Images alone if the texts learned from them, too: they would favour the support."""
@@ -223,30 +211,23 @@ class Fused(Method[FusedConfig]):
         space = Space.of(rows.features, d, widths, even=True)
         texts, chosen_by = Texts(T, scale, config.nu), Texts(untrained, scale, config.nu)
         choice = choose(rows, space, chosen_by, config)
-        found, said = experts(space, weights(rows), texts, rho=ridge(config)), ""
+        fitted, note = experts(space, weights(rows), texts, rho=ridge(config)), ""
         if pool is not None:
             everything = torch.cat([rows.features, normalize(pool.cpu().float(), dim=-1)])
             large = Space.of(everything, d, widths, even=True)
             beta = worth(rows, len(pool), config)
             sums = totals(large, row_weights(rows, len(everything), beta))
             without = choose(rows, space, chosen_by, config, folds=POOL_FOLDS)
-            with_them, said = choose_pool(rows, large, chosen_by, config, without, sums)
+            with_them, note = choose_pool(rows, large, chosen_by, config, without, sums)
             if with_them.pool:
-                found = with_pool(rows, large, texts, config, without, sums)
+                fitted = with_pool(rows, large, texts, config, without, sums)
                 choice, space = with_them, large
-        W, b = found.joined(space, choice.kappa, deep=deep)
-        patch = None
-        if deep:  # the same on global features, the only ones that patches have
-            flat = Space.of(rows.features[:, :d], d)
-            plain = experts(flat, weights(rows), texts, rho=RHO[False])
-            w, c = plain.joined(flat, choice.kappa, deep=False)
-            patch = LinearHead((choice.heat * w).float(), (choice.heat * c).float())
+        W, b = fitted.joined(space, choice.kappa, deep=deep)
         return FusedHead(
             (choice.heat * W).float(),
             (choice.heat * b).float(),
             text=learned,
-            patch=patch,
             pool=len(pool) if pool is not None and choice.pool else 0,
-            fit_notes=(said,) if said else (),
+            fit_notes=(note,) if note else (),
             fixed=self._ranking(learned, backbone, scale, deep=deep),
         )

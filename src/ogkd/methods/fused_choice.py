@@ -98,8 +98,8 @@ def choose(
 
     fixed = config.kappa
     kappas = KAPPAS if fixed is None else (fixed,)
-    found = _best(rows, space, fit, kappas, config, folds=folds)
-    return found or Choice(fixed or config.kappa0, 1.0)
+    choice = _best(rows, space, fit, kappas, config, folds=folds)
+    return choice or Choice(fixed or config.kappa0, 1.0)
 
 
 def worth(rows: Rows, pool: int, config: FusedConfig) -> float:
@@ -138,15 +138,15 @@ def choose_pool(
         few = rows.keep(kept)
         return with_pool(few, space.rows(chosen), texts, config, without, less)
 
-    found = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
-    if found is None:
+    choice = _best(rows, labelled, fit, (without.kappa,), config, folds=POOL_FOLDS)
+    if choice is None:
         return replace(without, pool=True), ""
-    if float((found.held - without.held).mean()) < 0:  # the same images are held out
+    if float((choice.held - without.held).mean()) < 0:  # the same images are held out
         return without, (
             "The unlabelled images are not used: with them, the model became worse at predicting "
             "labelled images that were held out."
         )
-    return replace(found, pool=True), ""
+    return replace(choice, pool=True), ""
 
 
 def with_pool(
@@ -193,15 +193,15 @@ def _best(
     counts = torch.cat([weights(rows)[mask].sum(1) for mask in out])
     best, least = None, math.inf
     for kappa in kappas:
-        logits = torch.cat([both.logits(some, kappa) for both, some in held])
+        logits = torch.cat([both.logits(part, kappa) for both, part in held])
         log_p = (heats[:, None, None] * logits).log_softmax(-1)  # [H, M, C]
         picked = log_p.gather(-1, labels.expand(len(heats), -1).unsqueeze(-1)).squeeze(-1)
         # Views of one image are not independent: together they count as one.
         total = picked @ counts
         cost = prior_cost(heats, kappa, config) - total
-        place = int(cost.argmin())
-        if float(cost[place]) < least:
-            least, best = float(cost[place]), Choice(kappa, HEATS[place], picked[place])
+        position = int(cost.argmin())
+        if float(cost[position]) < least:
+            least, best = float(cost[position]), Choice(kappa, HEATS[position], picked[position])
     return best
 
 

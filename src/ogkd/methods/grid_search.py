@@ -36,10 +36,10 @@ def deal(rows: Rows, most: int) -> Tensor | None:
     """
     folds = torch.full_like(rows.labels, -1)
     for label in range(rows.classes):
-        mine = rows.labels == label
-        _, position = torch.unique(rows.case[mine], return_inverse=True)
+        of_class = rows.labels == label
+        _, position = torch.unique(rows.case[of_class], return_inverse=True)
         if len(position) and int(position.max()) > 0:
-            folds[mine] = position
+            folds[of_class] = position
     largest = int(folds.max()) + 1
     return None if largest == 0 else torch.where(folds < 0, folds, folds % min(most, largest))
 
@@ -72,13 +72,13 @@ def choose(
     `extra` gives [G, M, C] for a trial. Texts T [C, d] add scale * v T' to it. `first`: see
     `search`.
     """
-    found = trials(rows, most=most)
-    if not found:
+    held_out = trials(rows, most=most)
+    if not held_out:
         return None
-    parts = torch.cat([extra(trial) for trial in found], dim=1)
-    v = torch.cat([trial.features for trial in found]).to(parts)
+    parts = torch.cat([extra(trial) for trial in held_out], dim=1)
+    v = torch.cat([trial.features for trial in held_out]).to(parts)
     text = torch.zeros_like(parts[0]) if T is None else scale * v @ T.to(parts).mT
-    labels = torch.cat([trial.labels for trial in found])
+    labels = torch.cat([trial.labels for trial in held_out])
     return search(text, parts, weights, labels, first=first)
 
 

@@ -30,10 +30,6 @@ class Head(ABC):
         """Logits of rows that may have deeper features that this head does not read."""
         return self.logits(rows[..., : self.shape[1]])
 
-    def of_patches(self, patches: Tensor) -> Tensor:
-        """Logits [P, C] of patches, which have no deeper features."""
-        return self.logits(patches)
-
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """The tensors to save, by name."""
@@ -227,9 +223,6 @@ class FindingsHead(Head):
         if self.linear is not None:
             return self.linear.logits(features)
         return self._odds([head.logits(features) for head in self.heads])
-
-    def of_patches(self, patches: Tensor) -> Tensor:
-        return self._odds([head.of_patches(patches) for head in self.heads])
 
     def _odds(self, z: Sequence[Tensor]) -> Tensor:
         return torch.stack([pair[..., 1] - pair[..., 0] for pair in z], dim=-1) + self.prior

@@ -73,10 +73,10 @@ def _halve(rows: Rows) -> float:
     def accuracies(*Cs: float) -> list[float]:
         path = probe_path(rows, [1 / (C * N) for C in Cs], tolerance=1e-5)
         right = [(trial.features.double() @ W.mT + b).argmax(-1) == trial.labels for W, b in path]
-        return [float(one.double().mean()) for one in right]
+        return [float(row.double().mean()) for row in right]
 
-    found = accuracies(*RELEASED_C)
-    peak = RELEASED_C[found.index(max(found))]
+    scores = accuracies(*RELEASED_C)
+    peak = RELEASED_C[scores.index(max(scores))]
     left, right, last = 0.1 * peak, 10 * peak, peak
     for _ in range(_STEPS):
         low, high = accuracies(left, right)

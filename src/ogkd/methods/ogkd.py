@@ -28,9 +28,7 @@ from ogkd.core.losses import (
 )
 from ogkd.core.teacher import select_prompts, teacher_prototypes
 from ogkd.errors import ConfigError
-from ogkd.methods import Head, PromptConfig, PromptMethod, TextSide, register
-from ogkd.methods.base import Folder, Support
-from ogkd.methods.prompt_method import required
+from ogkd.methods import Objective, PromptConfig, PromptMethod, Support, TextSide, register
 
 _TEACHER = 3  # its own stream of randomness, beside those of training
 _AT_ONCE = 32  # images through the image tower
@@ -81,35 +79,24 @@ class OGKDObjective:
 
     def __init__(
         self,
-        configs: Sequence[OGKDConfig],
+        config: OGKDConfig,
         bank: Sequence[Tensor],
         scale: float,
         device: Any,
         *,
         normal: Sequence[int] = (),
     ) -> None:
-        self.config = configs[0]
-        self.choice = self.config.choice
-        self.scale = scale
-        budget = self.config.n_prompts
-        self.bank = stack_bank([rows[:budget] for rows in bank]).to(device)  # [C, N, d]
+        self.config, self.choice, self.scale = config, config.choice, scale
+        self.bank = stack_bank([rows[: config.n_prompts] for rows in bank]).to(device)  # [C, N, d]
         self.T = prototypes(self.bank)  # [C, d]
-        self.W = torch.stack([class_graph(self.T, config.alpha) for config in configs])  # [S, C, C]
-        gamma = [_per_class(config, len(self.T), normal) for config in configs]
-        self.gamma = torch.stack(gamma).to(device)  # [S, C]
-
-        def weights(name: str) -> Tensor:
-            return torch.tensor([getattr(config, name) for config in configs], device=device)
-
+        self.W = class_graph(self.T, config.alpha).unsqueeze(0)  # [1, C, C]
+        self.gamma = _per_class(config, len(self.T), normal).unsqueeze(0).to(device)  # [1, C]
         self.T_tilde: Tensor | None = None  # [S, C, d] if the teacher is fixed
-        self.lambda_sccm = weights("lambda_sccm")  # [S]
-        self.lambda_gad = weights("lambda_gad")
-        self.lambda_lgd = weights("lambda_lgd")
         self._teacher: PerBatch[_Teacher] = PerBatch()
 
     def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
         """Return each term [S] and their weighted total (Alg. 2)."""
-        choice = self.choice
+        choice, config = self.choice, self.config
         teacher = self._teacher.of(batch, self._teach)
         z_stu = logits(batch.globals, T_hat, self.scale)  # [S, B, C]
         terms = LossTerms(
@@ -127,7 +114,9 @@ class OGKDObjective:
             lgd=self._lgd(T_hat, teacher, batch),
         )
         total = terms.total(
-            lambda_sccm=self.lambda_sccm, lambda_gad=self.lambda_gad, lambda_lgd=self.lambda_lgd
+            lambda_sccm=config.lambda_sccm,
+            lambda_gad=config.lambda_gad,
+            lambda_lgd=config.lambda_lgd,
         )
         return {"total": total, **vars(terms)}
 
@@ -139,7 +128,7 @@ class OGKDObjective:
 
     def fix_teacher(self, images: Sequence[Tensor]) -> None:
         """Select the prompts once, by each run's images [N, d], for the whole training (Alg. 2)."""
-        self.T_tilde = torch.stack([self.teacher(mine.to(self.bank)) for mine in images])
+        self.T_tilde = torch.stack([self.teacher(features.to(self.bank)) for features in images])
 
     def _teach(self, batch: Batch) -> _Teacher:
         choice, config, patches = self.choice, self.config, batch.patches
@@ -197,39 +186,26 @@ class OGKD(PromptMethod[OGKDConfig]):
     def text_dropout(self) -> bool:
         return self.config.choice.text_dropout
 
-    def objective(self, text: TextSide) -> OGKDObjective:
-        return _objective([self.config], text)
+    def objective(self, text: TextSide) -> Objective:
+        scale, device = text.backbone.logit_scale, text.backbone.device
+        return OGKDObjective(self.config, text.bank, scale, device, normal=text.normal)
 
-    @classmethod
-    def fit_many(
-        cls,
-        methods: Sequence[Self],
-        supports: Sequence[Support | None],
-        text: TextSide,
-        *,
-        seeds: Sequence[int],
-        folder: Folder = None,
-    ) -> list[Head]:
-        """Train runs that differ in seed, images or `free` settings in one batched text pass."""
-        configs = [method.config for method in methods]
-        _refuse_other_shapes(configs)
-        objective = _objective(configs, text)
-        if configs[0].choice.fixed_teacher:
-            pairs = zip(required(supports), seeds, strict=True)
+    def objective_for(
+        self, supports: Sequence[Support], text: TextSide, seeds: Sequence[int]
+    ) -> Objective:
+        """The objective, with the teacher selected by all images where the paper has it fixed."""
+        objective = super().objective_for(supports, text, seeds)
+        if self.config.choice.fixed_teacher and isinstance(objective, OGKDObjective):
+            pairs = zip(supports, seeds, strict=True)
             objective.fix_teacher([_looked_at(support, seed) for support, seed in pairs])
-        return methods[0].train(objective, supports, text, seeds, folder)
-
-
-def _objective(configs: Sequence[OGKDConfig], text: TextSide) -> OGKDObjective:
-    scale, device = text.backbone.logit_scale, text.backbone.device
-    return OGKDObjective(configs, text.bank, scale, device, normal=text.normal)
+        return objective
 
 
 def _looked_at(support: Support, seed: int) -> Tensor:
     """Global features [N, d] of one view of each image, always the same for a seed."""
     rng = np.random.default_rng([seed, _TEACHER])
     images = np.array_split(np.arange(len(support.views)), -(-len(support.views) // _AT_ONCE))
-    return torch.cat([support.views.look(some, rng).globals for some in images]).float()
+    return torch.cat([support.views.look(part, rng).globals for part in images]).float()
 
 
 def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tensor:
@@ -250,13 +226,3 @@ def _per_class(config: OGKDConfig, classes: int, normal: Sequence[int]) -> Tenso
     values = values.clone()
     values[list(normal)] = config.gamma_normal
     return values
-
-
-def _refuse_other_shapes(configs: Sequence[OGKDConfig]) -> None:
-    first, *others = (config.model_dump(exclude=set(OGKD.free)) for config in configs)
-    for other in others:
-        if differ := [name for name in first if first[name] != other[name]]:
-            raise ConfigError(
-                f"Runs that differ in {', '.join(differ)} cannot be trained together. "
-                f"They may differ in: {', '.join(sorted(OGKD.free))}, seed and images."
-            )

@@ -53,26 +53,26 @@ class ProGradObjective:
     def gradient(self, terms: Mapping[str, Tensor], parameters: Tensor) -> Tensor:
         """The CE gradient of each run, its conflict with the KL gradient removed."""
         (general,) = torch.autograd.grad(terms["kl"].sum(), parameters, retain_graph=True)
-        (own,) = torch.autograd.grad(terms["ce"].sum(), parameters)
-        return project(own, general, self.config.strength)
+        (task_gradient,) = torch.autograd.grad(terms["ce"].sum(), parameters)
+        return project(task_gradient, general, self.config.strength)
 
 
-def project(own: Tensor, general: Tensor, strength: float = 1.0) -> Tensor:
-    """Change each run's gradient `own` [S, ...] so that it does not oppose `general`.
+def project(gradient: Tensor, general: Tensor, strength: float = 1.0) -> Tensor:
+    """Change the gradient g [S, ...] of each run so that it does not oppose `general`, d.
 
-    own where own . general >= 0, else own - strength (own . general / |general|^2) general.
+    g where g . d >= 0, else g - strength (g . d / |d|^2) d.
 
     >>> project(torch.tensor([[1.0, -1.0], [1.0, 1.0]]), torch.tensor([[0.0, 2.0], [0.0, 2.0]]))
     tensor([[1., 0.],
             [1., 1.]])
     """
-    g, direction = own.flatten(1), general.flatten(1)
+    g, direction = gradient.flatten(1), general.flatten(1)
     length = torch.linalg.vector_norm(direction, dim=1, keepdim=True)
     known = length > _ROUNDING * torch.linalg.vector_norm(g, dim=1, keepdim=True)
     unit = direction / torch.where(known, length, 1.0)
     along = (g * unit).sum(dim=1, keepdim=True)
     bent = g - strength * along * unit
-    return torch.where(known & (along < 0), bent, g).view_as(own)
+    return torch.where(known & (along < 0), bent, g).view_as(gradient)
 
 
 @register

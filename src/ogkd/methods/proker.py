@@ -57,9 +57,9 @@ class ProKeR(FeatureMethod[ProKeRConfig]):
         lambdas = LAMBDAS if lam is None else (lam,)
 
         def corrections(trial: Trial) -> Tensor:
-            found = _corrections(trial.rows, trial.features, T, betas, lambdas)
+            values = _corrections(trial.rows, trial.features, T, betas, lambdas)
             factors = torch.tensor([self._factor(lam) for _ in betas for lam in lambdas])
-            return found * factors.to(found)[:, None, None]
+            return values * factors.to(values)[:, None, None]
 
         first = self.as_benchmarked
         best = choose(rows, corrections, (scale,), T=T, scale=scale, first=first)
@@ -93,10 +93,10 @@ def _corrections(
     """k(v, S) (K + lambda I)^-1 (Y - S T') for all pairs: [B * L, M, C], one eigh per beta."""
     R = _residual(rows, T)
     lam = torch.tensor(lambdas, dtype=torch.float64)
-    found = []
+    corrections = []
     for beta in betas:
         s, U = torch.linalg.eigh(_kernel(rows.features, rows.features, beta))
         near = _kernel(features, rows.features, beta) @ U  # [M, R]
         shrunk = near / (s.clamp_min(0) + lam[:, None, None])  # [L, M, R]
-        found.append(shrunk @ (U.mT @ R))
-    return torch.cat(found)
+        corrections.append(shrunk @ (U.mT @ R))
+    return torch.cat(corrections)

@@ -6,19 +6,27 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Self
 
+import torch
 from pydantic import field_validator
 from torch import Tensor
 from torch.nn.functional import normalize
 from typing_extensions import TypeVar
 
-from ogkd.core.batches import Batch, Run
+from ogkd.core.batches import Batch, PerBatch, Run
 from ogkd.core.checkpoint import Checkpoint
 from ogkd.core.losses import logits
 from ogkd.core.optimisers import TrainConfig
 from ogkd.core.prompting import ContextConfig, PromptLearner
-from ogkd.core.training import Objective, train_contexts
+from ogkd.core.training import Objective, OwnGradient, train_contexts
 from ogkd.errors import ConfigError
-from ogkd.methods.base import Folder, Method, MethodConfig, Support, TextSide
+from ogkd.methods.base import (
+    Folder,
+    Method,
+    MethodConfig,
+    Support,
+    TextSide,
+    refuse_other_settings,
+)
 from ogkd.methods.heads import Head, TextHead
 
 
@@ -30,15 +38,31 @@ class PromptConfig(MethodConfig):
 
     @field_validator("train", mode="before")
     @classmethod
-    def _change_own_defaults(cls, given: object) -> object:
-        own = cls.model_fields["train"].default.model_dump()
-        return own | given if isinstance(given, dict) else given
+    def _change_defaults(cls, given: object) -> object:
+        defaults = cls.model_fields["train"].default.model_dump()
+        return defaults | given if isinstance(given, dict) else given
 
 
 # All images of most few-shot sets are one batch (fidelity.md, baselines).
 LARGE_BATCHES = TrainConfig(batch_size=128, lr=2e-3)
 
 PromptConfigT = TypeVar("PromptConfigT", bound=PromptConfig, default=PromptConfig, covariant=True)
+
+
+class EachRun:
+    """An objective for S runs that has another one for each of them."""
+
+    def __init__(self, objectives: Sequence[Objective]) -> None:
+        self.objectives = objectives
+        self._batches: PerBatch[list[Batch]] = PerBatch()
+
+    def __call__(self, T_hat: Tensor, batch: Batch) -> Mapping[str, Tensor]:
+        """Each term [S], of run s by objective s."""
+        runs = zip(
+            self.objectives, T_hat.split(1), self._batches.of(batch, Batch.runs), strict=True
+        )
+        terms = [objective(T_run, images) for objective, T_run, images in runs]
+        return {name: torch.cat([values[name] for values in terms]) for name in terms[0]}
 
 
 class PromptMethod(Method[PromptConfigT]):
@@ -61,6 +85,12 @@ class PromptMethod(Method[PromptConfigT]):
     def objective(self, text: TextSide) -> Objective:
         """Return the function that training minimises: (T_hat, batch) -> {"total": [S], ...}."""
 
+    def objective_for(
+        self, supports: Sequence[Support], text: TextSide, seeds: Sequence[int]
+    ) -> Objective:
+        """The objective of these runs; here one that depends on all of their images sees them."""
+        return self.objective(text)
+
     def fit(
         self, support: Support | None, text: TextSide, *, seed: int, folder: Folder = None
     ) -> Head:
@@ -77,8 +107,17 @@ class PromptMethod(Method[PromptConfigT]):
         folder: Folder = None,
     ) -> list[Head]:
         """Train all runs in one batched text pass."""
-        first = methods[0]
-        return first.train(first.objective(text), supports, text, seeds, folder)
+        refuse_other_settings(methods)
+        first, images = methods[0], required(supports)
+        if all(method.config == first.config for method in methods):
+            objective = first.objective_for(images, text, seeds)
+        else:
+            runs = zip(methods, images, seeds, strict=True)
+            objectives = [method.objective_for([s], text, [seed]) for method, s, seed in runs]
+            if any(isinstance(each, OwnGradient) for each in objectives):
+                return super().fit_many(methods, supports, text, seeds=seeds, folder=folder)
+            objective = EachRun(objectives)
+        return first.train(objective, supports, text, seeds, folder)
 
     def train(
         self,

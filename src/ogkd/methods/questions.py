@@ -40,11 +40,14 @@ def read_head(
     ):
         inner = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
         heads.append(method.read_head(inner, TextSide(backbone, names, (), normal), scale))
+    shapes = [head.shape for head in heads]
+    if shapes != [(len(names), heads[0].shape[1]) for names in task.question_names()]:
+        raise ValueError(f"heads of shapes {shapes}")
     head = _JOINED[task.kind](heads, ())
     if isinstance(head, FindingsHead):
         prior = tensors["prior"].float()
-        if {h.shape for h in heads} != {(2, head.shape[1])} or prior.shape != (len(heads),):
-            raise ValueError(f"heads of shapes {[h.shape for h in heads]}, prior {prior.shape}")
+        if prior.shape != head.prior.shape:
+            raise ValueError(f"a prior of shape {tuple(prior.shape)}")
         return FindingsHead(tuple(heads), prior)
     return head
 

@@ -66,34 +66,38 @@ class Ranked:
         T = v.new_zeros(classes, ranking.d) if ranking.T is None else ranking.T.double().cpu()
         self._text = ranking.scale * (T - T.mean(0))
         self._centring = N / (N + ranking.nu)
-        self._said = v @ self._text.mT  # [N, C]
-        self._said_mean = (means @ self._said).mean(0)
+        self._text_logits = v @ self._text.mT  # [N, C]
+        self._mean_text_logits = (means @ self._text_logits).mean(0)
 
     def p_values(self, rows: Tensor) -> Tensor:
         """For rows [B, w] and each class, the share of its images at least as strange: [B, C].
 
         The row itself counts among them, so no share is below 1 / (n_c + 1).
         """
-        some = max(1, _AT_ONCE // len(self._said))
-        return torch.cat([self._p_values(few) for few in rows.split(some)])
+        at_once = max(1, _AT_ONCE // len(self._text_logits))
+        return torch.cat([self._p_values(few) for few in rows.split(at_once)])
 
     def _p_values(self, rows: Tensor) -> Tensor:
         v, parts = self.ranking.parts(rows)
-        said = v @ self._text.mT  # [B, C]
+        text_logits = v @ self._text.mT  # [B, C]
         each = [metric.products(X) for metric, X in zip(self._metrics, parts, strict=True)]
         xx, xX, xM = (torch.stack(same) for same in zip(*each, strict=True))
         to_means = xx.unsqueeze(-1) - 2 * xM + _diagonal(self._MM)
-        text = said - self._centring * self._said_mean
+        text = text_logits - self._centring * self._mean_text_logits
         new = -self._logits(to_means, text).log_softmax(-1)  # [B, C]
-        found = []
-        for y, mine in enumerate(self._of):
-            shift = (said.unsqueeze(1) - self._said[mine]) / (self.n[y] * len(self.n))
-            text = self._said[mine] - self._centring * (self._said_mean + shift)
-            to_means = self._swapped(xx, xX[..., mine], xM, y)
+        p_values = []
+        for y, rows_of_class in enumerate(self._of):
+            shift = (text_logits.unsqueeze(1) - self._text_logits[rows_of_class]) / (
+                self.n[y] * len(self.n)
+            )
+            text = self._text_logits[rows_of_class] - self._centring * (
+                self._mean_text_logits + shift
+            )
+            to_means = self._swapped(xx, xX[..., rows_of_class], xM, y)
             old = -self._logits(to_means, text).log_softmax(-1)[..., y]  # [B, n]
             above = (old >= new[:, y : y + 1] - _TIE).sum(1)
-            found.append((1 + above) / (1 + self.n[y]))
-        return torch.stack(found, dim=1)
+            p_values.append((1 + above) / (1 + self.n[y]))
+        return torch.stack(p_values, dim=1)
 
     def _logits(self, to_means: Tensor, text: Tensor) -> Tensor:
         """Logits [..., C] of squared distances [L, ..., C + 1] to class means and their mean."""
@@ -107,9 +111,12 @@ class Ranked:
         With a = x_i - mean_y and b = x - mean_y the scatter changes by [a b] K [a b]', K =
         [[-1 - 1/n, 1/n], [1/n, 1 - 1/n]], and the mean of y by (b - a) / n. Then Woodbury.
         """
-        n, C, mine = int(self.n[y]), len(self.n), self._of[y]
+        n, C, rows_of_class = int(self.n[y]), len(self.n), self._of[y]
         only = slice(y, y + 1)
-        XX, XM = self._XX[:, None, mine, None], self._XM[:, None, mine]  # [L, 1, n, 1 or C + 1]
+        XX, XM = (
+            self._XX[:, None, rows_of_class, None],
+            self._XM[:, None, rows_of_class],
+        )  # [L, 1, n, 1 or C + 1]
         MM, My = _diagonal(self._MM).unsqueeze(1), self._MM[:, None, only]  # [L, 1, 1, C + 1]
         # u = x_i - mean_c, with the means of the support
         uu = XX - 2 * XM + MM

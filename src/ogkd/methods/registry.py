@@ -51,11 +51,11 @@ class _Methods(Mapping[str, type[Method]]):
                 return
             self._complete = True  # before the loop: a plugin may ask for methods itself
             try:
-                for what, _, found in plugins.installed(plugins.METHODS):
-                    if isinstance(found, ModuleType):
+                for what, _, plugin in plugins.installed(plugins.METHODS):
+                    if isinstance(plugin, ModuleType):
                         continue  # it registered its methods when it was imported
                     try:
-                        register(found)
+                        register(plugin)
                     except ConfigError as error:
                         raise ConfigError(f"{what} cannot be used: {error}") from error
             except BaseException:
@@ -113,16 +113,16 @@ def make_method(
         return method(method.Config.model_validate(merged))
     except ValidationError as error:
         problem = error.errors()[0]
-        place = ".".join(str(part) for part in problem["loc"])
+        setting = ".".join(str(part) for part in problem["loc"])
         known_settings = list(_settings(method.Config))
         strange = problem["type"] == "extra_forbidden"
-        hint = did_you_mean(place, known_settings) if strange else ""
-        said = problem["msg"].removeprefix("Value error, ")
-        what = f"Setting '{place}' of {name} cannot be {problem['input']!r}: {said}"
+        hint = did_you_mean(setting, known_settings) if strange else ""
+        message = problem["msg"].removeprefix("Value error, ")
+        what = f"Setting '{setting}' of {name} cannot be {problem['input']!r}: {message}"
         if strange:
-            what = f"{name} has no setting '{place}'"
-        elif not place:
-            what = f"{name}: {said}"
+            what = f"{name} has no setting '{setting}'"
+        elif not setting:
+            what = f"{name}: {message}"
         raise ConfigError(
             f"{what}.{hint} Settings of {name}: {', '.join(known_settings)}."
         ) from None
@@ -161,18 +161,18 @@ def presets(name: str) -> dict[str, dict[str, Any]]:
     """
     module = sys.modules.get(METHODS[name].__module__) if name in METHODS else None
     package = getattr(module, "__package__", None)
-    if not package or not (place := files(package) / "presets" / f"{name}.toml").is_file():
+    if not package or not (file := files(package) / "presets" / f"{name}.toml").is_file():
         return {}
-    content = tomllib.loads(place.read_text(encoding="utf-8"))
+    content = tomllib.loads(file.read_text(encoding="utf-8"))
     shared: dict[str, dict[str, Any]] = content.pop("shared", {})
-    found: dict[str, dict[str, Any]] = {key: {} for key in content}
-    for key, settings in found.items():
+    merged: dict[str, dict[str, Any]] = {key: {} for key in content}
+    for key, settings in merged.items():
         # "paper/few-shot/btmri" starts from the shared table of "paper/few-shot".
         parts = key.split("/")
         for depth in range(1, len(parts) + 1):
             _merge(settings, shared.get("/".join(parts[:depth]), {}))
         _merge(settings, content[key])
-    return found
+    return merged
 
 
 def _address(method: type) -> str:

@@ -97,7 +97,10 @@ class Question(BaseModel):
         order = np.lexsort((np.asarray(keys), -confidence))
         fitted, rest = order[first[order]], order[~first[order]]
         classes = logits.shape[1]
-        scores = [np.sort(p[~first & (labels == c), c]).tolist() for c in range(classes)]
+        shares = p.astype(np.float64)
+        if affine:  # as `Findings.plausible` has it: equal ones must stay equal after rounding
+            shares[:, 0] = 1 - shares[:, 1]
+        scores = [np.sort(shares[~first & (labels == c), c]).tolist() for c in range(classes)]
         return cls(
             scale=scale,
             shift=shift,

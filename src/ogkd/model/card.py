@@ -75,17 +75,17 @@ class PoolingCard(BaseModel):
 
     tau: float | None = Field(default=None, ge=0)  # None: infinite, the mean
     heat: float = Field(default=1.0, gt=0)
-    usual: float = 0.0
+    mean_weight: float = 0.0
     bias: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, pooling: Pooling) -> PoolingCard:
         tau = None if math.isinf(pooling.tau) else pooling.tau
-        return cls(tau=tau, heat=pooling.heat, usual=pooling.usual, bias=pooling.bias)
+        return cls(tau=tau, heat=pooling.heat, mean_weight=pooling.mean_weight, bias=pooling.bias)
 
     def pooling(self, normal: tuple[int, ...]) -> Pooling:
         tau = math.inf if self.tau is None else self.tau
-        return Pooling(tau, self.heat, self.bias, normal, self.usual)
+        return Pooling(tau, self.heat, self.bias, normal, self.mean_weight)
 
 
 class ModelCard(BaseModel):

@@ -127,16 +127,16 @@ class Classifier:
         images: Cases,
         *,
         policy: Policy | None = None,
-        patches: bool = False,
+        crops: bool = False,
         batch_size: int = 32,
     ) -> Iterator[Decision]:
         """Decide for cases one after the other, in order, with bounded memory.
 
         `images` are those of `predict`. A case none of whose images can be read gives a decision
-        with `error`. `patches` keeps what evidence maps need (see `ogkd.model.explain`).
+        with `error`. `crops` keeps what the tower saw, which evidence maps need.
         """
         cases = cases_of(images, self.card.grouping)
-        return Decider(self, policy).decide(cases, patches=patches, batch_size=batch_size)
+        return Decider(self, policy).decide(cases, crops=crops, batch_size=batch_size)
 
     def predict_proba(self, images: Cases) -> NDArray[np.float32]:
         """Class probabilities [N, C] of images; `images` are those of `predict`."""
@@ -149,6 +149,8 @@ class Classifier:
         for decision in self.decide(images):  # features are not kept: there may be very many
             decisions.append(replace(decision, features=None, image_logits=None))
             bad += [BadFile(image, reason) for image, reason in decision.errors]
+            if decision.error is not None and not decision.errors:  # it has no image
+                raise DataError(decision.error)
         if bad:
             raise unreadable_error(bad, "Fix or remove them, or use `decide`, which goes on.")
         if not decisions:
@@ -217,7 +219,7 @@ def cases_of(images: Cases, grouping: Grouping) -> Iterable[Case]:
     if isinstance(images, Dataset):
         return grouping.expand(grouping.merge(images.cases))
     if isinstance(images, Mapping):
-        named = [Case(name, tuple(image_refs(some))) for name, some in images.items()]
+        named = [Case(name, tuple(image_refs(members))) for name, members in images.items()]
         return grouping.expand(named)
     if isinstance(images, list | tuple) and images and isinstance(images[0], Case):
         return list(images)

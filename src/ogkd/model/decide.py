@@ -104,7 +104,6 @@ class Decision:
     weights: Array | None = field(default=None, repr=False, compare=False)  # [n], of those
     image_unfamiliar: tuple[bool | None, ...] = field(default=(), repr=False)  # [n], too
     features: Rows | None = field(default=None, repr=False, compare=False)  # [d], of the first
-    patches: Tensor | None = field(default=None, repr=False, compare=False)  # [P, d], if asked for
     crop: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)  # what was seen
 
     @property
@@ -137,8 +136,10 @@ class Decision:
     @property
     def error(self) -> str | None:
         """Why there is no answer; None if there is one."""
-        if self.answer is not None or not self.errors:
+        if self.answer is not None:
             return None
+        if not self.errors:
+            return f"'{self.case.name}' has no image."
         if len(self.errors) == 1:
             return self.errors[0][1]
         return f"None of its {len(self.errors)} images can be read. The first: {self.errors[0][1]}"
@@ -158,12 +159,12 @@ def case_logits(
 ) -> Tensor:
     """Logits [B, C] of cases by those of their images [N, C]; case [N] numbers them from 0.
 
-    A model that was fitted on single images has no poolings; cases of several are then averaged.
+    A model that was fitted on single images has no poolings: an image is then its own case, and
+    several are pooled by the defaults.
     """
-    if not poolings:
-        if len(case) == int(case.max()) + 1:
-            return image_logits
-        poolings = default_poolings(task)
+    if not poolings and len(case) == int(case.max()) + 1:
+        return image_logits
+    poolings = poolings or default_poolings(task)
     tables = [torch.from_numpy(table) for table in task.questions(image_logits.double().numpy())]
     pairs = zip(poolings, tables, strict=True)
     pooled: Tensor = task.combine([pooling.logits(table, case) for pooling, table in pairs])
@@ -179,8 +180,9 @@ def image_weights(
     task: Task, poolings: Sequence[Pooling], image_logits: Tensor, p: Sequence[float]
 ) -> Array:
     """The weight [n] of each image of one case in its answer with probabilities p."""
-    if not poolings or len(image_logits) == 1:
-        return np.full(len(image_logits), 1 / len(image_logits))
+    if len(image_logits) == 1:
+        return np.ones(1)
+    poolings = poolings or default_poolings(task)
     label = task.evidence_label(p)
     tables = task.questions(image_logits.double().numpy())
     question, column = task.locate(label)
@@ -326,26 +328,20 @@ class Decider:
         cases: Iterable[Case],
         encode: Encode | None = None,
         *,
-        patches: bool = False,
+        crops: bool = False,
         batch_size: int = 32,
     ) -> Iterator[Decision]:
         """One decision for each case, in order; memory grows with the images of one case.
 
-        `encode` is where encodings come from (default: the files); `patches` keeps what evidence
-        maps need, of the image that decided.
+        `encode` is where encodings come from (default: the files); `crops` keeps what the tower
+        saw, which evidence maps need.
         """
         model = self.classifier
-        # Patches of many images would fill the memory: those of the deciding one are computed.
-        again = patches and model.card.grouping.joins_images
+        # Crops of many images would fill the memory: that of the deciding one is made again.
+        keep = crops and not model.card.grouping.joins_images
 
         def from_files(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
-            return encode_files(
-                model.backbone,
-                images,
-                deep=model.deep,
-                patches=patches and not again,
-                batch_size=batch_size,
-            )
+            return encode_files(model.backbone, images, deep=model.deep, batch_size=batch_size)
 
         waiting: deque[Case] = deque()
 
@@ -356,27 +352,17 @@ class Decider:
 
         pending = _Pending()
         for batch in (encode or from_files)(images()):
-            complete = []
-            for image in self._judged(batch):
+            complete: list[tuple[Case, _Pending]] = []
+            for image in self._judged(batch, crops=keep):
+                complete += _without_images(waiting)
                 pending.add(image)
                 if pending.count == len(waiting[0].images):
                     complete.append((waiting.popleft(), pending))
                     pending = _Pending()
-            decisions = self._decided(complete)
-            yield from map(self._with_patches, decisions) if again else decisions
+            yield from self._decided(complete)
+        yield from self._decided(list(_without_images(waiting)))
 
-    def _with_patches(self, decision: Decision) -> Decision:
-        """The decision with patches of the image that decided it."""
-        if not decision.deciding:
-            return decision
-        model, image = self.classifier, decision.deciding[0].image
-        [batch] = encode_files(model.backbone, [image], deep=model.deep, patches=True)
-        if batch.features is None or batch.features.patches is None:
-            return decision
-        crop = None if batch.crops is None else batch.crops[0]
-        return replace(decision, patches=batch.features.patches[0].cpu(), crop=crop)
-
-    def _judged(self, batch: EncodedBatch) -> Iterator[_Image]:
+    def _judged(self, batch: EncodedBatch, *, crops: bool) -> Iterator[_Image]:
         """Every image of a batch with what the model says of it alone."""
         rows = logits = unfamiliar = foreign = None
         features = batch.features
@@ -392,15 +378,13 @@ class Decider:
                 continue
             assert rows is not None
             assert logits is not None
-            patches = None if features is None else features.patches
             yield _Image(
                 image,
                 rows[row],
                 logits[row],
                 None if unfamiliar is None else bool(unfamiliar[row]),
                 None if foreign is None else bool(foreign[row]),
-                None if patches is None else patches[row].cpu(),
-                None if batch.crops is None else batch.crops[row],
+                batch.crops[row] if crops and batch.crops is not None else None,
             )
             row += 1
 
@@ -428,8 +412,10 @@ class Decider:
         features = np.stack([case.readable[0].features for case in cases])
         answers = task.answers(p, self._plausible(p, features))
         for row, (case, answer) in enumerate(zip(cases, answers, strict=True)):
-            own = torch.from_numpy(np.stack([image.logits for image in case.readable]))
-            weights = image_weights(task, model.poolings, own, answer.probabilities)
+            image_logits = torch.from_numpy(np.stack([image.logits for image in case.readable]))
+            weights = image_weights(task, model.poolings, image_logits, answer.probabilities)
+            if self.support_sets is not None and len(case.readable) > 1:  # they rank single images
+                answer = replace(answer, plausible=None)
             yield logits[row], answer, weights
 
     def _plausible(self, p: Probabilities, features: Rows) -> Masks | None:
@@ -463,7 +449,6 @@ class Decider:
             weights=weights,
             image_unfamiliar=tuple(i.out_of_domain or i.unfamiliar for i in images.readable),
             features=first.features,
-            patches=first.patches,
             crop=first.crop,
         )
         reasons = tuple(self._reasons(decision, answer))
@@ -503,7 +488,6 @@ class _Image:
     logits: Rows = field(default_factory=lambda: np.empty(0, np.float32))
     unfamiliar: bool | None = None
     out_of_domain: bool | None = None
-    patches: Tensor | None = None
     crop: NDArray[np.uint8] | None = None
     error: str | None = None
 
@@ -524,6 +508,12 @@ class _Pending:
             self.readable.append(image)
         else:
             self.errors = (*self.errors, (image.image, image.error))
+
+
+def _without_images(waiting: deque[Case]) -> Iterator[tuple[Case, _Pending]]:
+    """Take the next cases as long as they have no image, which no batch will complete."""
+    while waiting and not waiting[0].images:
+        yield waiting.popleft(), _Pending()
 
 
 def majority(votes: Sequence[bool | None]) -> bool | None:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from ogkd.features.encode import encode_crops
 from ogkd.model.classifier import Classifier
+from ogkd.model.drawing import background_patches
 from ogkd.model.explain import Evidence, smoothed
-from ogkd.model.picture import background_patches
 
 SHARE = 0.2  # of the places outside the empty background that are blurred
 _DRAWS = 8  # of random places
@@ -33,23 +33,23 @@ class EvidenceCheck:
         return self.marked > self.random
 
 
-def check_evidence(classifier: Classifier, found: Evidence) -> EvidenceCheck | None:
+def check_evidence(classifier: Classifier, evidence: Evidence) -> EvidenceCheck | None:
     """None if there is nothing to try: no lead, or no place outside the empty background."""
-    crop = np.asarray(found.image.convert("RGB"))
-    visible = np.flatnonzero(~background_patches(found))
+    crop = np.asarray(evidence.image.convert("RGB"))
+    visible = np.flatnonzero(~background_patches(evidence))
     count = round(SHARE * len(visible))
     if not count:
         return None
-    grid = found.grid if found.rest is None else smoothed(found.grid)
+    grid = smoothed(evidence.grid)
     order = visible[np.argsort(-grid.flat[visible], kind="stable")]
     rng = np.random.default_rng(0)
     tried = [order[:count], *(rng.permutation(visible)[:count] for _ in range(_DRAWS))]
     soft = _blurred(crop)
-    crops = [crop, *(_hidden(crop, soft, places, grid.shape) for places in tried)]
+    crops = [crop, *(_hidden(crop, soft, patches, grid.shape) for patches in tried)]
     backbone = classifier.backbone
     rows = encode_crops(backbone, crops, patches=False, deep=classifier.deep).rows
     logits = classifier.logits(rows.detach().cpu().float().numpy())
-    lead = classifier.task.lead(logits, found.label)
+    lead = classifier.task.lead(logits, evidence.label)
     if lead[0] <= 1e-3:
         return None
     lost = 1 - lead[1:] / lead[0]
@@ -67,13 +67,13 @@ def _blurred(crop: NDArray[np.uint8]) -> NDArray[np.uint8]:
 def _hidden(
     crop: NDArray[np.uint8],
     soft: NDArray[np.uint8],
-    places: NDArray[np.intp],
+    patches: NDArray[np.intp],
     shape: tuple[int, ...],
 ) -> NDArray[np.uint8]:
     """The crop with some patches of the grid blurred."""
     cell = crop.shape[1] // shape[1]
     gone = np.zeros(shape, bool)
-    gone.flat[places] = True
+    gone.flat[patches] = True
     mask = np.zeros(crop.shape[:2], bool)
     large = np.kron(gone, np.ones((cell, cell), bool))
     mask[: large.shape[0], : large.shape[1]] = large

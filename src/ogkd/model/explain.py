@@ -1,7 +1,9 @@
-"""Evidence maps: which parts of an image speak for a class. `picture` draws them.
+"""Evidence maps: which parts of an image speak for a class and which against; `drawing` draws.
 
-The fitted head is applied to the patch features, which live in the same space as the global one.
-The evidence of a patch for class c is its logit of c minus the mean logit of the other classes.
+A linear head's lead of a class (`Task.lead`: its logit above the mean of the others) is a sum over
+the tokens of the last layers of the tower, so each place of the image has its part in it
+(`ogkd.backbones.token_parts`). Similarity of patches to the class was dropped: it was no better
+than random places (docs/evidence/evidence-maps.md).
 """
 
 from __future__ import annotations
@@ -15,10 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from ogkd.backbones.token_parts import split_products
-from ogkd.core.losses import patches_kept, select_patches
+from ogkd.core.losses import patches_kept
 from ogkd.datasets.case import Dataset
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import whole_image
@@ -27,26 +28,28 @@ from ogkd.images.transforms import normalise
 from ogkd.model.classifier import Classifier, cases_of
 from ogkd.model.decide import Decision
 
-_RATIO = 0.1  # share of patches that count as most attentive if the method names none
+_RATIO = 0.1  # share of places that are outlined if the method names none
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one image shows for one class; a grid position is (row, column) from the top left."""
+    """What one image shows for one class; a grid position is (row, column) from the top left.
+
+    The grid and the rest, which belongs to no place, add up to the lead of the class.
+    """
 
     ref: ImageRef | None
     image: Image.Image = field(repr=False)  # what the model saw: resized and cropped to a square
     label: int  # the class that the evidence is for
     grid: NDArray[np.float32] = field(repr=False)  # [h, w], in logits; above 0 is for the class
-    top: list[tuple[int, int]]  # the most attentive patches, the most attentive first
+    top: list[tuple[int, int]]  # the places that speak most for the class, the first most
+    rest: float
     name: str = ""  # of the class
     probability: float | None = None  # of the class
     caution: str = ""  # why the decision should not be relied on, if there is a reason
-    # With it, the grid adds up to the class's logit above the mean of the others; None: it does not
-    rest: float | None = None
 
     def _repr_png_(self) -> bytes:
-        from ogkd.model.picture import draw  # which imports this module
+        from ogkd.model.drawing import draw  # which imports this module
 
         memory = io.BytesIO()
         draw(self).save(memory, "PNG")
@@ -64,96 +67,81 @@ def evidence(
     """The evidence maps of images, one after the other, in order.
 
     `labels` are the classes to find evidence for (default: the predicted ones; of several findings,
-    the most probable one). `top` is how many patches are named as most attentive (default: the
-    model's own share of patches in training, or a tenth). They are the nearest to the class text
-    if the head has one (eq. 8-9 of the paper), else those with the most evidence. An unreadable
-    file is a DataError.
+    the most probable one). `top` is how many places are named (default: the model's share of
+    patches in training, or a tenth). An unreadable file is a DataError, a model without maps a
+    ConfigError.
     """
     wanted: Iterable[int | None] = repeat(None)
     if labels is not None:
         cases, wanted = list(cases_of(images, classifier.card.grouping)), labels
         if len(labels) != len(cases):
-            raise ConfigError(f"There are {len(cases)} images, but {len(labels)} labels for them.")
-    decisions = classifier.decide(images, patches=True, batch_size=batch_size)
+            raise ConfigError(
+                f"There are {len(cases)} images, but {len(labels)} labels for them.",
+                argument="labels",
+            )
+    decisions = classifier.decide(images, crops=True, batch_size=batch_size)
     for decision, label in zip(decisions, wanted, strict=False):
-        yield evidence_of(classifier, decision, label=label, top=top)
+        if decision.error is not None:
+            raise DataError(decision.error)
+        shown = evidence_of(classifier, decision, label=label, top=top)
+        if shown is None:
+            raise ConfigError(
+                f"There are no evidence maps for {classifier.card.method} on "
+                f"'{classifier.backbone.name}': they need a linear head and a tower whose last "
+                "layers can be split."
+            )
+        yield shown
 
 
 def evidence_of(
     classifier: Classifier, decision: Decision, *, label: int | None = None, top: int | None = None
-) -> Evidence:
-    """The evidence map of a decision made with patches: nothing is encoded again."""
-    if decision.error is not None:
-        raise DataError(decision.error)
-    backbone = classifier.backbone
-    if decision.patches is None:
-        raise ConfigError(f"The backbone '{backbone.name}' gave no patches to find evidence in.")
+) -> Evidence | None:
+    """The evidence map of a decision, of the image that decided it.
+
+    The image is encoded once more. None if the head is not linear or the tower cannot be split.
+    """
+    W, backbone, task = classifier.head.weights, classifier.backbone, classifier.task
+    if decision.answer is None:
+        return None
+    chosen = task.evidence_label(decision.answer.probabilities) if label is None else label
+    if not 0 <= chosen < len(task.names):
+        raise ConfigError(
+            f"There is no class number {chosen}: the model has {len(task.names)}, counted from 0.",
+            argument="labels",
+        )
     rows, columns = backbone.patch_grid
-    if label is None and decision.probabilities is not None:
-        label = classifier.task.evidence_label(decision.probabilities)
-    chosen = _known(label, classifier)
     kept = _how_many(classifier, top, rows * columns)
-    grid, best = _look(classifier, decision.patches, chosen, kept)
     crop = decision.crop
-    if crop is None:  # encoded on another machine
-        if decision.image is None:
-            raise ConfigError("The decision does not say which image it is about.")
+    if crop is None and decision.image is not None:  # encoded elsewhere, or one of many images
         crop = whole_image(decision.image, backbone.preprocessing)
+    if W is None or crop is None:
+        return None
+    pixels = normalise([crop], backbone.preprocessing).to(backbone.device)
+    w = task.lead(W.mT, chosen)
+    parts = split_products(backbone, pixels, w.to(backbone.device).unsqueeze(0))
+    if parts is None:
+        return None
+    grid = parts.patches[0, :, 0].cpu().view(rows, columns).numpy()
+    best = np.argsort(-smoothed(grid), axis=None, kind="stable")[:kept]
+    bias = classifier.head.logits(torch.zeros(1, W.shape[1]))[0]  # of a feature that says nothing
     return Evidence(
         ref=decision.image,
         image=Image.fromarray(crop),
         label=chosen,
-        grid=grid.view(rows, columns).float().numpy(),
-        top=[divmod(place, columns) for place in best.tolist()],
-        name=classifier.class_names[chosen],
-        probability=None if decision.probabilities is None else decision.probabilities[chosen],
-        caution=" ".join(decision.reasons),
-    )
-
-
-def parts_of(classifier: Classifier, decision: Decision) -> Evidence | None:
-    """What each place adds to the lead of the predicted class, for or against it.
-
-    The lead is the logit of the class minus the mean of the others: the sum of the grid and of a
-    rest that belongs to no place (ogkd.backbones.token_parts). The image is encoded once more. None
-    if the head is not linear or the tower cannot be split: then `evidence_of` has a map.
-    """
-    W, crop, backbone = classifier.head.weights, decision.crop, classifier.backbone
-    if W is None or crop is None or decision.answer is None:
-        return None
-    task = classifier.task
-    label = task.evidence_label(decision.answer.probabilities)
-    pixels = normalise([crop], backbone.preprocessing).to(backbone.device)
-    w = task.lead(W.mT, label)
-    found = split_products(backbone, pixels, w.to(backbone.device).unsqueeze(0))
-    if found is None:
-        return None
-    rows, columns = backbone.patch_grid
-    grid = found.patches[0, :, 0].cpu().view(rows, columns).numpy()
-    kept = _how_many(classifier, None, rows * columns)
-    best = np.argsort(-smoothed(grid), axis=None, kind="stable")[:kept]
-    zero = torch.zeros(1, W.shape[1])
-    bias = classifier.head.logits(zero)[0]  # of a feature that says nothing
-    constant = float(task.lead(bias, label))
-    return Evidence(
-        ref=decision.image,
-        image=Image.fromarray(crop),
-        label=label,
         grid=grid,
-        top=[divmod(int(place), columns) for place in best],
-        name=classifier.class_names[label],
-        probability=decision.answer.probabilities[label],
+        top=[divmod(int(patch), columns) for patch in best],
+        rest=float(parts.rest[0, 0]) + float(task.lead(bias, chosen)),
+        name=task.names[chosen],
+        probability=decision.answer.probabilities[chosen],
         caution=" ".join(decision.reasons),
-        rest=float(found.rest[0, 0]) + constant,
     )
 
 
 def smoothed(grid: NDArray[np.float32]) -> NDArray[np.float32]:
     """A map of single patches, for the eye: each is averaged with its neighbours."""
-    from scipy.ndimage import gaussian_filter  # here: only pictures need it
+    from scipy.ndimage import gaussian_filter  # here: only drawings need it
 
-    found: NDArray[np.float32] = gaussian_filter(grid, 1.0, mode="nearest")
-    return found
+    return np.asarray(gaussian_filter(grid, 1.0, mode="nearest"))
 
 
 def explain(
@@ -171,32 +159,12 @@ def explain(
     return list(evidence(classifier, images, labels=labels, top=top))
 
 
-def _known(label: int | None, classifier: Classifier) -> int:
-    if label is None or not 0 <= label < len(classifier.class_names):
-        raise ConfigError(
-            f"There is no class number {label}: the model has {len(classifier.class_names)}, "
-            "counted from 0."
-        )
-    return int(label)
-
-
 def _how_many(classifier: Classifier, top: int | None, patches: int) -> int:
     if top is None:
         ratio = classifier.card.config.get("top_ratio", _RATIO)
         return patches_kept(patches, float(ratio))
     if not 0 <= top <= patches:
-        raise ConfigError(f"`top` must lie between 0 and the {patches} patches, but is {top}.")
+        raise ConfigError(
+            f"top must lie between 0 and the {patches} patches, but is {top}.", argument="top"
+        )
     return top
-
-
-@torch.no_grad()
-def _look(classifier: Classifier, patches: Tensor, label: int, kept: int) -> tuple[Tensor, Tensor]:
-    """Evidence [P] of patches [P, d], and the positions [kept] of the most attentive patches."""
-    head = classifier.head
-    grid: Tensor = classifier.task.lead(head.of_patches(patches), label)
-    T = head.class_texts
-    if T is not None and head.is_text_only:
-        labels = torch.tensor([label])
-        best = select_patches(patches.unsqueeze(0), T, labels, kept, absolute=False)
-        return grid, best[0]
-    return grid, grid.topk(kept).indices

@@ -61,13 +61,13 @@ def load(
 def _refuse_another_backbone(
     folder: Path, card: ModelCard, backbone: Backbone, engine: str | None
 ) -> None:
-    found = backbone.digest
+    digest = backbone.digest
     if engine is not None:  # the user asked for it: only the weights must be the same
-        found = digest_with(without_engine(backbone).digest, card.backbone.engine)
-    if found != card.backbone.digest:
+        digest = digest_with(without_engine(backbone).digest, card.backbone.engine)
+    if digest != card.backbone.digest:
         raise BackboneError(
             f"{folder} was fitted with another backbone: digest {card.backbone.digest[:12]}, but "
-            f"'{backbone.name}' has {found[:12]}. Pass the one it was fitted with "
+            f"'{backbone.name}' has {digest[:12]}. Pass the one it was fitted with "
             f"('{card.backbone.name}'), or fit again.",
             argument="backbone",
         )
@@ -95,13 +95,13 @@ def _read_weights(path: Path, card: ModelCard) -> tuple[dict[str, Tensor], str]:
         raise ConfigError(
             f"{path} is missing or damaged ({error}). Copy the model folder again, or fit again."
         ) from error
-    found = hashlib.sha256(content).hexdigest()
-    if card.weights_sha256 not in (None, found):
+    digest = hashlib.sha256(content).hexdigest()
+    if card.weights_sha256 not in (None, digest):
         raise ConfigError(
-            f"{path} is not the file that {CARD} describes (sha256 {found[:12]}, expected "
+            f"{path} is not the file that {CARD} describes (sha256 {digest[:12]}, expected "
             f"{card.weights_sha256[:12]}). Copy the model folder again, or fit again."
         )
-    return tensors, found
+    return tensors, digest
 
 
 def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Backbone) -> Head:
@@ -128,9 +128,9 @@ def _head(path: Path, tensors: dict[str, Tensor], card: ModelCard, backbone: Bac
     return head
 
 
-def _refuse_other_tensors(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def _refuse_other_tensors(saved: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     """Raise a ValueError unless the file has what the head made from it would save."""
-    for name, one in found.items():
-        same = name in expected and one.shape == expected[name].shape
-        if not same or one.is_floating_point() != expected[name].is_floating_point():
-            raise ValueError(f"{name} of shape {tuple(one.shape)} and type {one.dtype}")
+    for name, tensor in saved.items():
+        same = name in expected and tensor.shape == expected[name].shape
+        if not same or tensor.is_floating_point() != expected[name].is_floating_point():
+            raise ValueError(f"{name} of shape {tuple(tensor.shape)} and type {tensor.dtype}")

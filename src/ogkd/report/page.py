@@ -18,12 +18,12 @@ from ogkd.datasets.case import Case
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import data_uri
 from ogkd.model.classifier import Classifier
+from ogkd.model.drawing import heat_map
 from ogkd.model.explain import evidence_of
-from ogkd.model.picture import heat_map
 from ogkd.progress import progress_bar
 
 SIDE = 256  # pixels of an image on a card
-_BATCH = 8  # images whose patches are in memory
+_BATCH = 8  # images encoded at once
 _OUTLINED = 8  # patches; more would hide the image
 
 
@@ -116,23 +116,24 @@ class Subject:
         rows, columns = self.classifier.backbone.patch_grid
         top = min(_OUTLINED, rows * columns)
         cases = [Case.single(self.predictions.images[number]) for number, _ in chosen]
-        decisions = self.classifier.decide(cases, patches=True, batch_size=_BATCH)
+        decisions = self.classifier.decide(cases, crops=True, batch_size=_BATCH)
         cards = []
         with progress_bar("Drawing evidence", len(chosen)) as bar:
             for (number, label), decision in zip(chosen, decisions, strict=True):
-                map_ = evidence_of(self.classifier, decision, label=label, top=top)
-                both = map_.image.convert("RGB"), heat_map(map_).convert("RGB")
-                image, heat = (
-                    data_uri(copy.resize((SIDE, SIDE), Image.Resampling.BICUBIC)) for copy in both
-                )
+                evidence = evidence_of(self.classifier, decision, label=label, top=top)
                 words = describe(number, label)
                 name = self.predictions.class_names[label]
-                images = (
-                    (image, words.image, words.caption),
-                    (heat, words.heat, f"evidence for {name}"),
-                )
+                images = [(_copy(decision.crop), words.image, words.caption)]
+                if evidence is not None:
+                    heat = _copy(np.asarray(heat_map(evidence)))
+                    images.append((heat, words.heat, f"evidence for and against {name}"))
                 text = words.text + self._deciding(number)
                 card = {"title": words.title, "words": text, "images": images}
                 cards.append(card | {"file": self.file(number)})
                 bar.advance()
         return cards
+
+
+def _copy(pixels: NDArray[np.uint8] | None) -> str:
+    image = Image.fromarray(pixels if pixels is not None else np.zeros((SIDE, SIDE, 3), np.uint8))
+    return data_uri(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC))

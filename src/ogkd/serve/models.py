@@ -21,12 +21,12 @@ from ogkd.images import ImageRef, data_uri, read_image
 from ogkd.model.card import CAUTION, ModelCard
 from ogkd.model.classifier import CARD, Classifier
 from ogkd.model.decide import Decider, Decision, Encode, Policy
+from ogkd.model.drawing import draw
 from ogkd.model.engine_note import engine_note
 from ogkd.model.evidence_check import SHARE, check_evidence
-from ogkd.model.explain import evidence_of, parts_of
+from ogkd.model.explain import evidence_of
 from ogkd.model.familiarity import nearest
 from ogkd.model.load import load
-from ogkd.model.picture import draw
 from ogkd.model.support_sets import SupportSets
 from ogkd.progress import progress_bar
 from ogkd.serve.uploads import Upload
@@ -146,30 +146,29 @@ def answers(models: Sequence[Model], upload: Upload, *, images: bool = True) -> 
     Models with the same backbone share encodings; predictions and evidence maps (`images`) come
     from them.
     """
-    encodings = _Encodings(models, patches=images)
+    encodings = _Encodings(models)
     return [answer for model in models for answer in _answers(model, upload, encodings, images)]
 
 
 class _Encodings:
     """Encodes the images of an upload once for all models of a backbone."""
 
-    def __init__(self, models: Sequence[Model], *, patches: bool) -> None:
+    def __init__(self, models: Sequence[Model]) -> None:
         self._deep = {m.classifier.backbone.digest for m in models if m.classifier.deep}
-        self._patches = patches
         self._known: dict[tuple[object, ...], list[EncodedBatch]] = {}
 
     def of(self, model: Model) -> Encode:
         backbone = model.classifier.backbone
-        # Patches of many images would fill the memory: the decider asks for those of one.
-        patches = self._patches and not model.joins_images
 
         def encode(images: Iterable[ImageRef]) -> Iterator[EncodedBatch]:
             refs = tuple(images)
-            key = (backbone.digest, patches, refs)
+            key = (backbone.digest, refs)
             if key not in self._known:
                 deep = backbone.digest in self._deep
-                batches = encode_files(backbone, refs, patches=patches, deep=deep)
-                self._known[key] = [b if patches else replace(b, crops=None) for b in batches]
+                batches = encode_files(backbone, refs, deep=deep)
+                # Crops of many images would fill the memory: evidence makes that of one again.
+                many = model.joins_images
+                self._known[key] = [replace(b, crops=None) if many else b for b in batches]
             return iter(self._known[key])
 
         return encode
@@ -188,7 +187,7 @@ def _answers(model: Model, upload: Upload, encodings: _Encodings, images: bool) 
             f"The upload has {count:,} images, more than the {_MOST_IMAGES:,} that the page "
             "answers. Use `ogkd predict`, or fit on fewer."
         )
-    decisions = list(model.decider.decide(cases, encodings.of(model), patches=images))
+    decisions = list(model.decider.decide(cases, encodings.of(model), crops=images))
     failures = [
         upload.in_user_words(
             f"{decision.case.name}: {decision.error}" if cases[1:] else str(decision.error)
@@ -237,8 +236,8 @@ def _answer(model: Model, upload: Upload, decision: Decision, *, images: bool) -
     }
     if answer.verdicts is not None:
         body["findings"] = dict(zip(names, answer.verdicts, strict=True))
-    if images and decision.patches is not None:
-        body["evidence"] = evidence_json(classifier, decision)
+    if images and (evidence := evidence_json(classifier, decision)) is not None:
+        body["evidence"] = evidence
     return body
 
 
@@ -256,20 +255,18 @@ def _case(upload: Upload, decision: Decision, *, images: bool) -> dict[str, Any]
     return {"name": decision.case.name, "images": decision.read, "decided_by": deciding}
 
 
-def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any]:
+def evidence_json(classifier: Classifier, decision: Decision) -> dict[str, Any] | None:
     """The evidence map of a decision, and whether it marks what the answer rests on.
 
     `image` is a data URI, empty if blurring what the map marks takes no more of the answer away
-    than blurring other places does. `kind` is "parts" (for and against, adding up) or "patches".
+    than blurring other places does. None if the model has no maps.
     """
-    evidence = parts_of(classifier, decision)
-    kind = "patches" if evidence is None else "parts"
+    evidence = evidence_of(classifier, decision)
     if evidence is None:
-        evidence = evidence_of(classifier, decision)
+        return None
     check = check_evidence(classifier, evidence)
     shown = check is None or check.holds
     body: dict[str, Any] = {
-        "kind": kind,
         "class": evidence.name,
         "image": data_uri(draw(evidence), most=_EVIDENCE) if shown else "",
     }

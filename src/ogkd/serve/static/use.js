@@ -145,7 +145,7 @@ export function evidenceFigure(map) {
     "figure",
     {},
     h("img", { src: map.image, alt: t("evidence.alt", { name }) }),
-    h("figcaption", {}, t(`evidence.${map.kind}`, { name }), tried && h("span.tried", {}, tried))
+    h("figcaption", {}, t("evidence.parts", { name }), tried && h("span.tried", {}, tried))
   );
 }
 

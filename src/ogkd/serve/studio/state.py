@@ -143,7 +143,7 @@ def detail(
     body["learned"] = fitted.learned
     if evidence and (asked := models()):
         case = Case.single(gallery.refs[row])
-        decision = next(asked[0].decider.decide([case], patches=True))
-        if decision.error is None:
-            body["evidence"] = evidence_json(asked[0].classifier, decision)
+        decision = next(asked[0].decider.decide([case], crops=True))
+        if (shown := evidence_json(asked[0].classifier, decision)) is not None:
+            body["evidence"] = shown
     return body

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ogkd.model.drawing import background, draw, heat_map
 from ogkd.model.explain import Evidence
-from ogkd.model.picture import background, draw, heat_map
 
 DIM = 39  # what the grey level 60 becomes below the map
 
 
-def flat(size, grid, place, *, level=60):
+def flat(size, grid, patch, *, level=60):
     values = np.zeros(grid, np.float32)
-    values[place] = 1.0
+    values[patch] = 1.0
     picture = Image.new("RGB", (size, size), (level,) * 3)
-    return Evidence(ref=None, image=picture, label=0, grid=values, top=[place], name="cyst")
+    return Evidence(None, picture, label=0, grid=values, top=[patch], rest=0.0, name="cyst")
 
 
 def fundus(size=224):
@@ -44,19 +44,21 @@ def test_a_map_is_a_square_of_at_most_672_pixels(size, side):
 
 
 def test_heat_lies_where_the_evidence_is_and_nowhere_else():
-    drawn = np.asarray(heat_map(replace(flat(224, (4, 4), (1, 3)), top=[]))).astype(int)
+    drawn = np.asarray(heat_map(replace(flat(224, (16, 16), (4, 12)), top=[]))).astype(int)
     changed = np.abs(drawn - DIM).sum(axis=2)
     hottest = np.unravel_index(changed.argmax(), changed.shape)
-    assert (hottest[0] // 168, hottest[1] // 168) == (1, 3)
-    assert changed[:, :168].max() == 0
+    assert (hottest[0] // 42, hottest[1] // 42) == (4, 12)
+    assert changed[:, :168].max() == 0  # smoothing reaches a few patches, no further
     assert changed[500:].max() == 0
 
 
 @pytest.mark.parametrize("colour", [(225, 225, 225), (230, 140, 60), (128, 128, 128), (40, 20, 10)])
 def test_the_strongest_place_stands_out_in_hue_and_in_lightness_on_any_ground(colour):
-    found = replace(flat(224, (4, 4), (2, 2)), top=[], image=Image.new("RGB", (224, 224), colour))
-    drawn = np.asarray(heat_map(found))
-    ground, hot = drawn[10, 10], drawn[420, 420]
+    evidence = replace(
+        flat(224, (16, 16), (8, 8)), top=[], image=Image.new("RGB", (224, 224), colour)
+    )
+    drawn = np.asarray(heat_map(evidence))
+    ground, hot = drawn[10, 10], drawn[357, 357]
     contrast = (luminance(hot) + 0.05) / (luminance(ground) + 0.05)
     assert contrast > 2
     assert np.ptp(ground.astype(int)) == 0  # no colour but that of the evidence
@@ -76,32 +78,32 @@ def test_top_patches_are_outlined_together():
 
 def test_patches_that_do_not_fill_the_image_are_drawn_at_their_true_size():
     """384 pixels in patches of 14 leave 6 pixels over: 27 patches end at 378."""
-    found = replace(flat(384, (27, 27), (26, 26)), grid=np.zeros((27, 27), "f4"))
-    drawn = np.asarray(heat_map(found)).astype(int).sum(axis=2)
+    evidence = replace(flat(384, (27, 27), (26, 26)), grid=np.zeros((27, 27), "f4"))
+    drawn = np.asarray(heat_map(evidence)).astype(int).sum(axis=2)
     rows = np.flatnonzero((drawn == 3 * 255).any(axis=1))
     assert rows.min() == pytest.approx(26 * 14, abs=1)
     assert rows.max() == pytest.approx(27 * 14, abs=1)
 
 
-def test_a_map_without_differences_shows_the_image_alone():
-    found = replace(flat(224, (4, 4), (0, 0)), grid=np.full((4, 4), 3.0, "f4"), top=[])
-    assert set(np.asarray(heat_map(found)).flatten()) == {DIM}
+def test_a_map_without_evidence_shows_the_image_alone():
+    evidence = replace(flat(224, (4, 4), (0, 0)), grid=np.zeros((4, 4), "f4"), top=[])
+    assert set(np.asarray(heat_map(evidence)).flatten()) == {DIM}
 
 
 def test_no_heat_and_no_outline_fall_on_the_empty_background():
     picture, disc = fundus()
     grid = np.zeros((16, 16), np.float32)
-    grid[0, 0], grid[8, 8] = 9.0, 1.0  # most of it in a black corner
-    found = replace(flat(224, (16, 16), (0, 0)), image=Image.fromarray(picture), grid=grid)
-    found = replace(found, top=[(0, 0), (8, 8)])
-    drawn = np.asarray(heat_map(found)).astype(int)
+    grid[0, 0], grid[8, 8] = 9.0, 2.0  # most of it in a black corner
+    evidence = replace(flat(224, (16, 16), (0, 0)), image=Image.fromarray(picture), grid=grid)
+    evidence = replace(evidence, top=[(0, 0), (8, 8)])
+    drawn = np.asarray(heat_map(evidence)).astype(int)
     outside = np.asarray(Image.fromarray(~disc).resize((672, 672), Image.Resampling.NEAREST))
     assert np.ptp(drawn[outside], axis=1).max() == 0  # grey as it was
     assert drawn[:100, :100].max() < 30
-    inside = np.asarray(draw(found)).astype(int)
+    inside = np.asarray(draw(evidence)).astype(int)
     assert drawn[357, 357, 2] > 200  # what is left is drawn at its full strength
     # The picture says that most of the evidence is not drawn.
-    without = draw(replace(found, grid=np.where(grid == 9, 0, grid)))
+    without = draw(replace(evidence, grid=np.where(grid == 9, 0, grid)))
     assert inside.shape[0] > without.height
 
 
@@ -123,8 +125,8 @@ def test_an_image_that_is_all_background_is_drawn():
 
 def test_the_picture_has_the_image_on_the_left_and_the_map_on_the_right():
     picture, _ = fundus()
-    found = replace(flat(224, (4, 4), (1, 1)), image=Image.fromarray(picture), probability=0.873)
-    drawn = draw(found)
+    evidence = replace(flat(224, (4, 4), (1, 1)), image=Image.fromarray(picture), probability=0.873)
+    drawn = draw(evidence)
     pixels = np.asarray(drawn).astype(int)
     coloured = (np.abs(pixels - (200, 110, 40)).sum(axis=2) < 20).sum(axis=0)
     half = drawn.width // 2
@@ -133,26 +135,26 @@ def test_the_picture_has_the_image_on_the_left_and_the_map_on_the_right():
 
 
 def test_class_and_probability_are_in_the_picture():
-    found = replace(flat(224, (4, 4), (1, 1)), probability=0.873)
-    for other in (replace(found, probability=0.12), replace(found, name="stone")):
-        assert np.abs(top(found) - top(other)).max() > 100
-    assert np.array_equal(top(found), top(replace(found)))
+    evidence = replace(flat(224, (4, 4), (1, 1)), probability=0.873)
+    for other in (replace(evidence, probability=0.12), replace(evidence, name="stone")):
+        assert np.abs(top(evidence) - top(other)).max() > 100
+    assert np.array_equal(top(evidence), top(replace(evidence)))
 
 
-def top(found):
+def top(evidence):
     """The words above the panels."""
-    return np.asarray(draw(found))[:80].astype(int)
+    return np.asarray(draw(evidence))[:80].astype(int)
 
 
 def test_a_reason_not_to_rely_on_it_comes_first_and_greys_the_probability():
-    found = replace(flat(224, (4, 4), (1, 1)), probability=0.982)
-    strange = draw(replace(found, caution="The image is unlike the images learned from."))
-    assert strange.height > draw(found).height
+    evidence = replace(flat(224, (4, 4), (1, 1)), probability=0.982)
+    strange = draw(replace(evidence, caution="The image is unlike the images learned from."))
+    assert strange.height > draw(evidence).height
     pixels = np.asarray(strange).astype(int)
     first, second = pixels[24:78, :600], pixels[84:130, :600]
     assert (first[..., 0] - first[..., 2]).max() > 100  # a warning colour
     assert second.max() < 200  # and grey instead of white
-    assert top(found).max() > 240
+    assert top(evidence).max() > 240
 
 
 @pytest.mark.parametrize(
@@ -166,19 +168,21 @@ def test_any_class_name_can_be_drawn(name):
 
 
 def test_a_name_that_the_font_cannot_write_is_a_number():
-    found = flat(64, (4, 4), (1, 1))
-    assert np.array_equal(top(replace(found, name="腫瘍")), top(replace(found, name="class 1")))
+    evidence = flat(64, (4, 4), (1, 1))
+    assert np.array_equal(
+        top(replace(evidence, name="腫瘍")), top(replace(evidence, name="class 1"))
+    )
 
 
 def test_what_speaks_against_the_class_has_a_colour_of_its_own():
     grid = np.zeros((8, 8), np.float32)
     grid[1:3, 1:3], grid[5:7, 5:7] = 1.0, -1.0
     ground = Image.new("RGB", (224, 224), (60, 60, 60))
-    found = Evidence(ref=None, image=ground, label=0, grid=grid, top=[], name="cyst", rest=0.0)
-    drawn = np.asarray(heat_map(found)).astype(int)
+    evidence = Evidence(ref=None, image=ground, label=0, grid=grid, top=[], name="cyst", rest=0.0)
+    drawn = np.asarray(heat_map(evidence)).astype(int)
     cell = drawn.shape[0] // 8
     towards, away = drawn[2 * cell, 2 * cell], drawn[6 * cell, 6 * cell]
     assert towards[2] > towards[0] + 80  # blue
     assert away[0] > away[2] + 80  # orange
     assert np.ptp(drawn[0, -1]) == 0  # grey where nothing speaks
-    assert draw(found).width > 900
+    assert draw(evidence).width > 900

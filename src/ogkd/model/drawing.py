@@ -30,43 +30,39 @@ _AGAINST = ((150, 60, 0), (240, 120, 0), (255, 205, 120))  # the same for what s
 _PAPER, _INK, _FAINT, _ALERT = (24, 24, 27), (244, 244, 245), (150, 150, 158), (252, 190, 90)
 
 
-def draw(found: Evidence) -> Image.Image:
+def draw(evidence: Evidence) -> Image.Image:
     """The image, its evidence map beside it, a colour key, and class and probability in words.
 
-    Colours run from none at the median evidence of the image to light cyan at its highest: they
-    compare places within this image, not images with each other. Stronger is also lighter, so the
-    map can be read without seeing colours. Nothing is drawn on the empty background. Parts that add
-    up are smoothed, and have colours of their own for what speaks against the class.
+    Blue speaks for the class and orange against it; colours compare places within this image, not
+    images with each other. Stronger is also lighter, so the map can be read without seeing colours.
+    Parts are smoothed, and nothing is drawn on the empty background.
     """
-    right, hidden = _map(found)
+    right, hidden = _map(evidence)
     side = max(right.width, _SMALLEST)
-    panels = [found.image.convert("RGB"), right]
+    panels = [evidence.image.convert("RGB"), right]
     panels = [panel.resize((side, side), Image.Resampling.BICUBIC) for panel in panels]
     line, gap = side // 12, side // 28
     width = 2 * side + 3 * gap
-    words = _words(found, hidden, width - 2 * gap, line)
+    words = _words(evidence, hidden, width - 2 * gap, line)
     top = gap + len(words) * line + line // 2
     picture = Image.new("RGB", (width, top + side + 2 * line + 2 * gap), _PAPER)
     pen = ImageDraw.Draw(picture)
     for row, (text, colour, size) in enumerate(words):
         pen.text((gap, gap + row * line), text, colour, _font(size))
-    for place, panel in zip((gap, side + 2 * gap), panels, strict=True):
-        picture.paste(panel, (place, top))
+    for left, panel in zip((gap, side + 2 * gap), panels, strict=True):
+        picture.paste(panel, (left, top))
     small = _font(round(line * 0.6))
     under = top + side + gap // 2
     pen.text((gap, under), "The image as the model saw it", _INK, small)
-    name = _name(found, small, side - round(small.getlength("Evidence for ")))
+    name = _name(evidence, small, side - round(small.getlength("Evidence for ")))
     below = (side + 2 * gap, under, side, line)
-    if found.rest is None:
-        _key(picture, below, f"Evidence for {name}", small)
-    else:
-        _key(picture, below, f"Evidence on {name}", small, ends=("against ", " for"), both=True)
+    _key(picture, below, f"Evidence on {name}", small)
     return picture
 
 
-def heat_map(found: Evidence) -> Image.Image:
+def heat_map(evidence: Evidence) -> Image.Image:
     """The map alone: the image in grey with the evidence in colour, top patches outlined."""
-    return _map(found)[0]
+    return _map(evidence)[0]
 
 
 def background(image: NDArray[np.uint8]) -> NDArray[np.bool_]:
@@ -87,19 +83,18 @@ def background(image: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return wider
 
 
-def _map(found: Evidence) -> tuple[Image.Image, float]:
+def _map(evidence: Evidence) -> tuple[Image.Image, float]:
     """The map, and the share of the evidence that lies on the masked background."""
-    size = found.image.width
+    size = evidence.image.width
     side = size * (_SIDE // size) if size <= _SIDE else _SIDE
     zoom = side / size
-    rows, columns = found.grid.shape
+    rows, columns = evidence.grid.shape
     # A tower drops what is left at the right and below when patches do not fill the image.
     cell = size // columns
-    picture = found.image.convert("RGB")
+    picture = evidence.image.convert("RGB")
     empty = background(np.asarray(picture))
-    hidden = _mostly(empty, found.grid.shape)
-    scale = _strength if found.rest is None else _signed_strength
-    strength, share = scale(found.grid, hidden)
+    hidden = _mostly(empty, evidence.grid.shape)
+    strength, share = _signed_strength(evidence.grid, hidden)
     covered = (round(columns * cell * zoom), round(rows * cell * zoom))
     heat = np.zeros((side, side), np.float32)
     smooth = Image.fromarray(strength).resize(covered, Image.Resampling.BILINEAR)
@@ -108,17 +103,16 @@ def _map(found: Evidence) -> tuple[Image.Image, float]:
     heat[np.asarray(mask)] = 0
     gray = picture.convert("L").resize((side, side), Image.Resampling.BICUBIC)
     base = _DARKENED * np.asarray(gray, np.float32)[..., None]
-    steep = 1.5 if found.rest is None else 1.0  # parts are everywhere: the image must show through
-    opacity = _STRONGEST * np.minimum(1.0, steep * np.abs(heat))[..., None]
+    opacity = _STRONGEST * np.minimum(1.0, np.abs(heat))[..., None]
     mixed = (1 - opacity) * base + opacity * _colours(heat)
     drawn = Image.fromarray(mixed.round().astype(np.uint8))
-    _outline(drawn, [place for place in found.top if not hidden[place]], cell * zoom)
+    _outline(drawn, [patch for patch in evidence.top if not hidden[patch]], cell * zoom)
     return drawn, share
 
 
-def background_patches(found: Evidence) -> NDArray[np.bool_]:
+def background_patches(evidence: Evidence) -> NDArray[np.bool_]:
     """Which patches [h, w] of a map lie mostly on the empty background."""
-    return _mostly(background(np.asarray(found.image.convert("RGB"))), found.grid.shape)
+    return _mostly(background(np.asarray(evidence.image.convert("RGB"))), evidence.grid.shape)
 
 
 def _mostly(empty: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
@@ -139,19 +133,6 @@ def _signed_strength(
     return strength.astype(np.float32), share
 
 
-def _strength(
-    grid: NDArray[np.float32], hidden: NDArray[np.bool_]
-) -> tuple[NDArray[np.float32], float]:
-    """From 0 at the median of the visible patches to 1 at their most; the share on the others."""
-    if hidden.all():
-        return np.zeros_like(grid), 0.0
-    above = np.clip(grid - np.median(grid[~hidden]), 0, None)
-    share = float(above[hidden].sum() / max(above.sum(), 1e-12))
-    above[hidden] = 0
-    strength: NDArray[np.float32] = (above / max(float(above.max()), 1e-12)).astype(np.float32)
-    return strength, share
-
-
 def _colours(strength: NDArray[np.float32]) -> NDArray[np.float32]:
     channels = [
         np.where(
@@ -163,25 +144,25 @@ def _colours(strength: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _words(
-    found: Evidence, hidden: float, width: int, line: int
+    evidence: Evidence, hidden: float, width: int, line: int
 ) -> list[tuple[str, tuple[int, int, int], int]]:
     """Lines above the panels: text, colour, size. What speaks against trust comes first."""
     large, small = round(line * 0.75), round(line * 0.6)
-    lines = [(text, _ALERT, small) for text in _wrapped(found.caution, _font(small), width)]
-    share = "" if found.probability is None else f"   {100 * found.probability:.1f} %"
-    name = _name(found, _font(large), width - round(_font(large).getlength(share)))
-    lines.append((name + share, _FAINT if found.caution else _INK, large))
+    lines = [(text, _ALERT, small) for text in _wrapped(evidence.caution, _font(small), width)]
+    share = "" if evidence.probability is None else f"   {100 * evidence.probability:.1f} %"
+    name = _name(evidence, _font(large), width - round(_font(large).getlength(share)))
+    lines.append((name + share, _FAINT if evidence.caution else _INK, large))
     if hidden >= _MENTIONED:
         text = f"{100 * hidden:.0f} % of the evidence lies on the empty background, not drawn."
         lines.append((text, _ALERT, small))
     return lines
 
 
-def _name(found: Evidence, font: ImageFont.FreeTypeFont, width: int) -> str:
+def _name(evidence: Evidence, font: ImageFont.FreeTypeFont, width: int) -> str:
     """The class in letters that the font has, or else its number; shortened to the width."""
-    name = " ".join(found.name.split())
+    name = " ".join(evidence.name.split())
     if not name or any(ord(letter) not in _letters() for letter in name):
-        name = f"class {found.label + 1}"
+        name = f"class {evidence.label + 1}"
     while font.getlength(name) > width and len(name) > 1:
         name = name[:-2].rstrip() + "…"
     return name
@@ -199,22 +180,18 @@ def _wrapped(text: str, font: ImageFont.FreeTypeFont, width: int) -> list[str]:
 
 def _key(
     picture: Image.Image,
-    place: tuple[int, int, int, int],
+    box: tuple[int, int, int, int],
     says: str,
     font: ImageFont.FreeTypeFont,
-    *,
-    ends: tuple[str, str] = ("weak ", " strong"),
-    both: bool = False,
 ) -> None:
-    """The colour key: a bar between its ends, and what it says."""
-    left, top, width, line = place
+    """The colour key: a bar from against to for, and what it says."""
+    left, top, width, line = box
     pen = ImageDraw.Draw(picture)
     pen.text((left, top), says, _INK, font)
-    weak, strong = ends
+    weak, strong = "against ", " for"
     start = left + round(font.getlength(weak))
     length = width - round(font.getlength(weak + strong))
-    least = -1 if both else 0
-    scale = np.linspace(least, 1, length, dtype=np.float32)[None].repeat(round(line * 0.5), axis=0)
+    scale = np.linspace(-1, 1, length, dtype=np.float32)[None].repeat(round(line * 0.5), axis=0)
     opacity = np.minimum(1.0, 1.5 * np.abs(scale))[..., None]
     bar = _colours(scale) * opacity + np.float32(80) * (1 - opacity)
     row = top + line
@@ -242,9 +219,9 @@ def _letters() -> frozenset[int]:
     return frozenset(FT2Font(_font_file()).get_charmap())
 
 
-def _outline(picture: Image.Image, places: Sequence[tuple[int, int]], cell: float) -> None:
+def _outline(picture: Image.Image, patches: Sequence[tuple[int, int]], cell: float) -> None:
     """Lines around groups of patches, white in a dark frame, to be seen on any ground."""
-    chosen = set(places)
+    chosen = set(patches)
     pen = ImageDraw.Draw(picture)
     lines = []
     for row, column in chosen:
