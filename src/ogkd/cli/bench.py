@@ -31,17 +31,15 @@ PlanOption = Annotated[
 ]
 NamesOption = Annotated[str | None, Option(help="Only these, separated by commas.")]
 NumbersOption = Annotated[str | None, Option(help="Instead of the grid's: 1,4,16 or 1-8.")]
-GridArgument = Annotated[
-    str,
-    Argument(help="A grid: a TOML file, a name from `ogkd bench list`, or a set such as phantoms."),
-]
 
 
 @dataclass(frozen=True)
 class GridOptions:
     """A grid, and what to replace in it."""
 
-    grid: GridArgument
+    grid: Annotated[
+        str, Argument(help="A TOML file, a name from `ogkd bench list`, or a set such as phantoms.")
+    ]
     data: Annotated[
         str | None, Option(help="A folder of datasets ({train,val,test}/class), or phantoms.")
     ] = None
@@ -58,11 +56,7 @@ class GridOptions:
     ] = None
     settings: Annotated[
         list[str] | None,
-        Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting of every method that has it, such as train.epochs=2. Repeatable.",
-        ),
+        Option("--set", metavar="KEY=VALUE", help="A setting, such as train.epochs=2. Repeatable."),
     ] = None
     tuned: Annotated[
         str | None, Option(help="Use the settings that --tune wrote to this file.")
@@ -119,28 +113,15 @@ def run(
     out: Annotated[Path, Option("--out", "-o", help="The folder for the runs.")],
     workers: Annotated[
         int | None,
-        Option(
-            min=0,
-            max=1024,
-            help="Processes (default: 1; with --ray: as many as fit); 0: this process.",
-        ),
+        Option(min=0, max=1024, help="Processes (default: 1; with --ray: all that fit)."),
     ] = None,
     ray: Annotated[
         str | None,
-        Option(
-            metavar="ADDRESS",
-            help="Run on a Ray cluster: auto or HOST:PORT; local starts one here. Each worker "
-            "takes OMP_NUM_THREADS cores (default: 1).",
-        ),
+        Option(help="Run on a Ray cluster: auto or HOST:PORT; local starts one here."),
     ] = None,
     tune: Annotated[
         int | None,
-        Option(
-            min=2,
-            max=1000,
-            help="Instead, try so many settings of each of --methods on validation images and "
-            "write the best to OUT/tuned.toml, for --tuned.",
-        ),
+        Option(min=2, max=1000, help="Try N settings on validation images -> OUT/tuned.toml."),
     ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="List the runs that are missing and count them.")
