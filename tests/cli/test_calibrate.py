@@ -54,18 +54,13 @@ def test_another_engine_than_the_calibration_s_is_told(ogkd, model, others, tmp_
     commands = [
         ("predict", model, file),
         ("evaluate", model, others, "--resamples", 0),
-        ("report", model, others, "--resamples", 0, "--no-check", "--no-images", "--out", page),
+        ("evaluate", model, others, "--resamples", 0, "--no-images", "--report", page),
     ]
     said = "Note: The calibration was made with the encoder engine int8, but here torch"
     assert [said in ogkd(*words).err for words in commands] == [False] * 3
     edit_sealed(place, lambda content: content.update(engine="int8"))
     assert [said in ogkd(*words).err for words in commands] == [True] * 3
     assert said.removeprefix("Note: ") in page.read_text()
-
-
-def test_the_encoder_engine_is_an_option(refused, model, others):
-    words = ("calibrate", model, others, "--engine", "tensorrt")
-    assert "no engine 'tensorrt'" in refused(*words)
 
 
 def test_images_used_for_fitting_are_refused_and_may_be_left_out(

@@ -31,7 +31,7 @@ def read(path):
 def test_images_are_written_in_sorted_order_with_their_files(ogkd, clip, pictures, tmp_path):
     out = tmp_path / "new" / "f.safetensors"
     words = ["embed", pictures / "b", pictures, "--backbone", clip, "--out", out]
-    outcome = ogkd(*words, "--patches", "--batch-size", 2)
+    outcome = ogkd(*words, "--patches")
     assert outcome.code == 0, outcome.err
     assert "4 images" in outcome.out
     assert "images/s" in outcome.out
@@ -86,7 +86,7 @@ def test_bad_files_are_listed_all_at_once_and_nothing_is_written(refused, clip, 
         (pictures / name).parent.mkdir(exist_ok=True)
         (pictures / name).write_bytes(b"no picture")
     out = tmp_path / "f.safetensors"
-    message = refused("embed", pictures, "-b", clip, "-o", out, "--batch-size", 1, "--patches")
+    message = refused("embed", pictures, "-b", clip, "-o", out, "--patches")
     assert "2 file(s) could not be read" in message
     assert "bad1.png" in message
     assert "bad2.png" in message

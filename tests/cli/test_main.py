@@ -18,7 +18,7 @@ FULL = Path("/dev/full")
 COMMANDS = [
     *(["fit"], ["predict"], ["evaluate"], ["embed"], ["phantoms"], ["demo"], ["doctor"]),
     *(["import-checkpoint"], ["backbones"], ["backbones", "list"], ["backbones", "info"]),
-    *(["report"], ["calibrate"], ["export"], ["app"], ["methods"], ["data"], ["data", "check"]),
+    *(["calibrate"], ["export"], ["app"], ["methods"], ["data"], ["data", "check"]),
     *(["prompts"], ["prompts", "check"], ["prompts", "new"], ["bench"], ["bench", "run"]),
 ]
 

@@ -54,7 +54,6 @@ def words_of(pictures, out):
         "fit": [pictures, own, "--method", "ogkd", "--out", model, *few],
         "calibrate": [model, pictures, "--split", "val"],
         "evaluate": [model, pictures, "--resamples", 10],
-        "report": [model, pictures, "--resamples", 10, "--out", out / "report.html"],
         "predict": [model, test, "--out", out / "rows.csv", "--explain", out / "maps"],
         "embed": [test, own, "--out", out / "features.safetensors", "--patches"],
         "import-checkpoint": [context, "--classes", names, own, "--out", out / "imported"],

@@ -72,7 +72,7 @@ def embed(*words, **environment):
 def test_local_cluster_writes_the_file_that_one_process_writes(images, tmp_path):
     if importlib.util.find_spec("ray") is None:
         pytest.skip('Ray is not installed: pip install "ogkd[ray]" to run this test')
-    same = [images, "-b", FIXTURE, "--on-error", "skip", "--patches", "--batch-size", 2]
+    same = [images, "-b", FIXTURE, "--on-error", "skip", "--patches"]
     alone = embed(*same, "--out", tmp_path / "alone.safetensors")
     assert alone.returncode == 0, alone.stderr
     quick = {"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"}

@@ -81,7 +81,9 @@ COMMANDS = (
     Command("predict-csv", "predict fused img/test", "csv"),
     Command("predict-coverage-risk", "predict fused img/test --coverage 0.7 --max-risk 0.6", "csv"),
     Command("predict-prior", f"predict fused img/test --prior {PRIOR}", "csv"),
-    Command("report", "report fused img --no-images --resamples 20 -o r.html", wrote="r.html"),
+    Command(
+        "report", "evaluate fused img --no-images --resamples 20 --report r.html", wrote="r.html"
+    ),
     Command(
         "export", "export fused -o fused.onnx --check img/test/simple_cyst", wrote="fused.onnx"
     ),

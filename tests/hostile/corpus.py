@@ -199,7 +199,7 @@ LINES = {
     "fit": "fit {data} --method zero-shot --backbone builtin --out new",
     "predict": "predict {model} {image}",
     "evaluate": "evaluate {model} {data} --resamples 0",
-    "report": "report {model} {data} --resamples 0 --no-check --no-images --out r.html",
+    "report": "evaluate {model} {data} --resamples 0 --no-images --report r.html",
     "calibrate": "calibrate {copy} {data} --split test",
     "embed": "embed {image} --backbone builtin --out e.safetensors",
     "phantoms": "phantoms histology --train 1 --test 0 --out new",

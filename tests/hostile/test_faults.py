@@ -34,7 +34,7 @@ COMMANDS = {
     "split": "data split {data}/train --out s.csv",
     "phantoms": "phantoms us-breast --train 1 --test 1 --out drawn",
     "start": "start {data} --yes --backbone builtin --out s",
-    "report": "report model {data} --resamples 0 --no-check --out r.html",
+    "report": "evaluate model {data} --resamples 0 --report r.html",
     "check": "data check {data} --json c.json",
     "export": "export model --onnx m.onnx",
     "bench": "bench run g.toml --workers 0 --out runs",

@@ -31,7 +31,6 @@ PLACES = (
     "fit {data} --backbone builtin --method coop --set train.epochs={number} --out m",
     "fit {data} --backbone builtin --method coop --set context.n_ctx={number} --out m",
     "fit {data} --backbone builtin --method coop --set views={number} --out m",
-    "predict {model} {data} --batch-size {number}",
     "evaluate {model} {data} --resamples {number}",
     "phantoms histology --train {number} --out new",
     "phantoms histology --train 1 --size {number} --out new",

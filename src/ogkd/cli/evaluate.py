@@ -1,4 +1,4 @@
-"""`ogkd evaluate`, `ogkd report` and `ogkd calibrate`: a model on labelled images."""
+"""`ogkd evaluate` and `ogkd calibrate`: a model on labelled images."""
 
 from __future__ import annotations
 
@@ -36,33 +36,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InputOptions:
-    """A model and labelled images, as all three commands take them."""
+    """A model and labelled images, as both commands take them."""
 
     model: opt.ModelArgument
     data: opt.DataArgument
     root: Annotated[Path | None, Option(help=opt.HELP["root"])] = None
     classes: opt.ClassesOption = None
     findings: opt.FindingsOption = None
-    slice: opt.SliceOption = None
     on_error: Annotated[
         Literal["stop", "skip"],
         Option(help="Unreadable files: stop and list them, or skip them (see skipped.csv)."),
     ] = "stop"
     backbone: opt.MovedBackbone = None
     device: opt.DeviceOption = "auto"
-    engine: opt.EngineOverride = None
 
     def read(self, split: str, *, calibrated: bool = True) -> _Inputs:
         """Load the model and read the data."""
         from ogkd.datasets.fetch import resolve_data
-        from ogkd.datasets.grouping import Grouping
         from ogkd.features.unreadable import list_reasons, readable_cases
 
         classifier = ogkd.load(
             self.model,
             backbone=self.backbone,
             device=self.device,
-            engine=self.engine,
             calibrated=calibrated,
         )
         dataset = resolve_data(
@@ -72,8 +68,6 @@ class InputOptions:
             findings=opt.read_classes(self.findings),
         )
         part = dataset.with_cases(dataset.part(split))
-        if self.slice is not None:
-            part = Grouping.parse(slice=self.slice).apply(part)
         skipped = None
         if self.on_error == "skip":
             grouping = classifier.card.grouping
@@ -99,9 +93,6 @@ class EvaluationOptions:
     """How to evaluate, and what a report shows."""
 
     split: opt.SplitOption = "test"
-    graded: Annotated[
-        bool | None, Option(help="The classes are ordered grades: adds quadratic kappa.")
-    ] = None
     resamples: Annotated[
         int, Option(min=0, max=100_000, help="Bootstrap resamples; 0 for no intervals.")
     ] = 1000
@@ -137,7 +128,6 @@ class EvaluationOptions:
         result = evaluate_predictions(
             judged,
             classifier.calibration,
-            graded=self.graded,
             resamples=self.resamples,
             card=classifier.card,
             prevalence=self.prevalence,
@@ -213,63 +203,37 @@ def evaluate(
     paths: Annotated[
         bool, Option("--paths", help="Put file paths into --csv (default: only hashes).")
     ] = False,
-    excel: opt.ExcelOption = False,
     report: Annotated[
-        Path | None, Option(help="Write an HTML page with plots and images to this file.")
+        Path | None,
+        Option(help="Write a page with plots, images and a check of the data to this file."),
     ] = None,
 ) -> None:
     """Say how good a model is: better than guessing or not, its weakest class, what would help.
 
     --all adds the statistics: intervals, confusions, referral, calibration, sets.
-    With --on-error skip, unreadable files are left out and listed in
-    skipped.csv next to --out. Volumes without a slice get the one of --slice,
-    or else the one that the model was fitted on.
+    --report writes one self-contained HTML page, which loads nothing from the
+    network. It shows small copies of images, which may be patient data: handle it
+    as such, or leave them out with --no-images. With --on-error skip, unreadable
+    files are left out and listed in skipped.csv next to --out or --report.
     """
     opt.refuse_folders(out=out, csv=csv_file, report=report)
     if report is None and (how.names or not how.images):
         raise ConfigError("--names and --no-images only apply to --report, which is not given.")
-    if excel and csv_file is None:
-        raise ConfigError("--excel only applies to --csv, which is not given.")
     found = how.evaluate(inputs)
     if out is not None:
         write_json(out, found.result)
         found.write_skipped(out)
     if csv_file is not None:
-        _write_rows(csv_file, found, paths=paths, excel=excel)
+        _write_rows(csv_file, found, paths=paths)
     if report is not None:
-        found.write_report(report)
+        from ogkd.audit import audit_data
+
+        found.write_report(report, audit_data(found.inputs.dataset, root=data_folder(inputs.data)))
+        found.write_skipped(report)
     if as_json:
         print_json(found.result, ascii=True)
     else:
         typer.echo("\n".join(evaluation_lines(found.result, everything=everything)))
-
-
-def report(
-    inputs: InputOptions,
-    how: EvaluationOptions,
-    out: Annotated[Path, Option("--out", "-o", help="The HTML file to write.")] = Path(
-        "report.html"
-    ),
-    check: Annotated[
-        bool, Option(help="Check the data as well, which reads all of its images.")
-    ] = True,
-) -> None:
-    """Write one self-contained HTML page: summary, metrics, plots, mistakes, data, settings.
-
-    The page loads nothing from the network. It shows small copies of images, which
-    may be patient data: handle it as such, or leave them out with --no-images.
-    With --on-error skip, unreadable files are listed in skipped.csv next to --out.
-    """
-    opt.refuse_folders(out=out)
-    found = how.evaluate(inputs)
-    audit = None
-    if check:
-        from ogkd.audit import audit_data
-
-        audit = audit_data(found.inputs.dataset, root=data_folder(inputs.data))
-    found.write_report(out, audit)
-    found.write_skipped(out)
-    typer.echo(f"Report on {counted(len(found.judged.labels), found.judged.unit)}: {out}")
 
 
 def calibrate(
@@ -293,8 +257,8 @@ def calibrate(
 
     Writes calibration.json into the model folder: a temperature, and what
     `predict --max-risk` and conformal sets need. Predictions stay the same;
-    their probabilities change. It is valid for the engine that encoded the
-    images: that of the fit, or --engine. Fitting the model again removes it.
+    their probabilities change. It is valid for the engine of the fit.
+    Fitting the model again removes it.
 
     Of a model of several findings: the scale of each finding's probability,
     and the limits below which it answers no and above which yes.
@@ -318,12 +282,12 @@ def calibrate(
     typer.echo(f"Wrote {place}")
 
 
-def _write_rows(file: Path, found: _Evaluation, *, paths: bool, excel: bool) -> None:
+def _write_rows(file: Path, found: _Evaluation, *, paths: bool) -> None:
     """Write a row per image: hash, path (if asked for), truth, answer and probabilities."""
     judged = found.judged
     task, p = judged.task, judged.probabilities(found.inputs.classifier.calibration)
     answers = task.answers(p, None)
-    with write_csv(file, excel=excel) as opened:
+    with write_csv(file) as opened:
         table = csv.writer(opened, lineterminator="\n")
         for number, (case, answer) in enumerate(zip(judged.cases, answers, strict=True)):
             cells = task.judged_cells(case.target, answer)

@@ -60,9 +60,6 @@ EngineOverride = Annotated[
 ]
 
 # Output
-ExcelOption = Annotated[
-    bool, Option("--excel", help="Start the CSV with a mark (BOM), so that Excel reads UTF-8.")
-]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
@@ -105,7 +102,6 @@ class EncodingOptions(RayOptions):
     """Options of commands that encode many images, here or on a Ray cluster."""
 
     slice: SliceOption = None
-    batch_size: Annotated[int, Option(min=1, max=4096, help="Images encoded at once.")] = 32
     device: DeviceOption = "auto"
 
     def find(self, images: Sequence[Path]) -> list[ImageRef]:
@@ -146,9 +142,8 @@ class EncodingOptions(RayOptions):
         from ogkd.features import encode_files
         from ogkd.features.cluster import encode_files_on_ray
 
-        size = self.batch_size
         if (cluster := self.cluster()) is None:
-            return encode_files(backbone, images, patches=patches, deep=deep, batch_size=size)
+            return encode_files(backbone, images, patches=patches, deep=deep)
         return encode_files_on_ray(
             backbone,
             list(images),
@@ -158,7 +153,6 @@ class EncodingOptions(RayOptions):
             engine=engine,
             patches=patches,
             deep=deep,
-            batch_size=size,
         )
 
 
@@ -218,9 +212,3 @@ def refuse_folders(**files: Path | None) -> None:
             raise ConfigError(f"--{option} {file} is a folder. Give the name of a file in it.")
         if file is not None:
             check_replaceable(file)
-
-
-def refuse_excel(excel: bool, format: str) -> None:
-    """Refuse --excel for another format than CSV."""
-    if excel and format != "csv":
-        raise ConfigError(f"--excel is for CSV, but --format is {format}. Use one of them.")

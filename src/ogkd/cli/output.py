@@ -60,16 +60,12 @@ def print_facts(facts: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def write_csv(path: Path, *, excel: bool = False) -> Iterator[TextIO]:
-    """Open a text file that appears at `path` once everything is written.
-
-    With `excel` it starts with the mark (BOM) by which Excel recognises UTF-8.
-    """
-    encoding = "utf-8-sig" if excel else "utf-8"
+def write_csv(path: Path) -> Iterator[TextIO]:
+    """Open a text file that appears at `path` once everything is written."""
     with (
         write_atomically(path, suffixes=(".csv", ".tsv", ".jsonl", ".txt")) as aside,
         # A file name that is not valid text is written as the bytes it consists of.
-        aside.open("w", encoding=encoding, errors="surrogateescape", newline="") as file,
+        aside.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file,
     ):
         yield file
 

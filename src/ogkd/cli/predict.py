@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 from typer import Option
 
 import ogkd
-from ogkd.cells import BOM
 from ogkd.cli import options as opt
 from ogkd.cli.output import say, write_csv
 from ogkd.errors import ConfigError
@@ -118,7 +117,6 @@ def predict(
     ] = None,
     guarantees: GuaranteeOptions,
     how: CaseOptions,
-    excel: opt.ExcelOption = False,
     backbone: Annotated[
         str | None,
         Option(
@@ -159,7 +157,6 @@ def predict(
 
     encoding.cluster()  # refuses what cannot work, before anything is read
     opt.refuse_folders(out=out)
-    opt.refuse_excel(excel, format)
     policy = guarantees.policy()
     if zero_shot is None:
         if prompts is not None:
@@ -196,13 +193,11 @@ def predict(
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
     bars: AbstractContextManager[Bar | None] = progress_bar("Predicting", len(cases))
     if out is not None:
-        output = write_csv(out, excel=excel)
+        output = write_csv(out)
     elif sys.stdout.isatty():
         bars = nullcontext()  # the rows themselves are printed on the terminal
     try:
         with output as file, bars as bar:
-            if excel and out is None:
-                file.write(BOM)
             summary = _write(
                 file, classifier, decisions, bar, format, explain,
                 joined=grouping.joins_images, each_image=how.each_image,

@@ -47,7 +47,7 @@ ogkd data split {data} {slice} {cases} \\
 ogkd fit "$out/split.csv" {fit} --out "$out/model"
 {calibrate}
 ogkd evaluate "$out/model" "$out/split.csv" --split test --out "$out/evaluation.json"
-ogkd report "$out/model" "$out/split.csv" --split test --out "$out/report.html"
+ogkd evaluate "$out/model" "$out/split.csv" --split test --report "$out/report.html"
 """
 
 
