@@ -153,7 +153,7 @@ def main() -> None:
             grid = make_grid(data, arguments.datasets, arguments.shots, arguments.seeds)
             grid = grid.model_copy(update={"only": arguments.rows})
             plan, sources = expand(grid)
-            prepare(folder, plan)
+            prepare(folder, plan, sources)
             work(make_job(folder, plan, sources, grid.backbone))
     for shots in arguments.shots:
         print(f"\n{table(folder, shots)}")

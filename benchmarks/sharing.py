@@ -41,7 +41,7 @@ def shared(grid: Grid, root: Path) -> float:
     """Seconds of all runs with shared features, texts and passes."""
     plan, sources = expand(grid)
     folder = RunsFolder(root / "runs")
-    prepare(folder, plan)
+    prepare(folder, plan, sources)
     backbone = load_backbone("builtin")
     job = make_job(folder, plan, sources, "builtin")
     began = time.perf_counter()

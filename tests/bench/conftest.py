@@ -55,7 +55,7 @@ def bench(grid_file, tmp_path):
         grid = read_grid(grid_file, changes)
         plan, sources = expand(grid)
         folder = RunsFolder(tmp_path / out)
-        prepare(folder, plan)
+        prepare(folder, plan, sources)
         return folder, plan, make_job(folder, plan, sources, grid.backbone, device="cpu")
 
     return make

@@ -95,8 +95,7 @@ def test_invalid_values_name_their_argument(grid_file, change, argument):
         {"flips": [-1]},
         {"flips": [0, 2]},  # more than shots
         {"flips": [0, 1], "budgets": [2, 4]},
-        {"banks": {"frist": "busi"}},
-        {"banks": {"first": "bussi"}},
+        {"banks": {"first": "busi"}},  # a folder of prompts instead
     ],
 )
 def test_invalid_fields_raise(grid_file, change):
@@ -205,7 +204,7 @@ def test_a_file_as_a_bank_keeps_the_datasets_presets_and_names_runs_by_content(t
         plan, sources = expand(read_grid("paper/few-shot", few | change))
         return [cell.spec for cell in plan.cells], sources["btmri"]
 
-    by_file, source = cells(banks={"btmri": str(tmp_path / "here" / "btmri.json")})
+    by_file, source = cells(prompts=str(tmp_path / "here"))
     assert [spec.preset for spec in by_file] == ["paper/few-shot/btmri"] * 2
     assert source.has_normal
     assert str(tmp_path) not in "".join(spec.without() for spec in by_file)

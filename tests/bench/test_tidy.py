@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ogkd.bench.figures.curves import few_shot_average, panel_of
+from ogkd.bench.figures.curves import few_shot, panel_of
 from ogkd.bench.figures.inputs import FigureInput
 from ogkd.bench.runs import Plan, RunsFolder, RunSpec
 from ogkd.bench.tables import make_table
@@ -65,7 +65,7 @@ def test_tables_and_figures_show_the_same_average_and_spread(done: tuple[RunsFol
     text, _, _ = make_table(folder, plan).partition("### busi")
     printed = re.search(r"\| coop \| (\S+) ± (\S+) \| (\S+) ± (\S+) \|", text)
     assert printed is not None
-    ((_, figure),) = few_shot_average(FigureInput(plan, folder.finished(plan), None))
+    ((_, figure),) = few_shot(FigureInput(plan, folder.finished(plan), None), average=True)
     (line,) = figure.axes[0].get_lines()
     (band,) = figure.axes[0].collections
     for place, mean, std in ((1, *printed.groups()[:2]), (4, *printed.groups()[2:])):
@@ -110,8 +110,8 @@ def test_both_harmonic_means_agree_for_one_dataset_only(pairs: list[tuple[float,
     assert of_averages >= mean - 1e-9  # the harmonic mean is concave
     if len(pairs) == 1:
         assert of_averages == pytest.approx(mean)
-    (curve,) = panel_of("", "hm", {("a", 1.0): base}, {("a", 1.0): novel}).curves
-    assert curve.mean[0] == pytest.approx(of_averages)
+    points = panel_of("", "hm", {("a", 1.0): base}, {("a", 1.0): novel}).points
+    assert points["mean"].tolist() == pytest.approx([of_averages])
 
 
 def _asked(label: str, dataset: str = "busi", **settings: object) -> tuple[str, RunSpec]:

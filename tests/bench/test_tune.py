@@ -13,7 +13,7 @@ from bench_data import make_dataset
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runs import RunsFolder, RunSpec
 from ogkd.bench.tables import make_table
-from ogkd.bench.tune import best_settings, tuning_grid, write_tuned
+from ogkd.bench.tune import best_settings, tuning_grid, write_best
 from ogkd.bench.worker import work
 from ogkd.bench.workers import make_job, prepare
 from ogkd.errors import ConfigError, DataError
@@ -85,14 +85,14 @@ def test_the_best_trial_is_found_by_accuracy_then_nll(tmp_path):
 
 def test_tuning_resumes_and_its_file_is_used_by_the_next_grid(grid, tmp_path):
     folder = RunsFolder(tmp_path / "tuning")
-    search = tuning_grid(read_grid(grid), ["kgcoop"], trials=3)
+    search = tuning_grid(read_grid(grid, {"only": ["kgcoop"]}), trials=3)
     plan, written = run(folder, search)
     assert written
     assert run(folder, search)[1] == []  # nothing is done twice
     tuned = best_settings(folder, plan)
-    write_tuned(tmp_path / "tuned.toml", tuned, made_by="By a test.")
-    assert tomllib.loads((tmp_path / "tuned.toml").read_text()) == tuned
-    later, _ = expand(read_grid(grid, {"tuned": str(tmp_path / "tuned.toml")}))
+    path = write_best(folder, plan)
+    assert tomllib.loads(path.read_text()) == tuned
+    later, _ = expand(read_grid(grid, {"tuned": str(path)}))
     for cell in later.cells:
         chosen = tuned["kgcoop"]["mine"] if cell.spec.method == "kgcoop" else {}
         assert chosen.items() <= cell.spec.settings.items()
@@ -100,15 +100,17 @@ def test_tuning_resumes_and_its_file_is_used_by_the_next_grid(grid, tmp_path):
 
 
 def test_the_first_trial_is_the_preset_and_no_other_is_tried_twice():
-    grid = tuning_grid(read_grid("paper/few-shot"), ["kgcoop", "ogkd"], trials=20)
+    grid = tuning_grid(read_grid("paper/few-shot", {"only": ["kgcoop", "ogkd"]}), trials=20)
     rows = [row.settings for row in grid.rows if row.method == "kgcoop"]
     assert rows[0] == {"views": 0}  # on the feature cache, not on fresh crops
     assert sorted(row["weight"] for row in rows[1:]) == sorted(METHODS["kgcoop"].tunable["weight"])
     settings = [tuple(row.settings.items()) for row in grid.rows if row.method == "ogkd"]
     assert len(set(settings)) == 20
     assert grid.judge == "val"
-    with pytest.raises(ConfigError, match="'gda' declares no numbers"):
-        tuning_grid(read_grid("paper/few-shot"), ["gda"], trials=3)
+    for methods in (["gda"], None):
+        with pytest.raises(ConfigError) as caught:
+            tuning_grid(read_grid("paper/few-shot", {"only": methods}), trials=3)
+        assert caught.value.argument == "methods"
 
 
 @pytest.mark.parametrize("name", sorted(name for name, kind in METHODS.items() if kind.tunable))

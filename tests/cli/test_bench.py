@@ -92,11 +92,10 @@ def test_a_set_of_grids_is_planned_and_run_together(grid, tmp_path, monkeypatch)
     ("arguments", "option"),
     [
         (["run", "paper/fewshot"], "GRID"),
-        (["run", "phantoms/gamma", "--cpus-per-worker", "2"], "--cpus-per-worker"),
         (["run", "phantoms/gamma", "--shots", "few"], "--shots"),
         (["run", "phantoms/gamma", "--seeds", "3-1"], "--seeds"),
-        (["tune", "phantoms/gamma", "--save", "tuned.toml"], "--methods"),
-        (["tune", "phantoms", "--save", "tuned.toml", "--methods", "ogkd"], "GRID"),
+        (["run", "phantoms/gamma", "--tune", "2"], "--methods"),
+        (["run", "phantoms", "--tune", "2", "--methods", "ogkd"], "GRID"),
     ],
 )
 def test_invalid_options_are_named(arguments, option):
@@ -132,15 +131,12 @@ def test_exit_code_is_1_if_a_run_failed(grid, tmp_path):
     assert "4 of 8 runs are finished" in answer.output
 
 
-def test_a_grid_that_needs_the_released_prompts_names_the_command_to_fetch_them(tmp_path):
+def test_a_grid_that_needs_the_released_prompts_is_refused_before_it_starts(tmp_path):
     few = ("paper/few-shot", "--datasets", "btmri", "--shots", "1", "--methods", "zero-shot")
-    planned = dry_run(*few)
-    assert planned.exit_code == 0
-    assert "ogkd prompts fetch released" in planned.output
+    assert dry_run(*few).exit_code == 0
     with pytest.raises(ConfigError):
         ogkd("run", *few, "--out", "runs")
     assert not (tmp_path / "runs").exists()
-    assert "fetch" not in dry_run(*few, "--prompts", "ours").output
 
 
 def test_tune_writes_settings_that_the_next_run_uses(tmp_path):
@@ -148,8 +144,7 @@ def test_tune_writes_settings_that_the_next_run_uses(tmp_path):
     text = GRID.replace('methods = ["', 'methods = ["kgcoop", "')
     grid = tmp_path / "small.toml"
     grid.write_text(text + '\n[settings]\n"train.epochs" = 1\n')
-    out = ("--out", "tuning", "--save", "tuned.toml", "--workers", "0", "--trials", "2")
-    answer = ogkd("tune", grid, *words, *out)
+    answer = ogkd("run", grid, *words, "--out", "tuning", "--workers", "0", "--tune", "2")
     assert answer.exit_code == 0, answer.output
     assert "--tuned" in answer.output
-    assert "1 runs on 1 dataset(s)" in dry_run(grid, *words, "--tuned", "tuned.toml").output
+    assert "1 runs on 1 dataset(s)" in dry_run(grid, *words, "--tuned", "tuning/tuned.toml").output

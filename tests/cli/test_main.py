@@ -187,7 +187,7 @@ def test_an_error_of_a_group_s_own_option_is_shown_with_it(refused, monkeypatch)
     ("words", "hint"),
     [
         (["fit", "x", "-o", "y", "--encoder-engine", "int8"], "--engine"),
-        (["bench", "run", "x", "-o", "y", "--cpus-per-run", "2"], "--cpus-per-worker"),
+        (["embed", "x", "-o", "y", "--cpus-per-run", "2"], "--cpus-per-worker"),
     ],
 )
 def test_an_option_that_was_renamed_is_suggested(refused, words, hint):

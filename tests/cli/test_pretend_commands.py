@@ -61,10 +61,6 @@ def words_of(pictures, out):
         "data check": [pictures, own],
         "start": [pictures, own, "--yes", "--out", out / "start", "--method", "fused"],
         "bench run": [grid, "--out", out / "runs", "--workers", 0],
-        "bench tune": [
-            grid, "--methods", "coop", "--trials", 2, "--out", out / "tuning",
-            "--save", out / "tuned.toml", "--workers", 0,
-        ],
         "app": [model],
         "studio": [test, own, "--out", out / "project"],
     }  # fmt: skip

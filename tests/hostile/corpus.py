@@ -205,7 +205,6 @@ LINES = {
     "phantoms": "phantoms histology --train 1 --test 0 --out new",
     "prompts new": "prompts new --classes a,b --out b.json",
     "bench run": "bench run {grid} --workers 0 --out new",
-    "bench tune": "bench tune {grid} --workers 0 --out new",
     "app": "app {model} --port 0",
     "studio": "studio {data} --backbone builtin --out new --port 0",
 }

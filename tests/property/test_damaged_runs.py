@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.bench.compare import compare_with_published, comparison_csv, comparison_markdown
+from ogkd.bench.compare import compare_with_published, comparison_markdown
 from ogkd.bench.figures.inputs import paired
 from ogkd.bench.runs import FinishedRun, RunsFolder, RunSpec
 from ogkd.bench.stats import compare_labels, differences_markdown
@@ -103,15 +103,14 @@ def uses(root: Path) -> Iterator[str]:
         yield f"collect {record['run']}"
     for name in FORMATS:
         yield make_table(folder, PLAN, format=name)
-    rows = compare_with_published(folder, PLAN)
-    yield comparison_markdown(rows) + comparison_csv(rows)
-    yield differences_markdown(compare_labels(folder, PLAN, "ogkd", "coop"), "ogkd", "coop")
+    yield comparison_markdown(compare_with_published(folder, PLAN))
+    yield differences_markdown(*compare_labels(folder, PLAN, "ogkd", "coop"), "ogkd", "coop")
     yield str(paired(folder.finished(PLAN, predictions=True), ("ogkd", "coop")))
 
 
 def has_its_predictions(run: FinishedRun) -> bool:
     with contextlib.suppress(OgkdError):
-        run.all_predictions()
+        run.predictions(run.parts[0])
         return True
     return False
 

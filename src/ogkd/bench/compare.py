@@ -5,16 +5,14 @@ Only means are compared: the paper's ± is probably another spread than ours (se
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.paper import Published, benchmark_of, paper, published
-from ogkd.bench.render import markdown_row
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
-from ogkd.bench.tidy import Average, Condition, Summary, csv_text, prompts_used
+from ogkd.bench.tidy import Average, Condition, Summary, markdown_row, prompts_used
 from ogkd.datasets.catalog import benchmarks, plain_name
 
 AVERAGE = "average"
@@ -46,28 +44,44 @@ def compare_with_published(folder: RunsFolder, plan: Plan) -> list[Comparison]:
     runs = folder.finished(plan)
     summary = Summary(plan, runs)
     names: dict[str, str] = {}  # if two of our datasets are the same benchmark, the first one
-    methods: dict[str, str] = {}
-    backbones: dict[str, set[str]] = {}
-    prompts = {label: prompts_used(run for name, run in runs if name == label) for label, _ in runs}
     for cell in plan.cells:
         name = benchmark_of(cell.spec)
         if name is not None and name not in names.values():
             names.setdefault(cell.spec.dataset, name)
-        methods[cell.label] = cell.spec.method
-        backbones.setdefault(cell.label, set()).add(cell.spec.backbone)
     different = {run.spec.dataset: how for _, run in runs if (how := _difference(run))}
     comparisons: list[Comparison] = []
-    for label, condition in itertools.product(summary.labels, summary.conditions):
-        if condition.value is not None:
-            continue  # a swept setting: the paper has figures of these, but no tables
-        theirs = _candidates(plan, label, methods[label], condition)
-        backbone = ", ".join(sorted(backbones[label]))
-        bank = prompts.get(label, "")
-        row = _PlanRow(summary, label, condition, backbone, bank, names, different, theirs)
-        parts = summary.parts(condition)
-        parts += ["hm", "mean-hm"] if "novel" in parts else []
-        for part in parts:
-            comparisons += row.comparisons(part)
+    for label in summary.labels:
+        specs = [cell.spec for cell in plan.cells if cell.label == label]
+        backbone = ", ".join(sorted({spec.backbone for spec in specs}))
+        prompts = prompts_used(run for name, run in runs if name == label)
+        for condition in summary.conditions:
+            if condition.value is not None:
+                continue  # a swept setting: the paper has figures of these, but no tables
+            theirs = _candidates(plan, label, specs[-1].method, condition)
+            row = _PlanRow(summary, label, condition, names, different, theirs)
+            parts = summary.parts(condition)
+            parts += ["hm", "mean-hm"] if "novel" in parts else []
+            for part, comparison in ((p, c) for p in parts for c in row.comparisons(p)):
+                theirs_row, average, notes, comparable = comparison
+                ours = 100 * average.value
+                comparisons.append(
+                    Comparison(
+                        table=theirs_row.table,
+                        dataset=theirs_row.dataset,
+                        label=label,
+                        shots=condition.shots,
+                        flips=condition.flips,
+                        part=part,
+                        ours=ours,
+                        published=theirs_row.value,
+                        difference=ours - theirs_row.value if comparable else None,
+                        ours_std=None if math.isnan(average.std) else 100 * average.std,
+                        published_std=theirs_row.std,
+                        note="; ".join(notes),
+                        backbone=backbone,
+                        prompts=prompts,
+                    )
+                )
     return comparisons
 
 
@@ -96,6 +110,10 @@ def _candidates(plan: Plan, label: str, method: str, condition: Condition) -> li
     return [row for row in rows if not row.setting and row.method == method]
 
 
+_Beside = tuple[Published, Average, list[str], bool]
+"""A printed number, ours, notes, and whether the two are comparable."""
+
+
 @dataclass(frozen=True)
 class _PlanRow:
     """One row of a plan under one condition, with everything that the paper prints for it."""
@@ -103,15 +121,14 @@ class _PlanRow:
     summary: Summary
     label: str
     condition: Condition
-    backbone: str
-    prompts: str
     names: Mapping[str, str]  # our datasets -> names in the catalogue
     different: Mapping[str, str]  # our datasets with other classes than the benchmark's: how
     theirs: Sequence[Published]
 
-    def comparisons(self, part: str) -> Iterable[Comparison]:
-        wanted_part = part.removeprefix("mean-")
-        printed = {row.dataset: row for row in self.theirs if row.part == wanted_part}
+    def comparisons(self, part: str) -> Iterable[_Beside]:
+        printed = {
+            row.dataset: row for row in self.theirs if row.part == part.removeprefix("mean-")
+        }
         if not printed:
             return
         wanted = set(self.summary.wanted(self.condition, part))
@@ -125,70 +142,37 @@ class _PlanRow:
             if average is not None and name in printed:
                 notes = [] if average.complete else [f"{average.done} of {average.planned} runs"]
                 notes += [self.different[ours]] if ours in self.different else []
-                yield self._beside(printed[name], part, average, notes, comparable=not notes)
+                yield printed[name], average, notes, not notes
         # A single printed average does not say which mean of HMs it is; the paper's text has "hm".
         if AVERAGE in printed and not (part == "mean-hm" and len(printed) == 1):
             yield from self._averages(part, printed, shared)
 
     def _averages(
         self, part: str, printed: Mapping[str, Published], shared: Mapping[str, str]
-    ) -> Iterable[Comparison]:
+    ) -> Iterable[_Beside]:
         """The average over the datasets with the benchmark's classes; over all if none has them."""
         same = {name: ours for name, ours in shared.items() if ours not in self.different}
-        average = self.summary.average(
-            self.label, self.condition, part, list(same.values() or shared.values())
-        )
+        chosen = list((same or shared).values())
+        average = self.summary.average(self.label, self.condition, part, chosen)
         if average is None:
             return
-        complete = average.complete
-        notes = [] if complete else ["runs are missing"]
-        row, about, comparable = self._printed_average(part, printed, list(same))
-        if not comparable or complete:
-            notes = about or notes
+        row, every, about = printed[AVERAGE], _all_of_them(part), []
+        comparable = True
+        if same and len(printed) > 1:
+            value = _published_average(self.theirs, part, list(same))
+            if len(same) < len(every):
+                about = [f"both over {len(same)} datasets"]
+            elif abs(value - row.value) > _ROUNDING:
+                about = [f"printed: {row.value:.2f}"]
+            row = row.model_copy(update={"value": value})
+        elif same and set(same) != set(every):
+            about, comparable = [f"ours: {len(same)} of {len(every)} datasets"], False
+        notes = ["runs are missing"] if comparable and not average.complete else about
         other = {name: self.different[ours] for name, ours in shared.items() if name not in same}
         for problem in dict.fromkeys(other.values()):
             names = ", ".join(name for name, reason in other.items() if reason == problem)
             notes.append(f"{problem}, {'left out' if same else 'all'}: {names}")
-        allowed = complete and bool(same) and comparable
-        yield self._beside(row, part, average, notes, comparable=allowed)
-
-    def _printed_average(
-        self, part: str, printed: Mapping[str, Published], same: Sequence[str]
-    ) -> tuple[Published, list[str], bool]:
-        """The published average over the same datasets, what to note, and if it is comparable."""
-        row, every = printed[AVERAGE], _all_of_them(part)
-        if same and len(printed) > 1:
-            value = _published_average(self.theirs, part, same)
-            notes = []
-            if len(same) < len(every):
-                notes = [f"both over {len(same)} datasets"]
-            elif abs(value - row.value) > _ROUNDING:
-                notes = [f"printed: {row.value:.2f}"]
-            return row.model_copy(update={"value": value}), notes, True
-        if same and set(same) != set(every):
-            return row, [f"ours: {len(same)} of {len(every)} datasets"], False
-        return row, [], True
-
-    def _beside(
-        self, theirs: Published, part: str, average: Average, notes: list[str], *, comparable: bool
-    ) -> Comparison:
-        ours = 100 * average.value
-        return Comparison(
-            table=theirs.table,
-            dataset=theirs.dataset,
-            label=self.label,
-            shots=self.condition.shots,
-            flips=self.condition.flips,
-            part=part,
-            ours=ours,
-            published=theirs.value,
-            difference=ours - theirs.value if comparable else None,
-            ours_std=None if math.isnan(average.std) else 100 * average.std,
-            published_std=theirs.std,
-            note="; ".join(notes),
-            backbone=self.backbone,
-            prompts=self.prompts,
-        )
+        yield row, average, notes, average.complete and bool(same) and comparable
 
 
 def _all_of_them(part: str) -> list[str]:
@@ -206,12 +190,6 @@ def _published_average(theirs: Sequence[Published], part: str, datasets: Sequenc
     if part == "hm":
         return harmonic_mean(mean("base"), mean("novel"))
     return mean(part.removeprefix("mean-"))
-
-
-def comparison_csv(rows: Sequence[Comparison]) -> str:
-    """The comparison as CSV: every field, numbers with two decimals."""
-    names = [field.name for field in fields(Comparison)]
-    return csv_text([names, *([_text(value) for value in vars(row).values()] for row in rows)])
 
 
 def comparison_markdown(rows: Sequence[Comparison], settings: str = "") -> str:

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ogkd.bench.paper import paper
 from ogkd.bench.runs import Cell, Plan, Protocol, RunSpec
@@ -31,6 +31,8 @@ _MOST = 100_000  # runs of a grid
 _DATASET = "{dataset}"  # in the name of a preset: replaced by that of the benchmark
 _Positive = Annotated[int, Field(ge=1, le=1_000_000)]
 _Whole = Annotated[int, Field(ge=0, le=MAX_SEED)]
+Tuned = dict[str, dict[str, dict[str, Any]]]
+"""Settings by method and dataset."""
 
 
 class _Record(BaseModel):  # not imported: ruff must see that defaults are pydantic's
@@ -68,7 +70,6 @@ class Grid(_Record):
     data: str | None = None  # a folder of datasets, "phantoms", or None: the benchmarks by name
     datasets: list[str] = Field(min_length=1)  # names, or ["*"] for all in `data`
     prompts: str = OURS  # whose prompts: "ours", "released", or a folder of DATASET.json
-    banks: dict[str, str] = {}  # prompt banks of single datasets: names or files
     shots: list[_Positive] = Field(default=[16], min_length=1)
     seeds: list[_Whole] = Field(default=[1, 2, 3], min_length=1)
     flips: list[_Whole] = Field(default=[0], min_length=1)
@@ -76,7 +77,7 @@ class Grid(_Record):
     sampling: Sampling = "released"
     upright: bool = True  # turn photographs as their camera's mark says (fidelity.md, 54)
     judge: Literal["test", "val"] = "test"  # which images: "val" to choose settings by
-    tuned: str | None = None  # a file of `bench tune`: settings by method and dataset
+    tuned: str | None = None  # a file of `bench run --tune`: settings by method and dataset
     preset: str = "auto"  # "{dataset}" is replaced; see _preset
     settings: dict[str, Any] = {}  # for every row whose method has them
     over: dict[str, Any] = {}  # the same, but instead of a row's own, too
@@ -128,67 +129,46 @@ def grid_names(source: str) -> list[str]:
 
 def read_grid(source: str | Path, changes: Mapping[str, Any] | None = None) -> Grid:
     """A grid from a file, or one of the package's by name; `changes` replace single fields."""
-    content = _content(source)
-    content |= {key: value for key, value in (changes or {}).items() if value is not None}
-    content.setdefault("name", Path(source).stem)
+    path, shipped = Path(source), _shipped()
     try:
-        return Grid.model_validate(content)
+        known = str(source) in shipped and not path.is_file()
+        content = dict(shipped[str(source)]) if known else read_toml(path)
+    except (OSError, ValueError) as error:
+        hint = did_you_mean(str(source), shipped)
+        raise ConfigError(f"Cannot read grid '{source}': {error}.{hint}", argument="grid") from None
+    content |= {key: value for key, value in (changes or {}).items() if value is not None}
+    try:
+        return Grid.model_validate({"name": path.stem} | content)
     except ValidationError as error:
-        problems = error.errors()
         # A misspelled name is often the reason why another is missing.
-        problem = next(
-            (other for other in problems if other["type"] == "extra_forbidden"), problems[0]
-        )
+        problem = min(error.errors(), key=lambda other: other["type"] != "extra_forbidden")
         field = ".".join(str(part) for part in problem["loc"])
         fields = GridRow.model_fields if problem["loc"][0] == "rows" else Grid.model_fields
-        hint = f"{did_you_mean(str(problem['loc'][-1]), fields)} Known there: {', '.join(fields)}."
+        hint = did_you_mean(str(problem["loc"][-1]), fields)
         raise ConfigError(f"{source}: '{field}' is wrong: {problem['msg']}.{hint}") from None
-
-
-def _content(source: str | Path) -> dict[str, Any]:
-    path, known = Path(source), _shipped()
-    if not path.is_file() and str(source) in known:
-        return dict(known[str(source)])
-    try:
-        return read_toml(path)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source} is not valid TOML: {error}.", argument="grid") from None
-    except FileNotFoundError:
-        hint = did_you_mean(str(source), known)
-        raise ConfigError(f"There is no grid '{source}'.{hint}", argument="grid") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source} cannot be read: {error}.", argument="grid") from None
 
 
 def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
     """Every run of a grid, and where its datasets are."""
-    sources = find_sources(
-        grid.data,
-        grid.datasets,
-        grid.banks,
-        grid.phantoms.model_dump(),
-        grid.prompts,
-        upright=grid.upright,
-    )
+    counts = grid.phantoms.model_dump()
+    sources = find_sources(grid.data, grid.datasets, counts, grid.prompts, upright=grid.upright)
     rows = _rows(grid)
     sources = _suitable(grid, rows, sources)
+    swept = [*grid.sweep, *["flips"] * (len(grid.flips) > 1)]
+    swept += ["budget"] * (len(grid.budgets) > 1)
     lists = (sources, rows, grid.shots, grid.seeds, grid.flips, grid.budgets, *grid.sweep.values())
-    if (count := math.prod(map(len, lists))) > _MOST:
-        raise ConfigError(f"Grid '{grid.name}' has {count:,} runs, more than {_MOST:,}.")
+    problems = {
+        f"has more than {_MOST:,} runs": math.prod(map(len, lists)) > _MOST,
+        f"sweeps several settings: {', '.join(grid.sweep)}": len(grid.sweep) > 1,
+        f"varies {', '.join(swept)}; a table has one axis beside shots": "budget" in swept[1:],
+        f"has flips = {max(grid.flips)}, more than its shots": max(grid.flips) > min(grid.shots),
+    }
+    for problem in (problem for problem, is_there in problems.items() if is_there):
+        raise ConfigError(f"Grid '{grid.name}' {problem}.")
     cells: dict[tuple[str, str], Cell] = {}
     for source, row in itertools.product(sources.values(), rows):
         for cell in _cells(grid, source, row):
             cells.setdefault((cell.label, cell.spec.hash), cell)
-    swept = [*grid.sweep, *["flips"] * (len(grid.flips) > 1)]
-    swept += ["budget"] * (len(grid.budgets) > 1)
-    if "budget" in swept and len(swept) > 1:
-        raise ConfigError(
-            f"A table has one axis beside shots, but '{grid.name}' varies {', '.join(swept)}."
-        )
-    if (most := max(grid.flips)) > min(grid.shots):
-        raise ConfigError(
-            f"flips = {most} needs as many shots, but '{grid.name}' has shots = {min(grid.shots)}."
-        )
     plan = Plan(
         name=grid.name,
         title=grid.title or grid.name,
@@ -202,38 +182,31 @@ def expand(grid: Grid) -> tuple[Plan, dict[str, Source]]:
 def _rows(grid: Grid) -> list[GridRow]:
     """The rows that were asked for; rows that cannot be are refused."""
     rows = [*(GridRow(method=name) for name in grid.methods), *grid.rows]
-    settings = {name for row in rows for name in _method_class(row.method).Config.model_fields}
-    for name in (*grid.settings, *grid.over, *grid.sweep) if rows else ():
-        # A setting applies to the methods that have it; one that none has is a mistake.
-        if (first := name.split(".")[0]) not in settings:
-            hint = did_you_mean(first, settings)
-            raise ConfigError(
-                f"No method of grid '{grid.name}' has a setting '{name}'.{hint}",
-                argument="settings",
-            )
+    if not rows or grid.only == []:
+        raise ConfigError(f"Grid '{grid.name}' names no method.", argument="methods")
+    # A setting applies to the methods that have it; one that none has is a mistake.
+    fields = {name for row in rows for name in _method_class(row.method).Config.model_fields}
+    names = {name.split(".")[0] for name in (*grid.settings, *grid.over, *grid.sweep)}
+    _refuse_unknown(grid, "setting", names, fields, "settings")
     if grid.only is not None:
         labels = {row.name for row in rows}
-        known = labels | {row.method for row in rows}
-        for name in grid.only:
-            if name not in known:
-                hint = did_you_mean(name, known)
-                raise ConfigError(
-                    f"Grid '{grid.name}' has no method '{name}'.{hint}", argument="methods"
-                )
+        _refuse_unknown(grid, "method", grid.only, labels | {row.method for row in rows}, "methods")
         chosen = set(grid.only)
         # A method's name that is not also a row's label means all rows of the method.
         rows = [row for row in rows if row.name in chosen or row.method in chosen - labels]
-    if not rows:
-        raise ConfigError(f"Grid '{grid.name}' names no method.", argument="methods")
-    if len(grid.sweep) > 1:
-        raise ConfigError(
-            f"A grid sweeps one setting, but '{grid.name}' names {', '.join(grid.sweep)}."
-        )
-    named: dict[str, GridRow] = {}
-    for row in rows:
-        if named.setdefault(row.name, row) != row:
+    for row, other in itertools.combinations(rows, 2):
+        if row.name == other.name and row != other:
             raise ConfigError(f"Two different rows of grid '{grid.name}' are called '{row.name}'.")
     return rows
+
+
+def _refuse_unknown(
+    grid: Grid, what: str, names: Iterable[str], known: set[str], argument: str
+) -> None:
+    for name in names:
+        if name not in known:
+            words = f"Grid '{grid.name}' has no {what} '{name}'.{did_you_mean(name, known)}"
+            raise ConfigError(words, argument=argument)
 
 
 def _suitable(grid: Grid, rows: Sequence[GridRow], sources: dict[str, Source]) -> dict[str, Source]:
@@ -262,7 +235,7 @@ def _cells(grid: Grid, source: Source, row: GridRow) -> Iterable[Cell]:
     for value in values:
         settings = common | row.settings | over | ({} if value is None else {axis: value})
         method = make_method(row.method, preset=preset, settings=settings)  # checks the settings
-        if grid.protocol == "base-to-novel" and not _knows_novel(type(method)):
+        if grid.protocol == "base-to-novel" and type(method).head_for is Method.head_for:
             raise ConfigError(
                 f"{method.name} cannot be tested on novel classes: it knows only those that it "
                 "learned from.",
@@ -320,21 +293,12 @@ def without_preset(grid: Grid, sources: Mapping[str, Source]) -> list[str]:
 
 
 @cache
-def read_tuned(path: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Settings by method and dataset, as `bench tune` writes them."""
+def read_tuned(path: str) -> Tuned:
+    """Settings by method and dataset, as tuning writes them."""
     try:
-        tuned = read_toml(Path(path))
+        return TypeAdapter(Tuned).validate_python(read_toml(Path(path)))
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read {path}: {error}.", argument="tuned") from None
-    for method, datasets in tuned.items():
-        if not isinstance(datasets, dict) or not all(
-            isinstance(settings, dict) for settings in datasets.values()
-        ):
-            raise ConfigError(
-                f"{path}: '{method}' must be tables [{method}.DATASET] of settings.",
-                argument="tuned",
-            )
-    return tuned
 
 
 def _method_class(name: str) -> type[Method]:
@@ -342,7 +306,3 @@ def _method_class(name: str) -> type[Method]:
         hint = did_you_mean(name, METHODS)
         raise ConfigError(f"Unknown method '{name}'.{hint}", argument="methods")
     return METHODS[name]
-
-
-def _knows_novel(method: type[Method]) -> bool:
-    return method.head_for is not Method.head_for

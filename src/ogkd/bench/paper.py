@@ -57,8 +57,5 @@ def published() -> tuple[Published, ...]:
 
 
 def benchmark_of(spec: RunSpec) -> str | None:
-    """The benchmark that a run is on ("COVID_19" is "covid"); None for others and phantoms.
-
-    A bank of prompts says nothing about the images: own images can be described with any.
-    """
-    return None if spec.of_phantoms else known_as(spec.dataset, None)
+    """The benchmark that a run is on; None for others and phantoms."""
+    return None if spec.of_phantoms else known_as(spec.dataset)

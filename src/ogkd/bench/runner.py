@@ -17,10 +17,9 @@ from filelock import FileLock
 from torch import Tensor
 
 from ogkd.backbones import Backbone
-from ogkd.bench.paper import paper
-from ogkd.bench.runs import RunSpec
-from ogkd.bench.sources import OpenSource, Source, known_as, open_source
-from ogkd.bench.stored import Predictions
+from ogkd.bench.paper import benchmark_of, paper
+from ogkd.bench.runs import Predictions, RunSpec
+from ogkd.bench.sources import OpenSource, Source, open_source
 from ogkd.core.geometry import class_graph, prototypes
 from ogkd.datasets.case import images_of, require_files
 from ogkd.datasets.splits import base_and_novel, flip_labels
@@ -46,10 +45,6 @@ class RunGroup:
     def name(self) -> str:
         """The first run's hash: the same name for the same runs."""
         return self.specs[0].hash
-
-    def __str__(self) -> str:
-        first = self.specs[0]
-        return f"{first.dataset} {first.method} {first.shots or 'all'} shots x{len(self.specs)}"
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ class Runner:
             for method, head in zip(methods, heads, strict=True)
         ]
         clock.lap("test")
-        share = {phase: seconds / len(group.specs) for phase, seconds in clock.seconds.items()}
+        share = {phase: seconds / len(group.specs) for phase, seconds in clock.items()}
         common = {
             "class_names": {name: list(part.text.class_names) for name, part in parts.items()},
             "normal": {name: list(part.text.normal) for name, part in parts.items()},
@@ -257,12 +252,10 @@ def _predict(
         part_head = method.head_for(head, part.text) if name == "novel" else head
         p = part_head.of_rows(part.features).softmax(dim=-1)
         W = class_graph(prototypes(part.text.bank), alpha)
-        predictions = Predictions(part.labels.numpy(), p.float().numpy(), W.float().numpy())
-        try:
-            predictions.check(len(part.text.class_names))
-        except ValueError as error:  # a finite head can overflow
-            raise TrainingError(f"{method.name} gave {error} on {name} images.") from error
-        by_part[name] = predictions
+        if not bool(p.isfinite().all()):  # a finite head can overflow
+            raise TrainingError(f"{method.name} gave values that are not numbers on {name} images.")
+        arrays = (part.labels.numpy(), p.float().numpy(), W.float().numpy())
+        by_part[name] = Predictions(*arrays)
     return by_part
 
 
@@ -271,8 +264,7 @@ def _graph_sharpness(spec: RunSpec) -> float:
 
     It is the paper's for this benchmark, whatever the settings of the run.
     """
-    dataset = None if spec.of_phantoms else known_as(spec.dataset, spec.bank)
-    name, preset = paper().method, f"paper/{spec.protocol}/{dataset}"
+    name, preset = paper().method, f"paper/{spec.protocol}/{benchmark_of(spec)}"
     method = make_method(name, preset=preset if preset in presets(name) else "auto")
     return float(getattr(method.config, paper().graph_setting))
 
@@ -292,16 +284,15 @@ def _metrics(
     return by_part
 
 
-class _Clock:
+class _Clock(dict[str, float]):
     """Seconds by phase; a phase may occur several times."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
         self._then = time.perf_counter()
 
     def lap(self, phase: str) -> None:
         now = time.perf_counter()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._then
+        self[phase] = self.get(phase, 0.0) + now - self._then
         self._then = now
 
 
@@ -310,11 +301,8 @@ def _device_facts(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         return {"device": device.type}
     peak = round(torch.cuda.max_memory_allocated(device) / 1024**2, 1)
-    return {
-        "device": device.type,
-        "gpu": torch.cuda.get_device_name(device),
-        "gpu_peak_mib": peak,
-    }
+    name = torch.cuda.get_device_name(device)
+    return {"device": device.type, "gpu": name, "gpu_peak_mib": peak}
 
 
 def _peak_mib() -> float | None:

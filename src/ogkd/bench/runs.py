@@ -1,8 +1,9 @@
 """Benchmark runs: what a run is, which runs a plan asks for, and finished runs on disk.
 
 RUNS/runs/HASH/{spec.json, result.json, predictions.safetensors} is a finished run; the folder
-appears by one rename. It is checked when it is read (stored.py); a damaged one is named and left
-out. RUNS/plans/NAME.json says which runs a grid asks for and how tables name them;
+appears by one rename. Its name is the digest of spec.json; result.json has a digest of itself and
+of the predictions, so a damaged run is noticed when it is read, named and left out.
+RUNS/plans/NAME.json says which runs a grid asks for and how tables name them;
 RUNS/failed/HASH.json says why a run did not finish.
 """
 
@@ -18,21 +19,22 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load as read_arrays
 from safetensors.numpy import save as array_bytes
 
-from ogkd.bench.stored import SCHEMA, Predictions, Result, read_stored, sha256_bytes
 from ogkd.datasets.splits import MAX_SEED, Sampling
 from ogkd.errors import DataError, OgkdError
 from ogkd.files import folder_atomically, read_bytes, write_json
-from ogkd.records import sealed
+from ogkd.records import Record, read_record, sealed
 
 Protocol = Literal["few-shot", "base-to-novel"]
+SCHEMA = 1
 PREDICTIONS = "predictions.safetensors"
+_ARRAYS = ("labels", "probabilities", "W")  # of each part
 _MOST = 1 << 32  # bytes of predictions
-_AGAIN = "Run its grid into this folder again to compute it again, or delete the run's folder."
 
 
 class FrozenRecord(BaseModel):
@@ -122,6 +124,28 @@ class Plan(FrozenRecord):
 
 
 @dataclass(frozen=True)
+class Predictions:
+    """A run's predictions for one part of the test images."""
+
+    labels: NDArray[np.int64]  # [N]
+    probabilities: NDArray[np.float32]  # [N, C]
+    W: NDArray[np.float32]  # [C, C], the class graph of these classes
+
+
+class Result(BaseModel):
+    """result.json: what every run has; there is more."""
+
+    model_config = ConfigDict(extra="allow")
+    metrics: dict[str, dict[str, float | None]]  # of each part; None: not defined
+    class_names: dict[str, list[str]]
+    normal: dict[str, list[int]]
+    seconds: dict[str, float]
+    run: str  # the specification's hash
+    predictions_sha256: str
+    sha256: str  # of all of this
+
+
+@dataclass(frozen=True)
 class FinishedRun:
     spec: RunSpec
     result: Mapping[str, Any]
@@ -142,23 +166,15 @@ class FinishedRun:
 
     def predictions(self, part: str = "test") -> Predictions:
         """The predictions of one part; DataError if they are missing or damaged."""
-        return self.all_predictions()[part]
-
-    def all_predictions(self) -> dict[str, Predictions]:
-        """The predictions of each part; DataError if any are missing or damaged."""
         path = self.folder / PREDICTIONS
         try:
             content = read_bytes(path, most=_MOST)
-            if self.result.get("predictions_sha256") not in (None, sha256_bytes(content)):
+            if self.result["predictions_sha256"] != sha256_bytes(content):
                 raise ValueError("it was changed after it was written")
-            arrays, predictions = read_arrays(content), {}
-            for part in self.parts:
-                names = (f"{part}/{name}" for name in ("labels", "probabilities", "W"))
-                predictions[part] = Predictions(*(arrays[name] for name in names))
-                predictions[part].check(len(self.class_names(part)))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            arrays = read_arrays(content)
+            return Predictions(*(arrays[f"{part}/{name}"] for name in _ARRAYS))
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise DataError(f"{path} is missing or damaged ({error}).") from error
-        return predictions
 
 
 def same_images(runs: Sequence[FinishedRun], part: str) -> list[Predictions]:
@@ -195,6 +211,7 @@ class RunsFolder:
 
     def __init__(self, root: Path, on_skip: Callable[[str], None] = _warn) -> None:
         self.root = root
+        self.claims = root / ".claims"  # locks of the runs that are being computed
         self._on_skip = on_skip
 
     def folder_of(self, spec: RunSpec) -> Path:
@@ -218,29 +235,33 @@ class RunsFolder:
 
     def runs(self) -> list[FinishedRun]:
         """Every finished run, by hash; damaged ones are left out with a note."""
-        return list(self._readable(self._folders()).values())
+        return list(self._readable(sorted((self.root / "runs").glob("[!.]*"))).values())
 
-    def _folders(self) -> list[Path]:
-        parent = self.root / "runs"
-        folders = sorted(parent.iterdir()) if parent.is_dir() else []
-        return [folder for folder in folders if not folder.name.startswith(".")]
+    def finished(self, plan: Plan, *, predictions: bool = False) -> LabelledRuns:
+        """The finished runs of a plan with their labels, in the plan's order.
+
+        Damaged ones are left out with a note; DataError if there are no others. On request the
+        predictions are checked too.
+        """
+        folders = (self.folder_of(spec) for spec in plan.specs.values())
+        runs = self._readable(filter(Path.exists, folders), predictions=predictions)
+        hashes = ((cell.label, cell.spec.hash) for cell in plan.cells)
+        return [(label, runs[name]) for label, name in hashes if name in runs]
 
     def _readable(
         self, folders: Iterable[Path], *, predictions: bool = False
     ) -> dict[str, FinishedRun]:
         """The runs that are whole, by hash; DataError if there are only damaged ones."""
-        runs, notes = {}, []
+        runs, problems = {}, []
         for folder in folders:
             try:
                 runs[folder.name] = _read_run(folder, predictions=predictions)
             except OgkdError as error:
-                advice = f" {_AGAIN}" if isinstance(error, DataError) else ""
-                notes.append(f"{error}{advice}")
-        if notes and not runs:
-            more = f" {len(notes)} runs are like this." if len(notes) > 1 else ""
-            raise DataError(f"No run in {self.root} can be used. {notes[0]}{more}")
-        for note in notes:
-            self._on_skip(f"Skipped: {note}")
+                problems.append(str(error))
+        if problems and not runs:
+            raise DataError(f"None of {len(problems)} runs can be used: {problems[0]}")
+        for problem in problems:
+            self._on_skip(f"Skipped: {problem} Run its grid again to compute it again.")
         return runs
 
     def write(
@@ -273,11 +294,11 @@ class RunsFolder:
 
     def reason(self, spec: RunSpec) -> str:
         """Why a run failed."""
-        return read_stored(self.failure_of(spec), _Failure, " Remove it.").error
+        return _read(self.failure_of(spec), _Failure).error
 
     def failures(self) -> list[tuple[RunSpec, str]]:
         paths = sorted((self.root / "failed").glob("*.json"))
-        failures = [read_stored(path, _Failure, " Remove it.") for path in paths]
+        failures = [_read(path, _Failure) for path in paths]
         return [(failure.spec, failure.error) for failure in failures]
 
     def settled(self) -> tuple[set[str], set[str]]:
@@ -287,52 +308,47 @@ class RunsFolder:
 
     def write_plan(self, plan: Plan) -> None:
         """Store the plan, so that tables need nothing but this folder."""
-        write_json(
-            self.root / "plans" / f"{plan.name}.json", plan.model_dump(mode="json"), ours=True
-        )
+        path = self.root / "plans" / f"{plan.name}.json"
+        write_json(path, plan.model_dump(mode="json"), ours=True)
 
     def plans(self) -> dict[str, Plan]:
         """The plans of all grids that were run into this folder."""
-        return {
-            path.stem: self._plan(path) for path in sorted((self.root / "plans").glob("*.json"))
-        }
+        paths = sorted((self.root / "plans").glob("*.json"))
+        return {path.stem: _read(path, Plan) for path in paths}
 
     def plan_to_replace(self, name: str) -> Plan | None:
         """The plan of a name; if its file is damaged it is removed, so that it can be replaced."""
         path = self.root / "plans" / f"{name}.json"
         try:
-            return self._plan(path) if path.exists() else None
+            return _read(path, Plan) if path.exists() else None
         except DataError:
             path.unlink()
             return None
 
-    def _plan(self, path: Path) -> Plan:
-        return read_stored(path, Plan, " Run its grid into this folder again.")
-
-    def finished(self, plan: Plan, *, predictions: bool = False) -> LabelledRuns:
-        """The finished runs of a plan with their labels, in the plan's order.
-
-        Damaged ones are left out with a note; DataError if there are no others. On request the
-        predictions are checked too.
-        """
-        there = [
-            folder for spec in plan.specs.values() if (folder := self.folder_of(spec)).exists()
-        ]
-        runs = self._readable(there, predictions=predictions)
-        hashes = ((cell.label, cell.spec.hash) for cell in plan.cells)
-        return [(label, runs[name]) for label, name in hashes if name in runs]
-
 
 def _read_run(folder: Path, *, predictions: bool = False) -> FinishedRun:
-    result = read_stored(folder / "result.json", Result)
-    spec = read_stored(folder / "spec.json", RunSpec)
-    if spec.hash != folder.name:
+    spec, result = _read(folder / "spec.json", RunSpec), _read(folder / "result.json", Result)
+    if not spec.hash == folder.name == result.run or set(spec.parts) != set(result.metrics):
         raise DataError(f"{folder} contains another run than its name says.")
-    try:
-        result.check(spec.hash, spec.parts)
-    except ValueError as error:
-        raise DataError(f"{folder / 'result.json'} is damaged ({error}).") from error
     run = FinishedRun(spec, result.model_dump(), folder)
     if predictions:
-        run.all_predictions()
+        run.predictions(run.parts[0])
     return run
+
+
+def _read(path: Path, kind: type[Record]) -> Record:
+    """A record from a file; ConfigError if a newer version of ogkd wrote it."""
+    try:
+        return read_record(path, kind, newest=SCHEMA)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is missing or damaged ({error}).") from error
+
+
+def sha256_bytes(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def one_line(reason: str) -> str:
+    """A failure in one line: the end of a traceback, or the beginning of a message."""
+    lines = [line.strip() for line in reason.strip().splitlines()] or [""]
+    return lines[-1] if lines[0].startswith("Traceback") else " ".join(lines[:2])

@@ -12,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from ogkd.bench.runs import FrozenRecord
-from ogkd.datasets.case import Case, Dataset
+from ogkd.datasets.case import Dataset
 from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
 from ogkd.datasets.fetch import read_benchmark
 from ogkd.datasets.names import normal_labels
@@ -59,7 +59,7 @@ class Source(FrozenRecord):
     @property
     def benchmark(self) -> str | None:
         """The benchmark whose presets and normal classes it gets; None: it is none of them."""
-        return None if self.phantom else known_as(self.name, self.bank)
+        return None if self.phantom else known_as(self.name)
 
     @property
     def has_normal(self) -> bool:
@@ -83,18 +83,15 @@ class OpenSource:
         return {"data_sha256": self.dataset.sha256, "bank_sha256": bank_digest(self.bank)}
 
 
-def known_as(dataset: str, bank: str | None) -> str | None:
-    """The benchmark that a dataset is, by its name; else the one whose shipped bank it uses."""
+def known_as(dataset: str) -> str | None:
+    """The paper's benchmark that a dataset is, by any of its names ("COVID_19" is "covid")."""
     record = find_benchmark(dataset)
-    if record is not None and record.name in benchmarks():
-        return record.name
-    return bank if bank in benchmarks() else None
+    return record.name if record is not None and record.name in benchmarks() else None
 
 
 def find_sources(
     data: str | None,
     names: Sequence[str],
-    banks: Mapping[str, str],
     phantoms: Mapping[str, int],
     prompts: str = OURS,
     *,
@@ -102,7 +99,7 @@ def find_sources(
 ) -> dict[str, Source]:
     """Find every dataset before anything runs; an unknown name is an error.
 
-    `prompts` is where banks come from: "ours", "released", or a folder; `banks` names single ones.
+    `prompts` is where banks come from: "ours", "released", or a folder of DATASET.json.
     """
     if data is None:
         known = list(benchmarks() if set(names) <= {"*", *benchmarks()} else known_benchmarks())
@@ -114,28 +111,22 @@ def find_sources(
             known = sorted(path.parent.name for path in home(data).glob("*/train/"))
         if not known:
             raise ConfigError(
-                f"There is no folder {data} with subfolders that are datasets: "
-                "{train,val,test}/class.",
-                argument="data",
+                f"There is no folder {data} of datasets: {{train,val,test}}/class.", argument="data"
             )
     chosen = known if list(names) == ["*"] else list(dict.fromkeys(names))
     for name in chosen:
         if name not in known:
             hint = did_you_mean(name, known, cutoff=0.4)
             raise ConfigError(f"Unknown dataset '{name}'.{hint}", argument="datasets")
-    for name, bank in banks.items():
-        if name not in known:
-            raise ConfigError(f"[banks] names '{name}', which is not a dataset of the grid.")
-        _bank(bank)  # fails now, not in its first run
     if data == _PHANTOMS and prompts != OURS:
         raise ConfigError("Phantoms have their own prompts.", argument="prompts")
     sources = {}
     for name in chosen:
-        bank_name, file = _chosen_bank(name, banks.get(name), prompts)
+        bank, file = _chosen_bank(name, prompts)
         sources[name] = Source(
             name=name,
             folder=str(home(data) / name) if data not in (None, _PHANTOMS) else None,
-            bank=bank_name,
+            bank=bank,
             bank_file=file,
             phantom=tuple(phantoms.items()) if data == _PHANTOMS else (),
             upright=upright,
@@ -143,30 +134,30 @@ def find_sources(
     return sources
 
 
-def require_banks(sources: Mapping[str, Source]) -> None:
-    """Fail now, not in the first run, if a bank cannot be read."""
-    for source in sources.values():
-        texts_of(source)
-
-
 def texts_of(source: Source) -> dict[str, list[str]] | None:
     """The prompts of a dataset; None: templates."""
-    return None if source.bank is None else _bank(source.bank_file or source.bank)
+    if source.bank is None:
+        return None
+    if source.bank == RELEASED:
+        return read_bank(require_released())
+    return read_bank(shipped_banks().get(source.bank, Path(source.bank_file or source.bank)))
 
 
-def _chosen_bank(dataset: str, single: str | None, prompts: str) -> tuple[str | None, str | None]:
+def _chosen_bank(dataset: str, prompts: str) -> tuple[str | None, str | None]:
     """The name of a dataset's bank as runs have it, and its file if it is one.
 
     A file's name has a digest of its texts, so that a run is named by them and not by a path.
     """
-    if single is None and prompts in (OURS, RELEASED):
-        return _shipped_bank(dataset) if prompts == OURS else RELEASED, None
-    if single in (RELEASED, *shipped_banks()):
-        return single, None
-    path = home(single or prompts)
-    if single is None and not path.is_dir():
+    if prompts == RELEASED:
+        return RELEASED, None
+    record = find_benchmark(dataset)
+    if prompts == OURS:
+        bank = dataset.lower() if record is None else record.name
+        return bank if bank in shipped_banks() else None, None
+    path = home(prompts)
+    if not path.is_dir():
         raise ConfigError(f"There is no folder {prompts} of prompt banks.", argument="prompts")
-    names = dict.fromkeys((dataset, known_as(dataset, None) or dataset))
+    names = dict.fromkeys((dataset, known_as(dataset) or dataset))
     there = next((name for name in names if (path / f"{name}.json").is_file()), dataset)
     file = bank_file(path, there)
     return f"{file.stem}:{bank_digest(read_bank(file))[:12]}", str(file.resolve())
@@ -174,46 +165,25 @@ def _chosen_bank(dataset: str, single: str | None, prompts: str) -> tuple[str | 
 
 def open_source(source: Source) -> OpenSource:
     """Read a dataset; phantoms are drawn once and kept in the cache."""
+    bank: Mapping[str, Sequence[str]] | None
+    normal: Sequence[str] | None
     if source.phantom:
         record = phantom(source.name)
+        dataset = read_dataset(_drawn(source))
         bank = dict(zip(record.class_names, record.descriptions, strict=True))
         normal = [] if record.normal is None else [record.class_names[record.normal]]
-        return _opened(read_dataset(_drawn(source)), bank, normal)
-    known = benchmarks().get(source.benchmark or "")
-    texts = texts_of(source)
-    marked = None if known is None else known.normal
-    dataset = read_dataset(source.folder) if source.folder else read_benchmark(source.name)
-    require_classes(dataset.task, "The benchmark")
-    if source.folder and marked is not None and not set(marked) <= set(dataset.names):
-        marked = None  # other class names: "normal" or "healthy" in a name decides
+    else:
+        known = benchmarks().get(source.benchmark or "")
+        bank = texts_of(source)
+        normal = None if known is None else known.normal
+        dataset = read_dataset(source.folder) if source.folder else read_benchmark(source.name)
+        require_classes(dataset.task, "The benchmark")
+        if source.folder and normal is not None and not set(normal) <= set(dataset.names):
+            normal = None  # other class names: "normal" or "healthy" in a name decides
     if not source.upright:
-        dataset = dataset.map(_as_stored)
-    return _opened(dataset, texts, marked)
-
-
-def _opened(
-    dataset: Dataset, bank: Mapping[str, Sequence[str]] | None, normal: Sequence[str] | None
-) -> OpenSource:
+        dataset = dataset.map(lambda case: replace(case, images=tuple(map(as_stored, case.images))))
     dataset = dataset.with_normal(normal_labels(dataset.names, normal))
     return OpenSource(separate_groups(dataset)[0], bank)
-
-
-def _as_stored(case: Case) -> Case:
-    return replace(case, images=tuple(map(as_stored, case.images)))
-
-
-def _shipped_bank(name: str) -> str | None:
-    """The shipped bank of a dataset with its name, or with the name of a benchmark's folder."""
-    record = find_benchmark(name)
-    bank = name.lower() if record is None else record.name
-    return bank if bank in shipped_banks() else None
-
-
-def _bank(name: str) -> dict[str, list[str]]:
-    """A bank by name, whatever is in the working folder, or a file."""
-    if name == RELEASED:
-        return read_bank(require_released())
-    return read_bank(shipped_banks().get(name, Path(name)))
 
 
 def _drawn(source: Source) -> Path:

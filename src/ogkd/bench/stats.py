@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.bench.analysis import harmonic_mean
-from ogkd.bench.render import markdown_row
+from ogkd.bench.analysis import harmonic_mean, right
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, same_images
-from ogkd.bench.tidy import Condition, condition_of
+from ogkd.bench.tidy import Condition, condition_of, indistinguishable, markdown_row, measured
 from ogkd.errors import ConfigError, DataError
 from ogkd.methods import METHODS
 
@@ -24,42 +23,24 @@ Correct = NDArray[np.float32]  # [2, S, N]: 1 if a method was right, by method, 
 
 
 @dataclass(frozen=True)
-class DatasetDifference:
-    """The difference on one dataset, as fractions: 0.01 is one point of accuracy."""
+class Difference:
+    """How much better `a` is than `b`, as fractions: 0.01 is one point of accuracy."""
 
-    dataset: str
+    name: str  # a dataset, or "mean of 2"
     a: float
     b: float
     low: float
     high: float
-    p: float
-    seeds: int
-    images: int
+    p: float  # two-sided
+    seeds: int = 0
+    images: int = 0
+    per_dataset: tuple[Difference, ...] = ()
+    left_out: tuple[str, ...] = ()  # datasets that only one of them has, or without a common seed
 
     @property
     def mean(self) -> float:
-        """How much better `a` is."""
-        return self.a - self.b
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How much better `a` is than `b`, averaged over datasets."""
-
-    mean: float
-    low: float
-    high: float
-    p: float  # two-sided
-    per_dataset: tuple[DatasetDifference, ...]
-    left_out: tuple[str, ...] = ()  # datasets that only one of them has, or without a common seed
-
-
-@dataclass(frozen=True)
-class Differences:
-    """The columns of a table that were compared, and the reasons why others were not."""
-
-    columns: Mapping[Condition, Difference]
-    missing: Mapping[Condition, str]
+        rows = self.per_dataset or (self,)
+        return float(np.mean([row.a - row.b for row in rows]))
 
 
 def compare_methods(
@@ -76,11 +57,7 @@ def compare_methods(
     "test" if there is one, else "hm". A method that learns nothing is the same in every seed.
     Datasets that only one of them has, or without a common seed, are left out and listed.
     """
-    if resamples < 100:
-        raise ConfigError("Use at least 100 resamples.", argument="resamples")
     a, b = _by_dataset(runs_a), _by_dataset(runs_b)
-    if not set(a) & set(b):
-        raise DataError("The two methods have no finished runs on the same dataset.")
     pairs = {name: _paired(a[name], b[name]) for name in a if name in b}
     pairs = {name: pair for name, pair in pairs.items() if pair[0]}
     left_out = tuple(name for name in dict.fromkeys((*a, *b)) if name not in pairs)
@@ -90,22 +67,26 @@ def compare_methods(
     per_dataset, draws = [], []
     for name, pair in pairs.items():
         chosen = part or ("test" if "test" in pair[0][0].parts else "hm")
-        names = ("base", "novel") if chosen == "hm" else (chosen,)
-        tables = [_right(pair, piece) for piece in names]
+        tables = [_right(pair, piece) for piece in measured(chosen)]
         means, drawn = resample(tables, resamples=resamples, rng=rng)
-        difference = drawn[0] - drawn[1]
-        low, high, p = _interval(means[0] - means[1], difference)
+        draws.append(drawn[0] - drawn[1])
+        interval = _interval(means[0] - means[1], draws[-1])
         seeds, images = len(pair[0]), sum(table.shape[2] for table in tables)
-        per_dataset.append(DatasetDifference(name, *means, low, high, p, seeds, images))
-        draws.append(difference)
-    mean = float(np.mean([difference.mean for difference in per_dataset]))
-    low, high, p = _interval(mean, np.mean(draws, axis=0))
-    return Difference(mean, low, high, p, tuple(per_dataset), left_out)
+        per_dataset.append(Difference(name, *means, *interval, seeds, images))
+    mean = float(np.mean([row.mean for row in per_dataset]))
+    return Difference(
+        f"mean of {len(per_dataset)}",
+        float(np.mean([row.a for row in per_dataset])),
+        float(np.mean([row.b for row in per_dataset])),
+        *_interval(mean, np.mean(draws, axis=0)),
+        per_dataset=tuple(per_dataset),
+        left_out=left_out,
+    )
 
 
 def compare_labels(
     folder: RunsFolder, plan: Plan, a: str, b: str, *, part: str | None = None
-) -> Differences:
+) -> tuple[dict[Condition, Difference], dict[Condition, str]]:
     """Row `a` minus row `b` of a plan's table, for each column that both were planned in.
 
     A column that cannot be compared (yet) is listed with the reason; DataError if none can.
@@ -116,50 +97,41 @@ def compare_labels(
     for label in (a, b):
         if label not in planned:
             raise ConfigError(f"Plan '{plan.name}' has no row '{label}'.", argument="methods")
-    sides: dict[str, dict[Condition, list[FinishedRun]]] = {a: {}, b: {}}
+    runs: dict[tuple[str, Condition], list[FinishedRun]] = {}
     for label, run in folder.finished(plan, predictions=True):
-        if label in sides:
-            sides[label].setdefault(condition_of(run.spec, plan.sweep), []).append(run)
+        runs.setdefault((label, condition_of(run.spec, plan.sweep)), []).append(run)
     columns: dict[Condition, Difference] = {}
     missing: dict[Condition, str] = {}
     for condition in (column for column in planned[a] if column in planned[b]):
-        if lacking := [label for label in (a, b) if condition not in sides[label]]:
-            missing[condition] = f"No finished runs of {' and '.join(lacking)}."
-            continue
+        both = [runs.get((label, condition), []) for label in (a, b)]
         try:
-            both = sides[a][condition], sides[b][condition]
+            if not all(both):
+                raise DataError("Runs are missing.")
             columns[condition] = compare_methods(*both, part=part)
         except DataError as error:
             missing[condition] = str(error)
     if not columns:
-        reasons = [f"{condition}: {reason}" for condition, reason in missing.items()]
-        why = " ".join(reasons) or "They have no common column."
+        why = " ".join(f"{condition}: {reason}" for condition, reason in missing.items())
         raise DataError(f"'{a}' and '{b}' cannot be compared in '{plan.name}'. {why}")
-    return Differences(columns, missing)
+    return columns, missing
 
 
-def differences_markdown(differences: Differences, a: str, b: str) -> str:
+def differences_markdown(
+    columns: Mapping[Condition, Difference], missing: Mapping[Condition, str], a: str, b: str
+) -> str:
     """The differences in percentage points: the mean of each column, then its datasets."""
     lines = [markdown_row([f"{a} minus {b}", "datasets", "difference", "interval", "p"])]
     lines.append("|---|---|---:|---:|---:|")
-    for condition, difference in differences.columns.items():
-        rows: list[tuple[str, Difference | DatasetDifference]]
-        rows = [(f"mean of {len(difference.per_dataset)}", difference)]
-        rows += [(single.dataset, single) for single in difference.per_dataset]
-        for name, row in rows:
+    notes = []
+    for condition, difference in columns.items():
+        for row in (difference, *difference.per_dataset):
             mean, low, high = (f"{100 * number:+.2f}" for number in (row.mean, row.low, row.high))
             p = f"{row.p:.3f}" if row.p >= 0.001 else "< 0.001"
-            lines.append(markdown_row([str(condition), name, mean, f"{low} to {high}", p]))
-    without = {
-        key: ", ".join(difference.left_out)
-        for key, difference in differences.columns.items()
-        if difference.left_out
-    }
-    notes = [
-        f"- {key}: without {names}, on which they have no common runs."
-        for key, names in without.items()
-    ]
-    notes += [f"- {key}: not compared. {reason}" for key, reason in differences.missing.items()]
+            lines.append(markdown_row([str(condition), row.name, mean, f"{low} to {high}", p]))
+        if difference.left_out:
+            names = ", ".join(difference.left_out)
+            notes.append(f"- {condition}: without {names}, on which they have no common runs.")
+    notes += [f"- {key}: not compared. {reason}" for key, reason in missing.items()]
     return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
 
 
@@ -229,13 +201,9 @@ def _interval(mean: float, draws: NDArray[np.float64]) -> tuple[float, float, fl
 def _by_dataset(runs: Sequence[FinishedRun]) -> dict[str, dict[int, FinishedRun]]:
     by_dataset: dict[str, dict[int, FinishedRun]] = {}
     for run in runs:
-        by_seed = by_dataset.setdefault(run.spec.dataset, {})
-        if run.spec.seed in by_seed:
-            raise ConfigError(
-                f"Two runs on {run.spec.dataset} have seed {run.spec.seed}: {run.spec} and "
-                f"{by_seed[run.spec.seed].spec}. Compare one setting with one other setting."
-            )
-        by_seed[run.spec.seed] = run
+        other = by_dataset.setdefault(run.spec.dataset, {}).setdefault(run.spec.seed, run)
+        if other is not run:
+            raise indistinguishable(run.spec.method, other.spec, run.spec)
     return by_dataset
 
 
@@ -243,26 +211,15 @@ def _paired(
     a: Mapping[int, FinishedRun], b: Mapping[int, FinishedRun]
 ) -> tuple[list[FinishedRun], list[FinishedRun]]:
     """Runs of both, seed by seed; none if they have no common seed."""
-    seeds = set(a) & set(b)
-    if _same_in_all(a) or _same_in_all(b):
-        seeds = set(b if _same_in_all(a) else a)
-    firsts = next(iter(a.values())), next(iter(b.values()))
+    first_a, first_b = next(iter(a.values())), next(iter(b.values()))
+    methods = (METHODS.get(run.spec.method) for run in (first_a, first_b))
+    learns = [method is None or method.needs_images for method in methods]
+    seeds = set(a) & set(b) if all(learns) else set(a if learns[0] else b)
     order = sorted(seeds)
-    return [a.get(seed, firsts[0]) for seed in order], [b.get(seed, firsts[1]) for seed in order]
-
-
-def _same_in_all(runs: Mapping[int, FinishedRun]) -> bool:
-    method = METHODS.get(next(iter(runs.values())).spec.method)
-    return method is not None and not method.needs_images
+    return [a.get(seed, first_a) for seed in order], [b.get(seed, first_b) for seed in order]
 
 
 def _right(pair: tuple[list[FinishedRun], list[FinishedRun]], part: str) -> Correct:
-    runs = [*pair[0], *pair[1]]
-    for run in runs:
-        if part not in run.parts:
-            raise ConfigError(f"{run.spec} has no part '{part}'. It has: {', '.join(run.parts)}.")
-    predictions = same_images(runs, part)
-    rows = [
-        prediction.probabilities.argmax(axis=1) == prediction.labels for prediction in predictions
-    ]
+    predictions = same_images([*pair[0], *pair[1]], part)
+    rows = [right(prediction.probabilities, prediction.labels) for prediction in predictions]
     return np.stack(rows).astype(np.float32).reshape(2, len(pair[0]), -1)

@@ -1,24 +1,47 @@
-"""The tables of a plan in the paper's shape: which blocks, rows and columns each kind has."""
+"""The tables of a plan in the paper's shape, as Markdown, LaTeX or CSV.
+
+Best bold, second underlined, missing cells empty.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+import math
+import re
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
-from ogkd.bench.render import Cell, Table, to_csv, to_latex, to_markdown
 from ogkd.bench.runs import LabelledRuns, Plan, RunsFolder
-from ogkd.bench.tidy import Average, Condition, Summary, changed_settings, prompts_used
+from ogkd.bench.tidy import (
+    Average,
+    Condition,
+    Summary,
+    changed_settings,
+    csv_text,
+    markdown_row,
+    prompts_used,
+)
 from ogkd.errors import ConfigError, DataError
 
-Format = Literal["markdown", "latex", "csv"]
-Writer = Callable[[Table], str]
-FORMATS: dict[str, Writer] = {"markdown": to_markdown, "latex": to_latex, "csv": to_csv}
 AVERAGE = "average"
+_WIDE = 6  # more columns are scaled to the width of the page
 _PARTS = {"test": "", "base": "Base", "novel": "Novel", "hm": "HM", "mean-hm": "Mean of HMs"}
 _MEAN_HM = _PARTS["mean-hm"]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """One number of a table, where it stands, and which others it competes with."""
+
+    key: str  # of its block: "average", "busi"
+    block: str  # the block's title
+    row: str
+    column: str
+    average: Average | None  # None: no run is finished
+    group: Hashable  # the best of a group within a block is bold
+    over_datasets: bool  # not only over seeds
 
 
 def make_table(
@@ -26,7 +49,7 @@ def make_table(
     plan: Plan,
     *,
     metric: str = "accuracy",
-    format: Format = "markdown",  # the reader's word
+    format: str = "markdown",  # the reader's word
 ) -> str:
     """The table of a plan as text: the average over datasets first, then each dataset."""
     if format not in FORMATS:
@@ -37,21 +60,15 @@ def make_table(
         raise DataError(f"Plan '{plan.name}' has no runs.")
     runs = folder.finished(plan)
     summary = Summary(plan, runs, metric)
-    noise = plan.table == "noise"
-    cells = list(_noise_cells(summary) if noise else _cells(summary))
-    table = Table(
-        name=plan.name,
-        title=f"{plan.title}: {summary.metric.title}{summary.metric.unit}",
-        metric=summary.metric,
-        corner="Dataset" if noise else "Method",
-        cells=pd.DataFrame([vars(cell) for cell in cells], dtype=object),
-        spread=plan.table == "few-shot",
-        notes=tuple(_notes(summary, cells, runs)),
-    )
-    return FORMATS[format](table)
+    cells = list(_noise_cells(summary) if plan.table == "noise" else _cells(summary))
+    table = pd.DataFrame([vars(cell) for cell in cells], dtype=object)
+    return FORMATS[format](table, summary, list(_notes(summary, cells, runs)))
 
 
-def _cells(summary: Summary) -> Iterable[Cell]:
+# Which blocks, rows and columns
+
+
+def _cells(summary: Summary) -> Iterable[_Cell]:
     """Methods in rows, conditions in columns; a sweep has a block for each number of shots."""
     several, sweep = len(summary.datasets) > 1, summary.plan.table == "sweep"
     # Rows of one column compete; if a single row is swept, its columns do.
@@ -65,7 +82,7 @@ def _cells(summary: Summary) -> Iterable[Cell]:
             # What a sweep does not vary goes into a block's title.
             page = _words(summary, condition, swept=False) if sweep else ""
             for part in _columns(summary, condition, average=dataset is None):
-                yield Cell(
+                yield _Cell(
                     key=f"{name} {page}".strip(),
                     block=f"{title}, {page}" if page else title,
                     row=label,
@@ -76,7 +93,7 @@ def _cells(summary: Summary) -> Iterable[Cell]:
                 )
 
 
-def _noise_cells(summary: Summary) -> Iterable[Cell]:
+def _noise_cells(summary: Summary) -> Iterable[_Cell]:
     """Datasets in rows, methods in columns, as the appendix prints label noise.
 
     In base-to-novel each number of flips has a block; otherwise flips are side by side.
@@ -87,15 +104,14 @@ def _noise_cells(summary: Summary) -> Iterable[Cell]:
         page, beside = (words, "") if "base" in parts else ("", words)
         rows: dict[str, str | None] = {name: name for name in summary.datasets}
         if len(rows) > 1:
-            rows[AVERAGE] = None
-            rows |= {_MEAN_HM: None} if "hm" in parts else {}
+            rows |= {AVERAGE: None} | ({_MEAN_HM: None} if "hm" in parts else {})
         for (row, dataset), label, part in itertools.product(rows.items(), summary.labels, parts):
             average = None
             if row != _MEAN_HM:
                 average = _average(summary, label, dataset, condition, part)
             elif part == "hm":
                 average = summary.average(label, condition, "mean-hm")
-            yield Cell(
+            yield _Cell(
                 key=page or "noise",
                 block=page or _average_title(summary),
                 row=row,
@@ -118,18 +134,18 @@ def _columns(summary: Summary, condition: Condition, *, average: bool) -> list[s
     parts = summary.parts(condition)
     # A harmonic mean of errors would be good if the smaller of the two is.
     if "base" in parts and not summary.metric.lower_is_better:
-        extra = ["hm", "mean-hm"] if average and len(summary.datasets) > 1 else ["hm"]
-        parts[parts.index("novel") + 1 : parts.index("novel") + 1] = extra
+        parts.insert(parts.index("novel") + 1, "hm")
+        if average and len(summary.datasets) > 1:
+            parts.insert(parts.index("hm") + 1, "mean-hm")
     return parts
 
 
 def _heading(summary: Summary, condition: Condition, part: str, *, average: bool = False) -> str:
+    words = _words(summary, condition)
     if summary.plan.table == "sweep":
         words = _swept(summary, condition)
     elif len(summary.conditions) == 1 and part != "test":
         words = ""
-    else:
-        words = _words(summary, condition)
     # An average has two harmonic means: say which.
     name = "HM of averages" if average and part == "hm" else _PARTS[part]
     return " ".join(filter(None, (words, name)))
@@ -137,11 +153,12 @@ def _heading(summary: Summary, condition: Condition, part: str, *, average: bool
 
 def _words(summary: Summary, condition: Condition, *, swept: bool = True) -> str:
     """What distinguishes a condition; `swept` False: without what the sweep varies."""
-    axis = summary.plan.sweep
     words = []
     if summary.plan.table != "noise" or len({other.shots for other in summary.conditions}) > 1:
         words.append("all images" if condition.shots is None else f"K={condition.shots}")
-    if any(other.flips for other in summary.conditions) and (swept or axis != "flips"):
+    if any(other.flips for other in summary.conditions) and (
+        swept or summary.plan.sweep != "flips"
+    ):
         words.append(f"{condition.flips} flips")
     if any(other.value is not None for other in summary.conditions) and swept:
         words.append(_swept(summary, condition))
@@ -163,7 +180,7 @@ def _average_title(summary: Summary) -> str:
     return f"Average over {count} datasets" if count > 1 else summary.datasets[0]
 
 
-def _notes(summary: Summary, cells: Sequence[Cell], runs: LabelledRuns) -> Iterable[str]:
+def _notes(summary: Summary, cells: Sequence[_Cell], runs: LabelledRuns) -> Iterable[str]:
     if any(cell.average and not cell.average.complete for cell in cells):
         yield (
             "In brackets: runs are missing. An average shows how many datasets are complete. Such "
@@ -192,8 +209,14 @@ def _notes_on_runs(summary: Summary, runs: LabelledRuns) -> Iterable[str]:
     if len(set(sizes.values())) > 1:
         words = [f"{_heading(summary, key, 'test')}: {size}" for key, size in sizes.items()]
         yield f"Datasets in the average: {', '.join(words)}."
-    if short := _fewer_images(runs):
-        words = [f"{name} {count} (K={shots})" for (shots, name), count in short.items()]
+    smallest: dict[tuple[int, str], int] = {}  # class with fewer than K images
+    for _, run in runs:
+        shots, fewest = run.spec.shots, min(run.result.get("images_per_class") or [math.inf])
+        if shots is not None and fewest < shots:
+            key = (shots, run.spec.dataset)
+            smallest[key] = min(fewest, smallest.get(key, shots))
+    if smallest:
+        words = [f"{name} {count} (K={shots})" for (shots, name), count in smallest.items()]
         yield f"Classes with fewer than K images, all of which were used: {', '.join(words)}."
     if any(cell.spec.judge == "val" for cell in summary.plan.cells):
         yield "Judged on validation images; the test images were not used."
@@ -203,12 +226,110 @@ def _notes_on_runs(summary: Summary, runs: LabelledRuns) -> Iterable[str]:
         yield f"Prompts: {prompts_used(run for _, run in runs)}."
 
 
-def _fewer_images(runs: LabelledRuns) -> dict[tuple[int, str], int]:
-    """The images of the smallest class, by shots and dataset, if it has fewer than K."""
-    smallest: dict[tuple[int, str], int] = {}
-    for _, run in runs:
-        counts, shots = run.result.get("images_per_class"), run.spec.shots
-        if counts and shots is not None and min(counts) < shots:
-            key = (shots, run.spec.dataset)
-            smallest[key] = min(min(counts), smallest.get(key, shots))
-    return smallest
+# How a table is written
+
+
+def _title(summary: Summary) -> str:
+    return f"{summary.plan.title}: {summary.metric.title}{summary.metric.unit}"
+
+
+def _corner(summary: Summary) -> str:
+    return "Dataset" if summary.plan.table == "noise" else "Method"
+
+
+def _to_markdown(table: pd.DataFrame, summary: Summary, notes: Sequence[str]) -> str:
+    """GitHub Markdown, with a heading and a table for each block."""
+    lines = [f"## {_title(summary)}", ""]
+    for _, block, texts in _blocks(table, summary, 0, " ± ", "**{}**", "<ins>{}</ins>"):
+        lines += [f"### {block}", "", markdown_row([_corner(summary), *texts.columns])]
+        lines += ["|---|" + "---:|" * len(texts.columns)]
+        lines += [markdown_row(row) for row in texts.itertuples(name=None)]
+        lines.append("")
+    lines += [f"- {note}" for note in notes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _to_latex(table: pd.DataFrame, summary: Summary, notes: Sequence[str]) -> str:
+    """A table for booktabs of each block, with two decimals as in the paper."""
+    lines: list[str] = []
+    marks = (" $\\pm$ ", "\\textbf{{{}}}", "\\underline{{{}}}")
+    for key, block, texts in _blocks(table, summary, 1, *marks):
+        named = texts.rename(index=_tex, columns=_tex).reset_index(names=_corner(summary))
+        form = "l" + "r" * len(texts.columns)
+        tabular = named.to_latex(index=False, escape=False, column_format=form).rstrip()
+        if len(texts.columns) > _WIDE:
+            tabular = f"\\resizebox{{\\linewidth}}{{!}}{{%\n{tabular}}}"
+        name = f"{summary.plan.name}-{key}" if lines else summary.plan.name
+        caption = " ".join([f"{_title(summary)}: {block}.", *([] if lines else notes)])
+        lines += ["\\begin{table}[t]", "\\centering", f"\\caption{{{_tex(caption)}}}"]
+        lines += [f"\\label{{tab:{re.sub(r'[^A-Za-z0-9-]+', '-', name)}}}", tabular]
+        lines += ["\\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def _to_csv(table: pd.DataFrame, summary: Summary, _: Sequence[str]) -> str:
+    """One rectangle for all blocks: value, standard deviation and completeness of each column."""
+    columns, scale = list(table["column"].unique()), summary.metric.scale
+    headings = [name + end for name in columns for end in ("", " std", " complete")]
+    rows = [["block", _corner(summary).lower(), *headings]]
+    for (key, row), cells in table.groupby(["key", "row"], sort=False):
+        averages = dict(zip(cells["column"], cells["average"], strict=True))
+        texts = [key, row]
+        for average in map(averages.get, columns):
+            if average is None:
+                texts += ["", "", ""]
+                continue
+            std = "" if math.isnan(average.std) else f"{average.std * scale:.4f}"
+            complete = "yes" if average.complete else f"no ({average.done} of {average.planned})"
+            texts += [f"{average.value * scale:.4f}", std, complete]
+        rows.append(texts)
+    return csv_text(rows)
+
+
+FORMATS = {"markdown": _to_markdown, "latex": _to_latex, "csv": _to_csv}
+
+
+def _blocks(
+    table: pd.DataFrame, summary: Summary, more: int, plus_minus: str, best: str, second: str
+) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """Key, title and texts (rows x columns) of each block; `more` decimals than usual."""
+    complete = table[[average is not None and average.complete for average in table["average"]]]
+    printed = [
+        float(summary.metric.text(average.value, more=more)) for average in complete["average"]
+    ]
+    # The best and the second of a group are marked; equal as printed is equal.
+    groups = pd.Series(printed, complete.index, float).groupby([complete["key"], complete["group"]])
+    rank = groups.rank("dense", ascending=summary.metric.lower_is_better)
+    size = groups.transform("size")
+    marks = pd.Series("{}", index=table.index)
+    marks[rank.index[(rank == 1) & (size > 1)]] = best
+    marks[rank.index[(rank == 2) & (size > 2)]] = second  # of two the other one needs no mark
+    texts = [
+        mark.format(_number(cell, summary, more, plus_minus))
+        for mark, cell in zip(marks, table.itertuples(), strict=True)
+    ]
+    for (key, title), cells in table.assign(text=texts).groupby(["key", "block"], sort=False):
+        rows, columns = cells["row"].unique(), cells["column"].unique()
+        block = cells.pivot(index="row", columns="column", values="text").loc[rows, columns]
+        yield key, title, block
+
+
+def _number(cell: _Cell, summary: Summary, more: int, plus_minus: str) -> str:
+    average = cell.average
+    if average is None:
+        return ""
+    text = summary.metric.text(average.value, more=more)
+    if summary.plan.table == "few-shot" and not math.isnan(average.std):
+        text += f"{plus_minus}{summary.metric.text(average.std, more=more)}"
+    if average.complete:
+        return text
+    return f"({text}, {average.done}/{average.planned})" if cell.over_datasets else f"({text})"
+
+
+_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_SPECIAL |= {"±": r"$\pm$", "γ": r"$\gamma$", "≤": r"$\leq$"}
+_SPECIAL |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
+
+
+def _tex(text: str) -> str:
+    return "".join(_SPECIAL.get(letter, letter) for letter in text)

@@ -22,7 +22,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +30,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ogkd.bench.analysis import harmonic_mean
-from ogkd.bench.runs import FinishedRun, LabelledRuns, Plan, RunsFolder, RunSpec
-from ogkd.bench.stored import sha256_bytes
+from ogkd.bench.runs import (
+    FinishedRun,
+    LabelledRuns,
+    Plan,
+    RunsFolder,
+    RunSpec,
+    sha256_bytes,
+)
 from ogkd.cells import harmless
 from ogkd.datasets import tables
 from ogkd.errors import ConfigError, DataError
@@ -39,24 +45,18 @@ from ogkd.evaluation.names import METRICS, metric_named
 from ogkd.methods import METHODS, RivalConfig
 from ogkd.prompts.bank import shipped_banks
 
-_VALUES = 3  # of a setting that are named
-
-
-def bank_title(spec: RunSpec) -> str:
-    """Whose prompts a run used: "released", "ours", "templates", or the name of a file."""
-    if spec.bank is None:
-        return "phantoms' own" if spec.of_phantoms else "templates"
-    return "ours" if spec.bank in shipped_banks() else spec.bank.partition(":")[0]
-
 
 def prompts_used(runs: Iterable[FinishedRun]) -> str:
-    """The names of the runs' prompt banks, with a digest of each name's texts.
+    """Whose prompts runs used ("released", "ours", "templates", a file), with their digest.
 
-    Older runs have no digest. Several banks of one name, a file for each dataset, have one digest.
+    Several banks of one name, a file for each dataset, have one digest.
     """
     banks: dict[str, set[str]] = {}
     for run in runs:
-        banks.setdefault(bank_title(run.spec), set()).add(run.result.get("bank_sha256") or "")
+        title = "phantoms' own" if run.spec.of_phantoms else "templates"
+        if (bank := run.spec.bank) is not None:
+            title = "ours" if bank in shipped_banks() else bank.partition(":")[0]
+        banks.setdefault(title, set()).add(run.result.get("bank_sha256") or "")
     words = []
     for title, digests in banks.items():
         known = sorted(digests - {""})
@@ -73,20 +73,19 @@ def changed_settings(plan: Plan) -> str:
     rows: dict[str, list[RunSpec]] = {}
     for cell in plan.cells:
         rows.setdefault(cell.label, []).append(cell.spec)
-    words = []
+    labels: dict[str, dict[str, list[str]]] = {}  # setting -> its values in words -> rows
     for name in dict.fromkeys(name for cell in plan.cells for name in cell.spec.settings):
-        if name == plan.sweep:
-            continue
-        labels: dict[str, list[str]] = {}
-        for label, specs in rows.items():
+        for label, specs in rows.items() if name != plan.sweep else ():
             if any(name in spec.settings for spec in specs):
                 values = dict.fromkeys(str(s.settings.get(name, "unchanged")) for s in specs)
-                few = len(values) <= _VALUES
+                few = len(values) <= 3
                 text = f"{name}={' or '.join(values)}" if few else f"{name} ({len(values)} values)"
-                labels.setdefault(text, []).append(label)
-        for text, same in labels.items():
-            words.append(text if len(same) == len(rows) else f"{text} of {', '.join(same)}")
-    return "; ".join(words)
+                labels.setdefault(name, {}).setdefault(text, []).append(label)
+    return "; ".join(
+        text if len(same) == len(rows) else f"{text} of {', '.join(same)}"
+        for texts in labels.values()
+        for text, same in texts.items()
+    )
 
 
 class Condition(NamedTuple):
@@ -212,7 +211,7 @@ class Summary:
 
     def wanted(self, condition: Condition, part: str) -> list[str]:
         """The datasets that any row has under a condition: an average is over all of them."""
-        key = (condition, _measured(part)[0])
+        key = (condition, measured(part)[0])
         planned = {dataset for _, *other, dataset in self._planned if tuple(other) == key}
         return [dataset for dataset in self.datasets if dataset in planned]
 
@@ -222,38 +221,37 @@ class Summary:
         """Datasets x seeds of each measured part; only datasets with a finished run of all."""
         names = self.datasets if datasets is None else datasets
         empty = pd.DataFrame()
-        frames = [self._scores.get((label, condition, p), empty) for p in _measured(part)]
+        frames = [self._scores.get((label, condition, p), empty) for p in measured(part)]
         done = [set(frame.dropna(how="all").index) for frame in frames]
         kept = [name for name in names if all(name in finished for finished in done)]
         return [frame.loc[kept] for frame in frames]
 
     def of(self, label: str, dataset: str, condition: Condition, part: str) -> Average | None:
         """The average over the seeds of one dataset; None if no run is finished."""
-        scores = self.scores(label, condition, part, [dataset])
-        if not len(scores[0]):
-            return None
-        done = common_seeds(scores).shape[1]
-        planned = self._planned[label, condition, _measured(part)[0], dataset]
-        return Average(*self._averaged(label, part, scores), done, planned)
+        planned = self._planned[label, condition, measured(part)[0], dataset]
+        return self._averaged(label, condition, part, [dataset], planned)
 
     def average(
         self, label: str, condition: Condition, part: str, datasets: Sequence[str] | None = None
     ) -> Average | None:
         """The average over datasets; it is complete if every run of every dataset is finished."""
-        datasets = self.wanted(condition, part) if datasets is None else datasets
+        names = self.wanted(condition, part) if datasets is None else datasets
+        average = self._averaged(label, condition, part, names, len(names))
+        single = (self.of(label, name, condition, part) for name in names)
+        done = sum(other is not None and other.complete for other in single)
+        return average and replace(average, done=done)
+
+    def _averaged(
+        self, label: str, condition: Condition, part: str, datasets: Sequence[str], planned: int
+    ) -> Average | None:
         scores = self.scores(label, condition, part, datasets)
         if not len(scores[0]):
             return None
-        single = [self.of(label, name, condition, part) for name in datasets]
-        done = sum(average is not None and average.complete for average in single)
-        return Average(*self._averaged(label, part, scores), done, len(datasets))
-
-    def _averaged(
-        self, label: str, part: str, scores: Sequence[pd.DataFrame]
-    ) -> tuple[float, float]:
         value, std = average_and_spread(part, scores)
         seeds = common_seeds(scores).shape[1]
-        return value, 1.96 * std / math.sqrt(seeds) if label in self.benchmarked and seeds else std
+        if label in self.benchmarked and seeds:
+            std *= 1.96 / math.sqrt(seeds)
+        return Average(value, std, seeds, planned)
 
 
 def _as_benchmarked(spec: RunSpec) -> bool:
@@ -274,8 +272,8 @@ def indistinguishable(label: str, first: RunSpec, second: RunSpec) -> ConfigErro
     )
 
 
-def _measured(part: str) -> tuple[str, ...]:
-    """The measured parts that a part is computed from."""
+def measured(part: str) -> tuple[str, ...]:
+    """The measured parts that a part is computed from: of a harmonic mean both."""
     return ("base", "novel") if part in ("hm", "mean-hm") else (part,)
 
 
@@ -318,11 +316,7 @@ _FACTS = (
 def records_csv(records: Sequence[dict[str, Any]]) -> str:
     """Records as CSV; a dictionary in a cell is JSON."""
     names = list(dict.fromkeys(name for record in records for name in record))
-    return csv_text([names, *([_flat(record.get(name)) for name in names] for record in records)])
-
-
-def _flat(value: Any) -> Any:
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
+    return csv_text([names, *([record.get(name) for name in names] for record in records)])
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
@@ -331,6 +325,8 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
 
 
 def _safe(cell: object) -> object:
+    if isinstance(cell, dict | list):
+        return json.dumps(cell, sort_keys=True)
     if not isinstance(cell, str):
         return cell
     try:
@@ -338,3 +334,8 @@ def _safe(cell: object) -> object:
     except ValueError:
         return harmless(cell)
     return cell  # a negative number is not a formula
+
+
+def markdown_row(texts: Iterable[str]) -> str:
+    cells = (text.replace("|", "\\|").replace("\n", " ") for text in texts)
+    return f"| {' | '.join(cells)} |"

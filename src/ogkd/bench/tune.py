@@ -11,28 +11,26 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ogkd.bench.grid import Grid, GridRow
+from ogkd.bench.grid import Grid, GridRow, Tuned
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_text
 from ogkd.methods import METHODS, make_method, presets
 
-Tuned = dict[str, dict[str, dict[str, Any]]]
-"""Settings by method and dataset."""
 
-
-def tuning_grid(grid: Grid, methods: Sequence[str], *, trials: int, seed: int = 1) -> Grid:
-    """The grid with `trials` settings of each method for rows; the first changes nothing.
+def tuning_grid(grid: Grid, *, trials: int, seed: int = 1) -> Grid:
+    """The grid with `trials` settings of each method in `only` for rows; the first is the preset.
 
     Settings are drawn at random, none twice. Features come from the cache: where a preset trains
     on fresh crops, the trials see whole images.
     """
+    if not grid.only:
+        raise ConfigError("Name the methods to tune, such as ogkd.", argument="methods")
     rows = []
-    for name in methods:
+    for name in grid.only:
         numbers = METHODS[name].tunable if name in METHODS else {}
         if not numbers:
             able = ", ".join(sorted(known for known, kind in METHODS.items() if kind.tunable))
@@ -107,12 +105,14 @@ def _mean(runs: Sequence[FinishedRun], metric: str) -> float:
     return float(np.mean([run.metric(metric, part) for run in runs for part in run.parts]))
 
 
-def write_tuned(path: Path, tuned: Tuned, *, made_by: str) -> None:
-    """Write settings as TOML: a table [METHOD.DATASET] for each."""
-    lines = [f"# {made_by}", "# Chosen on validation images; test images were not used.", ""]
-    for method, datasets in tuned.items():
+def write_best(folder: RunsFolder, plan: Plan) -> Path:
+    """Write the best settings as TOML into the folder: a table [METHOD.DATASET] for each."""
+    lines = ["# Chosen on validation images; test images were not used.", ""]
+    for method, datasets in best_settings(folder, plan).items():
         for dataset, settings in datasets.items():
             lines.append(f'["{method}"."{dataset}"]')
             lines += [f'"{name}" = {value!r}' for name, value in settings.items()]
             lines.append("")
+    path = folder.root / "tuned.toml"
     write_text(path, "\n".join(lines), ours=True)
+    return path

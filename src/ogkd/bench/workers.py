@@ -27,9 +27,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 from ogkd.bench.runner import method_of
-from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
-from ogkd.bench.sources import Source, open_source, require_banks
-from ogkd.bench.worker import ATTEMPTS, MOST_ATTEMPTS, Job, one_line, unsuitable, work
+from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, one_line
+from ogkd.bench.sources import Source, open_source, texts_of
+from ogkd.bench.worker import ATTEMPTS, MOST_ATTEMPTS, Ended, Job, work_elsewhere
 from ogkd.datasets.fetch import locate_benchmark
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.features.cluster import Cluster, absolute, settings_for_workers, use_settings
@@ -62,23 +62,17 @@ def make_job(
     )
 
 
-def prepare(
-    folder: RunsFolder, plan: Plan, sources: Mapping[str, Source] | None = None
-) -> list[str]:
+def prepare(folder: RunsFolder, plan: Plan, sources: Mapping[str, Source]) -> list[str]:
     """Make the folder ready: store the plan, move damaged runs away, forget old failures.
 
     Runs on other images or prompts than those of `sources` are refused. Returns notes for the
     user.
     """
-    require_banks(sources or {})
     root = folder.root
-    problem = ""
-    if root.is_dir() and holds_files(root) and not (root / "plans").is_dir():
-        problem = "exists and is not a folder of runs"
-    elif root.exists() and not root.is_dir():
-        problem = "is a file, not a folder for runs"
-    if problem:
-        raise unsuitable(folder, problem)
+    for source in sources.values():
+        texts_of(source)  # fails now, not in the first run, if a bank cannot be read
+    if root.exists() and not (root / "plans").is_dir() and (root.is_file() or holds_files(root)):
+        raise ConfigError(f"{root} exists and is not a folder of runs.", argument="out")
     notes = []
     made_with: dict[str, FinishedRun] = {}
     with storage_errors(root):
@@ -90,7 +84,7 @@ def prepare(
             )
         for spec in plan.specs.values():
             folder.failure_of(spec).unlink(missing_ok=True)
-            (root / ".claims" / f"{spec.hash}{ATTEMPTS}").unlink(missing_ok=True)
+            (folder.claims / f"{spec.hash}{ATTEMPTS}").unlink(missing_ok=True)
             run_folder = folder.folder_of(spec)
             if not run_folder.exists():
                 continue
@@ -104,7 +98,7 @@ def prepare(
                 with contextlib.suppress(FileNotFoundError):  # another command was faster
                     run_folder.rename(moved / run_folder.name)
                 notes.append(f"{error} It was moved to {moved} and will be run again.")
-    for name, source in (sources or {}).items():
+    for name, source in sources.items():
         if name in made_with:
             _refuse_other_data(folder, made_with[name], source)
     with storage_errors(root):
@@ -114,27 +108,25 @@ def prepare(
 
 def _refuse_other_data(folder: RunsFolder, run: FinishedRun, source: Source) -> None:
     """Results on other images or prompts must not be in one table."""
-    if source.phantom:
-        return  # their specification decides how they are drawn
     try:
-        now = open_source(source).digests
+        now = run.result if source.phantom else open_source(source).digests
     except OgkdError:
         return  # no longer there: tables can still be made
     for key, word in {"data_sha256": "images", "bank_sha256": "prompts"}.items():
         if run.result.get(key) not in (None, now[key]):
-            raise unsuitable(
-                folder, f"contains runs on other {word} of '{source.name}' (they changed)"
+            raise ConfigError(
+                f"{folder.root} contains runs on other {word} of '{source.name}' (they changed).",
+                argument="out",
             )
 
 
 def _refuse_other_settings(run: FinishedRun) -> None:
     """A run is named by the settings asked for; defaults and presets may change with ogkd."""
-    config, method = run.result.get("config"), method_of(run.spec)
+    method = method_of(run.spec)
     now = method.config.model_dump(mode="json")
-    if config is not None:  # a setting that is newer than the run had its default's effect
-        config = method.Config().model_dump(mode="json") | config
-    if config is not None and config != now:
-        names = [name for name in {**now, **config} if config.get(name) != now.get(name)]
+    # A setting that is newer than the run had its default's effect.
+    then = method.Config().model_dump(mode="json") | (run.result.get("config") or now)
+    if names := [name for name in {**now, **then} if then.get(name) != now.get(name)]:
         raise DataError(
             f"{run.folder} was made with another default or preset of {run.spec.method}: "
             f"{', '.join(names)}."
@@ -153,16 +145,12 @@ class Progress:
         self._failed = 0
         self.total = len(self._left)
         console = self._console = Console(stderr=True)
-        columns = (
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-        )
-        self._bars = Bars(*columns, console=console, disable=not console.is_terminal)
+        words = TextColumn("{task.description}")
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), words)
+        self.bars = Bars(*columns, console=console, disable=not console.is_terminal)
         self._settle()
         self._before = self.settled
-        self._task = self._bars.add_task("", total=self.total, completed=self.settled)
+        self._task = self.bars.add_task("", total=self.total, completed=self.settled)
         self._began = time.monotonic()
 
     @property
@@ -170,21 +158,17 @@ class Progress:
         """How many runs are finished or failed."""
         return self.total - len(self._left)
 
-    def __enter__(self) -> Progress:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
-
     def __call__(self) -> None:
         before = self.settled
         self._settle()
         if self.settled == before:
             return
-        words = [f"{self.time_left} left"] if self._left else []
+        # An estimate from the runs that were finished since the start: long ones come first.
+        each = (time.monotonic() - self._began) / (self.settled - self._before)
+        left = timedelta(seconds=round(each * len(self._left)))
+        words = [f"at most about {left} left"] if self._left else []
         words += [f"{self._failed} failed"] if self._failed else []
-        self._bars.update(self._task, completed=self.settled, description=", ".join(words))
+        self.bars.update(self._task, completed=self.settled, description=", ".join(words))
         if not self._console.is_terminal:
             self.note(", ".join([f"done {self.settled}/{self.total}", *words]))
 
@@ -200,21 +184,6 @@ class Progress:
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
-    @property
-    def time_left(self) -> str:
-        """An estimate from the runs that were finished since the start: long ones come first."""
-        each = (time.monotonic() - self._began) / max(1, self.settled - self._before)
-        return f"at most about {timedelta(seconds=round(each * len(self._left)))}"
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a worker ended: nothing was left, an error that ends all workers, or a death."""
-
-    error: str = ""
-    argument: str | None = None  # that the error is about
-    death: str = ""
 
 
 class Worker(Protocol):
@@ -269,22 +238,19 @@ def run_processes(job: Job, progress: Progress, *, workers: int) -> None:
     They share the cores, unless OMP_NUM_THREADS says how many threads each may use, and the GPUs,
     unless a device is named.
     """
-    if not os.environ.get("OMP_NUM_THREADS"):
+    environment = dict(os.environ)
+    if not environment.get("OMP_NUM_THREADS"):
         job = job.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // workers)})
-    gpus = visible_gpus(torch.cuda.device_count() if job.device in ("auto", "cuda") else 0)
+        environment["OMP_NUM_THREADS"] = str(job.threads)
+    count = torch.cuda.device_count() if job.device in ("auto", "cuda") else 0
+    visible = list(filter(None, environment.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+    gpus = visible[:count] or [str(number) for number in range(count)]
 
     def start(number: int) -> Worker:
         gpu = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
-        threads = {} if job.threads is None else {"OMP_NUM_THREADS": str(job.threads)}
-        return _Process(job, gpu | threads)
+        return _Process(job, environment | gpu)
 
     supervise(start, lambda: workers, progress)
-
-
-def visible_gpus(count: int) -> list[str]:
-    """A name for each GPU that this process sees, as CUDA_VISIBLE_DEVICES takes it."""
-    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return [name for name in names if name][:count] or [str(number) for number in range(count)]
 
 
 class _Process:
@@ -292,14 +258,11 @@ class _Process:
 
     def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
         self._log = Path(job.out, "workers.log")
+        pipe = subprocess.PIPE
         with self._log.open("ab") as log:
+            words = [sys.executable, "-c", _WORKER]
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _WORKER],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | environment,
+                words, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment
             )
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it died at once: `poll` says so
@@ -311,9 +274,7 @@ class _Process:
         if code is None:
             return None
         reply, _ = self._process.communicate()  # closes the pipes, too
-        if reply:
-            return Ended(**json.loads(reply))
-        return Ended(death=f"code {code}; see {self._log}" if code else "")
+        return Ended(**json.loads(reply)) if reply else Ended(death=f"code {code}; see {self._log}")
 
     def stop(self) -> None:
         """End it; its locks are released with the process."""
@@ -352,29 +313,25 @@ def _work_on_node(content: str, settings: Mapping[str, str], wanted: str) -> End
     missing += [f"ogkd {wanted}"] if version("ogkd") != wanted else []
     if missing:
         return Ended(f"Node {platform.node()} has no {missing[0]}.", argument="ray")
-    try:
-        work(job)
-    except OgkdError as error:  # an exception would mean that the worker is lost
-        return Ended(str(error), argument=error.argument)
-    return Ended()
+    return work_elsewhere(content)
 
 
+@dataclass(frozen=True)
 class _Task:
     """A worker on a node of a Ray cluster."""
 
-    def __init__(self, ray: Any, reference: Any) -> None:
-        self._ray = ray
-        self._reference = reference
+    ray: Any
+    reference: Any
 
     def poll(self) -> Ended | None:
-        if not self._ray.wait([self._reference], timeout=0)[0]:
+        if not self.ray.wait([self.reference], timeout=0)[0]:
             return None
         try:
-            ended: Ended = self._ray.get(self._reference)
-        except self._ray.exceptions.RayError as error:
+            ended: Ended = self.ray.get(self.reference)
+        except self.ray.exceptions.RayError as error:
             return Ended(death=type(error).__name__)
         return ended
 
     def stop(self) -> None:
-        with contextlib.suppress(self._ray.exceptions.RayError):
-            self._ray.cancel(self._reference, force=True)
+        with contextlib.suppress(self.ray.exceptions.RayError):
+            self.ray.cancel(self.reference, force=True)

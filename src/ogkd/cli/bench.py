@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -18,17 +18,14 @@ from ogkd.cli.output import print_facts, say
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ogkd.bench.runs import Plan, RunsFolder, RunSpec
-    from ogkd.bench.sources import Source
-    from ogkd.bench.worker import Job
-    from ogkd.bench.workers import Progress
+    from ogkd.bench.grid import Grid
+    from ogkd.bench.runs import Plan, RunsFolder
 
 app = CommandGroup("Reproduce the paper, or compare methods on your own data.")
 
 _MOST = 10_000  # numbers of an option
 
 RunsArgument = Annotated[Path, Argument(help="A folder written by `bench run --out`.")]
-RunsOption = Annotated[Path, Option("--out", "-o", help="The folder for the runs.")]
 PlanOption = Annotated[
     str | None, Option("--plan", help="Which grid of the folder, if it has several.")
 ]
@@ -41,10 +38,7 @@ class GridOptions:
     """A grid, and what to replace in it."""
 
     grid: Annotated[
-        str,
-        Argument(
-            help="A grid: a TOML file, a name from `ogkd bench list`, or a set such as phantoms."
-        ),
+        str, Argument(help="A TOML file, a name from `ogkd bench list`, or a set such as phantoms.")
     ]
     data: Annotated[
         str | None, Option(help="A folder of datasets ({train,val,test}/class), or phantoms.")
@@ -62,29 +56,17 @@ class GridOptions:
     ] = None
     settings: Annotated[
         list[str] | None,
-        Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A setting of every method that has it, such as train.epochs=2. Repeatable.",
-        ),
+        Option("--set", metavar="KEY=VALUE", help="A setting, such as train.epochs=2. Repeatable."),
+    ] = None
+    tuned: Annotated[
+        str | None, Option(help="Use the settings that --tune wrote to this file.")
     ] = None
 
-    def expand(self, tuned: str | None = None) -> list[tuple[Plan, dict[str, Source], str]]:
-        """Return the plan of each grid of the name, with its datasets and backbone."""
-        from ogkd.bench.grid import expand, grid_names, read_grid, without_preset
+    def read(self) -> list[Grid]:
+        """The grids of the name, with the fields that options replace."""
+        from ogkd.bench.grid import grid_names, read_grid
 
-        plans = []
-        for name in grid_names(self.grid):
-            grid = read_grid(name, self.changes() | {"tuned": tuned})
-            plan, sources = expand(grid)
-            if names := without_preset(grid, sources):
-                say(f"Note: the preset auto is used for: {', '.join(names)} (not the paper's).")
-            plans.append((plan, sources, grid.backbone))
-        return plans
-
-    def changes(self) -> dict[str, Any]:
-        """The fields of the grid that options replace."""
-        return {
+        changes = {
             "data": self.data,
             "backbone": self.backbone,
             "prompts": self.prompts,
@@ -93,50 +75,26 @@ class GridOptions:
             "shots": _numbers("shots", self.shots),
             "seeds": _numbers("seeds", self.seeds),
             "over": opt.read_settings(self.settings) if self.settings else None,
+            "tuned": self.tuned,
         }
-
-
-@dataclass(frozen=True)
-class WorkerOptions(opt.RayOptions):
-    """Where the runs are done."""
-
-    without_ray = ("workers",)
-
-    workers: Annotated[
-        int | None,
-        Option(
-            min=0,
-            max=1024,
-            help="Processes (default: 1; with --ray: as many as fit); 0: this process.",
-        ),
-    ] = None
-
-    def run(self, job: Job, progress: Progress) -> None:
-        from ogkd.bench.worker import work
-        from ogkd.bench.workers import run_processes, run_ray
-
-        if (cluster := self.cluster()) is not None:
-            run_ray(job, progress, cluster)
-        elif self.workers == 0:
-            work(job, progress)
-        else:
-            run_processes(job, progress, workers=self.workers or 1)
+        return [read_grid(name, changes) for name in grid_names(self.grid)]
 
 
 def _numbers(name: str, text: str | None) -> list[int] | None:
     """Read `1,2,4` or `1-8`."""
     if text is None:
         return None
-    parts = opt.split_list(text)
     numbers: list[int] = []
-    for part in parts:
-        first, dash, last = part.partition("-")
-        with contextlib.suppress(ValueError):
+    try:
+        for part in opt.split_list(text):
+            first, dash, last = part.partition("-")
             span = range(int(first), int(last if dash else first) + 1)
-            if span[_MOST:]:
-                raise ConfigError(f"{part} are more than {_MOST:,} numbers.", argument=name)
+            if not span or span[_MOST:]:
+                raise ValueError
             numbers += span
-    if len(numbers) < max(1, len(parts)):
+    except ValueError:
+        numbers.clear()
+    if not numbers:
         raise ConfigError(f"Give numbers such as 1,4,16 or 1-8, not '{text}'.", argument=name)
     return numbers
 
@@ -152,10 +110,18 @@ def list_grids() -> None:
 @app.command()
 def run(
     grid: GridOptions,
-    out: RunsOption,
-    workers: WorkerOptions,
-    tuned: Annotated[
-        str | None, Option(help="Use the settings that `bench tune` wrote to this file.")
+    out: Annotated[Path, Option("--out", "-o", help="The folder for the runs.")],
+    workers: Annotated[
+        int | None,
+        Option(min=0, max=1024, help="Processes (default: 1; with --ray: all that fit)."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        Option(help="Run on a Ray cluster: auto or HOST:PORT; local starts one here."),
+    ] = None,
+    tune: Annotated[
+        int | None,
+        Option(min=2, max=1000, help="Try N settings on validation images -> OUT/tuned.toml."),
     ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="List the runs that are missing and count them.")
@@ -164,138 +130,103 @@ def run(
     engine: opt.EngineOption = "torch",
 ) -> None:
     """Run what is missing. Stop at any time; the same command resumes."""
+    from ogkd.bench.grid import expand, without_preset
     from ogkd.bench.runs import RunsFolder
-    from ogkd.bench.workers import make_job
+    from ogkd.bench.tune import tuning_grid, write_best
+    from ogkd.bench.worker import Job, work
+    from ogkd.bench.workers import Progress, make_job, prepare, run_processes, run_ray
+    from ogkd.features.cluster import Cluster
 
-    workers.cluster()  # refuses what cannot work
-    folder = RunsFolder(out)
-    plans = grid.expand(tuned)
+    def run_job(job: Job, progress: Progress) -> None:
+        if ray is not None:
+            cores = float(os.environ.get("OMP_NUM_THREADS") or 1)
+            run_ray(job, progress, Cluster(ray, workers, cores))
+        elif workers == 0:
+            work(job, progress)
+        else:
+            run_processes(job, progress, workers=workers or 1)
+
+    folder, grids = RunsFolder(out, on_skip=say), grid.read()
+    if tune is not None:
+        if len(grids) > 1:
+            raise ConfigError(f"Tune a single grid, not all of '{grid.grid}'.", argument="grid")
+        grids = [tuning_grid(*grids, trials=tune)]
+    plans = [(each, *expand(each)) for each in grids]
+    for each, plan, sources in plans:
+        if names := without_preset(each, sources):
+            say(f"Note: the preset auto is used for: {', '.join(names)} (not the paper's).")
+        if dry_run:
+            _list_missing(folder, plan)
+            continue
+        for note in prepare(folder, plan, sources):
+            say(f"Note: {note}")
+        progress = Progress(folder, plan)
+        say(f"{plan.title}: {progress.total} runs, {progress.settled} of them done already.")
+        if progress.settled == progress.total:
+            continue
+        with progress.bars:
+            try:
+                job = make_job(folder, plan, sources, each.backbone, device=device, engine=engine)
+                run_job(job, progress)
+            except KeyboardInterrupt:
+                say("Stopped. Run the same command again to resume.")
+                sys.exit(130)
     if dry_run:
-        for plan, sources, _ in plans:
-            _list_missing(folder, plan, sources)
         return
-    for plan, sources, backbone in plans:
-        job = make_job(folder, plan, sources, backbone, device=device, engine=engine)
-        _run_plan(folder, plan, sources, job, workers)
-    _summarise(folder, [plan for plan, _, _ in plans])
+    _summarise(folder, [plan for _, plan, _ in plans])
+    if tune is not None:
+        path = write_best(folder, plan)
+        say(f"Then: ogkd bench run {grid.grid} --tuned {path} --out RUNS")
 
 
-def _list_missing(folder: RunsFolder, plan: Plan, sources: dict[str, Source]) -> None:
+def _list_missing(folder: RunsFolder, plan: Plan) -> None:
     """Print the runs that are missing, one per line, and how many there are."""
-    from ogkd.bench.sources import require_banks
-
     missing = [spec for spec in plan.specs.values() if not folder.has(spec) or folder.damage(spec)]
     for spec in missing:
         typer.echo(f"{spec.hash}  {spec}")
+    count = len({spec.dataset for spec in plan.specs.values()})
     done = len(plan.specs) - len(missing)
-    count = f"{len(plan.specs)} runs on {len(sources)} dataset(s)"
-    typer.echo(f"{plan.title}: {count}, {done} of them done.")
-    try:
-        require_banks(sources)
-    except ConfigError as error:
-        say(f"Note: {error}")
-
-
-def _run_plan(
-    folder: RunsFolder, plan: Plan, sources: dict[str, Source], job: Job, workers: WorkerOptions
-) -> None:
-    """Run what is missing of one plan and show progress."""
-    from ogkd.bench.workers import Progress, prepare
-
-    for note in prepare(folder, plan, sources):
-        say(f"Note: {note}")
-    progress = Progress(folder, plan)
-    say(f"{plan.title}: {progress.total} runs, {progress.settled} of them done already.")
-    if progress.settled == progress.total:
-        return
-    with progress:
-        try:
-            workers.run(job, progress)
-        except KeyboardInterrupt:
-            say("Stopped. Run the same command again to resume.")
-            sys.exit(130)
+    typer.echo(f"{plan.title}: {len(plan.specs)} runs on {count} dataset(s), {done} of them done.")
 
 
 def _summarise(folder: RunsFolder, plans: list[Plan]) -> None:
     """Print a summary; the exit code is 1 if runs failed."""
-    from ogkd.bench.worker import one_line
+    from ogkd.bench.runs import one_line
 
     specs = {key: spec for plan in plans for key, spec in plan.specs.items()}
     finished = sum(folder.has(spec) for spec in specs.values())
     say(f"{finished} of {len(specs)} runs are finished in {folder.root}.")
-    failed = [spec for spec in specs.values() if folder.failure_of(spec).is_file()]
-    if failed:
+    if failed := [spec for spec in specs.values() if folder.failure_of(spec).is_file()]:
         for spec in failed[:10]:
             say(f"  failed: {spec}: {one_line(folder.reason(spec))}")
         say(f"{len(failed)} failed; their errors are in {folder.root}/failed.")
         sys.exit(1)
     several = len(list((folder.root / "plans").glob("*.json"))) > 1
-    choice = f" --plan {plans[0].name}" if several else ""
-    say(f"Next: ogkd bench table {folder.root}{choice}")
-
-
-@app.command()
-def tune(
-    grid: GridOptions,
-    out: RunsOption,
-    save: Annotated[Path, Option(help="The file for the settings (TOML).")],
-    workers: WorkerOptions,
-    trials: Annotated[int, Option(min=2, max=1000, help="Settings to try per method.")] = 16,
-    device: opt.DeviceOption = "auto",
-    engine: opt.EngineOption = "torch",
-) -> None:
-    """Search methods' numbers on validation images; test images stay unseen.
-
-    Give --methods, and use the result with `ogkd bench run GRID --tuned FILE`.
-    """
-    from ogkd.bench.grid import expand, grid_names, read_grid
-    from ogkd.bench.runs import RunsFolder
-    from ogkd.bench.tune import best_settings, tuning_grid, write_tuned
-    from ogkd.bench.workers import make_job
-
-    if grid.methods is None:
-        raise ConfigError("Name the methods to tune, such as ogkd.", argument="methods")
-    workers.cluster()  # refuses what cannot work
-    (name, *others) = grid_names(grid.grid)
-    if others:
-        raise ConfigError(f"Tune a single grid, such as {name}.", argument="grid")
-    methods = opt.split_list(grid.methods)
-    trial_grid = tuning_grid(
-        read_grid(name, grid.changes() | {"only": None}), methods, trials=trials
-    )
-    plan, sources = expand(trial_grid)
-    folder = RunsFolder(out, on_skip=say)
-    job = make_job(folder, plan, sources, trial_grid.backbone, device=device, engine=engine)
-    _run_plan(folder, plan, sources, job, workers)
-    made_by = f"Written by `ogkd bench tune {grid.grid} --methods {','.join(methods)}`."
-    write_tuned(save, best_settings(folder, plan), made_by=made_by)
-    typer.echo(f"Settings of {len(methods)} method(s) on {len(sources)} dataset(s) -> {save}")
-    typer.echo(f"Next: ogkd bench run {grid.grid} --tuned {save} --out RUNS")
+    say(f"Next: ogkd bench table {folder.root}{f' --plan {plans[0].name}' if several else ''}")
 
 
 @app.command()
 def status(runs: RunsArgument) -> None:
     """Show what is done, missing, failed and damaged in a folder of runs."""
-    from ogkd.bench.worker import one_line
+    from ogkd.bench.runs import one_line
 
     folder = _open(runs)
-    damaged: dict[str, tuple[RunSpec, str]] = {}
+    problems: dict[str, str] = {}
     for name, plan in folder.plans().items():
-        specs = plan.specs
-        damage = {key: (spec, folder.damage(spec)) for key, spec in specs.items()}
-        damaged |= {key: (spec, problem) for key, (spec, problem) in damage.items() if problem}
-        unusable = len(damaged.keys() & specs.keys())
-        done = sum(folder.has(spec) and key not in damaged for key, spec in specs.items())
-        failed = sum(folder.failure_of(spec).is_file() for spec in specs.values())
-        missing = len(specs) - done - failed - unusable
-        words = f"{name}: {done} done, {missing} missing, {failed} failed"
-        typer.echo(f"{words}{f', {unusable} damaged' if unusable else ''} of {len(specs)}")
-    for spec, reason in folder.failures():
-        typer.echo(f"failed: {spec}\n  {one_line(reason)}")
-    for spec, problem in damaged.values():
-        typer.echo(f"damaged: {spec}\n  {problem}")
-    if damaged:
-        say("Run the grid into this folder again: damaged runs are moved away and computed again.")
+        counts = dict.fromkeys(("done", "missing", "failed", "damaged"), 0)
+        for spec in plan.specs.values():
+            state = "done" if folder.has(spec) else "missing"
+            if folder.failure_of(spec).is_file():
+                state = "failed"
+                problems[spec.hash] = f"failed: {spec}\n  {one_line(folder.reason(spec))}"
+            elif damage := folder.damage(spec):
+                state = "damaged"
+                problems[spec.hash] = f"damaged: {spec}\n  {damage}"
+            counts[state] += 1
+        words = [f"{n} {state}" for state, n in counts.items() if n or state != "damaged"]
+        typer.echo(f"{name}: {', '.join(words)} of {len(plan.specs)}")
+    for problem in problems.values():
+        typer.echo(problem)
 
 
 @app.command()
@@ -347,25 +278,22 @@ def compare(
         Argument(help="Two row labels to compare (default: compare with published numbers)."),
     ] = None,
     plan: PlanOption = None,
-    as_csv: Annotated[bool, Option("--csv", help="Print CSV (for published numbers).")] = False,
 ) -> None:
     """Compare with published numbers, or two methods by a paired bootstrap."""
     _require_pandas()
-    from ogkd.bench.compare import compare_with_published, comparison_csv, comparison_markdown
+    from ogkd.bench.compare import compare_with_published, comparison_markdown
     from ogkd.bench.stats import compare_labels, differences_markdown
     from ogkd.bench.tidy import changed_settings
 
     folder, chosen = _chosen(runs, plan)
-    if methods and len(methods) != 2:
-        raise ConfigError(f"Give two labels or none, not {len(methods)}.", argument="methods")
-    if methods:
-        first, second = methods
-        differences = compare_labels(folder, chosen, first, second)
-        typer.echo(differences_markdown(differences, first, second))
+    if not methods:
+        rows = compare_with_published(folder, chosen)
+        typer.echo(comparison_markdown(rows, changed_settings(chosen)))
         return
-    rows = compare_with_published(folder, chosen)
-    text = comparison_markdown(rows, changed_settings(chosen))
-    typer.echo(comparison_csv(rows) if as_csv else text)
+    if len(methods) != 2:
+        raise ConfigError(f"Give two labels or none, not {len(methods)}.", argument="methods")
+    differences = compare_labels(folder, chosen, *methods)
+    typer.echo(differences_markdown(*differences, *methods))
 
 
 def _require_pandas() -> None:

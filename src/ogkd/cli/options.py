@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -67,8 +67,6 @@ JsonOption = Annotated[bool, Option("--json", help="Print JSON.")]
 class RayOptions:
     """Options of commands that can spread their work over a Ray cluster."""
 
-    without_ray: ClassVar[tuple[str, ...]] = ()  # options that have an effect without --ray too
-
     ray: Annotated[
         str | None,
         Option(
@@ -91,7 +89,7 @@ class RayOptions:
             return Cluster(self.ray, self.workers or None, self.cpus_per_worker)
         for option in fields(RayOptions):
             value = getattr(self, option.name)
-            if value != option.default and option.name not in self.without_ray:
+            if value != option.default:
                 raise ConfigError(
                     f"--{option.name.replace('_', '-')} has no effect without --ray.",
                     argument=option.name,

@@ -26,7 +26,6 @@ from ogkd.files import cache_dir, home
 from ogkd.images import ImageRef
 
 _OBJECTS = 512 * 2**20  # bytes of shared memory of a cluster that we start; more goes to disk
-_FOLDERS = ("OGKD_CACHE", "OGKD_DATA")
 _RETRIES = 3  # of an encoder whose process or node is lost
 LOCAL = "local"
 
@@ -46,14 +45,18 @@ class Cluster:
     @contextmanager
     def joined(self) -> Iterator[Any]:
         """The module `ray`, joined to the cluster."""
-        ray = _import_ray(loopback=self.address == LOCAL)
+        is_local = self.address == LOCAL
+        ray = _import_ray(loopback=is_local)
         options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if self.address == LOCAL:
+        if is_local:
             cores = None if self.count is None else max(1, round(self.count * self.cpus))
             options |= {"num_cpus": cores, "include_dashboard": False}
             options |= {"object_store_memory": _OBJECTS}
         try:
-            _fail_if_nobody_listens(self.address)
+            host, _, port = self.address.rpartition(":")
+            if host and port.isdigit() and "/" not in host:
+                # Fails at once if the port is closed: Ray itself tries for minutes.
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
             with _without_stderr():
                 ray.init(address=self.address, **options)
         except Exception as error:  # nobody listens, or any of Ray's many kinds
@@ -76,10 +79,7 @@ class Cluster:
         were given none: they would compute on CPUs without a word.
         """
         if device.startswith("cuda:"):
-            raise ConfigError(
-                f"On a Ray cluster each worker sees its own GPU only: use cuda, not {device}.",
-                argument="device",
-            )
+            raise ConfigError(f"On a Ray cluster use cuda, not {device}.", argument="device")
         gpus = int(sum(node.get("GPU", 0.0) for node in _nodes(ray)))
         share = 0.0
         if gpus and device in ("auto", "cuda"):
@@ -122,13 +122,6 @@ def _nodes(ray: Any) -> list[Mapping[str, float]]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _fail_if_nobody_listens(address: str) -> None:
-    """Fail at once if the port is closed: Ray itself tries for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "/" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-
-
 @contextmanager
 def _without_stderr() -> Iterator[None]:
     """Drop standard error: Ray's C++ side writes there, whatever its log level."""
@@ -150,16 +143,17 @@ def absolute(name: str) -> str:
 
 def settings_for_workers() -> dict[str, str]:
     """The cache, the benchmarks and the plugins of this process, for workers to use too."""
-    folders = {name: os.environ[name] for name in _FOLDERS if os.environ.get(name)}
-    settings = {name: str(home(folder).resolve()) for name, folder in folders.items()}
+    settings = {"OGKD_CACHE": str(cache_dir().resolve())}
+    if data := os.environ.get("OGKD_DATA"):
+        settings["OGKD_DATA"] = str(home(data).resolve())
     if loaded := os.environ.get(plugins.VARIABLE):
         settings[plugins.VARIABLE] = loaded
-    return {"OGKD_CACHE": str(cache_dir().resolve())} | settings
+    return settings
 
 
 def use_settings(settings: Mapping[str, str]) -> None:
     """In a worker: use the folders and plugins of the process that asked for the work."""
-    for name in (*_FOLDERS, plugins.VARIABLE):
+    for name in ("OGKD_CACHE", "OGKD_DATA", plugins.VARIABLE):
         os.environ.pop(name, None)
     os.environ.update(settings)
 
@@ -220,8 +214,9 @@ def encode_files_on_ray(
 
 def _with_names(batch: EncodedBatch, chunk: Sequence[ImageRef]) -> EncodedBatch:
     """The batch with the file names that the user gave."""
-    errors = {}
-    for row, reason in batch.errors.items():
-        file = chunk[row].file
-        errors[row] = reason.replace(str(file.absolute()), str(file))
+    files = {row: chunk[row].file for row in batch.errors}
+    errors = {
+        row: reason.replace(str(files[row].absolute()), str(files[row]))
+        for row, reason in batch.errors.items()
+    }
     return replace(batch, images=chunk, errors=errors)

@@ -16,8 +16,8 @@ from ogkd.errors import ConfigError, did_you_mean
 __all__ = ["FIGURES", "make_figures"]
 
 FIGURES: Mapping[str, Callable[[FigureInput], Drawn]] = {
-    "few-shot": curves.few_shot,
-    "few-shot-average": curves.few_shot_average,
+    "few-shot": partial(curves.few_shot, average=False),
+    "few-shot-average": partial(curves.few_shot, average=True),
     "risk-coverage": per_dataset.risk_curves,
     "wins": partial(per_dataset.wins_and_losses, losses=False),
     "losses": partial(per_dataset.wins_and_losses, losses=True),
@@ -53,20 +53,23 @@ def make_figures(
     if not runs:
         raise ConfigError(f"Plan '{plan.name}' has no finished runs in {folder.root}.")
     methods = {label: run.spec.method for label, run in runs}
-    chosen = choose_pair(methods) if pair is None else _labels(pair, methods)
+    for label in pair or ():
+        if label not in methods or len(set(pair or ())) < 2:
+            hint = did_you_mean(label, methods)
+            raise ConfigError(f"Give labels of two different rows.{hint}", argument="pair")
+    chosen = pair or choose_pair(methods)
     given = FigureInput(plan, runs, chosen, pair_only=pair is not None)
     made_with = f"Prompts: {prompts_used(run for _, run in runs)}"
     if changed := changed_settings(plan):
         made_with += f". Changed settings: {changed}"
     paths: list[Path] = []
     impossible: dict[str, str] = {}
-    stems: set[str] = set()
     for name in dict.fromkeys(FIGURES if names is None else names):
         try:
             with styled():
                 for stem, figure in FIGURES[name](given):
                     footer(figure, made_with)
-                    paths += write(figure, out, _free(stem, stems))
+                    paths += write(figure, out, stem)
         except ConfigError as error:
             impossible[name] = str(error)
     if impossible and (names is not None or not paths):
@@ -74,27 +77,3 @@ def make_figures(
         also = f" {len(paths)} files of other figures were written to {out}." if paths else ""
         raise ConfigError(f"Plan '{plan.name}' does not allow these figures:\n{reasons}{also}")
     return paths
-
-
-def _labels(pair: tuple[str, str], methods: Mapping[str, str]) -> tuple[str, str]:
-    """The two labels in the plan's own spelling."""
-    labels = []
-    for wanted in pair:
-        same = [label for label in methods if label.casefold() == wanted.casefold()]
-        if not same:
-            hint = did_you_mean(wanted, methods)
-            raise ConfigError(f"No finished run is labelled '{wanted}'.{hint}", argument="pair")
-        labels.append(wanted if wanted in same else same[0])
-    if labels[0] == labels[1]:
-        raise ConfigError(f"'{labels[0]}' cannot be compared with itself.", argument="pair")
-    return labels[0], labels[1]
-
-
-def _free(stem: str, taken: set[str]) -> str:
-    """A file name that is not taken: two dataset names may give the same one."""
-    name, number = stem, 1
-    while name in taken:
-        number += 1
-        name = f"{stem}-{number}"
-    taken.add(name)
-    return name

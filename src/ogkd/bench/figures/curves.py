@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from ogkd.bench.figures import style
 from ogkd.bench.figures.inputs import FigureInput
-from ogkd.bench.figures.style import Drawn, Floats, Look, header, shown
+from ogkd.bench.figures.style import Drawn, Look, header, shown
 from ogkd.bench.runs import LabelledRuns, Plan
 from ogkd.bench.tidy import Condition, Summary, average_and_spread
 from ogkd.errors import ConfigError
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _BANDS = 5  # with more curves than this, only the pair has bands
 _IN_CELL = 12  # lines of a legend that fit into the place of a panel
-Values = Mapping[tuple[str, float | None], "pd.DataFrame"]
+Values = Mapping[tuple[str, float | None], pd.DataFrame]
 """(label, position on the axis; None: the row does not vary along it) -> datasets x seeds."""
 
 _AXES = {
@@ -39,37 +39,34 @@ _AXES = {
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Averages and their spread (NaN for one seed) along an axis."""
-
-    label: str
-    flat: bool  # does not vary along the axis: one value, drawn as a level
-    x: Floats
-    mean: Floats
-    std: Floats
-
-
-@dataclass(frozen=True)
 class Panel:
     title: str
-    curves: tuple[Curve, ...]
+    points: pd.DataFrame
+    """label, x (NaN: it does not vary along the axis), mean, std (NaN for one seed)"""
     datasets: tuple[str, ...]
     left_out: tuple[str, ...] = ()  # datasets that lack runs, points that lack datasets
 
+    @property
+    def positions(self) -> list[float]:
+        return sorted(self.points["x"].dropna().unique())
 
-def few_shot(given: FigureInput) -> Drawn:
-    """Accuracy against shots, one panel for each dataset."""
-    values = _few_shot_values(given)
-    panels = []
-    for name in dict.fromkeys(name for scores in values.values() for name in scores.index):
+
+def few_shot(given: FigureInput, *, average: bool) -> Drawn:
+    """Accuracy against shots: a panel for each dataset, or one of their average."""
+    plan = given.plan
+    if plan.sweep is not None:
+        raise ConfigError(
+            f"It needs runs that differ only in shots, but '{plan.name}' sweeps {plan.sweep}."
+        )
+    values = _values(given.accuracy, given.accuracy.conditions, "shots", "test")
+    _need_two({x for _, x in values if x is not None}, "shots")
+    names = dict.fromkeys(name for scores in values.values() for name in scores.index)
+    panels = [panel_of("", "test", values)] if average else []
+    for name in names if not average else ():
         single = {key: scores.loc[[name]] for key, scores in values.items() if name in scores.index}
         panels.append(panel_of(name, "test", single))
-    yield "few-shot", draw_panels(_drawable(panels), given, "Shots per class", shots=True)
-
-
-def few_shot_average(given: FigureInput) -> Drawn:
-    panels = _drawable([panel_of("", "test", _few_shot_values(given))])
-    yield "few-shot-average", draw_panels(panels, given, "Shots per class", shots=True)
+    stem = "few-shot-average" if average else "few-shot"
+    yield stem, draw_panels(_drawable(panels), given, "Shots per class", shots=True)
 
 
 def sweep(given: FigureInput, *, stem: str, axis: str | None) -> Drawn:
@@ -95,7 +92,7 @@ def sweep(given: FigureInput, *, stem: str, axis: str | None) -> Drawn:
             panels.append(panel_of(f"Novel, {words}", "novel", both[1]))
             panels.append(panel_of(f"HM of averages, {words}", "hm", *both))
     panels = _drawable(panels)
-    _need_two({x for panel in panels for c in panel.curves if not c.flat for x in c.x}, swept)
+    _need_two({x for panel in panels for x in panel.positions}, swept)
     yield stem, draw_panels(panels, given, _AXES.get(swept, swept), gains=swept == "budget")
 
 
@@ -106,26 +103,23 @@ def panel_of(title: str, part: str, *tables: Values) -> Panel:
     a point with less than half as many datasets as the fullest point is left out first.
     """
     common = [key for key in tables[0] if all(key in table for table in tables)]
-    scores = {key: [table[key] for table in tables] for key in common}
-    names = {key: set.intersection(*(set(f.index) for f in scores[key])) for key in common}
+    names = {key: set.intersection(*(set(table[key].index) for table in tables)) for key in common}
     everything = set().union(*names.values())
     fullest = max(map(len, names.values()), default=0)
-    shown = [key for key in common if 2 * len(names[key]) >= fullest]
-    kept = sorted(everything.intersection(*(names[key] for key in shown)))
-    points: dict[tuple[str, bool], list[tuple[float, float, float]]] = {}
-    for label, x in shown if kept else ():
-        average = average_and_spread(part, [frame.loc[kept] for frame in scores[label, x]])
-        points.setdefault((label, x is None), []).append((x or 0.0, *average))
-    order = list(dict.fromkeys(label for label, _ in points))
-    curves = [
-        Curve(label, flat, *np.array(sorted(points[label, flat]), dtype=np.float64).T)
-        for label, flat in sorted(points, key=lambda key: (order.index(key[0]), key[1]))
-    ]
+    drawn = [key for key in common if 2 * len(names[key]) >= fullest]
+    kept = sorted(everything.intersection(*(names[key] for key in drawn)))
     missing = sorted(everything.difference(kept))
     missing += [
-        f"{label} at {x:g}" for label, x in common if x is not None and (label, x) not in shown
+        f"{label} at {x:g}" for label, x in common if x is not None and (label, x) not in drawn
     ]
-    return Panel(title, tuple(curves), tuple(kept), tuple(missing))
+    order = list(dict.fromkeys(label for label, _ in drawn))
+    points = [
+        (label, x, *average_and_spread(part, [table[label, x].loc[kept] for table in tables]))
+        for label, x in sorted(drawn, key=lambda key: (order.index(key[0]), key[1] is None, key[1]))
+        if kept
+    ]
+    frame = pd.DataFrame(points, columns=["label", "x", "mean", "std"])
+    return Panel(title, frame.astype({"x": float}), tuple(kept), tuple(missing))
 
 
 def _values(
@@ -163,17 +157,6 @@ def _axis(plan: Plan, wanted: str | None) -> str:
     raise ConfigError(f"It needs a plan that sweeps {needed}, but '{plan.name}' {swept}.")
 
 
-def _few_shot_values(given: FigureInput) -> Values:
-    plan = given.plan
-    if plan.sweep is not None:
-        raise ConfigError(
-            f"It needs runs that differ only in shots, but '{plan.name}' sweeps {plan.sweep}."
-        )
-    values = _values(given.accuracy, given.accuracy.conditions, "shots", "test")
-    _need_two({x for _, x in values if x is not None}, "shots")
-    return values
-
-
 def _need_two(values: set[float], axis: str) -> None:
     if len(values) < 2:
         known = ", ".join(f"{x:g}" for x in values) or "none"
@@ -181,7 +164,7 @@ def _need_two(values: set[float], axis: str) -> None:
 
 
 def _drawable(panels: Iterable[Panel]) -> list[Panel]:
-    drawable = [panel for panel in panels if panel.curves]
+    drawable = [panel for panel in panels if len(panel.points)]
     if not drawable:
         raise ConfigError("No dataset has finished runs at every point of every curve.")
     return drawable
@@ -205,11 +188,11 @@ def draw_panels(
     height = 2.3 if pair else 2.1 if len(panels) == 1 else 1.75
     figure = style.new_figure(width, 0.6 + rows * height)
     ratios = [3.0, 1.0] if pair else [1.0]
-    grid = figure.add_gridspec(rows * len(ratios), columns, height_ratios=ratios * rows)
     bands = set(labels) if len(labels) <= _BANDS else set(given.pair or ())
     limits = _gain_limits(panels, pair) if pair else (0.0, 0.0)
     handles: dict[str, Artist] = {}
     y_name = given.accuracy.metric.heading
+    grid = figure.add_gridspec(rows * len(ratios), columns, height_ratios=ratios * rows)
     for number, panel in enumerate(panels):
         row, column = divmod(number, columns)
         ax = bottom = figure.add_subplot(grid[row * len(ratios), column])
@@ -227,18 +210,14 @@ def draw_panels(
     free = rows * columns - len(panels)
     cell = figure.add_subplot(grid[-len(ratios), columns - free :]) if free else None
     _legend(figure, cell, handles, look)
-    header(figure, *_header_lines(panels, given, bands, pair))
+    left_out = ", ".join(dict.fromkeys(name for panel in panels for name in panel.left_out))
+    header(
+        figure,
+        _averaged_over(panels, given.runs, bands),
+        f"Δ = {pair[0]} − {pair[1]}, in points" if pair else "",
+        f"Not finished, left out: {left_out}" if left_out else "",
+    )
     return figure
-
-
-def _header_lines(
-    panels: Sequence[Panel], given: FigureInput, bands: set[str], pair: tuple[str, str] | None
-) -> Iterable[str]:
-    yield _averaged_over(panels, given.runs, bands)
-    if pair:
-        yield f"Δ = {pair[0]} − {pair[1]}, in points"
-    if left := dict.fromkeys(name for panel in panels for name in panel.left_out):
-        yield f"Not finished, left out: {', '.join(left)}"
 
 
 def _legend(
@@ -281,31 +260,30 @@ def _range(counts: Sequence[int], noun: str) -> str:
 def _panel(
     ax: Axes, panel: Panel, look: dict[str, Look], handles: dict[str, Artist], *, bands: set[str]
 ) -> None:
-    moving = {curve.label for curve in panel.curves if not curve.flat}
+    moving = set(panel.points.dropna(subset="x")["label"])
+    curves = panel.points.groupby(["label", panel.points["x"].isna()], sort=False)
     # The pair comes last, so that its curves are on top.
-    for curve in sorted(panel.curves, key=lambda curve: look[curve.label].width):
-        drawn_as = look[curve.label]
-        if curve.flat:
-            name = f"{curve.label} (preset)" if curve.label in moving else curve.label
-            line = ax.axhline(curve.mean[0], color=drawn_as.colour, linestyle="--", linewidth=0.9)
+    for (label, flat), curve in sorted(curves, key=lambda item: look[item[0][0]].width):
+        drawn_as, mean, std = look[label], curve["mean"], curve["std"]
+        if flat:  # it does not vary along the axis: a level
+            name = f"{label} (preset)" if label in moving else label
+            line = ax.axhline(mean.iloc[0], color=drawn_as.colour, linestyle="--", linewidth=0.9)
             handles.setdefault(shown(name), line)
             continue
         (line,) = ax.plot(
-            curve.x, curve.mean, color=drawn_as.colour, marker=drawn_as.marker,
+            curve["x"], mean, color=drawn_as.colour, marker=drawn_as.marker,
             linestyle=drawn_as.dash, linewidth=drawn_as.width, markeredgewidth=0,
         )  # fmt: skip
-        handles.setdefault(shown(curve.label), line)
-        if curve.label in bands and np.isfinite(curve.std).any():
-            low, high = curve.mean - curve.std, curve.mean + curve.std
-            style.band(ax, curve.x, low, high, drawn_as.colour)
+        handles.setdefault(shown(label), line)
+        if label in bands and std.notna().any():
+            style.band(ax, curve["x"], mean, std, drawn_as.colour)
     ax.set_title(shown(panel.title, 36), loc="left")
 
 
 def _ticks(ax: Axes, panel: Panel, *, shots: bool) -> None:
     from matplotlib.ticker import NullLocator
 
-    positions = sorted({float(x) for curve in panel.curves if not curve.flat for x in curve.x})
-    if not positions:
+    if not (positions := panel.positions):
         return
     if shots:
         ax.set_xscale("log", base=2)
@@ -316,7 +294,7 @@ def _ticks(ax: Axes, panel: Panel, *, shots: bool) -> None:
 
 def _gain_limits(panels: Sequence[Panel], pair: tuple[str, str]) -> tuple[float, float]:
     """The limits of one scale for the gains of all panels, with room for the numbers."""
-    everything = np.concatenate([[0.0], *(gain(panel.curves, pair)[1] for panel in panels)])
+    everything = np.concatenate([[0.0], *(gain(panel, pair) for panel in panels)])
     low, top = float(everything.min()), float(everything.max())
     room = 0.5 * (top - low) or 1.0
     return low - (room if low < 0 else 0), top + (room if top > 0 or low == 0 else 0)
@@ -324,7 +302,8 @@ def _gain_limits(panels: Sequence[Panel], pair: tuple[str, str]) -> tuple[float,
 
 def _gain_strip(ax: Axes, panel: Panel, pair: tuple[str, str], limits: tuple[float, float]) -> None:
     """Draw Δ = A - B at each place as a bar with its number."""
-    x, delta = gain(panel.curves, pair)
+    delta = gain(panel, pair)
+    x = delta.index
     wide = 0.6 * float(np.diff(x).min()) if len(x) > 1 else 1.0
     ax.bar(x, delta, width=wide, color=["#009E73" if d >= 0 else "#CC79A7" for d in delta])
     ax.axhline(0, color="#444444", linewidth=0.6)
@@ -333,7 +312,7 @@ def _gain_strip(ax: Axes, panel: Panel, pair: tuple[str, str], limits: tuple[flo
     ax.set_yticks([])
     ax.spines[["left", "bottom"]].set_visible(False)
     ax.tick_params(length=0)
-    for at, value in zip(x, delta, strict=True):
+    for at, value in delta.items():
         ax.annotate(
             f"{value:+.1f}".replace("-", "−"), (at, value), xytext=(0, 1 if value >= 0 else -1),
             textcoords="offset points", ha="center", va="bottom" if value >= 0 else "top",
@@ -341,11 +320,8 @@ def _gain_strip(ax: Axes, panel: Panel, pair: tuple[str, str], limits: tuple[flo
         )  # fmt: skip
 
 
-def gain(curves: Sequence[Curve], pair: tuple[str, str]) -> tuple[Floats, Floats]:
-    """The places where both methods have a point, and Δ = A - B there."""
-    moving = {curve.label: curve for curve in curves if not curve.flat}
-    if not set(pair) <= set(moving):
-        return np.empty(0), np.empty(0)
-    a, b = (moving[label] for label in pair)
-    x, of_a, of_b = np.intersect1d(a.x, b.x, return_indices=True)
-    return x, a.mean[of_a] - b.mean[of_b]
+def gain(panel: Panel, pair: tuple[str, str]) -> pd.Series:
+    """Δ = A - B where both methods have a point, by position."""
+    points = panel.points.dropna(subset="x")
+    both = points.pivot(index="x", columns="label", values="mean").reindex(columns=pair).dropna()
+    return both[pair[0]] - both[pair[1]]

@@ -112,22 +112,16 @@ def _by_setting(runs: LabelledRuns, wanted: str) -> dict[tuple[object, ...], Fin
 
 def _pool(chosen: Sequence[tuple[FinishedRun, FinishedRun]], part: str) -> PairedPredictions:
     first = chosen[0][0]
-    y, a, b, numbers = [], [], [], []
-    for number, both in enumerate(chosen):
-        first_predictions, other = same_images(both, part)
-        y.append(first_predictions.labels)
-        a.append(first_predictions.probabilities)
-        b.append(other.probabilities)
-        numbers.append(np.full(len(first_predictions.labels), number))
-    labels, p, q, run = (np.concatenate(rows) for rows in (y, a, b, numbers))
+    pairs = [same_images(both, part) for both in chosen]
+    sizes = [len(predictions.labels) for predictions, _ in pairs]
     return PairedPredictions(
         title=_title(first.spec, part),
         name=first.spec.dataset if part == "test" else f"{first.spec.dataset}-{part}",
-        y=labels.astype(np.int64),
-        a=p.astype(np.float64),
-        b=q.astype(np.float64),
-        run=run,
-        W=first.predictions(part).W.astype(np.float64),
+        y=np.concatenate([a.labels for a, _ in pairs]).astype(np.int64),
+        a=np.concatenate([a.probabilities for a, _ in pairs]).astype(np.float64),
+        b=np.concatenate([b.probabilities for _, b in pairs]).astype(np.float64),
+        run=np.repeat(np.arange(len(pairs)), sizes),
+        W=pairs[0][0].W.astype(np.float64),
         normal=tuple(first.result["normal"][part]),
     )
 

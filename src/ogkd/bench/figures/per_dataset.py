@@ -41,9 +41,7 @@ def risk_curves(given: FigureInput) -> Drawn:
     from matplotlib.lines import Line2D
 
     pair = given.both
-    pairs = [panel for panel in paired(given.runs, pair) if len(panel.y)]
-    if not pairs:
-        raise ConfigError("No prediction consists of finite probabilities.")
+    pairs = paired(given.runs, pair)
     others, left_out = _others(given, pairs)
     labels = [*pair, *others]
     columns = style.columns_for(len(pairs))
@@ -91,7 +89,7 @@ def _others(
     for label in (label for label in labels if label not in pair):
         with suppress(ConfigError):  # no run like those of the pair
             same = [panel for panel in paired(given.runs, (first, label)) if panel.title in titles]
-            if same := [panel for panel in same if len(panel.y)]:
+            if same:
                 panels[label] = {panel.name: (panel, panel.b) for panel in same}
 
     def area(label: str) -> float:
@@ -116,8 +114,7 @@ def _panel(
         name += f" ± {_AURC.text(spread(areas))}" if len(areas) > 1 else ""
         ax.plot(100 * x, 100 * mean, color=look[label].colour, label=name)
         if len(areas) > 1:
-            low, high = 100 * (mean - std), 100 * (mean + std)
-            style.band(ax, 100 * x, low, high, look[label].colour)
+            style.band(ax, 100 * x, 100 * mean, 100 * std, look[label].colour)
     ax.set_xlim(0, 100)
     ax.set_ylim(0, max(1.0, ax.get_ylim()[1]))  # do not magnify zero if nothing is wrong
     ax.set_xticks([0, 25, 50, 75, 100])
@@ -149,13 +146,9 @@ def class_graphs(given: FigureInput) -> Drawn:
             continue
         part = run.parts[0]
         W, classes = run.predictions(part).W.astype(np.float64), run.class_names(part)
-        if not np.isfinite(W).all() or len(W) != len(classes):
-            continue
         done.add(run.spec.dataset)
         title = run.spec.dataset if part == "test" else f"{run.spec.dataset} ({part})"
         yield f"graph-{style.file_stem(run.spec.dataset)}", _heatmap(W, classes, title)
-    if not done:
-        raise ConfigError(f"No finished run of '{label}' has a class graph.")
 
 
 def _heatmap(W: Floats, classes: tuple[str, ...], title: str) -> Figure:
@@ -233,7 +226,7 @@ def disease(given: FigureInput, *, without_truth: bool) -> Drawn:
     what = "p of all diseases" + (" but the true one" if without_truth else "")
 
     def samples(images: PairedPredictions) -> tuple[list[_Sample], str]:
-        if not images.normal or len(images.normal) == images.a.shape[1] or not len(images.y):
+        if not images.normal or len(images.normal) == images.a.shape[1]:
             return [], ""
         healthy = np.isin(images.y, images.normal)
         missed = analysis.both_wrong(images.a, images.b, images.y) & ~healthy

@@ -30,35 +30,6 @@ COLUMN, PAGE = 3.5, 7.2  # inches: one column, the full width of a page
 _COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#888888")
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", "--", ":", "-.")
-_RC = {
-    "axes.edgecolor": "#444444",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.labelsize": 8,
-    "axes.linewidth": 0.6,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 8,
-    "figure.dpi": 100,
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same on every machine
-    "font.size": 8,
-    "grid.color": "#e4e4e4",
-    "grid.linewidth": 0.5,
-    "legend.fontsize": 7.5,
-    "legend.frameon": False,
-    "legend.handlelength": 1.8,
-    "legend.title_fontsize": 8,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.5,
-    "savefig.dpi": 300,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "ogkd",  # element ids that do not change from one drawing to the next
-    "text.parse_math": False,  # a class name may contain a dollar sign
-    "xtick.labelsize": 7,
-    "xtick.major.width": 0.6,
-    "ytick.labelsize": 7,
-    "ytick.major.width": 0.6,
-}
 
 
 @dataclass(frozen=True)
@@ -88,10 +59,10 @@ def looks(labels: Sequence[str], main: Sequence[str] = ()) -> dict[str, Look]:
 @contextmanager
 def styled() -> Iterator[None]:
     """Use this style only, whatever the user's own settings are."""
-    import matplotlib
     from matplotlib import style
 
-    with style.context("default"), matplotlib.rc_context(_RC), warnings.catch_warnings():
+    sheet = Path(__file__).with_name("paper.mplstyle")
+    with style.context(["default", sheet]), warnings.catch_warnings():
         # A class name may use a script that the font lacks: boxes in the PNG, text in the SVG.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
@@ -124,8 +95,8 @@ def footer(figure: Figure, line: str) -> None:
     figure.supxlabel(shown(line, 120), x=0.01, ha="left", fontsize=5, color="#888888")
 
 
-def band(ax: Axes, x: Floats, low: Floats, high: Floats, colour: str) -> None:
-    ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+def band(ax: Axes, x: Any, mean: Any, std: Any, colour: str) -> None:
+    ax.fill_between(x, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
 
 
 def legend_above(ax: Axes, title: str, **more: Any) -> None:
