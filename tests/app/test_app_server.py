@@ -59,7 +59,7 @@ def test_a_dicom_file_is_answered(server, tmp_path, cyst):
     body = server.classify(file.read_bytes(), "IM0001", images=True)
     expected = server.classify(cyst.read_bytes())
     assert body["models"][0]["probabilities"] == expected["models"][0]["probabilities"]
-    assert body["models"][0]["evidence"]["kind"] == "parts"
+    assert "image" in body["models"][0]["evidence"]
 
 
 def test_equal_images_at_the_same_time_are_all_answered_and_none_is_kept(server, cyst):

@@ -19,7 +19,7 @@ from typing import Any
 
 # Old name -> new name of a column or key. A rename in the package is one entry here, and needs no
 # new record of the numbers.
-ALIASES: dict[str, str] = {}
+ALIASES: dict[str, str] = {"usual": "mean_weight"}
 # Columns and keys that were recorded and have been removed on purpose.
 REMOVED: set[str] = set()
 

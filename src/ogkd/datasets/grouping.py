@@ -198,7 +198,9 @@ class Grouping:
 
 
 def _sliced(case: Case, rule: SliceRule) -> Case:
-    return replace(case, images=tuple(image.sliced(rule) for image in case.images))
+    images = tuple(image.sliced(rule) for image in case.images)
+    name = str(images[0]) if case.name == str(case.image) else case.name
+    return replace(case, name=name, images=images)
 
 
 def _joined(name: str, group: Sequence[Case], target: Target) -> Case:
