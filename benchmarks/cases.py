@@ -35,7 +35,7 @@ from ogkd.backbones.base import ImageFeatures
 from ogkd.core import pooling
 from ogkd.datasets.phantoms import draw, phantom
 from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.features.encode import encode_crops
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews

@@ -30,7 +30,8 @@ from torch import Tensor
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import OneOf, softmax
+from ogkd.datasets.task import softmax
+from ogkd.datasets.tasks import OneOf
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews

@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 
 import ogkd
 from ogkd.datasets.case import Case
-from ogkd.datasets.task import OneOf, Task
+from ogkd.datasets.task import Task
+from ogkd.datasets.tasks import OneOf
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import ImageRef
 from ogkd.model.classifier import Classifier

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from ogkd.methods import Method, register
     from ogkd.model.calibration import Calibration
     from ogkd.model.classifier import Classifier
-    from ogkd.model.decide import Policy
     from ogkd.model.drawing import draw
     from ogkd.model.explain import Evidence, evidence, explain
     from ogkd.model.load import load
+    from ogkd.model.policy import Policy
     from ogkd.report import report, show_results
 
     __version__: str
@@ -102,7 +102,7 @@ _MODULES = {  # module: what it offers here
     "ogkd.model.calibration": ("Calibration",),
     "ogkd.model.classifier": ("Classifier",),
     "ogkd.model.load": ("load",),
-    "ogkd.model.decide": ("Policy",),
+    "ogkd.model.policy": ("Policy",),
     "ogkd.report": ("show_results",),
     "ogkd.model.explain": ("Evidence", "evidence", "explain"),
     "ogkd.model.drawing": ("draw",),

@@ -16,7 +16,7 @@ from ogkd import read_dataset
 from ogkd.audit import audit_data
 from ogkd.audit.divide import divide_checked, left_out_text
 from ogkd.datasets.case import Case, Dataset
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 from tiny_data import CLASSES, write_dataset, write_image

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ogkd.datasets.case import Case, Dataset, case_numbers, image_targets, require_files
 from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef
 from tiny_data import case_of, rows_of, write_dataset, write_image

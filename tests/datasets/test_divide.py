@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.divide import complete_splits, components, split_dataset
 from ogkd.datasets.splits import shared_groups
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef
 from tiny_data import case_of

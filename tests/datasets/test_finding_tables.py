@@ -13,7 +13,7 @@ from ogkd.datasets.phantoms import FINDINGS, write_films
 from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import few_shot
 from ogkd.datasets.tables import table_text
-from ogkd.datasets.task import Findings, OneOf, require_classes
+from ogkd.datasets.tasks import Findings, OneOf, require_classes
 from ogkd.errors import ConfigError, DataError
 from tiny_data import case_of
 

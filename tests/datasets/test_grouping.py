@@ -14,7 +14,7 @@ from ogkd.datasets.grouping import Grouping
 from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import few_shot, shortfalls
 from ogkd.datasets.tables import table_text
-from ogkd.datasets.task import Findings, OneOf
+from ogkd.datasets.tasks import Findings, OneOf
 from ogkd.errors import ConfigError, DataError, OgkdWarning
 from ogkd.images import ImageRef
 from tiny_data import write_image

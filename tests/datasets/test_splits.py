@@ -18,7 +18,7 @@ from ogkd.datasets.splits import (
     support_and_val,
 )
 from ogkd.datasets.splits import few_shot as few_shot_of
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from tiny_data import case_of
 

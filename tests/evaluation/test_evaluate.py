@@ -12,7 +12,7 @@ from ogkd import evaluate
 from ogkd.datasets.case import Dataset
 from ogkd.datasets.catalog import benchmark
 from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.evaluation import evaluate_predictions, predict_labelled, summary_metrics
 from ogkd.evaluation.evaluate import grade_order

@@ -16,7 +16,7 @@ from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.case import Dataset
 from ogkd.datasets.grouping import Grouping
 from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import predict_labelled
 from ogkd.features.views import FixedViews
@@ -24,7 +24,7 @@ from ogkd.fitting.cases import CaseSupport, _fit_head
 from ogkd.fitting.request import FitRequest
 from ogkd.methods import Support
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Policy
+from ogkd.model.policy import Policy
 from tiny_data import write_exams
 from world import fit
 

@@ -13,12 +13,13 @@ import ogkd
 from ogkd.datasets.case import Dataset, case_numbers
 from ogkd.datasets.grouping import Grouping
 from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import Findings, OneOf
+from ogkd.datasets.tasks import Findings, OneOf
 from ogkd.evaluation import predict_labelled
 from ogkd.features.store import FeatureStore, given_batches, stored_batches
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider, Policy, case_logits
+from ogkd.model.decide import Decider, case_logits
 from ogkd.model.load import load
+from ogkd.model.policy import Policy
 from tiny_data import write_exams
 from world import fit
 

@@ -14,7 +14,7 @@ import ogkd.fitting.prepare
 import world
 from ogkd.datasets.case import Dataset
 from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
 from ogkd.model.calibration import Calibration
 from ogkd.model.load import load

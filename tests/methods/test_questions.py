@@ -11,7 +11,7 @@ from feature_toys import unit
 
 from ogkd.backbones.base import ImageFeatures
 from ogkd.datasets.case import Case
-from ogkd.datasets.task import Findings
+from ogkd.datasets.tasks import Findings
 from ogkd.features.views import FixedViews
 from ogkd.fitting.cases import CaseSupport, learn
 from ogkd.images import ImageRef

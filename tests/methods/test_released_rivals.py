@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from ogkd.datasets.case import Dataset
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.features.store import FeatureStore, View
 from ogkd.fitting.prepare import draw
 from ogkd.fitting.prepare import make_support as support_of

@@ -11,11 +11,12 @@ from scipy.special import expit, log_softmax, logit
 from scipy.stats import binom, chi2
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from ogkd.datasets.task import OneOf, softmax
+from ogkd.datasets.task import softmax
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation.confidence import ece, nll
-from ogkd.model.calibration import (
-    Calibration,
+from ogkd.model.calibration import Calibration
+from ogkd.model.scaling import (
     cases_needed_for_coverage,
     fit_temperature,
     held_out_for_risk,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ogkd
 from ogkd.datasets.case import Dataset
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import BackboneError, ConfigError, DataError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import place_for_model

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ogkd.core.pooling import Pooling
 from ogkd.datasets.case import Case
-from ogkd.datasets.task import Findings, OneOf, softmax
+from ogkd.datasets.task import softmax
+from ogkd.datasets.tasks import Findings, OneOf
 from ogkd.errors import ConfigError
 from ogkd.features.encode import EncodedBatch
 from ogkd.features.store import given_batches
@@ -22,7 +23,8 @@ from ogkd.methods import LinearHead
 from ogkd.model.calibration import Calibration
 from ogkd.model.card import BackboneCard, ModelCard, PoolingCard
 from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider, Policy, class_shares, reweighted
+from ogkd.model.decide import Decider
+from ogkd.model.policy import Policy, class_shares, reweighted
 
 D = 6
 CLASSES = OneOf(("normal", "cyst", "stone"), (0,))

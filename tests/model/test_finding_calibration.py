@@ -12,9 +12,9 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import binom
 
-from ogkd.datasets.task import Findings
-from ogkd.model.calibration import (
-    Calibration,
+from ogkd.datasets.tasks import Findings
+from ogkd.model.calibration import Calibration
+from ogkd.model.scaling import (
     conformal_limit,
     fit_odds,
     held_out_for_sensitivity,

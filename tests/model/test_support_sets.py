@@ -18,7 +18,8 @@ from ogkd.evaluation import evaluate_predictions, predict_labelled
 from ogkd.features.store import given_batches
 from ogkd.images import ImageRef
 from ogkd.model.calibration import Calibration
-from ogkd.model.decide import Decider, Policy
+from ogkd.model.decide import Decider
+from ogkd.model.policy import Policy
 from ogkd.model.support_sets import SupportSets
 from tiny_backbones import make_clip
 from tiny_data import CLASSES, edit_sealed, write_dataset

@@ -7,7 +7,7 @@ import pytest
 from report_world import make_world
 
 from ogkd.datasets.case import Dataset
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.model.classifier import Classifier
 from ogkd.report import facts
 from ogkd.report.model_page import confident_errors, correct_examples

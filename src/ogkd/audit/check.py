@@ -18,7 +18,7 @@ from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, Finding, LabelReport, Record, ScannedImage
 from ogkd.datasets.case import Dataset
 from ogkd.datasets.divide import components
-from ogkd.datasets.task import require_classes
+from ogkd.datasets.tasks import require_classes
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef, look_at, pixel_digest
 from ogkd.images.ref import file_state

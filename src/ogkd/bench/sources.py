@@ -19,7 +19,7 @@ from ogkd.datasets.names import normal_labels
 from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
 from ogkd.datasets.read import read_dataset
 from ogkd.datasets.splits import separate_groups
-from ogkd.datasets.task import require_classes
+from ogkd.datasets.tasks import require_classes
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir, home
 from ogkd.images.ref import as_stored

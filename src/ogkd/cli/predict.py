@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from ogkd.features.encode import EncodedBatch
     from ogkd.images import ImageRef
     from ogkd.model.classifier import Classifier
-    from ogkd.model.decide import Decision, Policy
+    from ogkd.model.decide import Decision
+    from ogkd.model.policy import Policy
     from ogkd.progress import Bar
 
 
@@ -57,7 +58,7 @@ class GuaranteeOptions:
     ] = None
 
     def policy(self) -> Policy:
-        from ogkd.model.decide import Policy
+        from ogkd.model.policy import Policy
 
         return Policy(
             self.max_risk,

@@ -104,7 +104,7 @@ def _check(path: Path, model: Backbone | None, images: Dataset | None) -> dict[s
     rows, findings = check_bank(bank, count=_SHIPPED if is_shipped else None)
     report: dict[str, Any] = {"bank": str(path), "classes": [asdict(row) for row in rows]}
     if model is not None:
-        from ogkd.datasets import task as tasks
+        from ogkd.datasets import tasks
         from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
 
         scores, by_model = score_prompts(model, bank)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ogkd.datasets.names import SPLITS as SPLITS
 from ogkd.datasets.names import first_lines, split_name
-from ogkd.datasets.task import OneOf, Target, Task
+from ogkd.datasets.task import Target, Task
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 

@@ -9,7 +9,7 @@ from typing import Any
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.names import SPLITS, class_labels, read_class_names, split_name
 from ogkd.datasets.tables import refuse_twice
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.files import read_json
 from ogkd.images import ImageRef

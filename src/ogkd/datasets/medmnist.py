@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.names import SPLITS, read_class_names
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 from ogkd.images.npz import npy_header

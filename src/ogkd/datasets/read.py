@@ -17,7 +17,7 @@ from ogkd.datasets.names import (
     split_name,
 )
 from ogkd.datasets.tables import read_table
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef
 from ogkd.images.decode import EXTENSIONS, images_below

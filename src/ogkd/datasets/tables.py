@@ -14,7 +14,8 @@ from ogkd.cells import harmless, harmless_path, unquoted
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.findings import LISTED, read_findings
 from ogkd.datasets.names import class_labels, first_lines, misspelt_split, split_name
-from ogkd.datasets.task import Findings, OneOf, Target, Task
+from ogkd.datasets.task import Target, Task
+from ogkd.datasets.tasks import Findings, OneOf
 from ogkd.errors import DataError
 from ogkd.files import is_text, read_bytes, resolved
 from ogkd.images import ImageRef

@@ -9,17 +9,17 @@ from ogkd.datasets.case import Dataset
 from ogkd.datasets.task import require_guarantees
 from ogkd.errors import DataError
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
-from ogkd.model.calibration import (
+from ogkd.model.calibration import Calibration
+from ogkd.model.classifier import Classifier
+from ogkd.model.decide import Decider
+from ogkd.model.scaling import (
     CONFIDENCE,
     TEMPERATURES,
-    Calibration,
     cases_needed_for_coverage,
     held_out_for_coverage,
     held_out_for_risk,
     more_needed,
 )
-from ogkd.model.classifier import Classifier
-from ogkd.model.decide import Decider
 
 FEWEST = cases_needed_for_coverage(0.9)
 _PURPOSES = {

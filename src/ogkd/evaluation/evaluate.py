@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ogkd.datasets.case import Dataset
 from ogkd.datasets.catalog import benchmarks
 from ogkd.datasets.names import fold_name
-from ogkd.datasets.task import Findings, OneOf
+from ogkd.datasets.tasks import Findings, OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation import confidence
 from ogkd.evaluation.findings import evaluate_findings

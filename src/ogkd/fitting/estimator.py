@@ -25,7 +25,8 @@ from sklearn.utils.validation import check_is_fitted
 from ogkd.datasets.case import Case, Dataset, case_numbers, images_of
 from ogkd.datasets.grouping import Grouping
 from ogkd.datasets.names import read_class_names
-from ogkd.datasets.task import Findings, OneOf, Target, Task
+from ogkd.datasets.task import Target, Task
+from ogkd.datasets.tasks import Findings, OneOf
 from ogkd.errors import ConfigError, DataError, OgkdWarning, did_you_mean
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit_request

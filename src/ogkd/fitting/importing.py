@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.datasets.names import read_class_names
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
 from ogkd.methods import PAPER, TextHead, TextSide, make_method

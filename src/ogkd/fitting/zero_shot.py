@@ -8,7 +8,7 @@ from pathlib import Path
 from ogkd.backbones import Backbone
 from ogkd.datasets.case import Dataset
 from ogkd.datasets.names import normal_labels
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.pipeline import train

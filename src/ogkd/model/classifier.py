@@ -20,7 +20,8 @@ from ogkd.backbones.builtin import domain_warning
 from ogkd.core.pooling import Pooling
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.grouping import Grouping
-from ogkd.datasets.task import OneOf, Task, require_classes
+from ogkd.datasets.task import Task
+from ogkd.datasets.tasks import OneOf, require_classes
 from ogkd.errors import ConfigError, DataError, OgkdWarning, counted
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, resolved
@@ -28,8 +29,9 @@ from ogkd.images import Images, image_refs
 from ogkd.methods import METHODS, Head, TextSide
 from ogkd.model.calibration import CALIBRATION, Calibration
 from ogkd.model.card import ModelCard, method_of
-from ogkd.model.decide import Decider, Decision, Policy, case_logits
+from ogkd.model.decide import Decider, Decision, case_logits
 from ogkd.model.familiarity import SUPPORT, SupportFeatures
+from ogkd.model.policy import Policy
 
 Cases = Images | Dataset | Mapping[str, Images] | Sequence[Case]
 WEIGHTS = "weights.safetensors"

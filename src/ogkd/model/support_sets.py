@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ogkd.errors import ConfigError
 from ogkd.methods import Head, Ranked
-from ogkd.model.calibration import check_share, held_out_for_coverage
+from ogkd.model.scaling import check_share, held_out_for_coverage
 
 if TYPE_CHECKING:
     from ogkd.model.classifier import Classifier

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ogkd.datasets.case import Dataset
-from ogkd.datasets.task import require_classes
+from ogkd.datasets.tasks import require_classes
 from ogkd.errors import ConfigError
 from ogkd.evaluation import predict_labelled
 from ogkd.images import read_image

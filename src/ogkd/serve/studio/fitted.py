@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.task import OneOf, Task
+from ogkd.datasets.task import Task
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation.metrics import exact_interval
 from ogkd.methods import Head, TextSide

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.names import read_class_names
 from ogkd.datasets.tables import csv_text, relative_to, table_text
-from ogkd.datasets.task import OneOf
+from ogkd.datasets.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import (
     holds_files,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ogkd.datasets.fetch import unpack
 from ogkd.datasets.tables import read_table
-from ogkd.datasets.task import require_classes
+from ogkd.datasets.tasks import require_classes
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import folder_atomically, home, parse_json
 from ogkd.images.decode import EXTENSIONS

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.datasets.case import Case, Dataset
 from ogkd.datasets.tables import read_table
-from ogkd.datasets.task import require_classes
+from ogkd.datasets.tasks import require_classes
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import unreadable, unreadable_error
