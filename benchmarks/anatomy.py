@@ -31,9 +31,9 @@ from ogkd.core.losses import diffuse, logits
 from ogkd.core.prompting import PromptLearner
 from ogkd.core.teacher import select_prompts, teacher_prototypes
 from ogkd.core.training import train_contexts
-from ogkd.datasets.names import normal_labels
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.splits import support_and_val
+from ogkd.data.names import normal_labels
+from ogkd.data.read import read_dataset
+from ogkd.data.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
 from ogkd.fitting.prepare import Drawn, make_support

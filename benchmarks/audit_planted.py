@@ -25,8 +25,8 @@ from ogkd.audit.duplicates import (
     perceptual_hashes,
     small_gray,
 )
-from ogkd.datasets.phantoms import PHANTOMS, render
-from ogkd.datasets.read import read_dataset
+from ogkd.data.phantoms import PHANTOMS, render
+from ogkd.data.read import read_dataset
 from ogkd.images.decode import read_image
 
 Change = Callable[[Image.Image], Image.Image]

@@ -5,7 +5,7 @@
     python benchmarks/cases.py --out runs/cases --data knees                 # needs OGKD_SHARED
     python benchmarks/cases.py --out runs/cases --table
 
-A case has 30 images: slices of a phantom volume of one anatomy (ogkd.datasets.phantoms.volumes),
+A case has 30 images: slices of a phantom volume of one anatomy (ogkd.data.phantoms.volumes),
 or tiles of one organ drawn from LungColon (training cases from the images of train and val, test
 cases from those of test). `images`: all images are labelled; `cases`: only cases are. Middle,
 mean and max use the same head as `ours`; mean and max have a factor and biases too, fitted on the
@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.base import ImageFeatures
 from ogkd.core import pooling
-from ogkd.datasets.phantoms import draw, phantom
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.phantoms import draw, phantom
+from ogkd.data.read import read_dataset
+from ogkd.data.tasks import OneOf
 from ogkd.features.encode import encode_crops
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews

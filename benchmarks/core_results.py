@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.datasets.read import read_dataset
+from ogkd.data.read import read_dataset
 from ogkd.evaluation import evaluate
 from ogkd.files import write_json
 from ogkd.fitting.pipeline import fit

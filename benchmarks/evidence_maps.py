@@ -30,8 +30,8 @@ import ogkd
 from ogkd.backbones import token_parts
 from ogkd.backbones.base import ImageFeatures
 from ogkd.backbones.token_parts import split_products
-from ogkd.datasets.phantoms import PHANTOMS, render, write_folder
-from ogkd.datasets.read import read_dataset
+from ogkd.data.phantoms import PHANTOMS, render, write_folder
+from ogkd.data.read import read_dataset
 from ogkd.features.encode import encode_crops
 from ogkd.images import read_image
 from ogkd.images.transforms import center_crop, normalise

@@ -35,9 +35,9 @@ from torch import Tensor
 
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import Backbone, ImageFeatures
-from ogkd.datasets.phantoms import TABLE, write_films
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.tasks import Findings
+from ogkd.data.phantoms import TABLE, write_films
+from ogkd.data.read import read_dataset
+from ogkd.data.tasks import Findings
 from ogkd.evaluation.findings import areas
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews

@@ -31,8 +31,8 @@ from torch import Tensor
 from by_dataset import SHARED, options_of, run, text_of
 from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.splits import few_shot
+from ogkd.data.read import read_dataset
+from ogkd.data.splits import few_shot
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.methods import Head, LinearHead, Support, TextSide, make_method

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import softmax
+from ogkd.data.read import read_dataset
+from ogkd.data.task import softmax
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_sides
 from ogkd.methods import Head, TextSide

@@ -29,7 +29,7 @@ from ogkd.bench.runner import RunGroup, group_runs, method_of
 from ogkd.bench.runs import RunsFolder, RunSpec
 from ogkd.bench.worker import claim_order
 from ogkd.core.optimisers import TrainConfig
-from ogkd.datasets.catalog import benchmarks
+from ogkd.data.catalog import benchmarks
 from ogkd.files import write_json
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)

@@ -25,10 +25,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.case import Case, Dataset
-from ogkd.datasets.names import normal_labels
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.splits import support_and_val
+from ogkd.data.case import Case, Dataset
+from ogkd.data.names import normal_labels
+from ogkd.data.read import read_dataset
+from ogkd.data.splits import support_and_val
 from ogkd.features.store import FeatureStore
 from ogkd.files import write_json
 from ogkd.fitting.prepare import Drawn, make_support, text_sides

@@ -29,9 +29,9 @@ from by_dataset import NAMES, SHARED, options_of, run, text_of
 from fused import judge, means
 from ogkd.backbones import Backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.splits import few_shot
+from ogkd.data.case import Dataset
+from ogkd.data.read import read_dataset
+from ogkd.data.splits import few_shot
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews
 from ogkd.methods import Support, make_method

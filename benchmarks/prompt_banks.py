@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.read import read_dataset
+from ogkd.data.read import read_dataset
 from ogkd.evaluation.prompts import TAU, zero_shot_accuracy
 from ogkd.prompts.bank import read_bank
 

@@ -51,7 +51,7 @@ def make(path: Path, least: int) -> None:
     """A slide of at least that many tiles, most of them tissue."""
     import tifffile
 
-    from ogkd.datasets.phantoms import phantom, render
+    from ogkd.data.phantoms import phantom, render
 
     classes = len(phantom("histology").class_names)
     drawn = [
@@ -122,7 +122,7 @@ def model_of(folder: Path, backbone: str) -> Path:
     import tifffile
 
     from ogkd import fit
-    from ogkd.datasets.phantoms import phantom, render
+    from ogkd.data.phantoms import phantom, render
 
     for label, name in enumerate(phantom("histology").class_names[:2]):
         for index in range(2):

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.phantoms import write_folder
-from ogkd.datasets.read import read_dataset
+from ogkd.data.phantoms import write_folder
+from ogkd.data.read import read_dataset
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.prepare import text_sides
 from ogkd.methods import TextSide

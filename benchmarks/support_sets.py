@@ -29,9 +29,9 @@ from torch import Tensor
 
 from ogkd.backbones import load_backbone
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.task import softmax
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.read import read_dataset
+from ogkd.data.task import softmax
+from ogkd.data.tasks import OneOf
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.features.store import FeatureStore
 from ogkd.features.views import FixedViews

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ogkd.datasets.catalog import benchmarks
+from ogkd.data.catalog import benchmarks
 from ogkd.prompts.released import pin
 
 PATH = f"/{pin().repository}/{pin().commit}/{pin().path}"  # on the server of public repositories

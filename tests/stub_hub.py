@@ -23,9 +23,9 @@ from huggingface_hub import constants
 from PIL import Image
 from safetensors.torch import load_file
 
-from ogkd.datasets import catalog as datasets
-from ogkd.datasets.catalog import Benchmark, Counts
-from ogkd.datasets.phantoms import PHANTOMS, render
+from ogkd.data import catalog as datasets
+from ogkd.data.catalog import Benchmark, Counts
+from ogkd.data.phantoms import PHANTOMS, render
 from ogkd.download import GITHUB
 from released_bank import PATH, released_source
 

@@ -15,11 +15,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "src" / "ogkd"
 # Rooms whose names are already terms of art; others follow.
-CLEAN = ("datasets", "model", "fitting", "evaluation", "methods")
+CLEAN = ("data", "model", "fitting", "evaluation", "methods")
 VAGUE = {"found", "said", "mine", "told"}
 
 COUNTS_IMAGES = re.compile(r"len\((?:\w+\.)*\w*case\w*(?:\[\w+\])?\.images\)")
-MAY_COUNT_IMAGES = ("datasets/", "model/", "core/pooling.py")
+MAY_COUNT_IMAGES = ("data/", "model/", "core/pooling.py")
 
 COMPARES_TASKS = re.compile(
     r"isinstance\([^()]*,[^()]*\b(?:OneOf|Findings)\b"
@@ -28,7 +28,7 @@ COMPARES_TASKS = re.compile(
     r"|type\((?:\w+\.)*task\)"
     r"|\b(?:has_findings|is_findings)\b"
 )
-MAY_COMPARE_TASKS = ("datasets/task.py",)
+MAY_COMPARE_TASKS = ("data/tasks.py",)
 # Registries: what a room does for each kind of task, in one place.
 REGISTRIES = re.compile(r"\w+\[(?:\w+\.)*task\.kind\]")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ogkd import plugins
-from ogkd.datasets import catalog
+from ogkd.data import catalog
 from ogkd.errors import ConfigError
 from ogkd.features.cluster import settings_for_workers, use_settings
 from ogkd.methods import METHODS, FeatureMethod, LinearHead, Method, make_method, register

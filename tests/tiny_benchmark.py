@@ -9,7 +9,7 @@ import random
 import zipfile
 from typing import Any
 
-from ogkd.datasets.catalog import Benchmark
+from ogkd.data.catalog import Benchmark
 from tiny_server import TinyServer
 
 SPLIT = {

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ogkd.datasets.case import Case
-from ogkd.datasets.task import Target
+from ogkd.data.case import Case
+from ogkd.data.task import Target
 from ogkd.images import ImageRef
 from ogkd.records import sealed
 

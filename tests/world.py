@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 import ogkd
-from ogkd.datasets.case import Case
-from ogkd.datasets.task import Task
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Case
+from ogkd.data.task import Task
+from ogkd.data.tasks import OneOf
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import ImageRef
 from ogkd.model.classifier import Classifier

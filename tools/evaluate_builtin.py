@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import CLIPModel
 
 from builtin_vlm.data import HELD_OUT_CLASSES, HELD_OUT_DATASETS, INPUT, MEAN, STD
-from ogkd.datasets.phantoms import PHANTOMS, render
+from ogkd.data.phantoms import PHANTOMS, render
 from ogkd.images.transforms import Preprocessing, to_pixels
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.builtin import STATISTICS, Domain, mostly_strange, phantom_domain
-from ogkd.datasets.phantoms import PHANTOMS, render
+from ogkd.data.phantoms import PHANTOMS, render
 from ogkd.images import find_images, read_image
 from ogkd.images.transforms import to_pixels
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ogkd import methods, plugins
     from ogkd.backbones import Backbone, load_backbone
     from ogkd.core import geometry, losses, teacher
-    from ogkd.datasets.read import read_dataset
+    from ogkd.data.read import read_dataset
     from ogkd.evaluation.calibrate import calibrate
     from ogkd.evaluation.evaluate import evaluate
     from ogkd.fitting.estimator import OGKDClassifier
@@ -91,7 +91,7 @@ __all__ = [
 _MODULES = {  # module: what it offers here
     "ogkd.backbones": ("Backbone", "load_backbone"),
     "ogkd.core": ("geometry", "losses", "teacher"),
-    "ogkd.datasets.read": ("read_dataset",),
+    "ogkd.data.read": ("read_dataset",),
     "ogkd.evaluation": ("evaluate",),
     "ogkd.evaluation.calibrate": ("calibrate",),
     "ogkd.fitting.estimator": ("OGKDClassifier",),

@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.tasks import OneOf
 from ogkd.model.calibration import Calibration
 
 

@@ -10,7 +10,7 @@ from app_client import Server, started
 from app_models import by_hand
 
 import ogkd
-from ogkd.datasets.phantoms import write_folder
+from ogkd.data.phantoms import write_folder
 from ogkd.model.load import load
 from tiny_data import write_exams
 

@@ -13,8 +13,8 @@ pytest.importorskip("starlette")
 from starlette.testclient import TestClient
 
 import ogkd
-from ogkd.datasets.grouping import Grouping
-from ogkd.datasets.read import read_dataset
+from ogkd.data.grouping import Grouping
+from ogkd.data.read import read_dataset
 from ogkd.images import ImageRef, read_image
 from ogkd.model.decide import Decider
 from ogkd.model.load import load

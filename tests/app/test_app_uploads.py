@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ogkd.datasets.grouping import Grouping
+from ogkd.data.grouping import Grouping
 from ogkd.errors import DataError
 from ogkd.images import ImageRef, SliceRule, read_image
 from ogkd.images.slices import SlicesRule

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.datasets.phantoms import write_folder
+from ogkd.data.phantoms import write_folder
 
 Rng = np.random.Generator
 

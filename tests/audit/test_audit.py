@@ -10,9 +10,9 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from ogkd.audit import Audit, Finding, audit_data
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.read import read_dataset
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from tiny_data import case_of
 

@@ -16,7 +16,7 @@ from ogkd.audit.result import (
     Record,
     Suspect,
 )
-from ogkd.datasets.read import read_dataset
+from ogkd.data.read import read_dataset
 from ogkd.report import data_check_page, write_data_check
 
 EVIL = '<script>alert("x")</script>&'

@@ -15,8 +15,8 @@ from PIL import Image
 from ogkd import read_dataset
 from ogkd.audit import audit_data
 from ogkd.audit.divide import divide_checked, left_out_text
-from ogkd.datasets.case import Case, Dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Case, Dataset
+from ogkd.data.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 from tiny_data import CLASSES, write_dataset, write_image

@@ -21,7 +21,7 @@ from ogkd.backbones.builtin import (
     mostly_strange,
     phantom_domain,
 )
-from ogkd.datasets.phantoms import PHANTOMS, render
+from ogkd.data.phantoms import PHANTOMS, render
 from ogkd.images.transforms import to_pixels
 
 

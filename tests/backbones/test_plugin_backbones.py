@@ -89,7 +89,7 @@ def test_importing_looks_for_no_entry_points() -> None:
         "    assert not str(options.get('group')).startswith('ogkd'), options\n"
         "    return real(**options)\n"
         "metadata.entry_points = watched\n"
-        "import ogkd.backbones, ogkd.datasets.catalog\n"
+        "import ogkd.backbones, ogkd.data.catalog\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -8,7 +8,7 @@ import pytest
 from ogkd.bench.compare import Comparison, compare_with_published, comparison_markdown
 from ogkd.bench.paper import benchmark_of, published
 from ogkd.bench.runs import RunsFolder, RunSpec
-from ogkd.datasets.catalog import benchmarks
+from ogkd.data.catalog import benchmarks
 from tiny_runs import make_plan
 
 

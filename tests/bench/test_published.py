@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from ogkd.bench.paper import Published, published
-from ogkd.datasets.catalog import benchmarks
+from ogkd.data.catalog import benchmarks
 from ogkd.methods import METHODS
 
 Key = tuple[str, str, str, str, int, int | None]

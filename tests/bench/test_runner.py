@@ -13,9 +13,9 @@ from bench_data import make_dataset
 
 from ogkd.bench.grid import expand, read_grid
 from ogkd.bench.runner import Runner, group_runs
-from ogkd.datasets.case import images_of
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.splits import flip_labels
+from ogkd.data.case import images_of
+from ogkd.data.read import read_dataset
+from ogkd.data.splits import flip_labels
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.metrics import summary_metrics
 from ogkd.fitting.pipeline import fit_request

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ogkd.datasets import fetch
-from ogkd.datasets.catalog import Benchmark, benchmark, benchmarks
+from ogkd.data import fetch
+from ogkd.data.catalog import Benchmark, benchmark, benchmarks
 from ogkd.errors import DataError
 
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import ogkd as library
-from ogkd.datasets.read import read_dataset
+from ogkd.data.read import read_dataset
 from ogkd.errors import ConfigError, DataError
 
 NAMES = ("benign tumor", "kidney cyst")

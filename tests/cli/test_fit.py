@@ -14,7 +14,7 @@ import ogkd as library
 from ogkd.backbones import hub
 from ogkd.cli.fit import fit
 from ogkd.cli.options import HELP, read_settings
-from ogkd.datasets.phantoms import write_folder
+from ogkd.data.phantoms import write_folder
 from ogkd.errors import ConfigError
 from ogkd.fitting import choose
 from ogkd.fitting.request import FitRequest

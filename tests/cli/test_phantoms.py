@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from ogkd.datasets.phantoms import CHEST_FINDINGS, PHANTOMS
-from ogkd.datasets.read import read_dataset
+from ogkd.data.phantoms import CHEST_FINDINGS, PHANTOMS
+from ogkd.data.read import read_dataset
 
 
 def test_the_list_names_every_dataset(ogkd):

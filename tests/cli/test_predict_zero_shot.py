@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from ogkd.datasets.phantoms import write_folder
+from ogkd.data.phantoms import write_folder
 from tiny_data import write_dataset
 
 CLASSES = "normal lung, benign tumor"

@@ -16,7 +16,7 @@ import typer
 
 from dying import die_after
 from messy import LEFT_OUT, make_messy
-from ogkd.datasets.phantoms import write_folder
+from ogkd.data.phantoms import write_folder
 from ogkd.images import decode
 from tiny_data import CLASSES, write_dataset, write_image
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.case import images_of
-from ogkd.datasets.read import read_dataset
+from ogkd.data.case import images_of
+from ogkd.data.read import read_dataset
 from ogkd.evaluation import evaluate
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from ogkd.bench.runs import RunsFolder
 from ogkd.cli import app
-from ogkd.datasets import catalog
+from ogkd.data import catalog
 from ogkd.prompts.released import released_path
 from stub_hub import publish, stub_hub
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ogkd import load
-from ogkd.datasets.read import read_dataset
+from ogkd.data.read import read_dataset
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.calibrate import FEWEST, calibrate
 from ogkd.model.calibration import Calibration

@@ -9,10 +9,10 @@ from PIL import Image
 from sklearn.metrics import cohen_kappa_score
 
 from ogkd import evaluate
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.catalog import benchmark
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.catalog import benchmark
+from ogkd.data.read import read_dataset
+from ogkd.data.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.evaluation import evaluate_predictions, predict_labelled, summary_metrics
 from ogkd.evaluation.evaluate import grade_order

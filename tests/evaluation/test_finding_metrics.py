@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from ogkd.datasets.tasks import Findings
+from ogkd.data.tasks import Findings
 from ogkd.errors import ConfigError
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions
 from ogkd.evaluation.findings import areas, average_precision

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate_predictions
 from ogkd.evaluation.prevalence import PREVALENCES, screening_at

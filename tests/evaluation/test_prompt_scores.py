@@ -8,9 +8,9 @@ import torch
 from torch.nn.functional import normalize
 
 from ogkd.backbones.base import Backbone
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.read import read_dataset
+from ogkd.data.tasks import OneOf
 from ogkd.errors import DataError
 from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
 from ogkd.features.store import FeatureStore

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.tasks import OneOf
 from ogkd.evaluation import evaluate_predictions
 from ogkd.evaluation.verdict import _more
 from world import predictions

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 import ogkd
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.phantoms import render
+from ogkd.data.phantoms import render
 from ogkd.export import Exported, export_onnx
 from ogkd.features.views import FixedViews
 from ogkd.methods import METHODS, Support, TextSide, make_method

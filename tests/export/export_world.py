@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.tasks import OneOf
 from ogkd.methods.heads import LinearHead
 from ogkd.model.calibration import Calibration
 from ogkd.model.classifier import Classifier

@@ -14,7 +14,7 @@ import torch
 
 import ogkd
 from ogkd.core.pooling import Pooling
-from ogkd.datasets.case import images_of
+from ogkd.data.case import images_of
 from ogkd.evaluation import predict_labelled
 from ogkd.evaluation.calibrate import calibrate
 from ogkd.export import export_onnx
@@ -75,7 +75,7 @@ def test_every_kind_of_pooling_is_exported(tau, normal):
 @dataclass(frozen=True)
 class World:
     model: ogkd.Classifier
-    cases: list[ogkd.datasets.case.Case]
+    cases: list[ogkd.data.case.Case]
     path: Path
 
     @property

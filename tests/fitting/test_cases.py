@@ -13,10 +13,10 @@ from PIL import Image
 
 import ogkd
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.grouping import Grouping
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.grouping import Grouping
+from ogkd.data.read import read_dataset
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import predict_labelled
 from ogkd.features.views import FixedViews

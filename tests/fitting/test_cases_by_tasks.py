@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import ogkd
-from ogkd.datasets.case import Dataset, case_numbers
-from ogkd.datasets.grouping import Grouping
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.tasks import Findings, OneOf
+from ogkd.data.case import Dataset, case_numbers
+from ogkd.data.grouping import Grouping
+from ogkd.data.read import read_dataset
+from ogkd.data.tasks import Findings, OneOf
 from ogkd.evaluation import predict_labelled
 from ogkd.features.store import FeatureStore, given_batches, stored_batches
 from ogkd.model.classifier import Classifier

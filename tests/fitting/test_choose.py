@@ -6,7 +6,7 @@ import pytest
 
 import ogkd
 from ogkd.backbones.catalog import catalog
-from ogkd.datasets.phantoms import write_folder
+from ogkd.data.phantoms import write_folder
 from ogkd.errors import DataError
 from ogkd.fitting.choose import NoRealBackbone, best_present, choose_backbone, warning_about
 from ogkd.images import ImageRef, find_images

@@ -14,7 +14,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 
 import ogkd
 from ogkd import OGKDClassifier
-from ogkd.datasets.read import read_dataset
+from ogkd.data.read import read_dataset
 from ogkd.errors import ConfigError, DataError
 from ogkd.fitting import estimator
 from ogkd.images import read_image

@@ -12,9 +12,9 @@ import ogkd
 import ogkd.fitting.pipeline
 import ogkd.fitting.prepare
 import world
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.read import read_dataset
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError, StorageError, TrainingError
 from ogkd.model.calibration import Calibration
 from ogkd.model.load import load

@@ -9,7 +9,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from ogkd.cli import app
-from ogkd.datasets.phantoms import write_folder
+from ogkd.data.phantoms import write_folder
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation import evaluate
 from ogkd.model.load import load

@@ -37,7 +37,7 @@ from golden_outputs import (
 )
 
 from ogkd.cli import main
-from ogkd.datasets.phantoms import write_films
+from ogkd.data.phantoms import write_films
 
 EXPECTED = Path(__file__).parent / "expected"
 MODE = os.environ.get("OGKD_GOLDEN", "")

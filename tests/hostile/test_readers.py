@@ -28,8 +28,8 @@ from pydicom.uid import JPEG2000Lossless, JPEGBaseline8Bit, JPEGLosslessSV1, RLE
 
 from ogkd.bench.grid import Grid, expand, read_grid
 from ogkd.core.checkpoint import Checkpoint, TrainingState
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.read import read_dataset
+from ogkd.data.tasks import OneOf
 from ogkd.errors import OgkdError
 from ogkd.features.store import FeatureStore
 from ogkd.images import npz, read_image

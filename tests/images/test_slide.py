@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ogkd.datasets.case import Case
-from ogkd.datasets.grouping import Grouping
+from ogkd.data.case import Case
+from ogkd.data.grouping import Grouping
 from ogkd.errors import DataError
 from ogkd.images import ImageRef, read_image
 from ogkd.images.ref import Broken

@@ -9,7 +9,7 @@ from feature_toys import NAMES, make_support, unit
 from safetensors.torch import save_file
 
 import ogkd
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate
 from ogkd.methods import METHODS, FeatureMethod, MethodConfig, TextSide, make_method, presets

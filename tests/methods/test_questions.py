@@ -10,8 +10,8 @@ import torch
 from feature_toys import unit
 
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.case import Case
-from ogkd.datasets.tasks import Findings
+from ogkd.data.case import Case
+from ogkd.data.tasks import Findings
 from ogkd.features.views import FixedViews
 from ogkd.fitting.cases import CaseSupport, learn
 from ogkd.images import ImageRef

@@ -15,8 +15,8 @@ from feature_toys import make_support, make_text, unit
 from torch import nn
 from torch.nn import functional as fn
 
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.tasks import OneOf
 from ogkd.features.store import FeatureStore, View
 from ogkd.fitting.prepare import draw
 from ogkd.fitting.prepare import make_support as support_of

@@ -11,8 +11,8 @@ from scipy.special import expit, log_softmax, logit
 from scipy.stats import binom, chi2
 from sklearn.base import BaseEstimator, ClassifierMixin
 
-from ogkd.datasets.task import softmax
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.task import softmax
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation.confidence import ece, nll
 from ogkd.model.calibration import Calibration

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.model.card import SCHEMA, BackboneCard, ModelCard, PoolingCard
 from tiny_backbones import make_clip

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, TensorDataset
 
 import ogkd
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.tasks import OneOf
 from ogkd.errors import BackboneError, ConfigError, DataError
 from ogkd.images import ImageRef, read_image
 from ogkd.model.classifier import place_for_model

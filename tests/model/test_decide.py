@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ogkd.core.pooling import Pooling
-from ogkd.datasets.case import Case
-from ogkd.datasets.task import softmax
-from ogkd.datasets.tasks import Findings, OneOf
+from ogkd.data.case import Case
+from ogkd.data.task import softmax
+from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError
 from ogkd.features.encode import EncodedBatch
 from ogkd.features.store import given_batches

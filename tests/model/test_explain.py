@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from ogkd.backbones.base import ImageFeatures
-from ogkd.datasets.tasks import Findings, OneOf
+from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import encode_crops
 from ogkd.fitting.pipeline import fit

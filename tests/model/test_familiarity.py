@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save as array_bytes
 
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.model.familiarity import (
     FEWEST,

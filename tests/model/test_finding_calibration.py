@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from scipy.special import expit
 from scipy.stats import binom
 
-from ogkd.datasets.tasks import Findings
+from ogkd.data.tasks import Findings
 from ogkd.model.calibration import Calibration
 from ogkd.model.scaling import (
     conformal_limit,

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import ogkd
-from ogkd.datasets.case import Case
+from ogkd.data.case import Case
 from ogkd.errors import ConfigError
 from ogkd.evaluation import evaluate_predictions, predict_labelled
 from ogkd.features.store import given_batches

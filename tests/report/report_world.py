@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.read import read_dataset
+from ogkd.data.case import Dataset
+from ogkd.data.read import read_dataset
 from ogkd.evaluation import LabelledPredictions, predict_labelled
 from ogkd.evaluation.calibrate import calibrate
 from ogkd.fitting.pipeline import fit

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from report_world import make_world
 
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.tasks import OneOf
 from ogkd.model.classifier import Classifier
 from ogkd.report import facts
 from ogkd.report.model_page import confident_errors, correct_examples

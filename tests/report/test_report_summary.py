@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.tasks import OneOf
 from ogkd.evaluation.evaluate import evaluate_predictions
 from ogkd.evaluation.predictions import LabelledPredictions
 from ogkd.report.page import join_words, percent

@@ -6,7 +6,7 @@ import pytest
 from report_world import read_page
 
 import ogkd
-from ogkd.datasets.read import read_dataset
+from ogkd.data.read import read_dataset
 from ogkd.evaluation import evaluate_predictions, predict_labelled
 from ogkd.evaluation.calibrate import calibrate
 from ogkd.report import write_report

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ogkd.datasets.phantoms import write_folder
+from ogkd.data.phantoms import write_folder
 from tiny_data import write_image
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ogkd.backbones import load_backbone
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.tasks import OneOf
 from ogkd.fitting.prepare import text_sides
 from ogkd.model.familiarity import SupportFeatures
 from ogkd.model.support_sets import SupportSets

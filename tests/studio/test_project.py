@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from ogkd.cli import main
-from ogkd.datasets.grouping import Grouping
-from ogkd.datasets.read import read_dataset
+from ogkd.data.grouping import Grouping
+from ogkd.data.read import read_dataset
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import write_json
 from ogkd.serve import server

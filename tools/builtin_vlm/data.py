@@ -16,8 +16,8 @@ from torch import Tensor
 
 from builtin_vlm.captions import Described, Fact, describe
 from builtin_vlm.shapes import CLASSES, shapes
-from ogkd.datasets.phantoms import PHANTOMS, render
-from ogkd.datasets.phantoms._draw import Canvas, new_rng
+from ogkd.data.phantoms import PHANTOMS, render
+from ogkd.data.phantoms._draw import Canvas, new_rng
 from ogkd.files import write_atomically
 
 SIZE, COARSE, GRID, INPUT = 160, 40, 8, 128

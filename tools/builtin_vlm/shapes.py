@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ogkd.datasets.phantoms._draw import Array, Canvas, Drawing, Frame, mix, soft
+from ogkd.data.phantoms._draw import Array, Canvas, Drawing, Frame, mix, soft
 
 CLASSES = 8  # nothing, cyst, tumor, stone, ulcer, bump, spots, stripes
 

@@ -16,9 +16,9 @@ from ogkd.audit.duplicates import MAX_DISTANCE, Duplicates, find_duplicates, sma
 from ogkd.audit.findings import all_findings, gather_facts, in_order
 from ogkd.audit.labels import find_suspicious_labels, require_cleanlab
 from ogkd.audit.result import Audit, Finding, LabelReport, Record, ScannedImage
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.divide import components
-from ogkd.datasets.tasks import require_classes
+from ogkd.data.case import Dataset
+from ogkd.data.divide import components
+from ogkd.data.tasks import require_classes
 from ogkd.errors import ConfigError, DataError
 from ogkd.images import ImageRef, look_at, pixel_digest
 from ogkd.images.ref import file_state

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from ogkd.audit.result import Audit
 from ogkd.cells import harmless
-from ogkd.datasets.case import Case, Dataset
-from ogkd.datasets.divide import complete_splits
-from ogkd.datasets.names import first_lines
-from ogkd.datasets.tables import csv_text, relative_to, writable
-from ogkd.datasets.task import Target
+from ogkd.data.case import Case, Dataset
+from ogkd.data.divide import complete_splits
+from ogkd.data.names import first_lines
+from ogkd.data.tables import csv_text, relative_to, writable
+from ogkd.data.task import Target
 from ogkd.errors import DataError
 from ogkd.images import ImageRef
 

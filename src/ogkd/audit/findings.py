@@ -15,7 +15,7 @@ from ogkd.audit.result import (
     ScannedImage,
     Severity,
 )
-from ogkd.datasets.task import Task
+from ogkd.data.task import Task
 from ogkd.images.ref import advice_once
 
 FEW = 16  # shots of the usual benchmark

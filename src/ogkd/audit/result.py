@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.task import Target
+from ogkd.data.task import Target
 
 Severity = Literal["error", "warning", "note"]
 

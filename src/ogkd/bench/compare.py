@@ -13,7 +13,7 @@ from ogkd.bench.analysis import harmonic_mean
 from ogkd.bench.paper import Published, benchmark_of, paper, published
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder
 from ogkd.bench.tidy import Average, Condition, Summary, markdown_row, prompts_used
-from ogkd.datasets.catalog import benchmarks, plain_name
+from ogkd.data.catalog import benchmarks, plain_name
 
 AVERAGE = "average"
 _ROUNDING = 0.02  # by how much a recomputed average may differ from the printed one

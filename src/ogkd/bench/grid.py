@@ -19,8 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from ogkd.bench.paper import paper
 from ogkd.bench.runs import Cell, Plan, Protocol, RunSpec
 from ogkd.bench.sources import Source, find_sources
-from ogkd.datasets.phantoms import MOST_IMAGES
-from ogkd.datasets.splits import MAX_SEED, Sampling
+from ogkd.data.phantoms import MOST_IMAGES
+from ogkd.data.splits import MAX_SEED, Sampling
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import read_toml
 from ogkd.methods import METHODS, Method, make_method, presets

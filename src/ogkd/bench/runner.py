@@ -21,8 +21,8 @@ from ogkd.bench.paper import benchmark_of, paper
 from ogkd.bench.runs import Predictions, RunSpec
 from ogkd.bench.sources import OpenSource, Source, open_source
 from ogkd.core.geometry import class_graph, prototypes
-from ogkd.datasets.case import images_of, require_files
-from ogkd.datasets.splits import base_and_novel, flip_labels
+from ogkd.data.case import images_of, require_files
+from ogkd.data.splits import base_and_novel, flip_labels
 from ogkd.errors import DataError, TrainingError
 from ogkd.evaluation.evaluate import grade_order
 from ogkd.evaluation.metrics import plain, screening_masks, summary_metrics

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read_arrays
 from safetensors.numpy import save as array_bytes
 
-from ogkd.datasets.splits import MAX_SEED, Sampling
+from ogkd.data.splits import MAX_SEED, Sampling
 from ogkd.errors import DataError, OgkdError
 from ogkd.files import folder_atomically, read_bytes, write_json
 from ogkd.records import Record, read_record, sealed

@@ -12,14 +12,14 @@ from pathlib import Path
 from filelock import FileLock
 
 from ogkd.bench.runs import FrozenRecord
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
-from ogkd.datasets.fetch import read_benchmark
-from ogkd.datasets.names import normal_labels
-from ogkd.datasets.phantoms import PHANTOMS, phantom, write_folder
-from ogkd.datasets.read import read_dataset
-from ogkd.datasets.splits import separate_groups
-from ogkd.datasets.tasks import require_classes
+from ogkd.data.case import Dataset
+from ogkd.data.catalog import benchmark, benchmarks, find_benchmark, known_benchmarks
+from ogkd.data.fetch import read_benchmark
+from ogkd.data.names import normal_labels
+from ogkd.data.phantoms import PHANTOMS, phantom, write_folder
+from ogkd.data.read import read_dataset
+from ogkd.data.splits import separate_groups
+from ogkd.data.tasks import require_classes
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.files import cache_dir, home
 from ogkd.images.ref import as_stored

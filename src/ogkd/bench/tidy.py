@@ -39,7 +39,7 @@ from ogkd.bench.runs import (
     sha256_bytes,
 )
 from ogkd.cells import harmless
-from ogkd.datasets import tables
+from ogkd.data import tables
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
 from ogkd.methods import METHODS, RivalConfig

@@ -30,7 +30,7 @@ from ogkd.bench.runner import method_of
 from ogkd.bench.runs import FinishedRun, Plan, RunsFolder, one_line
 from ogkd.bench.sources import Source, open_source, texts_of
 from ogkd.bench.worker import ATTEMPTS, MOST_ATTEMPTS, Ended, Job, work_elsewhere
-from ogkd.datasets.fetch import locate_benchmark
+from ogkd.data.fetch import locate_benchmark
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.features.cluster import Cluster, absolute, settings_for_workers, use_settings
 from ogkd.files import holds_files, storage_errors

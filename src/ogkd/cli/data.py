@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.audit.divide import Division
     from ogkd.audit.result import Severity
-    from ogkd.datasets.case import Dataset
-    from ogkd.datasets.catalog import Benchmark
-    from ogkd.datasets.grouping import Grouping
+    from ogkd.data.case import Dataset
+    from ogkd.data.catalog import Benchmark
+    from ogkd.data.grouping import Grouping
 
 app = CommandGroup("Benchmark datasets and your own data: list, download, check, split.")
 
@@ -41,7 +41,7 @@ def list_benchmarks(
     as_json: opt.JsonOption = False,
 ) -> None:
     """Show the benchmark datasets and whether they are on this machine."""
-    from ogkd.datasets.catalog import benchmark, known_benchmarks
+    from ogkd.data.catalog import benchmark, known_benchmarks
 
     if name is not None:
         record = benchmark(name)
@@ -93,8 +93,8 @@ def download(
     ] = None,
 ) -> None:
     """Download benchmarks and check them. Run the same command again to resume."""
-    from ogkd.datasets.catalog import benchmark, benchmarks
-    from ogkd.datasets.fetch import download_benchmark, locate_benchmark
+    from ogkd.data.catalog import benchmark, benchmarks
+    from ogkd.data.fetch import download_benchmark, locate_benchmark
 
     if names == ["all"]:
         names = list(benchmarks())
@@ -129,7 +129,7 @@ def download(
 
 
 def _facts(record: Benchmark) -> dict[str, Any]:
-    from ogkd.datasets.fetch import locate_benchmark
+    from ogkd.data.fetch import locate_benchmark
 
     path = locate_benchmark(record)
     return {
@@ -167,7 +167,7 @@ def check(
     """
     opt.refuse_folders(json=as_json, html=html)
     from ogkd.audit.labels import require_cleanlab
-    from ogkd.datasets.grouping import Grouping
+    from ogkd.data.grouping import Grouping
     from ogkd.fitting.choose import choose_backbone, warning_about
     from ogkd.images import decode_once
     from ogkd.report import write_data_check
@@ -220,8 +220,8 @@ def split(
     """
     opt.refuse_folders(out=out, **{"left-out": left_out})
     from ogkd.audit.divide import divide_checked, left_out_text
-    from ogkd.datasets.grouping import Grouping
-    from ogkd.datasets.tables import table_text
+    from ogkd.data.grouping import Grouping
+    from ogkd.data.tables import table_text
 
     wanted = _read_shares(shares)
     dataset = read_images(
@@ -253,8 +253,8 @@ def read_images(
 
     The options are those of `resolve_data`.
     """
-    from ogkd.datasets.fetch import resolve_data
-    from ogkd.datasets.names import normal_labels
+    from ogkd.data.fetch import resolve_data
+    from ogkd.data.names import normal_labels
 
     dataset = resolve_data(data, empty_classes=True, **options)
     if grouping.by is not None:
@@ -296,7 +296,7 @@ def _read_shares(text: str) -> dict[str, float]:
 
 def data_folder(data: Path) -> Path:
     """Return the folder that the files of a dataset are in."""
-    from ogkd.datasets.fetch import locate_benchmark, named_benchmark
+    from ogkd.data.fetch import locate_benchmark, named_benchmark
 
     named = named_benchmark(data)
     path = data if named is None else locate_benchmark(named) or data

@@ -23,7 +23,7 @@ from ogkd.fitting.request import FitRequest
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from ogkd.datasets.case import Dataset
+    from ogkd.data.case import Dataset
     from ogkd.evaluation import LabelledPredictions
     from ogkd.model.classifier import Classifier
 
@@ -55,7 +55,7 @@ def demo(
 
     The table of results has every dataset; the report is about the first one.
     """
-    from ogkd.datasets.phantoms import phantom
+    from ogkd.data.phantoms import phantom
 
     names = [phantom(name).name for name in dict.fromkeys(opt.split_list(datasets))]
     if not names:
@@ -101,7 +101,7 @@ def _one_dataset(
     name: str, backbone: Any, out: Path, *, first: bool
 ) -> tuple[list[dict[str, Any]], dict[str, NDArray[Any]]]:
     """The rows of a dataset, and for each method which test images it gets right."""
-    from ogkd.datasets.phantoms import phantom, write_folder
+    from ogkd.data.phantoms import phantom, write_folder
     from ogkd.evaluation import predict_labelled, summary_metrics
 
     record = phantom(name)
@@ -152,8 +152,8 @@ def _few_labels(name: str, backbone: Any, out: Path) -> str:
     """What unlabelled images give, and labels of chosen images instead of random ones."""
     import numpy as np
 
-    from ogkd.datasets.case import images_of
-    from ogkd.datasets.phantoms import phantom
+    from ogkd.data.case import images_of
+    from ogkd.data.phantoms import phantom
     from ogkd.evaluation import predict_labelled, summary_metrics
     from ogkd.features.store import FeatureStore
     from ogkd.serve.studio.queue import UNLABELLED, next_images

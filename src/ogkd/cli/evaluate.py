@@ -28,7 +28,7 @@ from ogkd.files import write_json
 
 if TYPE_CHECKING:
     from ogkd.audit import Audit
-    from ogkd.datasets.case import Dataset
+    from ogkd.data.case import Dataset
     from ogkd.evaluation import LabelledPredictions
     from ogkd.features.unreadable import BadFile
     from ogkd.model.classifier import Classifier
@@ -52,7 +52,7 @@ class InputOptions:
 
     def read(self, split: str, *, calibrated: bool = True) -> _Inputs:
         """Load the model and read the data."""
-        from ogkd.datasets.fetch import resolve_data
+        from ogkd.data.fetch import resolve_data
         from ogkd.features.unreadable import list_reasons, readable_cases
 
         classifier = ogkd.load(

@@ -124,7 +124,7 @@ def import_checkpoint(
     device: opt.DeviceOption = "auto",
 ) -> None:
     """Turn a released BiomedCoOp or OGKD checkpoint into a model folder; no code in it is run."""
-    from ogkd.datasets.catalog import benchmark
+    from ogkd.data.catalog import benchmark
     from ogkd.fitting.importing import import_context
     from ogkd.model.classifier import place_for_model
 

@@ -18,7 +18,7 @@ from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
-    from ogkd.datasets.case import Case
+    from ogkd.data.case import Case
     from ogkd.features import EncodedBatch
     from ogkd.features.cluster import Cluster
     from ogkd.images import ImageRef
@@ -107,7 +107,7 @@ class EncodingOptions(RayOptions):
     def find(self, images: Sequence[Path]) -> list[ImageRef]:
         """The image files in files and folders, with the slice to take of volumes."""
         from ogkd.cli.output import say
-        from ogkd.datasets.read import unread_below
+        from ogkd.data.read import unread_below
         from ogkd.images import SliceRule, find_images
 
         rule = None if self.slice is None else SliceRule.parse(self.slice)
@@ -117,8 +117,8 @@ class EncodingOptions(RayOptions):
 
     def find_cases(self, images: Sequence[Path]) -> list[Case]:
         """A case for each image in files, folders and tables."""
-        from ogkd.datasets.case import unlabelled_cases
-        from ogkd.datasets.tables import read_unlabelled_table
+        from ogkd.data.case import unlabelled_cases
+        from ogkd.data.tables import read_unlabelled_table
 
         cases: list[Case] = []
         for path in images:

@@ -40,7 +40,7 @@ def phantoms(
     what each slice shows. Phantoms are drawings that imitate a modality. They show
     no patient and have no clinical meaning.
     """
-    from ogkd.datasets import phantoms as drawn
+    from ogkd.data import phantoms as drawn
 
     if name is None:
         facts = {
@@ -62,7 +62,7 @@ def phantoms(
     classes = len(drawn.phantom(name).class_names)
     total = sum(splits.values()) * classes
     if volumes is not None:
-        from ogkd.datasets.phantoms.volumes import write_volumes
+        from ogkd.data.phantoms.volumes import write_volumes
 
         write_volumes(name, out, splits=splits, slices=volumes, share=share, seed=seed, size=size)
         typer.echo(f"Wrote {total:,} volumes in {time.perf_counter() - began:.1f} s: {out}")

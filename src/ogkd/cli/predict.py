@@ -22,7 +22,7 @@ from ogkd.files import storage_errors, write_atomically
 from ogkd.fitting.request import FitRequest
 
 if TYPE_CHECKING:
-    from ogkd.datasets.grouping import Grouping
+    from ogkd.data.grouping import Grouping
     from ogkd.features.encode import EncodedBatch
     from ogkd.images import ImageRef
     from ogkd.model.classifier import Classifier
@@ -86,7 +86,7 @@ class CaseOptions:
 
     def grouping(self, classifier: Classifier, slice: str | None) -> Grouping:
         """What the model was fitted on, changed by these options."""
-        from ogkd.datasets.grouping import Grouping
+        from ogkd.data.grouping import Grouping
 
         known = classifier.card.grouping.as_json()
         given = {"by": self.cases, "slices": self.slices, "slice": slice}

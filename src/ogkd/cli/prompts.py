@@ -24,7 +24,7 @@ from ogkd.prompts.templates import find_modality, modality_bank, require_classes
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
-    from ogkd.datasets.case import Dataset
+    from ogkd.data.case import Dataset
     from ogkd.prompts.generate import Order
 
 app = CommandGroup("Banks of texts for classes: show, check, new, fetch.")
@@ -104,7 +104,7 @@ def _check(path: Path, model: Backbone | None, images: Dataset | None) -> dict[s
     rows, findings = check_bank(bank, count=_SHIPPED if is_shipped else None)
     report: dict[str, Any] = {"bank": str(path), "classes": [asdict(row) for row in rows]}
     if model is not None:
-        from ogkd.datasets import tasks
+        from ogkd.data import tasks
         from ogkd.evaluation.prompts import score_prompts, zero_shot_accuracy
 
         scores, by_model = score_prompts(model, bank)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ogkd.audit import Audit
     from ogkd.audit.check import Scans
     from ogkd.audit.divide import Division
-    from ogkd.datasets.case import Dataset
-    from ogkd.datasets.grouping import Grouping
+    from ogkd.data.case import Dataset
+    from ogkd.data.grouping import Grouping
 
 # The options whose first result is the check; all others are used by the model.
 _OF_THE_CHECK = ("data", "slice", "cases", "slices")
@@ -153,7 +153,7 @@ class _Start:
 
     @cached_property
     def dataset(self) -> Dataset:
-        from ogkd.datasets.grouping import Grouping
+        from ogkd.data.grouping import Grouping
 
         return read_images(self.data, Grouping(self.grouping.by), self.options["normal"])
 
@@ -231,7 +231,7 @@ class _Start:
 
     def _divide(self) -> str:
         from ogkd.audit.divide import left_out_text
-        from ogkd.datasets.tables import table_text
+        from ogkd.data.tables import table_text
 
         file, left = self.out / "split.csv", self.out / "left-out.csv"
         if file.is_file():
@@ -258,7 +258,7 @@ class _Start:
         return f"{', '.join(sizes)}; {by}"
 
     def _questions(self, division: Division) -> None:
-        from ogkd.datasets.names import normal_labels
+        from ogkd.data.names import normal_labels
 
         while self.notes:
             say(f"  {_one_line(self.notes.pop(0))}")
@@ -366,7 +366,7 @@ _DONE = "already done"
 
 
 def _grouping(options: Mapping[str, Any]) -> Grouping:
-    from ogkd.datasets.grouping import Grouping
+    from ogkd.data.grouping import Grouping
 
     return Grouping.parse(options["cases"], options["slices"], options["slice"])
 

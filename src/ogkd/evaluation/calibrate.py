@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.task import require_guarantees
+from ogkd.data.case import Dataset
+from ogkd.data.task import require_guarantees
 from ogkd.errors import DataError
 from ogkd.evaluation.predictions import LabelledPredictions, predict_labelled
 from ogkd.model.calibration import Calibration

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.catalog import benchmarks
-from ogkd.datasets.names import fold_name
-from ogkd.datasets.tasks import Findings, OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.catalog import benchmarks
+from ogkd.data.names import fold_name
+from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation import confidence
 from ogkd.evaluation.findings import evaluate_findings

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ogkd.datasets.task import NO, UNSURE, YES
+from ogkd.data.task import NO, UNSURE, YES
 from ogkd.errors import ConfigError, counted
 from ogkd.evaluation.metrics import (
     LEVEL,

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.backbones.builtin import domain_warning
-from ogkd.datasets.case import Case, Dataset, require_files
-from ogkd.datasets.fetch import resolve_data
-from ogkd.datasets.task import Task
+from ogkd.data.case import Case, Dataset, require_files
+from ogkd.data.fetch import resolve_data
+from ogkd.data.task import Task
 from ogkd.errors import DataError
 from ogkd.features.encode import EncodedBatch
 from ogkd.features.store import FeatureStore, stored_batches, without_blank

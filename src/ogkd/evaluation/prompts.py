@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from ogkd.backbones.base import Backbone
 from ogkd.core.geometry import prototypes
 from ogkd.core.teacher import select_prompts, teacher_prototypes
-from ogkd.datasets.case import Dataset, images_of, require_files
+from ogkd.data.case import Dataset, images_of, require_files
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.prompts.bank import SINGLE, bank_for

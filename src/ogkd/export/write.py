@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ogkd.datasets.case import images_of
-from ogkd.datasets.phantoms import PHANTOMS, render
+from ogkd.data.case import images_of
+from ogkd.data.phantoms import PHANTOMS, render
 from ogkd.errors import ConfigError
 from ogkd.export.graph import INPUT, build
 from ogkd.export.metadata import KEY, file_metadata, guarantee_note

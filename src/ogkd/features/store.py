@@ -26,8 +26,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone, ImageFeatures
-from ogkd.datasets.case import Case, images_of
-from ogkd.datasets.names import first_lines
+from ogkd.data.case import Case, images_of
+from ogkd.data.names import first_lines
 from ogkd.errors import DataError, StorageError, counted
 from ogkd.features.encode import EncodedBatch, encode_crops, whole_image
 from ogkd.features.unreadable import decode_ahead, unreadable, unreadable_error

@@ -15,9 +15,9 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.case import Case, images_of
-from ogkd.datasets.names import first_lines
-from ogkd.datasets.task import Task
+from ogkd.data.case import Case, images_of
+from ogkd.data.names import first_lines
+from ogkd.data.task import Task
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import write_atomically
 from ogkd.images import ImageRef, look_at, read_image

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ogkd.core.pooling import Pooling, fit_pooling, is_pooled
-from ogkd.datasets.case import Case, case_numbers, evenly, image_targets
-from ogkd.datasets.task import Task
+from ogkd.data.case import Case, case_numbers, evenly, image_targets
+from ogkd.data.task import Task
 from ogkd.methods import (
     Head,
     Method,

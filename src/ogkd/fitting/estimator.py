@@ -22,11 +22,11 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils.validation import check_is_fitted
 
-from ogkd.datasets.case import Case, Dataset, case_numbers, images_of
-from ogkd.datasets.grouping import Grouping
-from ogkd.datasets.names import read_class_names
-from ogkd.datasets.task import Target, Task
-from ogkd.datasets.tasks import Findings, OneOf
+from ogkd.data.case import Case, Dataset, case_numbers, images_of
+from ogkd.data.grouping import Grouping
+from ogkd.data.names import read_class_names
+from ogkd.data.task import Target, Task
+from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import ConfigError, DataError, OgkdWarning, did_you_mean
 from ogkd.features.store import FeatureStore
 from ogkd.fitting.pipeline import fit_request

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.datasets.names import read_class_names
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.names import read_class_names
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.files import sha256_file
 from ogkd.methods import PAPER, TextHead, TextSide, make_method

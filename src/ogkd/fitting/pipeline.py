@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from ogkd import plugins
-from ogkd.datasets.case import images_of
+from ogkd.data.case import images_of
 from ogkd.errors import ConfigError
 from ogkd.features.unreadable import SKIPPED, write_skipped
 from ogkd.files import folder_atomically, not_twice, storage_errors, write_text

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ogkd.datasets.case import Case
+from ogkd.data.case import Case
 from ogkd.errors import ConfigError, DataError, counted
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import decode_ahead

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ogkd.backbones import Backbone
 from ogkd.core.pooling import is_pooled
-from ogkd.datasets.case import (
+from ogkd.data.case import (
     Case,
     Dataset,
     case_numbers,
@@ -25,17 +25,17 @@ from ogkd.datasets.case import (
     images_of,
     require_files,
 )
-from ogkd.datasets.catalog import Benchmark
-from ogkd.datasets.fetch import named_benchmark, resolve_data
-from ogkd.datasets.names import normal_labels
-from ogkd.datasets.splits import (
+from ogkd.data.catalog import Benchmark
+from ogkd.data.fetch import named_benchmark, resolve_data
+from ogkd.data.names import normal_labels
+from ogkd.data.splits import (
     Sampling,
     contradictory,
     separate_groups,
     shortfalls,
     support_and_val,
 )
-from ogkd.datasets.task import Task
+from ogkd.data.task import Task
 from ogkd.errors import ConfigError, DataError, counted
 from ogkd.features.store import FeatureStore, without_blank
 from ogkd.features.unreadable import BadFile, readable_cases, unreadable, unreadable_error

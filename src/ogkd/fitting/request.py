@@ -16,8 +16,8 @@ from ogkd.errors import ConfigError, OgkdWarning
 
 if TYPE_CHECKING:
     from ogkd.backbones import Backbone
-    from ogkd.datasets.case import Dataset
-    from ogkd.datasets.grouping import Grouping
+    from ogkd.data.case import Dataset
+    from ogkd.data.grouping import Grouping
 else:  # they import torch, and `ogkd fit --help`, which is made from this class, must be fast
     Backbone = Dataset = Any
 
@@ -100,7 +100,7 @@ class FitRequest:
     say: Callable[[str], None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        from ogkd.datasets.splits import check_seed
+        from ogkd.data.splits import check_seed
         from ogkd.features.unreadable import check_on_error
 
         check_on_error(self.on_error)
@@ -116,7 +116,7 @@ class FitRequest:
     @property
     def grouping(self) -> Grouping:
         """What makes a case."""
-        from ogkd.datasets.grouping import Grouping
+        from ogkd.data.grouping import Grouping
 
         return Grouping.parse(self.cases, self.slices, self.slice)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ogkd.backbones import Backbone
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.names import normal_labels
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.names import normal_labels
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.fitting.choose import backbone_for
 from ogkd.fitting.pipeline import train

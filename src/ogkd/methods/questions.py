@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ogkd.backbones.base import Backbone
-from ogkd.datasets.task import Task
-from ogkd.datasets.tasks import Findings, OneOf
+from ogkd.data.task import Task
+from ogkd.data.tasks import Findings, OneOf
 from ogkd.methods.base import Method, TextSide
 from ogkd.methods.heads import FindingsHead, Head
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ogkd.datasets.task import Array, Labels, Probabilities, Task, softmax
+from ogkd.data.task import Array, Labels, Probabilities, Task, softmax
 from ogkd.errors import ConfigError
 from ogkd.files import write_json
 from ogkd.model.scaling import (

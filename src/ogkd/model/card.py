@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ogkd.backbones.base import Backbone
 from ogkd.backbones.catalog import find_record
 from ogkd.core.pooling import Pooling
-from ogkd.datasets.grouping import Grouping
-from ogkd.datasets.task import Task
-from ogkd.datasets.tasks import task_from_json
+from ogkd.data.grouping import Grouping
+from ogkd.data.task import Task
+from ogkd.data.tasks import task_from_json
 from ogkd.errors import ConfigError
 from ogkd.files import home, write_json
 from ogkd.methods import METHODS, Method, make_method

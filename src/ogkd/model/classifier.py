@@ -18,10 +18,10 @@ from torch import Tensor
 from ogkd.backbones import Backbone
 from ogkd.backbones.builtin import domain_warning
 from ogkd.core.pooling import Pooling
-from ogkd.datasets.case import Case, Dataset
-from ogkd.datasets.grouping import Grouping
-from ogkd.datasets.task import Task
-from ogkd.datasets.tasks import OneOf, require_classes
+from ogkd.data.case import Case, Dataset
+from ogkd.data.grouping import Grouping
+from ogkd.data.task import Task
+from ogkd.data.tasks import OneOf, require_classes
 from ogkd.errors import ConfigError, DataError, OgkdWarning, counted
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, resolved

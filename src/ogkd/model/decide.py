@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ogkd.backbones.builtin import OUT_OF_DOMAIN
 from ogkd.core.pooling import Pooling
-from ogkd.datasets.case import Case
-from ogkd.datasets.task import Answer, Array, Masks, Probabilities, Task, require_guarantees
+from ogkd.data.case import Case
+from ogkd.data.task import Answer, Array, Masks, Probabilities, Task, require_guarantees
 from ogkd.errors import ConfigError, counted
 from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef

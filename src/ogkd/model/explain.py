@@ -20,7 +20,7 @@ from PIL import Image
 
 from ogkd.backbones.token_parts import split_products
 from ogkd.core.losses import patches_kept
-from ogkd.datasets.case import Dataset
+from ogkd.data.case import Dataset
 from ogkd.errors import ConfigError, DataError
 from ogkd.features.encode import whole_image
 from ogkd.images import ImageRef, Images

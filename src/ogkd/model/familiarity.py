@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as read_arrays
 from safetensors.numpy import save as array_bytes
 
-from ogkd.datasets.task import Task
+from ogkd.data.task import Task
 from ogkd.errors import ConfigError
 from ogkd.files import read_bytes
 

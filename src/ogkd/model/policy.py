@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ogkd.datasets.names import fold_name
-from ogkd.datasets.task import Array, Probabilities
+from ogkd.data.names import fold_name
+from ogkd.data.task import Array, Probabilities
 from ogkd.errors import ConfigError, did_you_mean
 from ogkd.model.scaling import CONFIDENCE
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ogkd.datasets.task import Array, Labels
+from ogkd.data.task import Array, Labels
 from ogkd.errors import ConfigError, counted
 
 CONFIDENCE = 0.9  # with which a guarantee about risk or sensitivity holds

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
 from ogkd.cells import harmless, harmless_path
-from ogkd.datasets.task import Task
+from ogkd.data.task import Task
 from ogkd.model.decide import Decision
 
 Format = Literal["csv", "jsonl"]

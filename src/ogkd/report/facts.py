@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ogkd.audit import Audit
 from ogkd.core.geometry import class_graph, prototypes
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.names import fold_name
+from ogkd.data.case import Dataset
+from ogkd.data.names import fold_name
 from ogkd.errors import DataError
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import ImageRef, read_image

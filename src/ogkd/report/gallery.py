@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.tasks import require_classes
+from ogkd.data.case import Dataset
+from ogkd.data.tasks import require_classes
 from ogkd.errors import ConfigError
 from ogkd.evaluation import predict_labelled
 from ogkd.images import read_image

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.audit import Audit, audit_data
-from ogkd.datasets.case import Dataset
-from ogkd.datasets.fetch import resolve_data
-from ogkd.datasets.tasks import Findings, OneOf
+from ogkd.data.case import Dataset
+from ogkd.data.fetch import resolve_data
+from ogkd.data.tasks import Findings, OneOf
 from ogkd.errors import counted
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions, predict_labelled
 from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows

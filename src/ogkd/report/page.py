@@ -14,7 +14,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 
-from ogkd.datasets.case import Case
+from ogkd.data.case import Case
 from ogkd.evaluation import LabelledPredictions
 from ogkd.images import data_uri
 from ogkd.model.classifier import Classifier

@@ -13,8 +13,8 @@ from PIL import Image
 
 from ogkd.backbones import Backbone, load_backbone
 from ogkd.backbones.engines import with_engine
-from ogkd.datasets.case import Case, Dataset, images_of
-from ogkd.datasets.fetch import resolve_data
+from ogkd.data.case import Case, Dataset, images_of
+from ogkd.data.fetch import resolve_data
 from ogkd.errors import ConfigError, DataError, OgkdError, OgkdWarning
 from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef, data_uri, read_image

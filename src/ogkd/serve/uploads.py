@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from ogkd.datasets.case import Case, images_of
-from ogkd.datasets.grouping import Grouping
+from ogkd.data.case import Case, images_of
+from ogkd.data.grouping import Grouping
 from ogkd.errors import DataError, OgkdError
 from ogkd.images import ImageRef, SliceRule
 from ogkd.images.dicom import Series, frame_count, read_dicom

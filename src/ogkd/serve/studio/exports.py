@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ogkd.datasets.case import Case
-from ogkd.datasets.grouping import Grouping
+from ogkd.data.case import Case
+from ogkd.data.grouping import Grouping
 from ogkd.errors import ConfigError
 from ogkd.evaluation.predictions import LabelledPredictions
 from ogkd.features.store import given_batches

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ogkd.datasets.names import read_class_names
+from ogkd.data.names import read_class_names
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import is_text, parse_json, read_bytes, read_json, storage_errors
 from ogkd.images import SliceRule

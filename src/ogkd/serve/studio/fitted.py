@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ogkd.datasets.task import Task
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.task import Task
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError
 from ogkd.evaluation.metrics import exact_interval
 from ogkd.methods import Head, TextSide

@@ -18,10 +18,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from ogkd.datasets.case import Case, Dataset
-from ogkd.datasets.names import read_class_names
-from ogkd.datasets.tables import csv_text, relative_to, table_text
-from ogkd.datasets.tasks import OneOf
+from ogkd.data.case import Case, Dataset
+from ogkd.data.names import read_class_names
+from ogkd.data.tables import csv_text, relative_to, table_text
+from ogkd.data.tasks import OneOf
 from ogkd.errors import ConfigError, DataError
 from ogkd.files import (
     holds_files,

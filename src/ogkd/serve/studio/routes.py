@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ogkd.datasets.fetch import unpack
-from ogkd.datasets.tables import read_table
-from ogkd.datasets.tasks import require_classes
+from ogkd.data.fetch import unpack
+from ogkd.data.tables import read_table
+from ogkd.data.tasks import require_classes
 from ogkd.errors import ConfigError, DataError, OgkdError
 from ogkd.files import folder_atomically, home, parse_json
 from ogkd.images.decode import EXTENSIONS

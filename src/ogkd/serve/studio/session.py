@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.datasets.names import fold_name
+from ogkd.data.names import fold_name
 from ogkd.errors import DataError, OgkdError
 from ogkd.features.store import FeatureStore
 from ogkd.files import read_json, write_json

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ogkd.datasets.case import Case
+from ogkd.data.case import Case
 from ogkd.serve.models import Model, evidence_json
 from ogkd.serve.studio.fitted import COVERAGE, Judged
 from ogkd.serve.studio.images import patients

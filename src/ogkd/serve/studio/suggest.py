@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ogkd.backbones import Backbone, load_backbone
-from ogkd.datasets.case import Case, Dataset
-from ogkd.datasets.tables import read_table
-from ogkd.datasets.tasks import require_classes
+from ogkd.data.case import Case, Dataset
+from ogkd.data.tables import read_table
+from ogkd.data.tasks import require_classes
 from ogkd.errors import DataError
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import unreadable, unreadable_error

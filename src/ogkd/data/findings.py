@@ -1,0 +1,135 @@
+"""Tables in which an image may show several findings: a column for each, or a column `labels`.
+
+A column has 1, 0 or nothing (unknown); `labels` lists the findings of an image, as edema|effusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from textwrap import shorten
+
+from ogkd.data.names import read_class_names
+from ogkd.data.task import ABSENT, PRESENT, UNKNOWN
+from ogkd.errors import DataError, did_you_mean
+
+LISTED = "labels"  # the column that lists findings
+_BETWEEN = "|"
+_NOTHING = ("no finding", "no findings", "none", "-")  # listed instead of findings: there are none
+_VALUES = {
+    **dict.fromkeys(("1", "1.0", "true", "yes", "y"), PRESENT),
+    **dict.fromkeys(("0", "0.0", "false", "no", "n"), ABSENT),
+    # -1 is how large public tables of chest films mark what the reader left open
+    **dict.fromkeys(("", "-1", "-1.0", "?", "unknown", "uncertain", "nan", "<na>"), UNKNOWN),
+}
+_EXAMPLES, _WIDEST = 3, 30  # cells of a column in a note, and their letters
+_MOSTLY = 0.5  # share of cells that are 1 or 0, above which any other cell is a mistake
+
+Lines = Sequence[tuple[int, Mapping[str, str]]]  # line number and cells of each row
+# Names, what each row says of them, and columns that look like findings in other words.
+Columns = tuple[tuple[str, ...], list[tuple[int, ...]], str]
+
+
+def read_findings(
+    path: Path, columns: Mapping[str, str], rows: Lines, wanted: Sequence[str] | None
+) -> Columns:
+    """The findings of a table; `columns` are those without another meaning, and their spelling.
+
+    `wanted` names the findings to read; without it, they are all that the table has.
+    """
+    asked = None if wanted is None else _wanted(columns, wanted)
+    if rows and LISTED in rows[0][1] and not any(asked or ()):
+        return _listed(path, rows, wanted)
+    if asked is not None and None in asked:
+        missing = (wanted or ())[asked.index(None)]
+        raise DataError(
+            f"{path} has no column '{missing}'.{did_you_mean(missing, columns.values())} It has: "
+            f"{', '.join(columns.values())}.",
+            argument="findings",
+        )
+    names = [name for name in (_binary_columns(columns, rows) if asked is None else asked) if name]
+    if not names:
+        raise DataError(
+            f"{path} needs the columns path and label, or a column of 1, 0 or nothing for each "
+            f"finding, but has: {', '.join(rows[0][1])}."
+        )
+    values = [
+        tuple(_value(path, line, columns[name], row[name]) for name in names) for line, row in rows
+    ]
+    rest = {} if wanted else {name: columns[name] for name in columns if name not in names}
+    return read_class_names([columns[name] for name in names]), values, _in_words(rest, rows)
+
+
+def _binary_columns(columns: Mapping[str, str], rows: Lines) -> list[str]:
+    """The columns that have 1 and 0 in them, and hardly anything else."""
+    binary = []
+    for name in columns:
+        values = [_VALUES.get(row[name].lower()) for _, row in rows]
+        known = sum(value in (PRESENT, ABSENT) for value in values)
+        strange = sum(value is None for value in values)
+        if name and known > _MOSTLY * (known + strange):
+            binary.append(name)
+    return binary
+
+
+def _in_words(columns: Mapping[str, str], rows: Lines) -> str:
+    """The columns that may be findings all the same: empty, of words, or with two values."""
+    described = []
+    for name in filter(None, columns):
+        cells = {row[name] for _, row in rows}
+        values = sorted(cell for cell in cells if _VALUES.get(cell.lower()) != UNKNOWN)
+        if len(values) == 2 or not any(map(str.isdigit, "".join(values))):
+            shown = [shorten(value, _WIDEST, placeholder="...") for value in values[:_EXAMPLES]]
+            shown += ["..."] * (len(values) > _EXAMPLES)
+            described.append(f"{columns[name]} ({', '.join(shown) or 'nothing known'})")
+    return ", ".join(described)
+
+
+def _wanted(columns: Mapping[str, str], wanted: Sequence[str]) -> list[str | None]:
+    """The column of each wanted finding, whatever its case and underscores; None: there is none."""
+    by_name = {_plain(name): name for name in columns}
+    return [by_name.get(_plain(name)) for name in wanted]
+
+
+def _value(path: Path, line: int, name: str, cell: str) -> int:
+    try:
+        return _VALUES[cell.lower()]
+    except KeyError:
+        raise DataError(
+            f"{path}, line {line}: '{name}' is '{cell}', but a finding is 1, 0 or empty."
+        ) from None
+
+
+def _listed(path: Path, rows: Lines, wanted: Sequence[str] | None) -> Columns:
+    """A finding that is not listed is absent; an empty cell says nothing about any of them."""
+    each: list[set[str] | None] = []
+    spelt: dict[str, str] = {}
+    for line, row in rows:
+        cell = row[LISTED]
+        parts = [part.strip() for part in cell.split(_BETWEEN) if part.strip()]
+        listed = {_plain(part) for part in parts}
+        nothing = listed & set(_NOTHING)
+        if nothing and listed - nothing:
+            raise DataError(
+                f"{path}, line {line}: the labels are '{cell}', a finding and none at once."
+            )
+        spelt |= {_plain(part): part for part in parts if _plain(part) not in (*spelt, *_NOTHING)}
+        each.append(listed - nothing if parts else None)
+    names = list(wanted) if wanted is not None else [spelt[key] for key in sorted(spelt)]
+    if unknown := sorted(set(spelt) - {_plain(name) for name in names}):
+        raise DataError(
+            f"{path} lists findings that were not given: {', '.join(spelt[u] for u in unknown)}. "
+            f"Given: {', '.join(names)}.",
+            argument="findings",
+        )
+    if not names:
+        raise DataError(f"{path}: the column {LISTED} lists no finding.")
+    keys = [_plain(name) for name in names]
+    values = [
+        tuple(UNKNOWN if listed is None else int(key in listed) for key in keys) for listed in each
+    ]
+    return read_class_names(names), values, ""
+
+
+def _plain(name: str) -> str:
+    return " ".join(name.replace("_", " ").split()).casefold()

@@ -1,0 +1,308 @@
+"""Which images make one case: those of an exam, a patient or a folder, the slices of a volume.
+
+Readers give a case for each image; a `Grouping` merges them and expands volumes into slices. A case
+has one target. Where its images have labels of their own, it is the one class among them that is
+not normal.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ogkd.data.case import Case, Dataset
+from ogkd.data.names import first_lines
+from ogkd.data.task import Target, Task
+from ogkd.errors import ConfigError, DataError, OgkdWarning
+from ogkd.images import ImageRef, SliceRule
+from ogkd.images.dicom import Series
+from ogkd.images.ref import Broken, kind_of
+from ogkd.images.slices import SlicesRule, parts_of
+from ogkd.progress import progress_bar
+
+FROM_FILES = ("folder", "study", "series")  # groupings that files themselves define
+_PATIENT = "patient"
+_WRITTEN = "case"  # the column that this program writes
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """What makes a case.
+
+    `by` is a column of the table, `folder` (the folder that a file is in), or `study` or `series`
+    (of DICOM files); without it each file is a case. `slices` are the images of a volume, clip or
+    slide; `slice` is the single one to take of it.
+    """
+
+    by: str | None = None
+    slices: SlicesRule | None = None
+    slice: SliceRule | None = None
+
+    @classmethod
+    def parse(
+        cls, by: str | None = None, slices: str | None = None, slice: str | None = None
+    ) -> Grouping:
+        """Read three options."""
+        if by is not None and not by.strip():
+            raise ConfigError("cases must name a column, but is empty.", argument="cases")
+        if slices is not None and slice is not None:
+            raise ConfigError(
+                "slice takes one image of a volume and slices several: give one of them.",
+                argument="slice",
+            )
+        return cls(
+            None if by is None else by.strip().lower(),
+            None if slices is None else SlicesRule.parse(slices),
+            None if slice is None else SliceRule.parse(slice),
+        )
+
+    @property
+    def column(self) -> str | None:
+        """The column of a table that names the cases; None if the files define them."""
+        return None if self.by in FROM_FILES else self.by
+
+    @property
+    def joins_images(self) -> bool:
+        """Whether a case may have several images."""
+        return self.by is not None or self.slices is not None
+
+    @property
+    def unit(self) -> str:
+        """What a case is called."""
+        return self.column or ("case" if self.joins_images else "image")
+
+    @property
+    def representative(self) -> Grouping:
+        """A single slice of each volume, where that stands for the whole."""
+        return Grouping(slice=self.slice if self.slices is None else self.slices.middle)
+
+    def as_json(self) -> dict[str, str | None]:
+        rules = {"slices": self.slices, "slice": self.slice}
+        return {"by": self.by} | {k: None if v is None else str(v) for k, v in rules.items()}
+
+    def apply(self, dataset: Dataset) -> Dataset:
+        """The dataset case by case; what contradicts itself is refused.
+
+        Applied again, nothing changes.
+        """
+        cases = self.expand(self.merge(dataset.cases, dataset.task))
+        return replace(dataset, cases=tuple(cases), unit=self.unit)
+
+    def merge(self, cases: Sequence[Case], task: Task | None = None) -> list[Case]:
+        """Cases that belong together as one, in the order of their first image.
+
+        Without a task they have no targets.
+        """
+        if self.slice is not None:
+            cases = [_sliced(case, self.slice) for case in cases]
+        if self.by is None:
+            return list(cases)
+        series = self._series(cases)
+        groups: dict[str, list[Case]] = defaultdict(list)
+        for case in cases:
+            groups[self._name(case, series.get(case.image))].append(case)
+        _warn_of_mixed_cases(groups, series)
+
+        def position(case: Case) -> tuple[str, float, int]:
+            known = series.get(case.image)
+            return (known.series, known.along, known.number or 0) if known else ("", 0.0, 0)
+
+        ordered = {name: sorted(group, key=position) for name, group in groups.items()}
+        if task is None:
+            return [_joined(name, group, -1) for name, group in ordered.items()]
+        return _labelled(ordered, task)
+
+    def expand(self, cases: Sequence[Case]) -> list[Case]:
+        """The cases with volumes, clips and slides replaced by their images."""
+        rule = self.slices
+        if rule is None:
+            return list(cases)
+        expanded: list[Case] = []
+        mismatch: DataError | None = None  # the rule does not fit a file
+        readable = False
+        with progress_bar("Looking for slices", len(cases)) as bar:
+            for case in cases:
+                images: list[ImageRef] = []
+                targets: list[Target] = []
+                image_targets = case.image_targets or (case.target,) * len(case.images)
+                for image, target in zip(case.images, image_targets, strict=True):
+                    try:
+                        parts = parts_of(image, rule)
+                    except DataError as error:
+                        mismatch = error if error.argument else mismatch
+                        parts = [Broken(image.file, image.part, str(error))]
+                    readable |= not isinstance(parts[0], Broken)
+                    images += parts
+                    targets += [target] * len(parts)
+                known = None if case.image_targets is None else tuple(targets)
+                expanded.append(replace(case, images=tuple(images), image_targets=known))
+                bar.advance()
+        if mismatch is not None and not readable:
+            raise mismatch  # another rule is needed; of some files, what remains is used
+        return expanded
+
+    def _series(self, cases: Sequence[Case]) -> dict[ImageRef, Series]:
+        series: dict[ImageRef, Series] = {}
+        if self.by not in ("study", "series"):
+            return series
+        for case in cases:
+            for image in case.images:
+                if kind_of(image.file) != "dicom":
+                    raise DataError(
+                        f"{image} is not a DICOM file, so its {self.by} is unknown. Group by "
+                        "something else, such as folder.",
+                        argument="cases",
+                    )
+                try:
+                    series[image] = Series.of(image.file)
+                except DataError:  # reading the image will say why
+                    continue
+        _warn_of_irregular_series(series)
+        return series
+
+    def _name(self, case: Case, series: Series | None) -> str:
+        if self.by == "folder":
+            return str(case.image.file.parent)
+        if self.by in FROM_FILES:
+            if series is None:
+                return case.name
+            uid = series.study if self.by == "study" else series.series
+            if not uid:
+                raise DataError(
+                    f"The header of {case.image} has no {self.by}. Group by something else, such "
+                    "as folder.",
+                    argument="cases",
+                )
+            return uid
+        column = str(self.by)
+        for known in (column, _WRITTEN):
+            if known in case.columns:
+                if not case.columns[known]:
+                    raise DataError(
+                        f"The column '{known}' is empty for {case.image}. Fill it in, or leave the "
+                        "image out.",
+                        argument="cases",
+                    )
+                return case.columns[known]
+        if column == _PATIENT and case.group is not None:
+            return case.group
+        if len(case.images) > 1:  # named by the caller
+            return case.name
+        raise DataError(
+            f"This data has no column '{column}' that says which images belong together. Give a "
+            f"table with it, or group by something else: {', '.join(FROM_FILES)}.",
+            argument="cases",
+        )
+
+
+def _sliced(case: Case, rule: SliceRule) -> Case:
+    images = tuple(image.sliced(rule) for image in case.images)
+    name = str(images[0]) if case.name == str(case.image) else case.name
+    return replace(case, name=name, images=images)
+
+
+def _joined(name: str, group: Sequence[Case], target: Target) -> Case:
+    """One case of several; columns that differ are left out."""
+    first = group[0]
+    same = {
+        column: cell
+        for column, cell in first.columns.items()
+        if all(case.columns.get(column) == cell for case in group)
+    }
+    images = tuple(image for case in group for image in case.images)
+    return replace(first, name=name, images=images, target=target, columns=same)
+
+
+def _labelled(groups: Mapping[str, Sequence[Case]], task: Task) -> list[Case]:
+    """Give each case its target, and its images theirs if labels differ within any case."""
+    merged: list[Case] = []
+    complaints: list[str] = []
+    own_labels = differ = False
+    for name, group in groups.items():
+        for what, values in (
+            ("splits", {case.split for case in group}),
+            ("patients", {case.group for case in group if case.group is not None}),
+        ):
+            if len(values) > 1:
+                complaints.append(f"{name}: {what} {', '.join(sorted(values))}")
+        labels = _labels(group)
+        target = task.merge(labels)
+        if target is None:
+            shown = ", ".join(sorted({task.text(label) for label in labels}))
+            complaints.append(f"{name}: labels {shown}")
+            differ = True
+            target = labels[0]
+        own_labels |= len(set(labels)) > 1 or any(case.image_targets for case in group)
+        patient = next((case.group for case in group if case.group is not None), None)
+        merged.append(
+            replace(_joined(name, group, target), group=patient, image_targets=tuple(labels))
+        )
+    if complaints:
+        less = " An image may show less than its case: give it the label of a normal class."
+        raise DataError(
+            f"{len(complaints)} case(s) contradict themselves:\n{first_lines(complaints)}\n"
+            f"A case has one answer, one patient and one split.{less if differ else ''}",
+            argument="cases",
+        )
+    if own_labels:
+        return merged
+    return [replace(case, image_targets=None) for case in merged]
+
+
+def _labels(group: Sequence[Case]) -> list[Target]:
+    labels: list[Target] = []
+    for case in group:
+        labels += case.image_targets or (case.target,) * len(case.images)
+    return labels
+
+
+def _warn_of_irregular_series(series: Mapping[ImageRef, Series]) -> None:
+    """Warn about irregular series; their images are used all the same."""
+    by_series: dict[str, list[Series]] = defaultdict(list)
+    for header in series.values():
+        by_series[header.series].append(header)
+    irregular = []
+    for uid, headers in by_series.items():
+        numbers = Counter(h.number for h in headers if h.number is not None)
+        missing = set(range(min(numbers), max(numbers) + 1)) - set(numbers) if numbers else set()
+        repeated = [number for number, times in numbers.items() if times > 1]
+        if missing:
+            irregular.append(f"series {uid}: instance {_short(missing)} is missing")
+        if repeated:
+            irregular.append(f"series {uid}: instance {_short(repeated)} occurs more than once")
+        if len({h.normal for h in headers if h.normal}) > 1:
+            irregular.append(f"series {uid}: slices of more than one orientation")
+    _warn(irregular, "These DICOM series are irregular")
+
+
+def _warn_of_mixed_cases(
+    groups: Mapping[str, Sequence[Case]], series: Mapping[ImageRef, Series]
+) -> None:
+    mixed = []
+    for name, group in groups.items():
+        images = [image for case in group for image in case.images]
+        kinds = {kind_of(image.file) for image in images}
+        if len(kinds) > 1:
+            mixed.append(f"{name}: files of different kinds ({', '.join(sorted(kinds))})")
+        headers = [series[image] for image in images if image in series]
+        for what, values in (
+            ("modalities", {h.modality for h in headers}),
+            ("sizes", {"{} x {}".format(*h.size) for h in headers}),
+        ):
+            if len(values) > 1:
+                mixed.append(f"{name}: different {what} ({', '.join(sorted(values))})")
+    _warn(mixed, "These cases mix images of different kinds, but each gets one answer")
+
+
+def _warn(lines: Sequence[str], what: str) -> None:
+    if lines:
+        text = f"{what}; all images are used:\n{first_lines(lines)}"
+        warnings.warn(text, OgkdWarning, stacklevel=4)
+
+
+def _short(numbers: Iterable[int]) -> str:
+    ordered = sorted(numbers)
+    more = f" and {len(ordered) - 5} more" if len(ordered) > 5 else ""
+    return ", ".join(map(str, ordered[:5])) + more

@@ -1,0 +1,420 @@
+"""The tasks: one of several classes, or which of several findings."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ogkd.data.names import fold_name
+from ogkd.data.task import (
+    ABSENT,
+    NO,
+    NOTHING,
+    PRESENT,
+    UNKNOWN,
+    UNSURE,
+    YES,
+    Answer,
+    Array,
+    Masks,
+    Probabilities,
+    Target,
+    Task,
+)
+from ogkd.errors import DataError, counted
+
+if TYPE_CHECKING:
+    from ogkd.data.case import Case
+
+
+@dataclass(frozen=True)
+class OneOf(Task):
+    """Exactly one of the classes is right; a target is its number."""
+
+    kind: ClassVar[str] = "classes"
+    noun: ClassVar[str] = "class"
+    fewest: ClassVar[int] = 2
+    guarantees: ClassVar[frozenset[str]] = frozenset({"max_risk", "coverage", "prior"})
+    affine: ClassVar[bool] = False
+    first_columns: ClassVar[int] = 4
+
+    def shown(self, target: Target) -> tuple[int, ...]:
+        return (int(target),)  # type: ignore[arg-type]  # a class
+
+    strata = shown
+
+    def text(self, target: Target) -> str:
+        return self.names[int(target)]  # type: ignore[arg-type]
+
+    def cells(self, target: Target) -> list[tuple[str, str]]:
+        return [("label", self.text(target))]
+
+    def merge(self, targets: Sequence[Target]) -> Target | None:
+        classes = set(targets)
+        if len(classes) > 1:
+            classes = classes - set(self.normal) or {min(classes)}
+        return next(iter(classes)) if len(classes) == 1 else None
+
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        return targets[0] if len(set(targets)) == 1 else None
+
+    def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
+        new = {number: position for position, number in enumerate(numbers)}
+        normal = tuple(new[number] for number in self.normal if number in new)
+        return OneOf(tuple(self.names[number] for number in numbers), normal), new.get  # type: ignore[return-value]
+
+    def translate(self, other: Task, targets: Sequence[Target]) -> tuple[list[Target], list[str]]:
+        _refuse_other(self, other)
+        known = {fold_name(name): label for label, name in enumerate(self.names)}
+        names = {t: other.text(t) for t in sorted(set(targets))}
+        if unknown := [name for name in names.values() if fold_name(name) not in known]:
+            raise DataError(
+                f"The data has classes that the model does not know: {', '.join(unknown)}. "
+                f"The model knows: {', '.join(self.names)}."
+            )
+        label_of = {number: known[fold_name(name)] for number, name in names.items()}
+        return [label_of[target] for target in targets], []
+
+    def draw(
+        self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
+    ) -> list[Case]:
+        by_class: dict[int, list[Case]] = {}
+        for case in cases:
+            by_class.setdefault(int(case.target), []).append(case)  # type: ignore[arg-type]
+        drawn: list[Case] = []
+        if rng is not None:
+            for members in by_class.values():
+                # A class with exactly `shots` is shuffled too, as released: it moves the generator.
+                drawn += rng.sample(members, shots) if len(members) >= shots else members
+            return drawn
+        for label, members in sorted(by_class.items()):
+            members.sort(key=lambda case: case.image.as_posix())
+            random.Random(f"nested {seed} {label}").shuffle(members)
+            drawn += members[:shots]
+        return drawn
+
+    def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
+        counter = Counter(targets)
+        return {name: {"images": counter[number]} for number, name in enumerate(self.names)}
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        return ()
+
+    @property
+    def label_range(self) -> tuple[int, int]:
+        return 0, len(self.names) - 1
+
+    def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
+        return list(range(len(self.names))), []
+
+    def questions(self, logits: ArrayLike) -> list[Array]:
+        return [np.asarray(logits, dtype=np.float64)]
+
+    def combine(self, tables: Sequence[Any]) -> Any:
+        return tables[0]
+
+    def question_labels(self, labels: Any) -> list[Any]:
+        return [labels]
+
+    def question_names(self) -> list[tuple[str, ...]]:
+        return [self.names]
+
+    def question_normal(self) -> list[tuple[int, ...]]:
+        return [self.normal]
+
+    def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
+        return tables[0]
+
+    def plausible(self, p: Probabilities, limits: Sequence[Array]) -> Masks:
+        return np.asarray(p.astype(np.float64) >= limits[0])
+
+    def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
+        answers = []
+        for row, shares in enumerate(p):
+            best = int(shares.argmax())
+            members = None
+            if plausible is not None:
+                members = tuple(self.names[c] for c in np.flatnonzero(plausible[row]))
+            shown = tuple(map(float, shares))
+            answers.append(Answer(self.names[best], shown, best, shown[best], members))
+        return answers
+
+    def evidence_label(self, p: Sequence[float]) -> int:
+        return int(np.argmax(p))
+
+    def locate(self, label: int) -> tuple[int, int]:
+        return 0, label
+
+    def lead(self, logits: Any, label: int) -> Any:
+        chosen = logits[..., label]
+        return chosen - (logits.sum(-1) - chosen) / max(1, logits.shape[-1] - 1)
+
+    def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
+        shares: Sequence[float | None] = [None] * len(self.names)
+        prediction = probability = members = None
+        if answer is not None:
+            prediction, probability = answer.prediction, answer.probability
+            members, shares = answer.plausible, answer.probabilities
+        # An empty set is not written like an unknown one.
+        shown = None if members is None else "|".join(members) or "(none)"
+        cells: list[tuple[str, object]] = [("prediction", prediction), ("probability", probability)]
+        cells += [("abstain", None), ("set", shown)]
+        return [*cells, *zip(self.names, shares, strict=True)]
+
+    def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
+        shares = [f"{share:.6f}" for share in answer.probabilities]
+        best = shares[answer.label or 0]
+        cells = [("truth", self.text(target)), ("prediction", answer.prediction)]
+        return [*cells, ("probability", best), *zip(self.names, shares, strict=True)]
+
+
+@dataclass(frozen=True)
+class Findings(Task):
+    """Each finding is present or not; a target says what is known of each."""
+
+    kind: ClassVar[str] = "findings"
+    noun: ClassVar[str] = "finding"
+    fewest: ClassVar[int] = 1
+    guarantees: ClassVar[frozenset[str]] = frozenset({"coverage", "sensitivity"})
+    affine: ClassVar[bool] = True
+    first_columns: ClassVar[int] = 2
+    no_option: ClassVar[tuple[str, ...]] = ("unlabelled", "normal")
+    needs: ClassVar[tuple[str, ...]] = ("findings",)
+
+    def shown(self, target: Target) -> tuple[int, ...]:
+        return tuple(f for f, known in enumerate(_known(target)) if known == PRESENT)
+
+    def strata(self, target: Target) -> tuple[int, ...]:
+        return tuple(2 * f + known for f, known in enumerate(_known(target)) if known != UNKNOWN)
+
+    def text(self, target: Target) -> str:
+        form = {PRESENT: "{}", UNKNOWN: "{}?"}
+        pairs = zip(self.names, _known(target), strict=True)
+        return (
+            "|".join(form[known].format(name) for name, known in pairs if known in form) or NOTHING
+        )
+
+    def cells(self, target: Target) -> list[tuple[str, str]]:
+        pairs = zip(self.names, _known(target), strict=True)
+        return [(name, "" if known == UNKNOWN else str(known)) for name, known in pairs]
+
+    def merge(self, targets: Sequence[Target]) -> Target | None:
+        table = self.labels(targets)
+        unknown = (table == UNKNOWN).any(0)
+        merged = np.where((table == PRESENT).any(0), PRESENT, np.where(unknown, UNKNOWN, ABSENT))
+        return tuple(merged.tolist())
+
+    def agree(self, targets: Sequence[Target]) -> Target | None:
+        known = [set(values) - {UNKNOWN} for values in zip(*map(_known, targets), strict=True)]
+        if any(len(values) > 1 for values in known):
+            return None
+        return tuple(next(iter(values), UNKNOWN) for values in known)
+
+    def restrict(self, numbers: Sequence[int]) -> tuple[Task, Callable[[Target], Target | None]]:
+        names = tuple(self.names[number] for number in numbers)
+        return Findings(names), lambda target: tuple(_known(target)[f] for f in numbers)
+
+    def translate(self, other: Task, targets: Sequence[Target]) -> tuple[list[Target], list[str]]:
+        _refuse_other(self, other)
+        column = {fold_name(name): number for number, name in enumerate(other.names)}
+        missing = [name for name in self.names if fold_name(name) not in column]
+        if len(missing) == len(self.names):
+            raise DataError(
+                f"The data has none of the model's findings: {', '.join(self.names)}. It has: "
+                f"{', '.join(other.names)}."
+            )
+        numbers = [column.get(fold_name(name)) for name in self.names]
+        translated: list[Target] = [
+            tuple(UNKNOWN if n is None else _known(target)[n] for n in numbers)
+            for target in targets
+        ]
+        warning = f"The data says nothing about: {', '.join(missing)}. They are not evaluated."
+        return translated, [warning] if missing else []
+
+    def draw(
+        self, cases: Sequence[Case], shots: int, seed: int, rng: random.Random | None
+    ) -> list[Case]:
+        """Cases until each finding has `shots` with it and as many without, the rarest first.
+
+        A case is drawn once and tells about all of its findings, so that some get more.
+        """
+        line = sorted(cases, key=lambda case: case.image.as_posix())
+        random.Random(f"findings {seed}").shuffle(line)
+        by_stratum: dict[int, list[int]] = {}  # positions: two cases may have an image in common
+        for position, case in enumerate(line):
+            for stratum in self.strata(case.target):
+                by_stratum.setdefault(stratum, []).append(position)
+        drawn: dict[int, None] = {}
+        for members in sorted(by_stratum.values(), key=len):
+            drawn |= dict.fromkeys(members[:shots])
+        return [line[position] for position in drawn]
+
+    def counts(self, targets: Sequence[Target]) -> dict[str, dict[str, int]]:
+        table = self.labels(targets)
+        words = {"present": PRESENT, "absent": ABSENT, "unknown": UNKNOWN}
+        return {
+            name: {word: int((table[:, f] == value).sum()) for word, value in words.items()}
+            for f, name in enumerate(self.names)
+        }
+
+    def summary(self, targets: Sequence[Target]) -> str:
+        counts = self.counts(targets).items()
+        each = [f"{name} {'/'.join(map(str, row.values()))}" for name, row in counts]
+        what = f"{counted(len(self.names), self.noun)} in {counted(len(targets), 'image')}"
+        return f"{what} (present/absent/unknown): {', '.join(each)}."
+
+    @property
+    def label_shape(self) -> tuple[int, ...]:
+        return (len(self.names),)
+
+    @property
+    def label_range(self) -> tuple[int, int]:
+        return UNKNOWN, PRESENT
+
+    def learnable(self, targets: Sequence[Target]) -> tuple[list[int], list[str]]:
+        kept, warnings = [], []
+        for f, (name, known) in enumerate(self.counts(targets).items()):
+            if known["present"] and known["absent"]:
+                kept.append(f)
+                continue
+            lacking = "without" if known["present"] else "with"
+            warnings.append(
+                f"'{name}' is left out: no image to learn from is known to be {lacking} it "
+                f"({known['present']} present, {known['absent']} absent, {known['unknown']} "
+                "unknown)."
+            )
+        if not kept:
+            raise DataError(
+                "No finding can be learned: each needs a training image that shows it (1) and one "
+                "that does not (0)."
+            )
+        return kept, warnings
+
+    def questions(self, logits: ArrayLike) -> list[Array]:
+        z = np.asarray(logits, dtype=np.float64)
+        return [np.stack([np.zeros_like(column), column], axis=1) for column in z.T]
+
+    def combine(self, tables: Sequence[Any]) -> Any:
+        columns = [table[:, 1] - table[:, 0] for table in tables]
+        if isinstance(columns[0], np.ndarray):
+            return np.stack(columns, axis=1)
+        import torch
+
+        return torch.stack(columns, dim=1)
+
+    def question_labels(self, labels: Any) -> list[Any]:
+        return [labels[:, f] for f in range(len(self.names))]
+
+    def question_names(self) -> list[tuple[str, ...]]:
+        return [(f"no {name}", name) for name in self.names]
+
+    def question_normal(self) -> list[tuple[int, ...]]:
+        return [(0,)] * len(self.names)
+
+    def _joined(self, tables: Sequence[Probabilities]) -> Probabilities:
+        return np.stack([table[:, 1] for table in tables], axis=1)
+
+    def plausible(self, p: Probabilities, limits: Sequence[Array]) -> Masks:
+        absent, present = np.array(limits, dtype=np.float64).T
+        shares = p.astype(np.float64)
+        return np.stack([1 - shares >= absent, shares >= present], axis=2)
+
+    def answers(self, p: Probabilities, plausible: Masks | None) -> list[Answer]:
+        likely = p >= 0.5
+        if plausible is None:
+            words = np.where(likely, YES, NO)
+        else:
+            absent, present = plausible[..., 0], plausible[..., 1]
+            words = np.where(present & absent, UNSURE, np.where(present, YES, NO))
+            neither = ~present & ~absent
+            words = np.where(neither, np.where(likely, YES, NO), words)
+        return [
+            Answer(
+                "|".join(n for n, word in zip(self.names, row, strict=True) if word == YES)
+                or NOTHING,
+                tuple(map(float, shares)),
+                verdicts=tuple(map(str, row)),
+            )
+            for shares, row in zip(p, words, strict=True)
+        ]
+
+    def evidence_label(self, p: Sequence[float]) -> int:
+        return int(np.argmax(p))
+
+    def locate(self, label: int) -> tuple[int, int]:
+        return label, 1
+
+    def lead(self, logits: Any, label: int) -> Any:
+        """The log-odds: other findings speak neither for nor against it."""
+        return logits[..., label]
+
+    def columns(self, answer: Answer | None) -> list[tuple[str, object]]:
+        count = len(self.names)
+        verdicts: Sequence[object] = [None] * count
+        shares: Sequence[object] = [None] * count
+        unsure = None
+        if answer is not None:
+            verdicts, shares = answer.verdicts or verdicts, answer.probabilities
+            pairs = zip(self.names, verdicts, strict=True)
+            unsure = "|".join(name for name, word in pairs if word == UNSURE)
+        cells: list[tuple[str, object]] = [
+            ("prediction", None if answer is None else answer.prediction),
+            ("unsure", unsure),
+        ]
+        for name, word, share in zip(self.names, verdicts, shares, strict=True):
+            cells += [(name, word), (f"{name} probability", share)]
+        return cells
+
+    def judged_cells(self, target: Target, answer: Answer) -> list[tuple[str, str]]:
+        cells = []
+        for (name, known), share in zip(self.cells(target), answer.probabilities, strict=True):
+            cells += [(name, known), (f"{name} probability", f"{share:.6f}")]
+        return cells
+
+
+TASKS: Mapping[str, type[Task]] = {task.kind: task for task in (OneOf, Findings)}
+
+
+def task_from_json(record: Mapping[str, Any]) -> Task:
+    """Rebuild what `Task.as_json` gives; ValueError if it is not one."""
+    kind, names = record["kind"], tuple(record["names"])
+    if kind not in TASKS:
+        raise ValueError(f"an unknown task '{kind}'")
+    if not all(isinstance(name, str) and name.strip() for name in names):
+        raise ValueError("class names that are empty")
+    if len(set(names)) < len(names) or len(names) < TASKS[kind].fewest:
+        raise ValueError("class names that occur twice, or too few")
+    "".join(names).encode()  # a UnicodeEncodeError is a ValueError
+    normal = tuple(names.index(name) for name in record.get("normal", ()))
+    return TASKS[kind](names, normal)
+
+
+def require_classes(task: Task, who: str) -> None:
+    """Refuse, in the name of `who`, a task that does not give each case one class."""
+    if not isinstance(task, OneOf):
+        raise DataError(
+            f"{who} needs one class for each image, but this data lists several findings "
+            f"({', '.join(task.names)}). Give a table with a column label."
+        )
+
+
+def _known(target: Target) -> tuple[int, ...]:
+    assert isinstance(target, tuple)
+    return target
+
+
+def _refuse_other(task: Task, other: Task) -> None:
+    if type(task) is not type(other):
+        columns = "a column for each finding (1, 0 or empty)" if task.affine else "a column label"
+        raise DataError(
+            f"The model answers {task.plural}, but the data lists {other.plural}. Give a table "
+            f"with {columns}.",
+            argument="findings" if task.affine else None,
+        )

@@ -1,0 +1,193 @@
+"""The eleven records against the shipped banks, the presets and real split files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+import ogkd.methods
+import ogkd.prompts
+from ogkd.data.catalog import Benchmark, benchmark, benchmarks, find_benchmark, read_catalog
+from ogkd.data.fetch import named_benchmark
+from ogkd.data.splits import base_and_novel
+from ogkd.errors import ConfigError
+from ogkd.methods import presets
+
+GOOD = (
+    '[source]\nhub = "o/n"\nsplits = "https://s"\n[x]\ntitle = "X"\nmodality = "CT"\n'
+    'organ = "o"\nclass_names = ["a", "b"]\nbase = 1\nnormal = ["b"]\nfolder = "X"\n'
+    'counts = { train = 1, val = 0, test = 1 }\nlicence = "unknown"\ncitation = "c."\n'
+)
+
+BANKS = Path(ogkd.prompts.__file__).parent / "banks"
+NAMES = [
+    "btmri", "busi", "chmnist", "covid", "ctkidney", "dermamnist",
+    "kneexray", "kvasir", "lungcolon", "octmnist", "retina",
+]  # fmt: skip
+# Base classes and novel classes as the released code divides them.
+DIVIDED = {
+    "btmri": "glioma tumor, meningioma tumor | pituitary tumor, normal brain",
+    "busi": "benign tumor, malignant tumor | normal scan",
+    "chmnist": "adipose tissue, complex stroma, debris, empty background | immune cells, "
+    "normal mucosal glands, simple stroma, tumour epithelium",
+    "covid": "covid lungs, lung opacity lungs | viral pneumonia lungs, normal lungs",
+    "ctkidney": "cyst kidney, kidney stone | kidney tumor, normal kidney",
+    "dermamnist": "actinic keratosis, basal cell carcinoma, benign keratosis, dermatofibroma | "
+    "melanoma, melanocytic nevus, vascular lesion",
+    "kneexray": "healthy knee, doubtful osteoarthritis, minimal osteoarthritis | "
+    "moderate osteoarthritis, severe osteoarthritis",
+    "kvasir": "dyed lifted polyps, dyed resection margins, esophagitis, normal cecum | "
+    "normal pylorus, normal z line, polyps, ulcerative colitis",
+    "lungcolon": "colon adenocarcinoma, colon benign tissue, lung adenocarcinoma | "
+    "lung benign tissue, lung squamous cell carcinoma",
+    "octmnist": "choroidal neovascularization, diabetic macular edema | drusen, normal OCT scan",
+    "retina": "diabetic retinopathy, glaucoma | cataract, normal retina",
+}
+FEWSHOT_TEST_TOTAL = 27_175  # of the ten datasets whose split files were seen
+
+
+def test_there_are_eleven_named_like_the_banks() -> None:
+    assert list(benchmarks()) == NAMES == sorted(path.stem for path in BANKS.glob("*.json"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_classes_are_those_of_the_bank(name: str) -> None:
+    bank = json.loads((BANKS / f"{name}.json").read_text(encoding="utf-8"))
+    folded = {key.replace("_", " ").casefold() for key in bank}
+    assert {label.casefold() for label in benchmark(name).class_names} == folded
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_base_and_novel_classes_are_the_released_halves(name: str) -> None:
+    record = benchmark(name)
+    base, novel = DIVIDED[name].split(" | ")
+    assert record.base_classes == tuple(base.split(", "))
+    assert record.novel_classes == tuple(novel.split(", "))
+    assert record.base == math.ceil(len(record.class_names) / 2)
+    first, rest = base_and_novel(record.class_names)
+    assert [record.class_names[label] for label in first] == list(record.base_classes)
+    assert [record.class_names[label] for label in rest] == list(record.novel_classes)
+
+
+def test_every_benchmark_has_its_presets() -> None:
+    known = presets("ogkd")
+    for name, record in benchmarks().items():
+        assert f"paper/few-shot/{name}" in known
+        assert (f"paper/base-to-novel/{name}" in known) == record.base_to_novel
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_class_that_says_normal_or_healthy_is_marked(name: str) -> None:
+    record = benchmark(name)
+    said = [label for label in record.class_names if {"normal", "healthy"} & set(label.split())]
+    benign_tissue = [label for label in record.class_names if label.endswith("benign tissue")]
+    assert list(record.normal) == [
+        label for label in record.class_names if label in said + benign_tissue
+    ]
+
+
+def test_the_totals_are_those_of_the_split_files() -> None:
+    seen = [record for record in benchmarks().values() if record.split_sha256]
+    assert len(seen) == 10
+    assert sum(record.counts.test for record in seen) == FEWSHOT_TEST_TOTAL
+    assert sum(len(record.class_names) for record in benchmarks().values()) == 56
+
+
+def test_addresses_are_https_and_name_the_archive() -> None:
+    hub = "https://huggingface.co/datasets/TahaKoleilat/BiomedCoOp/resolve/main"
+    assert benchmark("btmri").url == f"{hub}/BTMRI.zip"
+    assert benchmark("covid").url == f"{hub}/COVID_19.zip"
+    for record in benchmarks().values():
+        assert record.url == f"{hub}/{record.archive}"
+        assert str(record.split_url).startswith("https://")
+        assert str(record.split_url).endswith(f"/{record.folder}/{record.split_file}")
+        assert record.citation.endswith(".")
+        assert record.licence
+
+
+def test_hashes_are_those_of_the_seen_split_files(shared: Path) -> None:
+    lines = (shared / "splits" / "SHA256SUMS").read_text().split("\n")
+    seen = {file: sha256 for sha256, _, file in (line.partition("  ") for line in lines if line)}
+    recorded = {
+        record.split_file: record.split_sha256
+        for record in benchmarks().values()
+        if record.split_sha256
+    }
+    assert recorded == seen
+
+
+@pytest.mark.parametrize("name", ["btmri", "busi", "kvasir", "retina"])
+def test_a_real_split_file_agrees_in_every_respect(shared: Path, name: str) -> None:
+    record = benchmark(name)
+    content = (shared / "splits" / record.split_file).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == record.split_sha256
+    parts = json.loads(content)
+    assert {split: len(rows) for split, rows in parts.items()} == record.counts.model_dump()
+    labels = {(label, word) for rows in parts.values() for _, label, word in rows}
+    assert sorted(labels) == list(enumerate(record.class_names))
+
+
+def test_classes_and_labels_agree_with_the_shared_images(shared: Path) -> None:
+    described = json.loads((shared / "data" / "MANIFEST.json").read_text())["datasets"]
+    assert {record.folder for record in benchmarks().values()} == set(described)
+    for record in benchmarks().values():
+        for facts in described[record.folder]["classes"].values():
+            assert record.class_names[facts["label"]] == facts["classname"]
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (" BTMRI ", "btmri"),
+        ("COVID_19", "covid"),
+        ("covid-19", "covid"),
+        ("Covid QU Ex", "covid"),
+        ("LC25000", "lungcolon"),
+        ("_", None),
+        ("", None),
+        ("covid19x", None),
+    ],
+)
+def test_one_rule_finds_a_dataset_by_its_name_folder_or_title(name: str, found: str | None) -> None:
+    record = find_benchmark(name)
+    assert (None if record is None else record.name) == found
+    assert named_benchmark(name) == record  # what `fit` and `evaluate` take
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("btmr", "btmri"), ("kvasirr", "kvasir")])
+def test_an_unknown_name_is_answered_with_the_nearest(wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError, match=f"Did you mean '{right}'"):
+        benchmark(wrong)
+
+
+def test_the_catalogue_cannot_be_changed() -> None:
+    with pytest.raises(AttributeError):
+        benchmarks().clear()  # type: ignore[attr-defined]
+    assert list(benchmarks()) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('normal = ["b"]', 'normal = ["c"]', "does not have"),
+        ('class_names = ["a", "b"]', 'class_names = ["a", "A"]', "named twice"),
+        ("base = 1", "base = 2", "base and novel"),
+        ('folder = "X"', 'folder = "../X"', "folder"),
+        ("test = 1", "test = 0", "test"),
+        ('title = "X"', 'title = "X"\ntypo = 1', "typo"),
+        ('title = "X"', "title =", "not valid"),
+        ('folder = "X"\n', "", "folder"),
+    ],
+)
+def test_a_wrong_record_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    path = tmp_path / "catalog.toml"
+    path.write_text(GOOD)
+    assert isinstance(read_catalog(path)["x"], Benchmark)
+    assert old in GOOD
+    path.write_text(GOOD.replace(old, new))
+    with pytest.raises(ConfigError, match=words):
+        read_catalog(path)

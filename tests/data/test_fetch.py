@@ -1,0 +1,412 @@
+"""Benchmarks from a server of our own: whole, checked, resumed after a kill, found by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from ogkd.data import catalog
+from ogkd.data import fetch as module
+from ogkd.data.case import Dataset
+from ogkd.data.catalog import Benchmark, benchmarks
+from ogkd.data.fetch import (
+    download_benchmark,
+    locate_benchmark,
+    named_benchmark,
+    read_benchmark,
+    resolve_data,
+)
+from ogkd.errors import DataError, OgkdWarning, StorageError
+from ogkd.files import blob_id
+from tiny_benchmark import COUNTS, PATHS, SPLIT, SPLIT_BYTES, SPLIT_SHA256, content, packed, record
+from tiny_server import TinyServer, serve
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[TinyServer]:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # as read when it was imported
+    monkeypatch.delenv("HF_ENDPOINT", raising=False)
+    monkeypatch.delenv("OGKD_DATA", raising=False)
+    with serve() as running:
+        running.files["/TINY.zip"] = content()
+        yield running
+
+
+@pytest.fixture
+def known(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> Benchmark:
+    """The tiny benchmark, in the catalogue under its name."""
+    tiny = record(server)
+    for place in (module, catalog):
+        monkeypatch.setattr(place, "benchmarks", lambda: {"tiny": tiny, **benchmarks()})
+    return tiny
+
+
+def left_in(folder: Path) -> list[str]:
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return sorted(names - {".tiny.lock"})
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"images": "TINY/", "split": "split_TINY.json"},
+        {"images": "", "split": "split_TINY.json"},
+        {"images": "deep/er/TINY/", "split": "deep/split_TINY.json"},
+        {"images": "TINY/", "split": "TINY/split_TINY.json"},
+    ],
+)
+def test_a_benchmark_arrives_in_one_layout_whatever_the_archive_has(
+    server: TinyServer, layout: dict[str, str]
+) -> None:
+    server.files["/TINY.zip"] = content(**layout)
+    tiny = record(server)
+    assert locate_benchmark(tiny) is None
+    folder = download_benchmark(tiny)
+    assert folder == module.data_dir() / "tiny" == locate_benchmark(tiny)
+    assert left_in(folder) == ["TINY", "source.json", "split_TINY.json"]
+    assert left_in(folder.parent) == ["tiny"]
+    dataset = read_benchmark(tiny)
+    assert dataset.names == ("no finding", "tumor")
+    assert [case.image.file for case in dataset.cases] == [folder / "TINY" / path for path in PATHS]
+    assert [case.target for case in dataset.cases] == [1, 0, 1, 1, 0]
+    assert all(
+        case.image.file.read_bytes() == random.Random(path).randbytes(400)
+        for case, path in zip(dataset.cases, PATHS, strict=True)
+    )
+
+
+def test_where_it_came_from_is_written_down(server: TinyServer) -> None:
+    server.headers = {"X-Repo-Commit": "d" * 40}
+    source = json.loads((download_benchmark(record(server)) / "source.json").read_text())
+    assert source["archive_sha256"] == hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
+    assert source["split_sha256"] == SPLIT_SHA256
+    assert source["revision"] == "d" * 40
+    assert source["licence"] == "unknown"
+
+
+def test_what_is_here_is_not_fetched_again_unless_forced(server: TinyServer) -> None:
+    tiny = record(server)
+    folder = download_benchmark(tiny)
+    server.asked.clear()
+    assert download_benchmark(tiny) == folder
+    assert server.asked == []
+    (folder / "TINY" / "tumor" / "1.png").unlink()
+    assert download_benchmark(tiny, force=True) == folder
+    assert (folder / "TINY" / "tumor" / "1.png").is_file()
+    assert [path for path, _ in server.asked] == ["/TINY.zip"]
+
+
+def test_another_folder_may_be_given_or_set(
+    server: TinyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = record(server)
+    assert download_benchmark(tiny, folder=tmp_path / "a b") == tmp_path / "a b" / "tiny"
+    assert locate_benchmark(tiny) is None
+    assert locate_benchmark(tiny, folder=tmp_path / "a b") == tmp_path / "a b" / "tiny"
+    monkeypatch.setenv("OGKD_DATA", str(tmp_path / "a b"))
+    assert len(read_benchmark(tiny).cases) == 5
+
+
+def test_an_archive_without_its_split_file_gets_it_from_its_own_address(
+    server: TinyServer,
+) -> None:
+    server.files["/TINY.zip"] = content(split=None)
+    with pytest.raises(DataError, match=r"does not contain split_TINY\.json"):
+        download_benchmark(record(server))
+    server.files["/split.json"] = SPLIT_BYTES
+    tiny = record(server, split_url=f"{server.address}/split.json")
+    assert (download_benchmark(tiny) / "split_TINY.json").read_bytes() == SPLIT_BYTES
+    server.files["/split.json"] = SPLIT_BYTES + b" "
+    with pytest.raises(DataError, match="not the expected file"):
+        download_benchmark(tiny, force=True)
+    assert locate_benchmark(tiny)  # what was there has stayed
+
+
+def refused(tiny: Benchmark, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        download_benchmark(tiny)
+    assert locate_benchmark(tiny) is None
+    assert "tiny" not in left_in(module.data_dir())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"counts": {**COUNTS, "test": 3}},
+        {"class_names": ("tumor", "no finding")},
+        {"split_sha256": "0" * 64},
+        {"archive_sha256": "0" * 64},
+    ],
+)
+def test_data_that_differ_from_the_catalogue_are_refused(
+    server: TinyServer, change: dict[str, Any]
+) -> None:
+    refused(record(server, **change), "tiny|TINY")
+    right = hashlib.sha256(server.files["/TINY.zip"]).hexdigest()
+    assert download_benchmark(record(server, archive_sha256=right))
+
+
+OUTSIDE = json.dumps({**SPLIT, "val": [["../../etc/passwd", 1, "tumor"]]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({f"TINY/{path}": b"1" for path in PATHS[:-2]}, r"missing 2 of the 5 .*TINY/tumor/1\.png"),
+        ({"readme": b"1"}, r"does not contain tumor/2\.png"),
+        ({"TINY/tumor/2.png": b"1", "split_TINY.json": OUTSIDE}, "leaves the data folder"),
+    ],
+)
+def test_an_archive_whose_images_are_not_those_of_its_split_is_refused(
+    server: TinyServer, files: dict[str, bytes], words: str
+) -> None:
+    server.files["/TINY.zip"] = packed({"split_TINY.json": SPLIT_BYTES, **files})
+    refused(record(server, split_sha256=None), words)
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {"../../evil": b"1"},
+        {"/tmp/../../evil": b"1"},
+        {"zeros": bytes(5_000_000)},
+        {str(number): b"1" for number in range(30)},
+    ],
+)
+def test_a_hostile_archive_is_refused(
+    server: TinyServer, members: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(module, "_MAX_MEMBERS", 20)
+    server.files["/TINY.zip"] = packed(members)
+    refused(record(server), "refused|does not contain")
+    assert not list(module.data_dir().parent.rglob("evil"))
+
+
+def test_a_link_in_an_archive_is_not_followed(tmp_path: Path) -> None:
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        info = zipfile.ZipInfo("link")
+        info.external_attr = (stat.S_IFLNK | 0o777) << 16
+        file.writestr(info, "/etc/passwd")
+    module.unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out" / "link").is_symlink()
+
+
+@pytest.mark.parametrize("keep", [0, 50, 0.6, 0.999])
+def test_a_damaged_archive_is_fetched_anew(server: TinyServer, keep: float) -> None:
+    good = server.files["/TINY.zip"]
+    server.files["/TINY.zip"] = good[: int(keep * len(good)) if keep < 1 else int(keep)]
+    refused(record(server), "damaged or incomplete")
+    server.files["/TINY.zip"] = good
+    assert download_benchmark(record(server))
+
+
+def test_a_mirror_of_the_hub_is_used(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"{server.address}/")
+    server.files["/datasets/o/n/resolve/main/TINY.zip"] = server.files.pop("/TINY.zip")
+    url = "https://huggingface.co/datasets/o/n/resolve/main/TINY.zip"
+    assert download_benchmark(record(server, url=url))
+
+
+@pytest.mark.parametrize("name", ["busi"])
+def test_a_real_split_file_passes_all_checks_of_its_record(
+    server: TinyServer, shared: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The published layout with the real split and stand-ins for its images."""
+    monkeypatch.setenv("HF_ENDPOINT", server.address)
+    monkeypatch.setattr(os, "fsync", lambda _: None)  # thousands of files: slow on some disks
+    real = benchmarks()[name]
+    split = (shared / "splits" / real.split_file).read_bytes()
+    paths = [path for rows in json.loads(split).values() for path, *_ in rows]
+    files = {f"{real.folder}/{path}": b"image" for path in paths}
+    place = "/datasets/TahaKoleilat/BiomedCoOp/resolve/main/"
+    server.files[f"{place}{real.archive}"] = packed({**files, real.split_file: split})
+    download_benchmark(name)
+    dataset = resolve_data(name)
+    assert [
+        case.image.file.relative_to(module.data_dir() / name / real.folder).as_posix()
+        for case in dataset.cases
+    ] == paths
+    assert dataset.names == real.class_names
+
+
+def test_offline_is_respected(server: TinyServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refused(record(server), "HF_HUB_OFFLINE is set")
+    assert server.asked == []
+
+
+def test_a_full_disk_leaves_the_archive_for_the_next_attempt(
+    server: TinyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise StorageError("no space")
+
+    tiny = record(server)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "unpack", full)
+        with pytest.raises(StorageError):
+            download_benchmark(tiny)
+    assert left_in(module.data_dir()) == [".tiny.download"]
+    server.asked.clear()
+    assert download_benchmark(tiny)
+    assert server.asked == []
+
+
+PROGRAM = """
+import sys, time
+from ogkd.data import fetch
+from ogkd.data.catalog import Benchmark
+tiny = Benchmark.model_validate_json(sys.argv[1])
+if sys.argv[2] == "unpacking":
+    arrange = fetch._arrange
+    def slow(record, aside, work):
+        print("unpacked", flush=True)
+        time.sleep(60)
+    fetch._arrange = slow
+print(fetch.download_benchmark(tiny))
+"""
+
+
+def start(tiny: Benchmark, when: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", PROGRAM, tiny.model_dump_json(), when]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_a_kill_during_the_transfer_is_resumed(server: TinyServer) -> None:
+    big = packed({**{f"TINY/{path}": b"1" for path in PATHS}, "fill": bytes(600_000)})
+    server.files["/TINY.zip"] = big
+    server.files["/split.json"] = SPLIT_BYTES
+    server.pause = 0.1  # 600 kB in pieces of 4 kB: 15 s, of which 3 s pass before the kill
+    tiny = record(server, split_url=f"{server.address}/split.json")
+    process = start(tiny, "transfer")
+    part = module.data_dir() / ".tiny.download" / "TINY.zip.part"
+    deadline = time.monotonic() + 240
+    while not (part.is_file() and part.stat().st_size > 100_000):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    kill(process)
+    kept = part.stat().st_size
+    assert 100_000 < kept < len(big)
+    assert locate_benchmark(tiny) is None
+    server.pause = 0.0
+    server.asked.clear()
+    assert download_benchmark(tiny)
+    assert server.asked[0] == ("/TINY.zip", f"bytes={kept}-")
+    assert left_in(module.data_dir()) == ["tiny"]
+
+
+def test_a_kill_during_the_unpacking_is_resumed_without_a_transfer(server: TinyServer) -> None:
+    tiny = record(server)
+    process = start(tiny, "unpacking")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "unpacked\n"
+    kill(process)
+    assert len(left_in(module.data_dir())) == 2  # the archive, and a half-made folder
+    assert locate_benchmark(tiny) is None
+    server.asked.clear()
+    assert download_benchmark(tiny)
+    assert server.asked == []
+    assert left_in(module.data_dir()) == ["tiny"]
+
+
+def test_two_at_once_fetch_it_once(server: TinyServer) -> None:
+    tiny = record(server)
+    server.pause = 0.01
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(download_benchmark(tiny))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [module.data_dir() / "tiny"] * 3
+    assert len(server.asked) == 1
+
+
+def test_a_name_stands_for_the_downloaded_benchmark(known: Benchmark) -> None:
+    with pytest.raises(DataError, match="ogkd data download tiny"):
+        resolve_data("tiny")
+    download_benchmark(known)
+    dataset = resolve_data("tiny")
+    assert dataset == resolve_data(Path("TINY")) == read_benchmark(known)
+    assert resolve_data(dataset) is dataset
+    assert named_benchmark("tiny") == known
+
+
+def test_a_folder_that_exists_goes_before_a_name(
+    known: Benchmark, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(pictures, tmp_path / "tiny")
+    assert named_benchmark("tiny") is None
+    assert "striped tissue" in resolve_data("tiny").names
+    assert named_benchmark("some/btmri") is None
+
+
+def test_a_folder_of_the_released_code_is_recognised(
+    known: Benchmark, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(download_benchmark(known), tmp_path / "data" / "TINY")
+    dataset = resolve_data(tmp_path / "data" / "TINY")
+    assert [case.target for case in dataset.cases] == [1, 0, 1, 1, 0]
+    monkeypatch.setenv("OGKD_DATA", str(tmp_path / "data"))
+    assert locate_benchmark(known) == tmp_path / "data" / "TINY"
+
+
+def test_a_changed_split_file_is_not_taken_for_the_official_one(known: Benchmark) -> None:
+    split = download_benchmark(known) / "split_TINY.json"
+    split.write_bytes(SPLIT_BYTES + b"\n")
+    with pytest.raises(DataError, match="not the official split file"):
+        resolve_data("tiny")
+
+
+def test_other_data_is_read_as_before(pictures: Path) -> None:
+    dataset = resolve_data(str(pictures))
+    assert isinstance(dataset, Dataset)
+    assert len(dataset.names) == 3
+    with pytest.raises(DataError, match="no folder or table"):
+        resolve_data("nothing-like-it")
+    with pytest.raises(DataError, match="Did you mean 'kvasir'"):
+        resolve_data("kvasirr")
+
+
+def test_a_split_file_known_by_its_name_in_git_is_checked_and_its_counts_are_a_warning(
+    server: TinyServer,
+) -> None:
+    known = blob_id(SPLIT_BYTES)
+    other = record(server, split_sha256=None, split_git_blob="0" * 40)
+    with pytest.raises(DataError, match=f"git blob is {known}"):
+        download_benchmark(other)
+    assert left_in(module.data_dir()) in ([], [".tiny.download"])
+    counts = COUNTS | {"train": 97}
+    right = record(server, split_sha256=None, split_git_blob=known, counts=counts)
+    with pytest.warns(OgkdWarning, match="has 2 train images, but 'tiny' officially has 97"):
+        download_benchmark(right)
+    assert read_benchmark(right).names == ("no finding", "tumor")
