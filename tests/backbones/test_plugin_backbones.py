@@ -109,7 +109,6 @@ def test_a_plugin_that_cannot_be_used_is_named(
     with pytest.raises(OgkdError, match=words) as caught:
         load_backbone("their-thing")
     load_backbone("builtin")  # one broken package does not take the others along
-    assert "uninstall" in str(caught.value)
 
 
 def test_a_plugin_does_not_replace_a_known_backbone(installed: list[Entry], tmp_path: Path) -> None:

@@ -219,7 +219,11 @@ def test_killed_worker_is_replaced_and_nothing_is_lost(bench, capsys, monkeypatc
 
     def kill_first(seconds):
         time.sleep(seconds)
-        children = [c for c in psutil.Process().children() if "-c" in c.cmdline()]
+        children = [
+            child
+            for child in psutil.Process().children()
+            if child.status() != psutil.STATUS_ZOMBIE and "ogkd.bench" in " ".join(child.cmdline())
+        ]
         if children and list((folder.root / ".claims").glob("*.tries")) and not killed:
             children[0].kill()
             killed.append(children[0].pid)

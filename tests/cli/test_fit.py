@@ -86,7 +86,7 @@ def test_the_builtin_model_can_be_named_but_warns(ogkd, data, tmp_path):
     words = ["-b", "builtin", "-o", tmp_path / "m", "-m", "gda"]
     outcome = ogkd("fit", data, *words)
     assert outcome.code == 0, outcome.err
-    assert "WARNING: The built-in model was used" in outcome.err
+    assert "WARNING: The built-in model" in outcome.err
 
 
 @pytest.mark.parametrize("answer", ["y", "n"])
@@ -225,8 +225,8 @@ def test_tables_that_cannot_be_used_are_refused(refused, clip, tmp_path, content
     ("content", "message"),
     [
         ('{"benign tumor": [', "not valid JSON"),
-        ('{"cyst": ["x"]}', "no prompts for: benign tumor, malignant tumor, normal lung"),
-        ('{"benign tumor": []}', "'benign tumor' has no prompts"),
+        ('{"cyst": ["x"]}', "no prompts for"),
+        ('{"benign tumor": []}', "has no prompts"),
         ('["benign tumor"]', "must be an object"),
     ],
 )

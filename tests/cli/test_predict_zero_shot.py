@@ -56,7 +56,7 @@ def test_prompts_belong_to_zero_shot_and_a_model_needs_images(refused, fitted, d
 
 def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
     data = write_dataset(tmp_path / "data", splits={"train": 3, "val": 6, "test": 2})
-    model, loud = tmp_path / "m", "WARNING: The built-in model was used"
+    model, loud = tmp_path / "m", "WARNING: The built-in model"
     outcome = ogkd("fit", data, "-b", "builtin", "-m", "logistic", "-o", model)
     assert loud in outcome.err
     outcome = ogkd("predict", model, data / "test")
@@ -66,7 +66,7 @@ def test_the_builtin_model_warns_on_every_output(ogkd, tmp_path):
     page = tmp_path / "r.html"
     outcome = ogkd("evaluate", model, data, "--report", page)
     assert loud in outcome.err
-    assert "The built-in model was used" in page.read_text()
+    assert "The built-in model knows only" in page.read_text()
     assert loud in ogkd("calibrate", model, data).err
     outcome = ogkd("predict", "--zero-shot", CLASSES, "-b", "builtin", data / "test")
     assert outcome.err.count(loud) == 1

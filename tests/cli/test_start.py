@@ -43,7 +43,7 @@ def contents(folder):
         if file.is_file() and not file.name.startswith("."):
             text = file.read_bytes()
             if file.name in ("report.html", "check.html"):
-                text = re.sub(rb"Created on [^<]*|ogkd (start|report) [^<]*", b"", text)
+                text = re.sub(rb"Created on [^<]*|ogkd (start|evaluate) [^<]*", b"", text)
             found[file.relative_to(folder).as_posix()] = text
     return found
 

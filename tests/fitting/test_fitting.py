@@ -235,7 +235,7 @@ def test_every_missing_file_is_named_at_once(bert_backbone, tmp_path):
         ({"shots": 0}, "shots"),
         ({"seed": -1}, "seed"),
         ({"prompts": {"bright mark": ["x"]}}, "prompts"),
-        ({"prompts": {"bright spot": []}}, None),
+        ({"prompts": {"bright spot": []}}, "prompts"),
         ({"device": "warp"}, "device"),
         ({"cases": " "}, "cases"),
         ({"on_error": "ignore"}, "on_error"),

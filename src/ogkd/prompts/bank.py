@@ -91,8 +91,9 @@ def bank_digest(bank: Mapping[str, Sequence[str]] | None) -> str:
     return hashlib.sha256(texts.encode()).hexdigest()
 
 
-def read_bank(path: Path) -> dict[str, list[str]]:
+def read_bank(path: str | Path) -> dict[str, list[str]]:
     """Read and check a bank; a bare name means one of the shipped banks, or "released"."""
+    path = Path(path)
     if not path.exists() and path.name == str(path):
         path = shipped_banks().get(path.name.lower(), path)
         path = require_released() if str(path) == RELEASED else path

@@ -156,6 +156,7 @@ def new_dataset(
         )
     if not 0 < max(splits.values(), default=0) <= MOST_IMAGES:
         raise ConfigError(f"A class must have 1 to {MOST_IMAGES:,} images in a split.")
+    out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DataError(f"{out} exists and is not an empty folder.", argument="out")
     total = sum(splits.values()) * len(classes)
