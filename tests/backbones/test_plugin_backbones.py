@@ -106,7 +106,7 @@ def test_a_plugin_that_cannot_be_used_is_named(
     installed: list[Entry], value: Any, words: str
 ) -> None:
     installed.append(Entry("broken", value))
-    with pytest.raises(OgkdError, match=words) as caught:
+    with pytest.raises(OgkdError, match=words):
         load_backbone("their-thing")
     load_backbone("builtin")  # one broken package does not take the others along
 
