@@ -49,7 +49,7 @@ def shared(grid: Grid, root: Path) -> float:
     return time.perf_counter() - began
 
 
-def alone(grid: Grid, root: Path) -> float:
+def exclusive_lock(grid: Grid, root: Path) -> float:
     """Seconds of the same runs, each with an empty cache and its own pass."""
     plan, sources = expand(grid)
     backbone = load_backbone("builtin")
@@ -75,7 +75,7 @@ def main() -> None:
     grid = Grid.model_validate({**GRID, "seeds": list(range(1, arguments.seeds + 1))})
     found: dict[str, list[float]] = {"shared": [], "alone": []}
     for _ in range(arguments.rounds):
-        for name, measure in (("shared", shared), ("alone", alone)):
+        for name, measure in (("shared", shared), ("alone", exclusive_lock)):
             with tempfile.TemporaryDirectory() as folder:
                 os.environ["OGKD_CACHE"] = str(Path(folder) / "cache")
                 expanded = expand(grid)

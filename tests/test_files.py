@@ -15,10 +15,10 @@ from ogkd.errors import ConfigError, StorageError
 from ogkd.files import (
     blob_id,
     cache_dir,
+    fail_if_locked,
     folder_atomically,
     holds_files,
     home,
-    not_twice,
     read_bytes,
     read_json,
     read_toml,
@@ -259,7 +259,7 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from ogkd.files import not_twice
-with not_twice(Path(sys.argv[1])):
+with fail_if_locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -273,10 +273,13 @@ def test_a_folder_is_refused_while_another_process_writes_it_and_not_after_a_kil
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(StorageError, match="Another process is writing"), not_twice(target):
+        with (
+            pytest.raises(StorageError, match="Another process is writing"),
+            fail_if_locked(target),
+        ):
             pass
         other.kill()
-    with not_twice(target):
+    with fail_if_locked(target):
         pass
     assert list(target.parent.iterdir()) == []
 

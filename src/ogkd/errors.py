@@ -61,10 +61,10 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def counted(number: int, word: str) -> str:
+def pluralize(number: int, word: str) -> str:
     """A number with its noun in the right form.
 
-    >>> counted(1, "image"), counted(1200, "class")
+    >>> pluralize(1, "image"), pluralize(1200, "class")
     ('1 image', '1,200 classes')
     """
     ending = "" if number == 1 else "es" if word.endswith("s") else "s"

@@ -258,14 +258,14 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 @contextlib.contextmanager
-def alone(target: Path) -> Iterator[None]:
+def exclusive_lock(target: Path) -> Iterator[None]:
     """Let one process at a time work on the folder `target`; the others wait."""
     with _locked(target, timeout=-1):
         yield
 
 
 @contextlib.contextmanager
-def not_twice(target: Path) -> Iterator[None]:
+def fail_if_locked(target: Path) -> Iterator[None]:
     """Refuse to work on the folder `target` while another process does; none waits."""
     with _locked(target, timeout=0):
         yield

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ogkd.audit.result import Audit
-from ogkd.cells import harmless
+from ogkd.cells import escape_formula
 from ogkd.data.case import Case, Dataset
 from ogkd.data.divide import complete_splits
 from ogkd.data.names import first_lines
@@ -166,7 +166,14 @@ def left_out_text(division: Division, folder: Path) -> str:
     for left_out in division.left_out:
         image = left_out.image
         address = relative(image) if writable(image) else ascii(str(image))
-        rows.append([address, harmless(left_out.label), left_out.kind, harmless(left_out.reason)])
+        rows.append(
+            [
+                address,
+                escape_formula(left_out.label),
+                left_out.kind,
+                escape_formula(left_out.reason),
+            ]
+        )
     return csv_text(rows)
 
 

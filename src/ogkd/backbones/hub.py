@@ -32,8 +32,8 @@ from ogkd.backbones.catalog import Record, catalog
 from ogkd.download import HUB, check_space, hub_offline, mirrored
 from ogkd.errors import BackboneError, OgkdError, StorageError
 from ogkd.files import (
-    alone,
     cache_dir,
+    exclusive_lock,
     folder_atomically,
     sha256_file,
     storage_errors,
@@ -158,7 +158,7 @@ def fetch(record: Record) -> Path:
     """Fetch a backbone, check it, convert it to safetensors, and return its folder."""
     if record.hub_id is None:
         raise BackboneError(f"{record.name} is part of a package: there is nothing to fetch.")
-    with alone(record.folder):
+    with exclusive_lock(record.folder):
         if folder := present(record):
             return folder
         hub = _open_repository(record.hub_id, record.revision or "main")

@@ -38,7 +38,7 @@ from ogkd.bench.runs import (
     RunSpec,
     sha256_bytes,
 )
-from ogkd.cells import harmless
+from ogkd.cells import escape_formula
 from ogkd.data import tables
 from ogkd.errors import ConfigError, DataError
 from ogkd.evaluation.names import METRICS, metric_named
@@ -332,7 +332,7 @@ def _safe(cell: object) -> object:
     try:
         float(cell)
     except ValueError:
-        return harmless(cell)
+        return escape_formula(cell)
     return cell  # a negative number is not a formula
 
 

@@ -16,7 +16,7 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import CommandGroup
 from ogkd.cli.output import print_facts, print_json, print_table, say
-from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError, counted
+from ogkd.errors import ConfigError, DataError, Interrupted, OgkdError, pluralize
 from ogkd.files import resolved, write_json, write_new
 
 if TYPE_CHECKING:
@@ -327,8 +327,8 @@ def _print_audit(audit: Audit) -> None:
         if len(finding.where) > _SHOWN:
             typer.echo(f"  ... and {len(finding.where) - _SHOWN} more (--json lists all)")
         typer.echo(f"  -> {_plain(finding.next)}")
-    numbers = [counted(audit.count(kind), kind) for kind in _COLOURS]
-    typer.echo(f"\n{counted(len(audit.records), 'image')}: {', '.join(numbers)}")
+    numbers = [pluralize(audit.count(kind), kind) for kind in _COLOURS]
+    typer.echo(f"\n{pluralize(len(audit.records), 'image')}: {', '.join(numbers)}")
 
 
 def _plain(words: str) -> str:

@@ -12,7 +12,7 @@ from typer import Argument, Option
 import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.output import say
-from ogkd.errors import ConfigError, counted
+from ogkd.errors import ConfigError, pluralize
 
 if TYPE_CHECKING:
     from ogkd.serve.server import Settings
@@ -166,7 +166,7 @@ def studio(
     Ctrl-C stops it.
     """
     say("Starting the studio: loading torch ...")
-    from ogkd.files import not_twice
+    from ogkd.files import fail_if_locked
     from ogkd.serve.server import require_server, serve
     from ogkd.serve.studio.project import SETTINGS, VOLUMES, Project
     from ogkd.serve.studio.routes import make_studio
@@ -183,7 +183,7 @@ def studio(
         raise ConfigError(f"There is no folder {images}. Give a folder of images.")
     name = "studio" if images is None else f"{images.resolve().name}-studio"
     target = Path(name) if out is None else out
-    with not_twice(target):
+    with fail_if_locked(target):
         project = Project.open(target)
         changes = {"backbone": backbone, "patient": patient, "slice": slice}
         project.set_facts(**{key: value for key, value in changes.items() if value is not None})
@@ -192,8 +192,8 @@ def studio(
         session = Session(project, device=device, say=say)
         if volumes := session.gallery.volumes:
             say(
-                f"Note: of {counted(volumes, 'volume')} the studio shows and learns from one slice "
-                f"each ({project.facts.slice or 'the middle axial one'}; --slice). For a model "
+                f"Note: of {pluralize(volumes, 'volume')} the studio shows and learns from one "
+                f"slice each ({project.facts.slice or 'the middle axial one'}; --slice). For a model "
                 f"that looks at all slices, label here and then run: ogkd fit {target / VOLUMES} "
                 "--slices all --out MODEL"
             )

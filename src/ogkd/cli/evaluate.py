@@ -13,7 +13,7 @@ import typer
 from typer import Option
 
 import ogkd
-from ogkd.cells import harmless, harmless_path
+from ogkd.cells import escape_formula, escape_path
 from ogkd.cli import options as opt
 from ogkd.cli.data import data_folder
 from ogkd.cli.output import (
@@ -23,7 +23,7 @@ from ogkd.cli.output import (
     say,
     write_csv,
 )
-from ogkd.errors import ConfigError, counted
+from ogkd.errors import ConfigError, pluralize
 from ogkd.files import write_json
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class InputOptions:
             grouping = classifier.card.grouping
             cases, skipped = readable_cases(grouping.expand(part.cases), part.task)
             part = part.with_cases(cases)
-            files = counted(len(skipped), "file")
+            files = pluralize(len(skipped), "file")
             say(f"Left out {files} that cannot be read; {len(cases)} remain.")
             if skipped:
                 say(list_reasons(skipped))
@@ -122,8 +122,8 @@ class EvaluationOptions:
         if self.leave_out_used:
             judged = judged.unused(classifier)
             say(
-                f"Left out {counted(judged.left_out, judged.unit)} that the model learned from or "
-                f"was calibrated on; {len(judged.labels)} remain."
+                f"Left out {pluralize(judged.left_out, judged.unit)} that the model learned from "
+                f"or was calibrated on; {len(judged.labels)} remain."
             )
         result = evaluate_predictions(
             judged,
@@ -293,6 +293,6 @@ def _write_rows(file: Path, found: _Evaluation, *, paths: bool) -> None:
             cells = task.judged_cells(case.target, answer)
             first = ["image", "path"] if paths else ["image"]
             if not number:
-                table.writerow([*first, *(harmless(name) for name, _ in cells)])
-            image = [harmless_path(judged.images[number])] if paths else []
-            table.writerow([case.fingerprint, *image, *(harmless(cell) for _, cell in cells)])
+                table.writerow([*first, *(escape_formula(name) for name, _ in cells)])
+            image = [escape_path(judged.images[number])] if paths else []
+            table.writerow([case.fingerprint, *image, *(escape_formula(cell) for _, cell in cells)])

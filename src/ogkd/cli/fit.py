@@ -17,7 +17,7 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.commands import signature_of
 from ogkd.cli.output import print_json, say
-from ogkd.errors import ConfigError, counted
+from ogkd.errors import ConfigError, pluralize
 from ogkd.fitting.request import FitRequest
 
 # Where `ogkd fit` differs from the fields of the request; it has all others as they are.
@@ -54,9 +54,9 @@ def fit(**options: Any) -> None:
     card = fitted.card
     seconds = time.perf_counter() - began
     counts = zip(card.class_names, card.support_counts, strict=True)
-    images = counted(card.images, "image")
+    images = pluralize(card.images, "image")
     if request.grouping.joins_images:
-        images = f"{counted(fitted.card.learned_cases, request.grouping.unit)} of {images}"
+        images = f"{pluralize(fitted.card.learned_cases, request.grouping.unit)} of {images}"
     each = ", ".join(f"{name} {count}" for name, count in counts)
     when = "before; --restart fits again" if found else f"in {seconds:.1f} s"
     typer.echo(f"Fitted {card.method} on {images} ({each}) {when}.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import typer
 
 from ogkd.cells import text_table
-from ogkd.errors import counted
+from ogkd.errors import pluralize
 from ogkd.files import write_atomically
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _class_lines(result: dict[str, Any], *, everything: bool = False) -> Iterato
 
     groups, how = result["groups"], result["bootstrap"]
     yield "\nFor statisticians"
-    yield counted(result["images"], "image") + (
+    yield pluralize(result["images"], "image") + (
         f" of {groups} patients or groups" if groups else ""
     )
     if how["resamples"]:
@@ -277,7 +277,7 @@ def _temperature_lines(classifier: Classifier, calibration: Calibration) -> Iter
     [question] = calibration.questions
     held_out = len(question.confidences)
     yield (
-        f"Calibrated on {counted(calibration.cases, classifier.card.grouping.unit)}: "
+        f"Calibrated on {pluralize(calibration.cases, classifier.card.grouping.unit)}: "
         f"{calibration.cases - held_out} for the temperature, {held_out} for the sets and "
         "thresholds."
     )

@@ -20,7 +20,7 @@ import ogkd
 from ogkd.cli import options as opt
 from ogkd.cli.data import checked, division_notes, read_images
 from ogkd.cli.output import say
-from ogkd.errors import ConfigError, DataError, Interrupted, counted
+from ogkd.errors import ConfigError, DataError, Interrupted, pluralize
 from ogkd.files import holds_files, home, resolved, sha256_file, write_json, write_new
 from ogkd.fitting.request import FitRequest
 
@@ -226,7 +226,7 @@ class _Start:
         write_json(json_file, self.audit.as_json())
         # What is known about patients is said with the division.
         self.notes += [f.what for f in self.audit.findings if f.kind != "groups-unknown"]
-        counts = [counted(self.audit.count(kind), kind) for kind in ("error", "warning", "note")]
+        counts = [pluralize(self.audit.count(kind), kind) for kind in ("error", "warning", "note")]
         return f"{', '.join(counts)} -> {page}"
 
     def _divide(self) -> str:

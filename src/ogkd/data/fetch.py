@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING
 
 from ogkd.data.catalog import Benchmark, benchmark, benchmarks, find_benchmark
 from ogkd.errors import DataError, OgkdWarning, did_you_mean
-from ogkd.files import alone, blob_id, cache_dir, folder_atomically, home, sha256_file, write_json
+from ogkd.files import (
+    blob_id,
+    cache_dir,
+    exclusive_lock,
+    folder_atomically,
+    home,
+    sha256_file,
+    write_json,
+)
 from ogkd.progress import progress_bar
 
 if TYPE_CHECKING:  # reading images needs torch, so it is imported only when something is read
@@ -118,7 +126,7 @@ def download_benchmark(
     record = _record(name)
     root = folder or data_dir()
     target = root / record.name
-    with alone(target):
+    with exclusive_lock(target):
         if not force and (present := locate_benchmark(record, folder=root)):
             return present
         work = target.with_name(f".{target.name}.download")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path, PureWindowsPath
 
-from ogkd.cells import harmless, harmless_path, unquoted
+from ogkd.cells import escape_formula, escape_path, unescape_formula
 from ogkd.data.case import Case, Dataset
 from ogkd.data.findings import LISTED, read_findings
 from ogkd.data.names import class_labels, first_lines, misspelt_split, split_name
@@ -149,15 +149,17 @@ def table_text(dataset: Dataset, folder: Path) -> str:
         )
     grouped = any(case.name != str(case.image) for case in dataset.cases)
     patients = any(case.group is not None for case in dataset.cases)
-    heading = ["path", *map(harmless, columns), "split"]
+    heading = ["path", *map(escape_formula, columns), "split"]
     rows = [heading + ["patient"] * patients + [_CASE] * grouped]
     address = relative_to(folder)
     for case in dataset.cases:
         targets = case.image_targets or (case.target,) * len(case.images)
         for image, target in zip(case.images, targets, strict=True):
-            cells = [harmless(cell) for _, cell in task.cells(target)]
+            cells = [escape_formula(cell) for _, cell in task.cells(target)]
             row = [address(image), *cells, case.split]
-            row += [harmless(case.group or "")] * patients + [harmless(case.name)] * grouped
+            row += [escape_formula(case.group or "")] * patients + [
+                escape_formula(case.name)
+            ] * grouped
             rows.append(row)
     return csv_text(rows)
 
@@ -186,7 +188,7 @@ def relative_to(folder: Path) -> Callable[[ImageRef], str]:
         file = real(image.file.parent) / image.file.name
         with contextlib.suppress(ValueError):  # on another drive it stays absolute
             file = Path(os.path.relpath(file, here))
-        text = harmless_path(ImageRef(file, image.part).as_posix())
+        text = escape_path(ImageRef(file, image.part).as_posix())
         return text if text == text.lstrip() else f"./{text}"
 
     return address
@@ -292,5 +294,7 @@ def _delimiter(text: str) -> str:
 
 def _cells(text: str, delimiter: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    header = [unquoted(cell.strip()) for cell in next(reader, [])]
-    return header, [(reader.line_num, [unquoted(cell.strip()) for cell in row]) for row in reader]
+    header = [unescape_formula(cell.strip()) for cell in next(reader, [])]
+    return header, [
+        (reader.line_num, [unescape_formula(cell.strip()) for cell in row]) for row in reader
+    ]

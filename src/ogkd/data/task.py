@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ogkd.errors import ConfigError, counted
+from ogkd.errors import ConfigError, pluralize
 
 if TYPE_CHECKING:
     from ogkd.data.case import Case
@@ -95,7 +95,7 @@ class Task(ABC):
 
     def describe(self) -> str:
         """The names, in words: `3 classes: cyst, stone, tumor`."""
-        return f"{counted(len(self.names), self.noun)}: {', '.join(self.names)}"
+        return f"{pluralize(len(self.names), self.noun)}: {', '.join(self.names)}"
 
     # Targets of cases
 

@@ -27,7 +27,7 @@ from ogkd.data.task import (
     Target,
     Task,
 )
-from ogkd.errors import DataError, counted
+from ogkd.errors import DataError, pluralize
 
 if TYPE_CHECKING:
     from ogkd.data.case import Case
@@ -267,7 +267,7 @@ class Findings(Task):
     def summary(self, targets: Sequence[Target]) -> str:
         counts = self.counts(targets).items()
         each = [f"{name} {'/'.join(map(str, row.values()))}" for name, row in counts]
-        what = f"{counted(len(self.names), self.noun)} in {counted(len(targets), 'image')}"
+        what = f"{pluralize(len(self.names), self.noun)} in {pluralize(len(targets), 'image')}"
         return f"{what} (present/absent/unknown): {', '.join(each)}."
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ogkd.data.task import NO, UNSURE, YES
-from ogkd.errors import ConfigError, counted
+from ogkd.errors import ConfigError, pluralize
 from ogkd.evaluation.metrics import (
     LEVEL,
     Array,
@@ -185,7 +185,7 @@ def verdict(result: Mapping[str, Any]) -> dict[str, Any]:
         if learned
         else f"Clearly better than guessing for all {len(rows)} findings"
         if every and len(rows) > 1
-        else f"Clearly better than guessing for {len(better)} of {counted(len(rows), 'finding')}"
+        else f"Clearly better than guessing for {len(better)} of {pluralize(len(rows), 'finding')}"
         if better
         else "No finding is recognised clearly better than by guessing"
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ogkd.errors import counted
+from ogkd.errors import pluralize
 from ogkd.evaluation.names import in_units
 
 _UNEQUAL = 3  # times as many images of the largest class as of the smallest that occurs
@@ -79,7 +79,7 @@ def _headline(better: bool | None, images: int, *, one_class: bool, learned: boo
         return "No verdict: the model learned from these images"
     if one_class:
         return "No verdict: all images show the same class"
-    return f"{counted(images, 'image')} cannot show whether it is better than guessing"
+    return f"{pluralize(images, 'image')} cannot show whether it is better than guessing"
 
 
 def calibration_text(about: Mapping[str, Any], reason: str | None) -> str:
@@ -145,7 +145,7 @@ def _sentences(
 ) -> list[str]:
     better, most = conclusion["better_than_guessing"], conclusion["majority"]
     score = (
-        f"classified {correct} of {counted(images, 'image')} correctly "
+        f"classified {correct} of {pluralize(images, 'image')} correctly "
         f"({_percent(conclusion['accuracy'])}, {_interval(conclusion['interval'])})"
     )
     always = f"always answering '{most['class']}' would be correct for {_percent(most['share'])}"
@@ -165,7 +165,7 @@ def _sentences(
     sentences.append(f"It {score}; {always}.")
     weak = conclusion["weakest"]
     if weak and better is not False:  # at chance, the weakest class is a matter of chance
-        share = f"{weak['found']} of {counted(weak['images'], 'image')}"
+        share = f"{weak['found']} of {pluralize(weak['images'], 'image')}"
         wrong = weak["images"] - weak["found"]
         mostly = 2 * weak["mistaken"] > wrong and wrong > 1
         taken = f", and mostly takes the others for '{weak['mistaken_for']}'" if mostly else ""
@@ -194,7 +194,7 @@ def _advice(
     if better is False and not any(support):
         return "It learned from no images: fit it on some, or use another backbone."
     if better is False and max(support) < _FEW_LEARNED:
-        learned = counted(max(support), "image")
+        learned = pluralize(max(support), "image")
         return f"It learned from at most {learned} of a class: label more, or use another backbone."
     if better is False:
         return "Check the labels of the images that it learned from, or use another backbone."
@@ -202,13 +202,13 @@ def _advice(
         return ""
     known = dict(zip(result["class_names"], support, strict=False)).get(weak["class"], 0)
     if weak["images"] < _FEW_TESTED:
-        tests = counted(weak["images"], "image")
+        tests = pluralize(weak["images"], "image")
         return f"With {tests} of '{weak['class']}' this is only a hint: test more of them."
     if weak["recall"] >= _WEAK:
         return ""
     if 0 < known < _FEW_LEARNED:
         return (
-            f"It learned from {counted(known, 'image')} of '{weak['class']}': more of them may "
+            f"It learned from {pluralize(known, 'image')} of '{weak['class']}': more of them may "
             "help."
         )
     return (

@@ -28,7 +28,7 @@ from torch import Tensor
 from ogkd.backbones.base import Backbone, ImageFeatures
 from ogkd.data.case import Case, images_of
 from ogkd.data.names import first_lines
-from ogkd.errors import DataError, StorageError, counted
+from ogkd.errors import DataError, StorageError, pluralize
 from ogkd.features.encode import EncodedBatch, encode_crops, whole_image
 from ogkd.features.unreadable import decode_ahead, unreadable, unreadable_error
 from ogkd.files import cache_dir, sha256_file, write_atomically
@@ -297,7 +297,7 @@ def without_blank(store: FeatureStore, cases: Sequence[Case]) -> tuple[list[Case
     gone = sorted(map(str, blank.difference(images_of(kept))))
     return (
         kept,
-        f"Left out {counted(len(gone), 'blank image')}:\n{first_lines(gone)}" if gone else "",
+        f"Left out {pluralize(len(gone), 'blank image')}:\n{first_lines(gone)}" if gone else "",
     )
 
 

@@ -16,7 +16,7 @@ from ogkd import plugins
 from ogkd.data.case import images_of
 from ogkd.errors import ConfigError
 from ogkd.features.unreadable import SKIPPED, write_skipped
-from ogkd.files import folder_atomically, not_twice, storage_errors, write_text
+from ogkd.files import fail_if_locked, folder_atomically, storage_errors, write_text
 from ogkd.fitting.cases import learn
 from ogkd.fitting.prepare import Prepared, prepare
 from ogkd.fitting.request import FitRequest
@@ -39,7 +39,7 @@ def fit_or_find(request: FitRequest) -> tuple[Classifier, bool]:
     if request.out is None:
         return train(prepare(request)), False
     folder = place_for_model(request.out)
-    with not_twice(folder):
+    with fail_if_locked(folder):
         return _fit_into(folder, request)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ogkd.data.case import Case
-from ogkd.errors import ConfigError, DataError, counted
+from ogkd.errors import ConfigError, DataError, pluralize
 from ogkd.features.store import FeatureStore
 from ogkd.features.unreadable import decode_ahead
 from ogkd.fitting.request import FitRequest
@@ -67,13 +67,13 @@ def read_pool(
                     kept.setdefault(marks[1], ref)
     if unreadable:
         request.note(
-            f"Note: {counted(len(unreadable), 'unlabelled file')} left out, unreadable. The first: "
-            f"{unreadable[0]}"
+            f"Note: {pluralize(len(unreadable), 'unlabelled file')} left out, unreadable. The "
+            f"first: {unreadable[0]}"
         )
     if tests:
         request.note(
-            f"Note: {counted(tests, 'unlabelled image')} left out: copies of images in the data's "
-            "own val or test part, on which the model could then not be judged."
+            f"Note: {pluralize(tests, 'unlabelled image')} left out: copies of images in the "
+            "data's own val or test part, on which the model could then not be judged."
         )
     images = list(kept.values())
     if not images:
@@ -104,10 +104,10 @@ def pool_for(
     if count < PER_CLASS * classes:
         request.note(
             f"Note: the unlabelled images are not used: {count} of {len(pool.images)} can be, and "
-            f"{counted(classes, 'class')} need at least {PER_CLASS * classes}.{left}"
+            f"{pluralize(classes, 'class')} need at least {PER_CLASS * classes}.{left}"
         )
         return None
-    request.note(f"Found {counted(count, 'unlabelled image')} to learn from.{left}")
+    request.note(f"Found {pluralize(count, 'unlabelled image')} to learn from.{left}")
     return usable
 
 

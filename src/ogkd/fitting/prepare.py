@@ -36,7 +36,7 @@ from ogkd.data.splits import (
     support_and_val,
 )
 from ogkd.data.task import Task
-from ogkd.errors import ConfigError, DataError, counted
+from ogkd.errors import ConfigError, DataError, pluralize
 from ogkd.features.store import FeatureStore, without_blank
 from ogkd.features.unreadable import BadFile, readable_cases, unreadable, unreadable_error
 from ogkd.features.views import OnlineViews, cached_views
@@ -136,7 +136,7 @@ def prepare(request: FitRequest) -> Prepared:
         request.note(f"Note: the cached features {shard} were damaged; they were computed again.")
     if store.encoded:
         rate = store.encoded / max(store.seconds, 1e-9)
-        request.note(f"Encoded {counted(store.encoded, 'image')} ({rate:.1f} images/s).")
+        request.note(f"Encoded {pluralize(store.encoded, 'image')} ({rate:.1f} images/s).")
     return prepared
 
 
@@ -321,7 +321,7 @@ def _training_data(
         _, install = advice_once([file.reason for file in skipped])
         if skipped:
             note = f"Skipped {len(skipped)} file(s) that cannot be read; {len(train)} of "
-            request.note(f"{note}{counted(before, dataset.unit)} remain. {install}".rstrip())
+            request.note(f"{note}{pluralize(before, dataset.unit)} remain. {install}".rstrip())
     return _learnable(request, dataset.with_cases((*train, *rest))), judged, skipped
 
 

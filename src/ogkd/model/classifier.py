@@ -22,7 +22,7 @@ from ogkd.data.case import Case, Dataset
 from ogkd.data.grouping import Grouping
 from ogkd.data.task import Task
 from ogkd.data.tasks import OneOf, require_classes
-from ogkd.errors import ConfigError, DataError, OgkdWarning, counted
+from ogkd.errors import ConfigError, DataError, OgkdWarning, pluralize
 from ogkd.features.unreadable import SKIPPED, BadFile, unreadable_error
 from ogkd.files import folder_atomically, resolved
 from ogkd.images import Images, image_refs
@@ -63,7 +63,7 @@ class Classifier:
     def __repr__(self) -> str:
         shown = [f"{name} ({count})" for name, count in self._learned_from]
         more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-        names = f"{counted(len(shown), self.task.noun)} (images learned from)"
+        names = f"{pluralize(len(shown), self.task.noun)} (images learned from)"
         return f"<Classifier: {self._made}. {names}: {', '.join(shown[:_SHOWN])}{more}>"
 
     @property

@@ -19,7 +19,7 @@ from ogkd.backbones.builtin import OUT_OF_DOMAIN
 from ogkd.core.pooling import Pooling
 from ogkd.data.case import Case
 from ogkd.data.task import Answer, Array, Masks, Probabilities, Task, require_guarantees
-from ogkd.errors import ConfigError, counted
+from ogkd.errors import ConfigError, pluralize
 from ogkd.features.encode import EncodedBatch, encode_files
 from ogkd.images import ImageRef
 from ogkd.images.memory import InMemory
@@ -436,7 +436,7 @@ class Decider:
         if decision.unfamiliar and not decision.out_of_domain:
             yield "The image is unlike the images that the model learned from."
         if decision.errors:
-            yield f"{counted(len(decision.errors), 'image')} could not be read."
+            yield f"{pluralize(len(decision.errors), 'image')} could not be read."
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ogkd.data.task import Array, Labels
-from ogkd.errors import ConfigError, counted
+from ogkd.errors import ConfigError, pluralize
 
 CONFIDENCE = 0.9  # with which a guarantee about risk or sensitivity holds
 
@@ -37,7 +37,7 @@ def justified_temperature(logits: Array, labels: Labels, *, units: int) -> tuple
     from scipy.stats import chi2
 
     temperature = fit_temperature(logits, labels)
-    images = f"The {counted(len(labels), 'image')} for fitting the temperature"
+    images = f"The {pluralize(len(labels), 'image')} for fitting the temperature"
     if temperature == 1.0:
         return 1.0, (
             f"{images} cannot show whether rescaling helps, as the model makes no error there; "

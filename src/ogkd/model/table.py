@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal, TextIO
 
-from ogkd.cells import harmless, harmless_path
+from ogkd.cells import escape_formula, escape_path
 from ogkd.data.task import Task
 from ogkd.model.decide import Decision
 
@@ -33,7 +33,7 @@ def row_writer(
 
         return write_json
     table = csv.writer(file, lineterminator="\n")
-    table.writerow([harmless(column) for column in _columns(task, joined)])
+    table.writerow([escape_formula(column) for column in _columns(task, joined)])
 
     def write_row(decision: Decision) -> None:
         for entry in _entries(task, decision, joined=joined, each_image=each_image):
@@ -54,19 +54,19 @@ def _cells(task: Task, entry: dict[str, Any], joined: bool) -> list[str]:
     first = dict(columns[: task.first_columns])
     if "abstain" in first:
         first["abstain"] = _YES_OR_NO[entry["abstain"]]
-    row = [harmless_path(entry["path"]), *map(_cell, first.values())]
-    row += [_YES_OR_NO[entry["unfamiliar"]], harmless(entry["error"] or "")]
+    row = [escape_path(entry["path"]), *map(_cell, first.values())]
+    row += [_YES_OR_NO[entry["unfamiliar"]], escape_formula(entry["error"] or "")]
     if joined:
         deciding = " | ".join(f"{d['path']} ({d['weight']:.3f})" for d in entry["decided_by"])
-        row += [harmless(entry["case"]), _cell(entry["images"]), _cell(entry["weight"])]
-        row.append(harmless(deciding))
+        row += [escape_formula(entry["case"]), _cell(entry["images"]), _cell(entry["weight"])]
+        row.append(escape_formula(deciding))
     return [*row, *(_cell(value) for _, value in columns[task.first_columns :])]
 
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6f}"
-    return "" if value is None else harmless(str(value))
+    return "" if value is None else escape_formula(str(value))
 
 
 def decision_json(task: Task, decision: Decision, *, joined: bool) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ogkd.audit import Audit, audit_data
 from ogkd.data.case import Dataset
 from ogkd.data.fetch import resolve_data
 from ogkd.data.tasks import Findings, OneOf
-from ogkd.errors import counted
+from ogkd.errors import pluralize
 from ogkd.evaluation import LabelledPredictions, evaluate_predictions, predict_labelled
 from ogkd.evaluation.show import answer_rows, finding_rows, limit_rows
 from ogkd.files import write_text
@@ -188,7 +188,7 @@ def _warnings(
 ) -> list[str]:
     messages = [*filter(None, [engine_note(classifier)]), *about_numbers]
     if audit is not None and (errors := audit.count("error")):
-        messages.append(f"The data check found {counted(errors, 'error')}: see Data below.")
+        messages.append(f"The data check found {pluralize(errors, 'error')}: see Data below.")
     return messages
 
 
