@@ -193,9 +193,9 @@ def studio(
         if volumes := session.gallery.volumes:
             say(
                 f"Note: of {pluralize(volumes, 'volume')} the studio shows and learns from one "
-                f"slice each ({project.facts.slice or 'the middle axial one'}; --slice). For a model "
-                f"that looks at all slices, label here and then run: ogkd fit {target / VOLUMES} "
-                "--slices all --out MODEL"
+                f"slice each ({project.facts.slice or 'the middle axial one'}; --slice). For a "
+                f"model that looks at all slices, label here and then run: ogkd fit "
+                f"{target / VOLUMES} --slices all --out MODEL"
             )
         try:
             serve(
